@@ -19,7 +19,9 @@ class MeasuredTwice(NamedTuple):
 
     link: str
     cells: int  # that both have timed
-    tau: float  # Kendall's, the mean over tasks and numbers of workers
+    # Kendall's, means over tasks and numbers of workers:
+    tau: float  # of the minutes to the target, in which all that misses it is last
+    steps_tau: float  # of the steps, which all have
     # Shares of cells:
     contained: float  # each interval of the times as soon has the other's estimate, where targets are reached
     steps_contained: float  # the same of the step's ratio, in which no training has a part
@@ -43,20 +45,29 @@ def _place(cell: Cell) -> Place:
 
 
 def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> MeasuredTwice:
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for one, other in pairs:
-        times = (float(one.minutes_to or 0), float(other.minutes_to or 0))
-        groups.setdefault((one.task, one.workers), []).append(times)
-    taus = [tau(each) for each in groups.values() if len(each) > 1]
+    groups: dict[tuple[str, int], list[tuple[Cell, Cell]]] = {}
+    for pair in pairs:
+        groups.setdefault((pair[0].task, pair[0].workers), []).append(pair)
+    several = [each for each in groups.values() if len(each) > 1]
     others = [pair for pair in pairs if pair[0].word != "baseline"]  # which is compared with itself
     launches = min((cell.launches for pair in others for cell in pair), default=0)
     return MeasuredTwice(
-        link, len(pairs), _mean(taus),
+        link, len(pairs),
+        _mean([tau([(_minutes(one), _minutes(other)) for one, other in each]) for each in several]),
+        _mean([tau([(_step_ms(one), _step_ms(other)) for one, other in each]) for each in several]),
         _mean([_contain(one.sooner, other.sooner) for one, other in others if one.sooner and other.sooner]),
         _mean([_contain(one.times, other.times) for one, other in others if one.times and other.times]),
         repeated(launches),
         _mean([one.word == other.word for one, other in others]),
     )  # fmt: skip
+
+
+def _minutes(cell: Cell) -> float:
+    return np.nan if cell.minutes_to is None else cell.minutes_to
+
+
+def _step_ms(cell: Cell) -> float:
+    return cell.step_ms.value if cell.step_ms else np.nan
 
 
 def _contain(one: Value, other: Value) -> bool:

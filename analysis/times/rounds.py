@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, of_run
 from analysis.records.steps import warm
 
 
@@ -32,9 +32,12 @@ def taken(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, Ta
     """
     found = dict[int, Taken]()
     for key in keys:
-        seed = int(frames.runs.loc[frames.runs["key"] == key, "seed"].iloc[0])
         steps = warm(frames, key).steps
-        exchanges = steps["wire_bytes"] > 0
-        medians = steps.groupby(["block", exchanges])["step_s"].mean().unstack().median()
-        found[seed] = Taken(float(medians.get(False, 0.0)), float(medians[True]), a_round)
+        is_exchange = steps["wire_bytes"] > 0
+        local, exchanging = (
+            float(steps[which].groupby("block")["step_s"].mean().median())
+            for which in (~is_exchange, is_exchange)
+        )
+        seed = int(of_run(frames, key, "seed"))
+        found[seed] = Taken(0.0 if is_exchange.all() else local, exchanging, a_round)
     return found

@@ -85,6 +85,7 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> i
             [
                 {
                     "link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
+                    "tau of steps": row.steps_tau,
                     "times as soon contain each other": 100 * row.contained,
                     "step ratios contain each other": 100 * row.steps_contained,
                     "and of one distribution": 100 * row.repeated,

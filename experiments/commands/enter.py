@@ -184,11 +184,10 @@ def _made(
         say(f"{name}: " + "; ".join(f"{task} {_settings(best)}" for task, best in of_tasks.items()))
     trained = {name: each.training(chosen[name]) for name, each in own.items()}
     stages.carry_out("trainings", [config for configs in trained.values() for config in configs])
-    turns = list[Entering]()
+    turns, any_one = list[Entering](), next(iter(own.values()))
     if first is None:
         turns = [own[BASELINE], *(each for name, each in own.items() if name != BASELINE)]
     else:
-        any_one = next(iter(own.values()))
         base = Entering(shipped()[BASELINE], any_one.name, folders)
         turns = [base, *own.values()]
         chosen[BASELINE] = {
@@ -200,14 +199,16 @@ def _made(
     if not train:
         stages.carry_out("launches", launched, in_real_time=True)
         stages.carry_out("whole trainings in real time", every_whole, in_real_time=True)
+    launched = [config for config in launched if stages.is_made(config)]
+    frames = any_one.frames([run_id(config) for config in launched])  # read once for all
     for name, each in own.items():
-        in_real_time = [config for config in (*launched, *whole[name]) if stages.is_made(config)]
-        said = statement(each, chosen[name], in_real_time, found[name])
+        ended = [config for config in whole[name] if stages.is_made(config)]
+        said = statement(each, chosen[name], [*launched, *ended], found[name])
         path = file_of(folders, each.name, name)
         if path.exists() and (kept := _more_launches(read(path).statement, said)):
             say(f"{name}: {path.name} stays as it is, for it has {counted(kept, 'launches')}")
             continue
-        print(pack(each, said, [*each.tuning(), *trained[name], *in_real_time]))
+        print(pack(each, said, [*each.tuning(), *trained[name], *ended], frames))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
 

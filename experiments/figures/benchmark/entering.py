@@ -252,19 +252,26 @@ def file_of(folders: Folders, tier: str, name: str) -> Path:
     return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{SUFFIX}"
 
 
-def pack(own: Entering, found: EntryStatement, configs: Sequence[Config]) -> Path:
-    """Write an entry's file, of the records of these runs."""
-    frames = own.frames([run_id(config) for config in configs])
+def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launched: Frames) -> Path:
+    """Write an entry's file, of the records of these runs.
+
+    Args:
+        launched: the records of all launches, in which other entries have a part, too.
+    """
+    wanted = [*keys_of(found)]
+    trained = own.frames([run_id(config) for config in configs])
+    frames = combine(restrict(trained, wanted), restrict(launched, wanted))
     if own.tier.is_emulated:
-        check_bytes(frames, {f"{run_key(c)}/{own.entry.name}": c.workers for c in configs if c.variants})
-    wanted = {*keys_of(found)}
-    frames = frames._replace(
-        **{
-            name: table[table["key"].isin(wanted)].reset_index(drop=True)
-            for name, table in zip(frames._fields, frames, strict=True)
-        }
-    )
+        check_bytes(frames, dict(_workers_of_launches(found)))
     return write(file_of(own.folders, own.name, own.entry.name), found, frames)
+
+
+def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
+    """The key of each launch, and by how many workers it is."""
+    for own in found.tasks.values():
+        for workers, of_links in own.launches.items():
+            for keys in of_links.values():
+                yield from ((key, workers) for key in keys)
 
 
 def baseline(folders: Folders, tier: str) -> Entered | None:

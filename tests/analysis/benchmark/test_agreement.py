@@ -24,13 +24,7 @@ def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
 def test_a_measurement_agrees_with_itself() -> None:
     own = [cell(entry=name, minutes=Value(at, 0.9 * at, 1.1 * at)) for name, at in (("a", 1.0), ("b", 2.0))]
     (found,) = agreements(own, own)
-    assert (found.cells, found.tau, found.contained, found.steps_contained, found.same_word) == (
-        2,
-        1,
-        1,
-        1,
-        1,
-    )
+    assert (found.cells, found.tau, found.contained, found.steps_contained, found.same_word) == (2, *[1] * 4)
 
 
 def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> None:
@@ -53,6 +47,16 @@ def test_a_missed_target_is_last_in_both_orders() -> None:
     missed = replace(cell(entry="c"), minutes=None, word="misses the target")
     (found,) = agreements(cells(missed), cells(cell(entry="c", minutes=Value(9.0))))
     assert found.tau == 1
+
+
+def test_what_misses_the_target_alike_is_still_ordered_by_its_steps() -> None:
+    def cells(first: float, second: float) -> list[Cell]:
+        missed = replace(cell(), minutes=None, word="misses the target")
+        steps = {"a": first, "b": second}
+        return [replace(missed, entry=name, step_ms=Value(ms)) for name, ms in steps.items()]
+
+    (found,) = agreements(cells(1.0, 2.0), cells(2.0, 1.0))
+    assert (found.tau, found.steps_tau) == (1, -1)
 
 
 def test_even_a_perfect_repetition_does_not_always_contain_the_other() -> None:

@@ -76,6 +76,7 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
     for word in set(WORDS) - {"faster"}:
         assert f"</span> {word}</span>" in every
     assert "∞" in every
+    assert f"{DENSE.machine}, {DENSE.dates[0]}" in every
     known = (folder / "words.html").read_text()
     for word in WORDS:
         assert f"<dt>{word}</dt>" in known, f"{word} is explained"

@@ -1,0 +1,55 @@
+"""The entries that the repository ships: whole, by today's rules, and what the README tells of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from analysis.benchmark.cells import BASELINE, cells
+from analysis.benchmark.files import Entered, read_all
+from experiments.config.folders import ROOT, Folders
+from experiments.figures.benchmark.entering import targets_of
+from experiments.figures.benchmark.entries import shipped
+from experiments.figures.benchmark.held import ENTRIES
+from experiments.figures.benchmark.laws import code_of
+from experiments.figures.benchmark.rules import digest, rules
+
+TIER = "laptop"
+FAR, NEAR = "internet_100m_50ms", "ethernet_10g"
+
+
+@pytest.fixture(scope="module")
+def entered() -> list[Entered]:
+    found, notes = read_all([Folders().shipped / ENTRIES], TIER, digest(TIER))
+    assert not notes
+    return found
+
+
+def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence[Entered]) -> None:
+    assert {each.statement.name for each in entered} == {*shipped()}
+    for each in entered:
+        said, runs = each.statement, set(each.frames.runs["key"])
+        assert said.code == code_of(said.method), said.name
+        for own in said.tasks.values():
+            for of_links in (*own.launches.values(), *own.baseline.values()):
+                assert {*of_links} == {*rules().tier(TIER).links}
+                assert {len(keys) for keys in of_links.values()} == {len(rules().launches)}
+                assert {key for keys in of_links.values() for key in keys} <= runs
+
+
+def test_the_readme_tells_what_the_entries_come_to(entered: Sequence[Entered]) -> None:
+    (base,) = [each for each in entered if each.statement.name == BASELINE]
+    aims = targets_of(TIER, base)
+    found = [cell for each in entered if each is not base for cell in cells(each, base, aims)]
+    far, near = ([cell for cell in found if cell.link == link] for link in (FAR, NEAR))
+    there = [cell.sooner.value for cell in far if cell.reached == cell.seeds and cell.sooner]
+    assert all(cell.word == "faster" for cell in far if cell.reached == cell.seeds)
+    assert not any(cell.word == "faster" for cell in near)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"tunes and times {len(entered)} exchanges alike, on three tasks, by 4 and 8 workers" in text
+    told = f"{len(there)} of {len(far)} cells are at dense's loss in all five seeds, "
+    told += f"{min(there):.1f} to {max(there):.1f} times as soon; over 10 Gbit/s none is sooner"
+    assert told in text, told
+    assert re.search(r"Over 100 Mbit/s and 50 ms, " + re.escape(told), text)
