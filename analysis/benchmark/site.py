@@ -9,6 +9,7 @@ rules.html, words.html
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections import Counter
@@ -236,7 +237,8 @@ def pareto(cells: Sequence[Cell], tasks: Sequence[str], workers: Sequence[int]) 
     before in both is joined by a line.
     """
     names = list(dict.fromkeys(cell.entry for cell in cells))
-    looks = {name: look(name, place) for place, name in enumerate(names)}
+    places = itertools.count()
+    looks = {name: look(name, 0 if name in LOOKS else next(places)) for name in names}
     panels = [
         _panel(
             [cell for cell in cells if (cell.task, cell.workers) == (task, size)],
