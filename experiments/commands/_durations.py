@@ -18,6 +18,7 @@ VIRTUAL, MEMORY, GPU_MEMORY = "virtual", "memory.host_gib", "memory.gpu_gib"
 # Runs are compared that have these in common: of a network, a batch and a place.
 SAME = ("task.name", "task.batch_size", "cluster.where", "timing.mode", "device")
 TOGETHER = ("workers", "cluster.link.name")  # real processes share cores and a link: of those also these
+TURNS = ("alternate.block_steps", "alternate.blocks", "alternate.limit_min", "alternate.until")
 DATA = ("task.name", "train.held_out")  # how many samples an epoch has
 LIKE_THESE = "of the same task, batch and place"
 
@@ -70,8 +71,9 @@ class Took:
     def __init__(self, runs: pd.DataFrame, here: Machine) -> None:
         self.lengths = Lengths(runs)
         known = {*SAME, *TOGETHER, "method.name", "took_s", "steps_total"} <= {*runs}
-        # Variants that took turns are one run.
-        rows = runs[runs["took_s"].notna()].drop_duplicates("run_id") if known else runs.iloc[:0]
+        timed = runs[runs["took_s"].notna()] if known else runs.iloc[:0]
+        self.turns = _turns(timed)
+        rows = timed.drop_duplicates("run_id")  # variants that took turns are one run
         steps, workers, took_s = (
             pd.to_numeric(rows.reindex(columns=[name])[name]) for name in ("steps_total", "workers", "took_s")
         )
@@ -104,24 +106,42 @@ class Took:
         """By the nearest of the comparable runs; None without any, or where the number of steps is not known.
 
         Nearest are those of a machine like this one, of these those of the same method, then those with as
-        many workers, then this checkout's own.
+        many workers, then this checkout's own; of runs in turns first those whose turns are as long.
         """
         found = self.comparable(config)
         if found is None:
             return None
         same_method = found["method.name"] == config.method.name
+        asked = pd.Series(
+            {name: config.leaf(name) for name in TURNS} if config.variants else {}, dtype=object
+        )
+        turns = found.reindex(columns=[*asked.index]).astype(object)
         for nearer in (
-            found["is_here"], same_method, found["workers"] == config.workers, found["source"] == OWN
+            (turns == asked).all(axis=1), found["is_here"], same_method,
+            found["workers"] == config.workers, found["source"] == OWN,
         ):  # fmt: skip
             near = nearer.loc[found.index]
             found = found[near] if near.any() else found
         is_same = bool(same_method.loc[found.index].all())
         if config.variants:  # turns decide how many steps there are
-            return Estimate(float(found["took_s"].median()), found, is_same)
+            return Estimate(self._in_turns(config, found.set_index("run_id")["took_s"]), found, is_same)
         steps = self.lengths.steps(config)
         if steps is None:
             return None
         return Estimate(work(config, steps) * float(found["unit_s"].median()), found, is_same)
+
+    def _in_turns(self, config: Config, took_s: pd.Series[float]) -> float:
+        """Seconds of a run in turns, by others' turns of the same methods, or by their mean where none is."""
+        turns = self.turns[self.turns["run_id"].isin(took_s.index)]
+        of_runs, seconds = (
+            turns.groupby("run_id")["seconds"],
+            turns.groupby("method.name")["seconds"].median(),
+        )
+        if turns.empty:
+            return float(took_s.median())
+        beside = float((took_s - of_runs.sum()).median())
+        names = [each.config.method.name for each in config.variants]
+        return beside + float(seconds.reindex(names).fillna(of_runs.mean().median()).sum())
 
     def memory_gib(self, config: Config) -> float:
         """What all processes of a run may have together, by runs like it; 0 where none has recorded it."""
@@ -130,6 +150,17 @@ class Took:
             return 0.0
         largest = found.loc[found["workers"] == config.workers, MEMORY].max()
         return 0.0 if pd.isna(largest) else float(config.num_processes * largest)
+
+
+def _turns(runs: pd.DataFrame) -> pd.DataFrame:
+    """How long the steps of each variant of a run in turns took together."""
+    rows = runs.reindex(columns=["run_id", "method.name", "variant", "step_s", "steps_total"])
+    rows = rows[rows["variant"].notna()].drop_duplicates(
+        ["run_id", "variant"]
+    )  # entries share the baseline's
+    seconds = pd.to_numeric(rows["step_s"]) * pd.to_numeric(rows["steps_total"])
+    found: pd.DataFrame = rows[["run_id", "method.name"]].assign(seconds=seconds).dropna()
+    return found
 
 
 def work(config: Config, steps: int) -> int:

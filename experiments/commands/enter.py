@@ -88,18 +88,19 @@ def enter(
     tier, entered = _asked(words)
     held = empty() if laws else held_runs(folders, tier)
     own = {each.name: Entering(each, tier, folders, held) for each in entered}
-    if plan:
-        for line in _plan([*own.values()], folders):
-            print(line)
-        return 0
     if laws:
         for each in own.values():
             print(f"{each.entry.name}: {counted(len(_laws(each.entry, folders)), 'laws')}")
         return 0
-    first, begun = _first(own, tier, folders), _date(since)
-    found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
+    stages = Stages(folders, _date(since), held)
     try:
-        return _made(own, first, found, Stages(folders, begun, held), train)
+        if plan:
+            for line in _plan(own, stages):
+                print(line)
+            return 0
+        first = _first(own, tier, folders)
+        found = {each.entry.name: _laws(each.entry, folders) for each in own.values()}
+        return _made(own, first, found, stages, train)
     except Unfair as unfair:
         raise ValueError(str(unfair)) from unfair
 
@@ -190,9 +191,7 @@ def _made(
     else:
         base = Entering(shipped()[BASELINE], any_one.name, folders)
         turns = [base, *own.values()]
-        chosen[BASELINE] = {
-            name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()
-        }
+        chosen[BASELINE] = _chosen_before(first)
     launched = timed(turns, chosen) if len(turns) > 1 else []
     whole = {name: [*each.whole(chosen[name]).values()] for name, each in own.items()}
     every_whole = [one for configs in whole.values() for one in configs]
@@ -211,6 +210,11 @@ def _made(
         print(pack(each, said, [*each.tuning(), *trained[name], *ended], frames))
     _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
+
+
+def _chosen_before(first: Entered) -> dict[str, BestSettings]:
+    """The best settings of an entry that is there, by task."""
+    return {name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()}
 
 
 def _more_launches(before: EntryStatement, now: EntryStatement) -> int:
@@ -262,12 +266,16 @@ class Stages:
         """Make what is missing of a stage."""
         if not configs:
             return
-        planned, since = plan_runs(configs, say), self.since if in_real_time else None
-        todo = [run for run in missing(planned, self.folders, say) if not self._is_held(run.config, since)]
-        todo += [run for run in planned if run not in todo and self._is_stale(run.config, since)]
-        say(f"{what}: {len(planned)}, {len(todo)} to make")
+        todo = self.left(configs, in_real_time)
+        say(f"{what}: {len(configs)}, {len(todo)} to make")
         with told():
             carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
+
+    def left(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
+        """What of a stage is not made, or is to be made again."""
+        planned, since = plan_runs(configs, say), self.since if in_real_time else None
+        todo = [run for run in missing(planned, self.folders, say) if not self._is_held(run.config, since)]
+        return todo + [run for run in planned if run not in todo and self._is_stale(run.config, since)]
 
     def is_made(self, config: Config) -> bool:
         """Tell whether there is a record of it."""
@@ -314,38 +322,45 @@ def sentence(cell: Cell) -> str:
     return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"
 
 
-def _plan(own: Sequence[Entering], folders: Folders) -> Iterator[str]:
-    """Runs and hours of each stage. Settings that tuning chooses change no duration."""
-    tier = own[0].name
-    defaults = {
-        each.entry.name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(each.trials)}
-        for each in own
+def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
+    """What is left to do of each stage, and its hours. Settings that tuning chooses change no duration."""
+    folders, tier = stages.folders, next(iter(own.values())).name
+    chosen = {
+        name: {trial.task: BestSettings(1.0, trial.searched) for trial in reversed(each.trials)}
+        if stages.left(each.tuning())
+        else each.chosen()
+        for name, each in own.items()
     }
-    with_base = [each for each in own if each.entry.name == BASELINE]
-    others = [each for each in own if each.entry.name != BASELINE]
-    turns = [*(with_base or [Entering(shipped()[BASELINE], tier, folders)]), *others]
-    defaults[BASELINE] = {name: BestSettings(1.0, {}) for name in turns[0].tier.tasks}
-    stages = {
-        "trials": [config for each in own for config in each.tuning()],
-        "trainings": [config for each in own for config in each.training(defaults[each.entry.name])],
-        "launches": timed(turns, defaults) if others else [],
-        "whole trainings": [one for each in own for one in each.whole(defaults[each.entry.name]).values()],
+    base = own.get(BASELINE) or Entering(shipped()[BASELINE], tier, folders)
+    if BASELINE not in own:
+        first = baseline(folders, tier)
+        chosen[BASELINE] = (
+            _chosen_before(first) if first else {name: BestSettings(1.0, {}) for name in base.tier.tasks}
+        )
+    others = [each for name, each in own.items() if name != BASELINE]
+    of_stages = {
+        "trials": [config for each in own.values() for config in each.tuning()],
+        "trainings": [config for name, each in own.items() for config in each.training(chosen[name])],
+        "launches": timed([base, *others], chosen) if others else [],
+        "whole trainings": [one for name, each in own.items() for one in each.whole(chosen[name]).values()],
     }
     entered, _ = by_todays_rules(folders, tier)
     known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
     took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), cores()))
     hours, unknown = 0.0, 0
-    for what, configs in stages.items():
-        expected = {run_id(config): took.estimate(config) for config in configs}
-        seconds = [each.seconds for each in expected.values() if each]
-        none, at_once = len(configs) - len(seconds), cores() if what in ("trials", "trainings") else 1
+    for what, configs in of_stages.items():
+        virtual = what in ("trials", "trainings")
+        todo = [run.config for run in stages.left(configs, in_real_time=not virtual)] if configs else []
+        seconds = [each.seconds for config in todo if (each := took.estimate(config))]
+        none, at_once = len(todo) - len(seconds), cores() if virtual else 1
         hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
-        told = [f"{brief(sum(seconds) / at_once / 60)} min expected"] if seconds or not none else []
+        told = [f"{len(todo)} to make"] if len(todo) < len(configs) else []
+        told += [f"{brief(sum(seconds) / at_once / 60)} min expected"] if seconds else []
         told += [f"{none} of unknown length"] if none else []
         yield f"{what}: {', '.join([str(len(configs)), *told])}"
-    how = ", of launches by those in which others took turns"
+    how = ", besides the start of each run"
     if unknown:
-        how = f", besides {counted(unknown, 'runs')} of unknown length: nothing like them was made yet"
+        how += f", and {counted(unknown, 'runs')} of unknown length: nothing like them was made yet"
     yield f"{brief(hours)} h on {counted(cores(), 'cores')}, while nothing else computes here{how}"
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from experiments.commands._durations import Lengths, Machine, Took, basis
+from experiments.commands._durations import TURNS, Lengths, Machine, Took, basis
 from experiments.config import compose
-from experiments.config.config import Config
+from experiments.config.config import Config, NamedVariant
 from tests.conftest import there
 
 HERE = Machine("a processor", 2)
@@ -80,6 +81,39 @@ def test_virtual_workers_take_turns_on_one_core() -> None:
 def test_runs_of_other_tasks_batches_and_places_are_not_taken(other: dict[str, Any]) -> None:
     assert took(row(**other)).estimate(asked()) is None
     assert seconds(took(row(), row(took_s=9 * TOOK_S, **other))) == pytest.approx(TOOK_S)
+
+
+def in_turns(*names: str, **changes: Any) -> list[dict[str, Any]]:
+    """A run in which methods took turns: a step of 0.1 s each, of Top-k 0.2 s, and 5 s besides."""
+    steps = {name: 0.2 if name == "topk" else 0.1 for name in names}
+    took_s = 5 + 10 * sum(steps.values())
+    return [
+        row(**{"method.name": name, "variant": name, "run_id": "-".join(names), "took_s": took_s,
+               "step_s": step_s, "steps_total": 10} | changes)
+        for name, step_s in steps.items()
+    ]  # fmt: skip
+
+
+def test_a_run_in_turns_takes_as_long_as_the_turns_of_its_methods() -> None:
+    rows = in_turns("dense", "topk", "dgc", "sidco")
+    of = took(*rows, rows[0])  # files of entries each have the baseline's
+    for names, expected in {("dense", "topk"): 5 + 1 + 2, ("dense", "qsgd"): 5 + 1 + 1.25}.items():
+        turns = replace(asked(), variants=tuple(NamedVariant(name, asked(method=name)) for name in names))
+        assert there(of.estimate(turns)).seconds == pytest.approx(expected)
+
+
+def test_turns_as_long_count_before_the_machine() -> None:
+    turns = replace(
+        asked(), variants=tuple(NamedVariant(name, asked(method=name)) for name in ("dense", "topk"))
+    )
+    same = {name: turns.leaf(name) for name in TURNS}
+    of = took(
+        *in_turns("dense", "topk", **same, **{"provenance.cores": 64}),
+        *in_turns(
+            "dense", "topk", **same | {"alternate.block_steps": 90, "run_id": "longer", "took_s": 300.0}
+        ),
+    )
+    assert there(of.estimate(turns)).seconds == pytest.approx(8)
 
 
 def test_processes_are_compared_with_as_many_over_the_same_link() -> None:

@@ -40,7 +40,10 @@ def test_a_second_call_makes_nothing_again(entered: Path, command: Command) -> N
     assert again.count("0 to make") == 3
     assert "the laws of" not in again, "they are known with this code"
     planned = command("enter", "dense", "comb", "profile=smoke", "--plan").stdout
-    assert "unknown length" not in planned
+    assert planned.count(", 0 to make\n") == 3
+    another = command("enter", "comb-2", "method=comb", "profile=smoke", "--plan").stdout
+    assert another.count(" min expected\n") == 3
+    assert "unknown length" not in another
 
 
 def test_without_its_runs_it_goes_on_from_what_files_hold(
