@@ -86,6 +86,7 @@ def enter(
     if draw is not None:
         raise ValueError("--draw is for --check FILE")
     tier, entered = _asked(words)
+    laws = laws and not plan  # which does nothing, whatever else is asked
     held = empty() if laws else held_runs(folders, tier)
     own = {each.name: Entering(each, tier, folders, held) for each in entered}
     if laws:
