@@ -155,9 +155,8 @@ class Took:
 def _turns(runs: pd.DataFrame) -> pd.DataFrame:
     """How long the steps of each variant of a run in turns took together."""
     rows = runs.reindex(columns=["run_id", "method.name", "variant", "step_s", "steps_total"])
-    rows = rows[rows["variant"].notna()].drop_duplicates(
-        ["run_id", "variant"]
-    )  # entries share the baseline's
+    # Files of entries share the baseline's turns.
+    rows = rows[rows["variant"].notna()].drop_duplicates(["run_id", "variant"])
     seconds = pd.to_numeric(rows["step_s"]) * pd.to_numeric(rows["steps_total"])
     found: pd.DataFrame = rows[["run_id", "method.name"]].assign(seconds=seconds).dropna()
     return found
