@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -12,21 +12,24 @@ from analysis.benchmark.cells import Cell
 from analysis.stats import Value, student
 
 Place = tuple[str, str, int, str]  # entry, task, workers, link
+Pair = tuple[Cell, Cell]  # of one place, once measured and again
 
 
 class MeasuredTwice(NamedTuple):
-    """Of one link, or of all."""
+    """Of one link."""
 
     link: str
     cells: int  # that both have timed
+    reached: int  # of them, whose target every seed reaches; the baseline's own not among them
     # Kendall's, means over tasks and numbers of workers:
     tau: float  # of the minutes to the target, in which all that misses it is last
+    reached_tau: float  # of the minutes of those that reach it, the baseline among them
     steps_tau: float  # of the steps, which all have
     # Shares of cells:
-    contained: float  # each interval of the times as soon has the other's estimate, where targets are reached
-    steps_contained: float  # the same of the step's ratio, in which no training has a part
+    contained: float  # of those that reach it, each interval of the times as soon has the other's estimate
+    same_word: float  # of those that reach it
+    steps_contained: float  # of all, the same of the step's ratio, in which no training has a part
     repeated: float  # the same, were both drawn from one normal distribution
-    same_word: float
 
 
 def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[MeasuredTwice]:
@@ -44,22 +47,27 @@ def _place(cell: Cell) -> Place:
     return cell.entry, cell.task, cell.workers, cell.link
 
 
-def _of_link(link: str, pairs: Sequence[tuple[Cell, Cell]]) -> MeasuredTwice:
-    groups: dict[tuple[str, int], list[tuple[Cell, Cell]]] = {}
-    for pair in pairs:
-        groups.setdefault((pair[0].task, pair[0].workers), []).append(pair)
-    several = [each for each in groups.values() if len(each) > 1]
-    others = [pair for pair in pairs if pair[0].word != "baseline"]  # which is compared with itself
+def _of_link(link: str, pairs: Sequence[Pair]) -> MeasuredTwice:
+    reach = [pair for pair in pairs if pair[0].minutes and pair[1].minutes]
+    # The baseline is compared with itself.
+    others, there = ([pair for pair in each if pair[0].word != "baseline"] for each in (pairs, reach))
     launches = min((cell.launches for pair in others for cell in pair), default=0)
     return MeasuredTwice(
-        link, len(pairs),
-        _mean([tau([(_minutes(one), _minutes(other)) for one, other in each]) for each in several]),
-        _mean([tau([(_step_ms(one), _step_ms(other)) for one, other in each]) for each in several]),
-        _mean([_contain(one.sooner, other.sooner) for one, other in others if one.sooner and other.sooner]),
+        link, len(pairs), len(there),
+        _mean_tau(pairs, _minutes), _mean_tau(reach, _minutes), _mean_tau(pairs, _step_ms),
+        _mean([_contain(one.sooner, other.sooner) for one, other in there if one.sooner and other.sooner]),
+        _mean([one.word == other.word for one, other in there]),
         _mean([_contain(one.times, other.times) for one, other in others if one.times and other.times]),
         repeated(launches),
-        _mean([one.word == other.word for one, other in others]),
     )  # fmt: skip
+
+
+def _mean_tau(pairs: Sequence[Pair], of: Callable[[Cell], float]) -> float:
+    """The mean over tasks and numbers of workers, where there are several to order."""
+    groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for one, other in pairs:
+        groups.setdefault((one.task, one.workers), []).append((of(one), of(other)))
+    return _mean([tau(each) for each in groups.values() if len(each) > 1])
 
 
 def _minutes(cell: Cell) -> float:

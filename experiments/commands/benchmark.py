@@ -84,18 +84,19 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> i
             "Two measurements",
             [
                 {
-                    "link": row.link, "cells": row.cells, "Kendall's tau": row.tau,
-                    "tau of steps": row.steps_tau,
+                    "link": row.link, "cells": row.cells, "that reach the target": row.reached,
+                    "Kendall's tau": row.tau, "of those that reach it": row.reached_tau,
+                    "of steps": row.steps_tau,
                     "times as soon contain each other": 100 * row.contained,
-                    "step ratios contain each other": 100 * row.steps_contained,
-                    "and of one distribution": 100 * row.repeated,
                     "same word": 100 * row.same_word,
+                    "step ratios of all contain each other": 100 * row.steps_contained,
+                    "and of one distribution": 100 * row.repeated,
                 }
                 for row in rows
             ],
             dict.fromkeys(
-                ("times as soon contain each other", "step ratios contain each other",
-                 "and of one distribution", "same word"), "%"
+                ("times as soon contain each other", "same word", "step ratios of all contain each other",
+                 "and of one distribution"), "%"
             ),
         )
     )  # fmt: skip

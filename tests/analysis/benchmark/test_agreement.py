@@ -49,6 +49,18 @@ def test_a_missed_target_is_last_in_both_orders() -> None:
     assert found.tau == 1
 
 
+def test_what_misses_the_target_alike_does_not_pass_for_agreement() -> None:
+    """Its times as soon are 0 in both, and its word is the same."""
+    missed = replace(cell(entry="c"), minutes=None, word="misses the target", sooner=Value(0.0, 0.0, 2.0, 5))
+    first = [cell(entry="a", minutes=Value(1.0)), cell(entry="b", minutes=Value(2.0)), missed]
+    second = [cell(entry="a", minutes=Value(2.0)), cell(entry="b", minutes=Value(1.0)), missed]
+    second[:2] = [replace(each, word="slower", sooner=Value(0.5, 0.4, 0.6, 5)) for each in second[:2]]
+    (found,) = agreements(first, second)
+    assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
+    assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
+    assert (found.contained, found.same_word) == (0, 0)
+
+
 def test_what_misses_the_target_alike_is_still_ordered_by_its_steps() -> None:
     def cells(first: float, second: float) -> list[Cell]:
         missed = replace(cell(), minutes=None, word="misses the target")
