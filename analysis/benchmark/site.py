@@ -109,9 +109,8 @@ def write(folder: Path, content: Content) -> Path:
     for each in content.entered:
         pages.entry(each)
     pages.page("cells", cells=_sorted(content.cells))
-    pages.page(
-        "rules", text=Markup(MarkdownIt("commonmark", {"html": False}).render(_of_page(content.rules)))
-    )
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    pages.page("rules", text=Markup(markdown.render(_of_page(content.rules))))
     known: list[tuple[str, str]] = msgspec.yaml.decode((HERE / "words.yaml").read_bytes())
     pages.page("words", known=known)
     counts = {

@@ -119,3 +119,8 @@ def test_a_panel_without_times_says_so() -> None:
     timed, untimed = site.pareto([DENSE, cell()], ["gpt-ptb", "lstm-ptb"], [4]).axes
     assert [text.get_text() for text in untimed.texts] == ["not timed"]
     assert not timed.texts
+
+
+def test_a_table_of_the_rules_is_one_on_their_page(tmp_path: Path) -> None:
+    shown = content([DENSE])._replace(rules="| a | b |\n| --- | --- |\n| 1 | 2 |\n")
+    assert "<td>2</td>" in (site.write(tmp_path / "site", shown).parent / "rules.html").read_text()
