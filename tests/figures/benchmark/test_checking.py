@@ -17,7 +17,8 @@ def curve(off_at: int | None = None, off: float = 0.0, sent: float = 1e6) -> pd.
     if off_at is not None:
         losses[off_at] *= 1 + off
     steps = range(30, 601, 30)
-    return pd.DataFrame({"step": steps, COLUMN: losses, "wire_bytes": [sent] * len(LOSSES)})
+    found: pd.DataFrame = pd.DataFrame({"step": steps, COLUMN: losses, "wire_bytes": [sent] * len(LOSSES)})
+    return found
 
 
 @pytest.mark.parametrize(
