@@ -217,7 +217,26 @@ ALTERNATIVES = (
     ("mem", "mem-per-cpu", "mem-per-gpu"),
     ("requeue", "no-requeue"),
 )
-NEVER = {"wait": "sbatch is to return at once", "array": "a job for each run"}
+NEVER = {
+    "wait": "sbatch is to return at once",
+    "array": "a job for each run",
+    "container": "container= decides",
+    "container-id": "container= decides",
+}
+# Options of containers, which srun and the programs of images read; not the folders of those programs.
+OF_CONTAINERS = re.compile(
+    r"PYXIS_.*|(APPTAINER|SINGULARITY)_(?!(LOCAL)?(CACHE|CONFIG|TMP)DIR$).*|(APPTAINER|SINGULARITY)ENV_.*"
+)
+
+
+def without_containers() -> tuple[dict[str, str], list[str]]:
+    """Return the environment without a person's options of containers, and words on what was left out.
+
+    `container=` alone decides about those. The words have no values: some are passwords.
+    """
+    found = {name: value for name, value in os.environ.items() if not OF_CONTAINERS.fullmatch(name)}
+    aside = sorted(os.environ.keys() - found.keys())
+    return found, [f"{name} (container= decides)" for name in aside]
 
 
 def for_sbatch(given: Mapping[str, str], conf: str | None) -> tuple[dict[str, str], list[str]]:
@@ -230,9 +249,9 @@ def for_sbatch(given: Mapping[str, str], conf: str | None) -> tuple[dict[str, st
         given: options in the script, without their dashes, and their values.
         conf: SLURM's configuration file; None: the one of the environment.
     """
-    found = {name: value for name, value in os.environ.items() if not OF_ONE_JOB.fullmatch(name)}
+    exported, aside = without_containers()
+    found = {name: value for name, value in exported.items() if not OF_ONE_JOB.fullmatch(name)}
     found |= {name: os.environ[name] for name in CLUSTER_NAMES if name in os.environ}
-    aside = list[str]()
     for name, value in sorted(os.environ.items()):
         # SLURM itself sets the excepted ones within a job.
         if not name.startswith("SBATCH_") or re.match(r"SBATCH_(CPU|MEM)_BIND", name) or name in found:

@@ -88,7 +88,7 @@ def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> Submit
     script.write_text(text)
     around, aside = environment.for_sbatch(dict(OPTION.findall(text)), slurm_conf)
     if aside:
-        say(f"exported for sbatch, and set aside: {'; '.join(aside)}")
+        say(f"exported, and set aside: {'; '.join(aside)}")
     job, refused = None, False
     try:
         done = queue.run(["sbatch", "--parsable", str(script)], around, SBATCH_S)

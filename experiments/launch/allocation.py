@@ -73,7 +73,11 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         f"--cpus-per-task={here.cpus_per_task}",
         *spec.command.srun_words(),
     ]
-    subprocess.run([*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)], cwd=code, check=False)
+    tasks = [*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)]
+    around, aside = environment.without_containers()
+    if aside:
+        say(f"exported, and set aside: {'; '.join(aside)}")
+    subprocess.run(tasks, cwd=code, env=around, check=False)
     return job_hooks.end(spec)
 
 

@@ -101,10 +101,12 @@ def test_plain_sbatch_makes_a_grid_in_one_allocation(bench: Bench, tmp_path: Pat
     log = tmp_path / "log"
     asked = ("--nodes=2", "--ntasks=2", "--exclusive", f"--output={log}", f"--chdir={ROOT}")
     script = ROOT / "slurm" / "sweep.sbatch"
-    job = say(bench.environment, "sbatch", "--parsable", *asked, script, *words).strip()
+    around = {**bench.environment, "PYXIS_CONTAINER_IMAGE": "of/last:week"}
+    job = say(around, "sbatch", "--parsable", *asked, script, *words).strip()
     # `sbatch --wait` looks ever more rarely.
     await_(lambda: job not in jobs.live([job]), "the end of the sweep", pause=0.5)
     assert "ExitCode=0:0" in say(bench.environment, "scontrol", "show", "job", job), log.read_text()
+    assert "set aside: PYXIS_CONTAINER_IMAGE (container= decides)" in log.read_text()
     attempts = bench.folders.store.all_valid()
     assert len(attempts) == 3
     assert all(attempt.manifest["alone"] for attempt in attempts)  # SLURM says that the nodes were not shared

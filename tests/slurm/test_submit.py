@@ -65,6 +65,7 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
         ("SBATCH_NO_REQUEUE", "1", "--requeue counts"),
         ("SBATCH_WAIT", "1", "sbatch is to return at once"),
         ("SBATCH_ARRAY_INX", "0-3", "a job for each run"),
+        ("SBATCH_CONTAINER", "/bundle", "container= decides"),
     ],
 )
 def test_what_a_person_exported_for_sbatch_counts_where_the_configuration_says_nothing(
@@ -79,10 +80,35 @@ def test_what_a_person_exported_for_sbatch_counts_where_the_configuration_says_n
     assert exported(planned) == ([f"{name}={value}"] if is_passed_on else [])
     if aside:
         assert not is_passed_on
-        assert said == [f"exported for sbatch, and set aside: {name}={value} ({aside})"]
+        assert said == [f"exported, and set aside: {name}={value} ({aside})"]
     else:
         assert not said
         assert is_passed_on or name == "SBATCH_PARTITION"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_passed_on"),
+    [
+        ("PYXIS_CONTAINER_IMAGE", False),
+        ("PYXIS_CONTAINER_MOUNTS", False),
+        ("APPTAINER_BIND", False),
+        ("SINGULARITY_CONTAINALL", False),
+        ("APPTAINERENV_OMP_NUM_THREADS", False),
+        ("SINGULARITY_DOCKER_PASSWORD", False),
+        ("APPTAINER_CACHEDIR", True),
+        ("SINGULARITY_TMPDIR", True),
+        ("ENROOT_CACHE_PATH", True),
+    ],
+)
+def test_exported_options_of_containers_do_not_reach_jobs_and_their_names_are_told(
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, name: str, is_passed_on: bool
+) -> None:
+    monkeypatch.setenv(name, "of the person")
+    programs.prints("sbatch", "7")
+    ids, said = submitted(tmp_path)
+    assert ids == ["7"]
+    assert (name in programs.environment("sbatch")) == is_passed_on
+    assert said == ([] if is_passed_on else [f"exported, and set aside: {name} (container= decides)"])
 
 
 @pytest.mark.parametrize(
