@@ -149,7 +149,7 @@ def read_object(path: Path, schema: type[Any], most: int = MOST_BYTES) -> dict[s
         Damaged: something else is there.
     """
     try:
-        content = _decoded(read_bytes(path, most), path)
+        content = decoded(read_bytes(path, most), path)
     except FileNotFoundError:
         return None
     converted(content, schema, path)
@@ -200,19 +200,20 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
 
-def _decoded(raw: bytes, path: Path) -> Any:
+def decoded(raw: bytes, path: Path, where: str = "") -> Any:
+    """Decode the JSON that `path` has `where`; refused as Damaged where it is none, or holds what no record can."""
     try:
         content = json.loads(raw.decode())
         if odd := _odd(content):
-            raise Damaged(path, f"holds {odd}")
+            raise Damaged(path, f"holds {odd}{where}")
     except UnicodeDecodeError as error:
-        raise Damaged(path, "is no text in UTF-8") from error
+        raise Damaged(path, f"is no text in UTF-8{where}") from error
     except RecursionError as error:
-        raise Damaged(path, "is nested too deeply") from error
+        raise Damaged(path, f"is nested too deeply{where}") from error
     except json.JSONDecodeError as error:
-        raise Damaged(path, f"is no JSON: {error}" if raw.strip() else "is empty") from error
+        raise Damaged(path, f"is no JSON{where}: {error}" if raw.strip() else f"is empty{where}") from error
     except ValueError as error:  # of a number that is too long for Python
-        raise error if isinstance(error, Damaged) else Damaged(path, f"is no JSON: {error}") from error
+        raise error if isinstance(error, Damaged) else Damaged(path, f"is no JSON{where}: {error}") from error
     return content
 
 
