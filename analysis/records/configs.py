@@ -55,6 +55,17 @@ def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, A
     }
 
 
+def unmeasured(config: Mapping[str, Any]) -> list[str]:
+    """Dotted leaves of a recorded config that say where and how to start a run, which no record does."""
+    cluster, container = config.get("cluster"), config.get("container")
+    names = [name for name in LAUNCH_FIELDS if name in config]
+    if isinstance(cluster, Mapping):
+        names += [f"cluster.{name}" for name in cluster if name not in CLUSTER_FIELDS]
+    if isinstance(container, Mapping):
+        names += [f"container.{name}" for name in container]
+    return names
+
+
 def variant_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
     ordinary run.

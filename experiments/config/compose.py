@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from analysis.records.columns import IMPLIED
-from analysis.records.configs import flatten, measured_config, run_key
+from analysis.records.configs import flatten, measured_config, run_key, unmeasured
 from experiments.config.choices import FIXED, GROUPS, REGISTRIES, files, folders, options, settable
 from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
@@ -310,8 +310,15 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
         key: `run_key` of the whole.
 
     Raises:
-        ValueError: it was measured with settings that are no more.
+        ValueError: it was measured with settings that are no more; or its record, which may be anybody's,
+            says where and how to start it.
     """
+    if strangers := sorted({name for config in configs.values() for name in unmeasured(config)}):
+        raise ValueError(
+            f"the configuration of this run holds {shown(', '.join(strangers))}, which no record of a run "
+            "does: where and how a run is started is for you to say, not for its record; ask for the run in "
+            "words of your own, as `list` and `why` show it"
+        )
     asked = {name: _asked(config) for name, config in configs.items()}
     found = Run(asked[""]) if set(asked) == {""} else _in_turns(asked, next(iter(configs.values())))
     profiles = [name for name in options("profile") if _means(found | {"profile": name}, key)]
@@ -343,7 +350,7 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
         "method": config["method"]["name"], "task": config["task"]["name"],
         "cluster": config["cluster"]["name"], "link": config["cluster"]["link"]["name"],
     }  # fmt: skip
-    own = flatten({name: value for name, value in config.items() if name != "alternate"})
+    own = flatten({name: value for name, value in measured_config(config).items() if name != "alternate"})
     settings = dict[str, Any]()
     for profile in options("profile"):
         try:
