@@ -79,26 +79,52 @@ def part_folder(parent: Path) -> Iterator[Path]:
             yield Path(name)
 
 
+def entries_below(folder: Path) -> Iterator[Path]:
+    """Everything in a folder and below, however deep; links are not followed, and what can't be read is
+    passed over.
+    """
+    folders = [str(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                yield Path(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+
+
 def remove_parts(folder: Path) -> int:
     """Remove what processes that were killed have not finished, in a folder and below; returns how much."""
-    found = [path for path in folder.rglob(f".*{PART}") if _is_left(path)]
+    names = (path for path in entries_below(folder) if path.name.startswith(".") and path.suffix == PART)
+    found = [path for path in names if _is_left(path)]
     for path in found:
         remove(path)
     return len(found)
 
 
 def _is_left(part: Path) -> bool:
-    """Whether nobody writes it any more."""
-    lock, is_free = part / LOCK if part.is_dir() else part, True
+    """Tell whether nobody writes it any more; what is neither a file nor a folder is not ours."""
     try:
-        age_s = time.time() - part.stat().st_mtime
-        with contextlib.suppress(FileNotFoundError), lock.open("r+b") as file:  # else it was not locked yet
-            if (taken := locks.take(lock, file.fileno())) is None:
-                return age_s > LONGEST_S
-            is_free = taken
-    except FileNotFoundError:  # it was finished meanwhile
+        status = part.lstat()
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not is_folder and not stat.S_ISREG(status.st_mode):
+            return False
+        age_s = time.time() - status.st_mtime
+        is_free = _is_free(part / LOCK if is_folder else part)
+    except OSError:  # it was finished meanwhile, or is another user's
         return False
-    return is_free and age_s > YOUNG_S
+    return age_s > LONGEST_S if is_free is None else is_free and age_s > YOUNG_S
+
+
+def _is_free(lock: Path) -> bool | None:
+    """Tell whether no process has this lock, as where it is not there; None where there are no locks."""
+    try:
+        descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        return locks.take(lock, descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove(path: Path) -> None:
@@ -201,7 +227,7 @@ def fingerprint(path: Path) -> dict[str, Any]:
 
 
 def decoded(raw: bytes, path: Path, where: str = "") -> Any:
-    """Decode the JSON that `path` has `where`; refused as Damaged where it is none, or holds what no record can."""
+    """Decode the JSON that `path` has `where`; refused as Damaged where no record can hold it."""
     try:
         content = json.loads(raw.decode())
         if odd := _odd(content):

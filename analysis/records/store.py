@@ -308,9 +308,10 @@ class Store:
         """A run's attempts, oldest first, by the names of folders alone: there may be many."""
         try:
             with os.scandir(self.root / run) as entries:
-                names = [each.name for each in entries if NUMBER.fullmatch(each.name) and each.is_dir()]
+                numbered = [each.name for each in entries if NUMBER.fullmatch(each.name)]
         except OSError:  # there is none, or it was removed meanwhile
             return []
+        names = [name for name in numbered if os.path.isdir(self.root / run / name)]
         return [Attempt(self.root / run / name) for name in sorted(names, key=lambda name: (int(name), name))]
 
     def newest(

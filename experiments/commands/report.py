@@ -87,8 +87,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     }
     made_from = _digest([shipped.made_from, sorted(of_runs.items())])
     own = {
-        name: _digest([*map(_stat, sorted((folders.store.root / name).rglob("*")))])
-        for name in folders.store.runs()
+        name: _digest([*map(_stat, _files_of(folders.store.root / name))]) for name in folders.store.runs()
     }
     # Of what this machine has made, too, the pages are of its own records.
     known = [(digest, run) for digest, run in _known(site, SHIPPED_RUNS, made_from) if run.run not in own]
@@ -254,11 +253,16 @@ def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> s
     return _digest([shipped.made_from, *map(_stat, [*sources(item, profile, folders), *drawn, index])])
 
 
+def _files_of(run: Path) -> list[Path]:
+    """The attempts of a run and what is in their folders; what lies deeper is no part of a record."""
+    return sorted([*run.glob("*"), *run.glob("*/*")])
+
+
 def _stat(path: Path) -> tuple[str, int, int]:
     """What changes with a file, as make sees it."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:  # it is not there, or a link that leads nowhere
         return str(path), 0, 0
     return str(path), found.st_mtime_ns, found.st_size
 
