@@ -59,6 +59,8 @@ def joined() -> Joined | None:
             # Only steps that srun started have a number; a batch script's has not.
             if starter == "srun" and not os.environ.get("SLURM_STEP_ID", "").isdigit():
                 continue
+            if starter == "srun" and is_in_shell_of_step():
+                continue
             if starter == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
                 raise ValueError(
                     f"{', '.join(STARTERS[starter])} are set, as torchrun does, but not by torchrun (there "
@@ -66,6 +68,26 @@ def joined() -> Joined | None:
                 )
             return Joined(starter, found)
     return None
+
+
+def has_terminal() -> bool:
+    """Tell whether `srun --pty` started this job step: often a shell, of which only the first task is one."""
+    return "SLURM_PTY_PORT" in os.environ
+
+
+def is_in_shell_of_step() -> bool:
+    """Tell whether a person typed this command into a shell that `srun --pty` opened.
+
+    Only shells with a terminal put a command into a process group of its own; what srun itself has started,
+    also by a script, is in the group of its session's first process.
+    """
+    if not has_terminal() or os.getpgrp() == os.getsid(0):
+        return False
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def of_worker(where: WorkerPlace, threads: int, interface: str | None) -> dict[str, str]:

@@ -15,9 +15,11 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 POLL_S = 0.1
+TELL_S = 3.0  # after which a wait for another process is told
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 HELD = (errno.EWOULDBLOCK, errno.EACCES)
 ELSEWHERE = "a file system with locks (Lustre: mounted with -o flock; NFS: from version 4)"
@@ -77,16 +79,23 @@ class Lock:
         self.path, self.of_this_machine = path, False
         self.descriptor: int | None = None
 
-    def acquire(self, patience_s: float = math.inf) -> bool:
+    def acquire(self, patience_s: float = math.inf, say: Callable[[str], None] | None = None) -> bool:
         """Take it, waiting for so long; False: another process has it.
+
+        Args:
+            say: is told, after some seconds, for whom this process waits.
 
         Raises:
             ValueError: there are no locks here at all.
         """
-        deadline = time.monotonic() + patience_s
+        began = time.monotonic()
         while not self._taken():
-            if time.monotonic() >= deadline:
+            waited_s = time.monotonic() - began
+            if waited_s >= patience_s:
                 return False
+            if say is not None and waited_s >= TELL_S:
+                say(f"waiting for {holder(self.path) or 'another process'}, which holds {self.path}")
+                say = None
             time.sleep(POLL_S)
         return True
 
@@ -97,7 +106,6 @@ class Lock:
             self.descriptor = None
 
     def __enter__(self) -> Lock:
-        self.acquire()
         return self
 
     def __exit__(self, *_: object) -> None:

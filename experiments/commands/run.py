@@ -41,7 +41,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
-    grid.note_sweep(folders, sweep, configs)
+    grid.note_sweep(folders, sweep, configs, say)
     todo = planned if force else missing(planned, folders, say)
     name = sweep or ("run" if len(planned) == 1 else "runs")
     if not todo:

@@ -24,7 +24,7 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
     """
     name, configs = name_and_configs(words, all, yes)
     planned, folders = check_on_slurm(registering(plan_runs(configs, say), words)), Folders()
-    grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
+    grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured, under way or left alone")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -106,13 +106,16 @@ def sweep_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return names[0], rest
 
 
-def note_sweep(folders: Folders, name: str | None, configs: Iterable[Config]) -> None:
+def note_sweep(
+    folders: Folders, name: str | None, configs: Iterable[Config], say: Callable[[str], None]
+) -> None:
     """Add these runs to the sweep; without a name nothing happens."""
     if name is None:
         return
     folders.sweep_index.mkdir(parents=True, exist_ok=True)
     path = folders.sweep_index / f"{name}.json"
-    with Lock(folders.scratch / "sweep-index.lock"):
+    with Lock(folders.scratch / "sweep-index.lock") as lock:
+        lock.acquire(say=say)
         before = read_as(path, RunIndex)
         runs = [*(before.runs if before else []), *map(run_id, configs)]
         write_json(path, {"runs": list(dict.fromkeys(runs))})

@@ -43,7 +43,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     job, folders = environment.job_id(), Folders()
     configs = name_and_configs(fitted, more)[1]
     planned = in_random_order(registering(plan_runs(configs, say), fitted))
-    grid.note_sweep(folders, grid.sweep_of(words)[0], configs)
+    grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
     for asked in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(
             f"workers={asked} were asked for, but this allocation has {here.tasks} tasks; ask "
@@ -68,7 +68,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     srun = [
         "srun",
         "--unbuffered",
-        "--export=ALL",
+        "--export=ALL,PYTHONDONTWRITEBYTECODE=1",  # as code_version.WITHOUT_BYTECODE
         f"--ntasks={here.tasks}",
         f"--cpus-per-task={here.cpus_per_task}",
         *spec.command.srun_words(),

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -108,6 +108,19 @@ def begin_attempt(
 def run_lock(folders: Folders, name: str) -> Lock:
     """The lock that a process holds while it makes the run of this name on this machine."""
     return Lock(folders.scratch / "locks" / f"{name}.lock")
+
+
+def await_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
+    """Wait for a run's lock, which another process holds; False where `give_up` ended the wait.
+
+    Args:
+        name: of the run.
+    """
+    say(f"{name}: another process is measuring this run; waiting for it")
+    while not lock.acquire(patience_s=1):
+        if give_up():
+            return False
+    return True
 
 
 def attempt_for(

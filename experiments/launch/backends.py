@@ -39,10 +39,10 @@ def carry_out(
     progress, backends, told = ProgressBar(labels_of(missing)), list[Here | Queue](), 0
     with contextlib.ExitStack() as attended:
         attended.callback(progress.close)
+        if there:  # first: what waits for SLURM ends on any signal, which `Here` only passes to its workers
+            backends.append(Queue(there, folders, progress, name, words, force))
         if here:
             backends.append(Here(here, folders, progress, force))
-        if there:
-            backends.append(Queue(there, folders, progress, name, words, force))
         for backend in backends:
             attended.enter_context(backend.attended())
         while looks := [look for backend in backends if (look := backend.look())]:

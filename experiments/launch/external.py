@@ -7,6 +7,7 @@ it tells the others, and each is a worker in this very process.
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 import sys
 import time
@@ -19,8 +20,8 @@ from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs
-from experiments.launch.attempt import begin_attempt, run_lock
-from experiments.launch.diagnosis import diagnose
+from experiments.launch.attempt import await_lock, begin_attempt, run_lock
+from experiments.launch.diagnosis import Interrupted, diagnose
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import connect
 from experiments.worker.build import prepare_device
@@ -29,10 +30,16 @@ from experiments.worker.orders import Orders
 from experiments.worker.run import execute
 from slurm import environment, worker_process
 from slurm.environment import Joined, WorkerPlace
-from sparsify.comm import gather_json
+from sparsify.comm import WorkerLost, gather_json
 
 SETTLE_S = 1.0  # in which the worker that failed first says why, before those who lost it do
 BAD_INPUT = 2
+PATIENCE_IN_TERMINALS_S = 40.0  # with other tasks of a step of `srun --pty`, which may be a shell's alone
+IN_TERMINAL = (
+    "srun opened this step for a terminal (--pty) with {size} tasks, and the others do not run this command: "
+    f"`unset {' '.join(environment.STARTERS['srun'])}` and run it again, and the workers are started for you"
+)
+TOLD_ALONE = "told to end while it waited for other processes: nothing was begun, run again to begin"
 
 
 def run_as_worker(
@@ -50,12 +57,23 @@ def run_as_worker(
     tell = say if place.rank == 0 else lambda line: None
     # What can't be is said by all: the first to end ends the others.
     device = prepare_device(config, place)
-    comm = connect.join(config, group, meeting, device)
+    is_in_terminal = group.starter == "srun" and environment.has_terminal()
+    gives_up_at = time.monotonic() + (PATIENCE_IN_TERMINALS_S if is_in_terminal else math.inf)
+
+    def give_up() -> bool:
+        return stop.told or time.monotonic() > gives_up_at
+
+    try:
+        comm = connect.join(config, group, meeting, device, give_up, say)
+    except WorkerLost as lost:
+        if stop.told:
+            raise Interrupted(TOLD_ALONE) from lost
+        raise ValueError(IN_TERMINAL.format(size=place.size) if is_in_terminal else str(lost)) from lost
     with contextlib.ExitStack() as held:
         told: dict[str, str] = {}
         if place.rank == 0:
             try:
-                told = _prepare(config, folders, held, tell, force)
+                told = _prepare(config, folders, held, tell, force, stop)
             except ValueError as error:
                 told = {"why": str(error)}
         told = gather_json(comm, told, device)[0]
@@ -77,11 +95,21 @@ def run_as_worker(
 
 
 def _prepare(
-    config: Config, folders: Folders, held: contextlib.ExitStack, say: Callable[[str], None], force: bool
+    config: Config,
+    folders: Folders,
+    held: contextlib.ExitStack,
+    say: Callable[[str], None],
+    force: bool,
+    stop: Stop,
 ) -> dict[str, str]:
     """Rank 0's attempt to carry out and its orders, or only the attempt that is valid already."""
     (planned,) = plan_runs([config], say)
-    held.enter_context(run_lock(folders, run_id(planned.config)))
+    name = run_id(planned.config)
+    lock = held.enter_context(run_lock(folders, name))
+    if not lock.acquire(patience_s=0):
+        if not await_lock(lock, name, say, lambda: stop.told):
+            raise ValueError(TOLD_ALONE)
+        force = False  # what it measured meanwhile is as fresh as anything we could measure
     if not force and not missing([planned], folders, say):
         done = folders.store.valid(planned.config)
         assert done is not None

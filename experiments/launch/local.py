@@ -19,7 +19,7 @@ from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.attempt import begin_attempt, run_lock, worker_command
+from experiments.launch.attempt import await_lock, begin_attempt, run_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
 from experiments.launch.warm import WarmCommand
@@ -193,10 +193,8 @@ class Here:
         name, size = run_id(planned.config), planned.config.num_processes
         lock = run_lock(self.folders, name)
         if not lock.acquire(patience_s=0):
-            self.progress.say(f"{name}: another process is measuring this run; waiting for it")
-            while not lock.acquire(patience_s=1):
-                if self.signals.told:
-                    return
+            if not await_lock(lock, name, self.progress.say, lambda: self.signals.told):
+                return
             anew = False  # what it measured meanwhile is as fresh as anything we could measure
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)

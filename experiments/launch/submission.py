@@ -299,7 +299,7 @@ def _new_folder(root: Path, name: str) -> Path:
 def _alone(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
     """While nobody else submits."""
     lock = locks.Lock(folders.scratch / "submit.lock")
-    if not lock.acquire(LOCK_TIMEOUT_S):
+    if not lock.acquire(LOCK_TIMEOUT_S, say):
         who = locks.holder(lock.path) or "another process"
         raise ValueError(f"{who} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
     try:

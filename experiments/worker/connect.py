@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
@@ -46,6 +48,11 @@ POLL_S = 0.05
 ANSWER = timedelta(seconds=60)  # that the server may take for a request; rank 0 may be loading its data
 
 
+def say_to_stderr(line: str) -> None:
+    """Print a line where a worker's log has it."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def connect(
     config: Config, orders: Orders, place: WorkerPlace, start_folder: Path, device: torch.device, stop: Stop
 ) -> AnyComm:
@@ -65,14 +72,24 @@ def connect(
         raise
 
 
-def join(config: Config, group: Joined, folder: Path, device: torch.device) -> AnyComm:
+def join(
+    config: Config,
+    group: Joined,
+    folder: Path,
+    device: torch.device,
+    give_up: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = say_to_stderr,
+) -> AnyComm:
     """The communicator of one of several processes that mpirun, horovodrun, torchrun or srun started.
 
     Args:
         folder: for the processes of srun, which meet there.
+        give_up: asked while waiting for the others; True ends the wait.
+        say: is told for whom this process waits.
 
     Raises:
         ValueError: the processes can't be this run's workers.
+        WorkerLost: another process did not come.
     """
     kind, place, cluster = config.comm, group.place, config.cluster
     if isinstance(cluster, VirtualCluster):
@@ -104,9 +121,10 @@ def join(config: Config, group: Joined, folder: Path, device: torch.device) -> A
     if group.starter == "srun":
         folder.mkdir(parents=True, exist_ok=True)
         interface = getattr(cluster, "interface", None)
-        return open_group(config, place, folder, False, interface, device)
+        return open_group(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
-        return TorchComm.start("env://", place.rank, place.size, device)
+        store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=PATIENCE))
+        return TorchComm.meet(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
     from sparsify.comm.horovod import HorovodComm
 
     return HorovodComm.join(device)
@@ -120,8 +138,12 @@ def open_group(
     interface: str | None,
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = say_to_stderr,
 ) -> AnyComm:
     """The communicator of a worker that our launcher, or srun, started; see `open_store`.
+
+    Args:
+        say: is told for whom this worker waits.
 
     Raises:
         WorkerLost: somebody did not come.
@@ -129,8 +151,10 @@ def open_group(
     rank, size, _ = place
     cluster = config.cluster
     ports = cluster.open_ports() if isinstance(cluster, SlurmCluster) else None
-    meeting = open_store(folder, place, here, interface, PATIENCE, give_up, ports)
+    for_rank_0 = telling(give_up, lambda: "worker 0", say)
+    meeting = open_store(folder, place, here, interface, PATIENCE, for_rank_0, ports)
     store = meeting.store
+    give_up = arrive(store, place, give_up, say)
     if device.type == "cuda" and not here:
         refuse_shared_gpu(store, rank, size, hardware.identity(device), give_up)
     if not here and not interface:
@@ -152,6 +176,39 @@ def open_group(
     return HorovodComm.meet(
         store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
     )
+
+
+def telling(
+    give_up: Callable[[], bool], name_missing: Callable[[], str], say: Callable[[str], None]
+) -> Callable[[], bool]:
+    """Return `give_up` for a wait that begins now, which also says once, after TELL_S, for whom it waits."""
+    tells_at = time.monotonic() + locks.TELL_S
+    has_told = False
+
+    def ask() -> bool:
+        nonlocal has_told
+        if not has_told and time.monotonic() > tells_at:
+            has_told = True
+            if missing := name_missing():
+                say(f"waiting for {missing} to come; Ctrl-C ends the wait")
+        return give_up()
+
+    return ask
+
+
+def arrive(
+    store: Store, place: WorkerPlace, give_up: Callable[[], bool], say: Callable[[str], None]
+) -> Callable[[], bool]:
+    """Note in the store that this worker has come; on rank 0 return `telling` of those that have not."""
+    store.set(f"begun/{place.rank}", "")
+    if place.rank:
+        return give_up
+
+    def name_missing() -> str:
+        missing = [str(rank) for rank in range(place.size) if not store.check([f"begun/{rank}"])]
+        return f"workers {', '.join(missing)}" if missing else ""
+
+    return telling(give_up, name_missing, say)
 
 
 class MeetingPlace(NamedTuple):

@@ -25,9 +25,9 @@ def test_the_name_is_no_part_of_a_run() -> None:
 
 def test_a_sweep_grows_and_lists_each_run_once(tmp_path: Path) -> None:
     folders, (first, second) = Folders(tmp_path), (compose.resolve({"seed": seed}) for seed in range(2))
-    grid.note_sweep(folders, "thesis", [first])
-    grid.note_sweep(folders, "thesis", [second, first])
-    grid.note_sweep(folders, None, [second])
+    grid.note_sweep(folders, "thesis", [first], print)
+    grid.note_sweep(folders, "thesis", [second, first], print)
+    grid.note_sweep(folders, None, [second], print)
     assert read_json(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
+import subprocess
+import sys
+import termios
 
 import pytest
 
 from slurm import environment
-from tests.conftest import there
+from tests.conftest import ROOT, there
 
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
@@ -27,3 +32,46 @@ def test_ranks_that_somebody_else_set_are_no_launcher(monkeypatch: pytest.Monkey
     for alone in ({**OF_TORCHRUN, "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}):
         monkeypatch.setattr(os, "environ", alone)
         assert environment.joined() is None
+
+
+OF_PTY_STEP = {
+    "SLURM_PTY_PORT": "40000",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "0",
+}
+ASK = "from slurm import environment; print(environment.joined() is not None)"
+
+
+@pytest.mark.parametrize(
+    ("starter", "has_terminal", "is_joined"),
+    [
+        (["bash", "-c", 'set -m; "$@"; true', "shell"], True, False),  # as in a shell that a person types in
+        ([], True, True),  # srun --pty python ...
+        (["bash", "-c", '"$@"; true', "script"], True, True),
+        (
+            ["bash", "-c", 'set -m; "$@"; true', "shell"],
+            False,
+            True,
+        ),  # a variable that an earlier step has left
+    ],
+)
+def test_a_command_typed_into_a_shell_of_srun_pty_is_nobodys_task(
+    starter: list[str], has_terminal: bool, is_joined: bool
+) -> None:
+    main_end, terminal = pty.openpty()
+
+    def begin_session() -> None:
+        os.setsid()
+        if has_terminal:
+            fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    words = [*starter, sys.executable, "-c", ASK]
+    around = {**os.environ, **OF_PTY_STEP}
+    done = subprocess.run(
+        words, cwd=ROOT, env=around, stdout=subprocess.PIPE, text=True, check=True, preexec_fn=begin_session
+    )
+    os.close(main_end)
+    os.close(terminal)
+    assert done.stdout.strip() == str(is_joined)

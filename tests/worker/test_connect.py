@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
+from analysis.records import locks
 from analysis.records.files import read_json, write_json
 from analysis.records.store import Store
+from experiments.config import compose
 from experiments.training import stop as stop_rules
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import addresses, connect, run
@@ -81,6 +83,19 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
     # Who comes later finds that out, told or not.
     with pytest.raises(Preempted):
         run.execute(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
+
+
+@pytest.mark.parametrize(("rank", "whom"), [(0, "workers 1, 2"), (1, "worker 0")])
+def test_whoever_waits_tells_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, whom: str
+) -> None:
+    monkeypatch.setattr(locks, "TELL_S", 0.0)
+    said = list[str]()
+    config = compose.resolve(["cluster=local", "workers=3", "method=dense"])
+    place = WorkerPlace(rank, 3, 0)
+    with pytest.raises(WorkerLost):
+        connect.open_group(config, place, tmp_path, False, None, CPU, lambda: bool(said), said.append)
+    assert said == [f"waiting for {whom} to come; Ctrl-C ends the wait"]
 
 
 @pytest.mark.parametrize(
