@@ -130,7 +130,10 @@ def _is_free(lock: Path) -> bool | None:
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all in it, if it is there."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        try:
+            shutil.rmtree(path)
+        except RecursionError as error:
+            raise ValueError(f"{path} has too many folders in each other: remove it by `rm -r`") from error
     else:
         path.unlink(missing_ok=True)
 

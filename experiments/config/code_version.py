@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import subprocess
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.records.files import read_json, write_atomic, write_json
+from analysis.records.files import PART, entries_below, read_json, remove, write_atomic, write_json
 from experiments.config.folders import ROOT
 
 FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
@@ -20,6 +22,8 @@ CODE = (*FOLDERS, "constraints.txt", "pyproject.toml", "requirements")
 MEASURING = ("sparsify", "experiments/tasks", "experiments/training", "experiments/worker")
 LISTS = ("sparsify/methods", "experiments/tasks", "experiments/training/datasets")
 NOTE = "code.json"  # in a copy of the code: its `origin`, for there is no git, and the digests of its files
+# A line of jobs' scripts: bytecode beside the code would be one more thing that Python runs from there.
+WITHOUT_BYTECODE = "export PYTHONDONTWRITEBYTECODE=1"
 NAMED = 3  # of the files that are missing or changed
 
 
@@ -39,7 +43,11 @@ def _is_left(path: Path) -> bool:
 
 def _digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:
     """12 digits of a hash of each file, by its path in the checkout."""
-    return {str(path): hashlib.sha256((root / path).read_bytes()).hexdigest()[:12] for path in paths}
+    return {str(path): _digest_of_file((root / path).read_bytes()) for path in paths}
+
+
+def _digest_of_file(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:12]
 
 
 def _digest_of(digests: object) -> str:
@@ -99,41 +107,93 @@ def _git(*words: str) -> str | None:
 def copy_into(folder: Path) -> Path:
     """A copy of the code, named by its digest: what is edited after submission changes no job.
 
-    Copies are shared by all that submit the same code. One of which files were removed or changed is mended:
-    each file gets the content that it must have for the jobs that run there.
+    Copies are shared by all that submit the same code, and lie in a results folder, which may come from
+    anybody: each file gets the content that it has here, and what else is there is removed. Jobs keep no
+    bytecode in it, see WITHOUT_BYTECODE.
 
     Raises:
         ValueError: the code is being edited.
     """
     copy = folder / digest()
-    if not damage(copy):
-        return copy
-    wanted = _digests(ROOT, files(ROOT))
-    copied = _digests(copy, files(copy))
-    for path in copied.keys() - wanted.keys():
-        (copy / path).unlink(missing_ok=True)
-    for path in (path for path, sha in wanted.items() if copied.get(path) != sha):
-        (copy / path).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(copy / path, (ROOT / path).read_bytes(), durable=False)
-    write_json(copy / NOTE, {**origin(), "files": wanted})
+    wanted = {str(path): (ROOT / path).read_bytes() for path in files(ROOT)}
+    if copy.is_symlink() or not copy.is_dir():
+        remove(copy)
+    remove_strays(copy, wanted)
+    for name, content in wanted.items():
+        path = copy / name
+        if not path.is_file() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, content, durable=False)
+    note = {**origin(), "files": {name: _digest_of_file(content) for name, content in wanted.items()}}
+    if read_json(copy / NOTE) != note:
+        write_json(copy / NOTE, note)
     if why := damage(copy):
         raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
     return copy
 
 
+def remove_strays(copy: Path, wanted: Collection[str] | None = None) -> list[str]:
+    """Remove what lies in a copy of the code and is no part of it; returns the names.
+
+    Args:
+        wanted: the copy's files; None: those of its note, and nothing is removed where that was changed.
+    """
+    names = (_noted(copy) or {}) if wanted is None else wanted
+    found = [*_strays(copy, names)] if names else []
+    for path in found:
+        with contextlib.suppress(FileNotFoundError):  # another job of this code has removed it
+            remove(path)
+    return [str(path.relative_to(copy)) for path in found]
+
+
+def _noted(copy: Path) -> dict[str, str] | None:
+    """The digests of a copy's files, by the note in it; None where that is not the one that the copy had."""
+    files_then: Any = (read_json(copy / NOTE) or {}).get("files")
+    is_own = not copy.is_symlink() and _digest_of(files_then) == copy.name
+    return files_then if is_own else None
+
+
 def damage(copy: Path) -> str:
-    """What a copy of the code lacks, in a sentence; empty where it is as it was submitted."""
-    then: Any = (read_json(copy / NOTE) or {}).get("files")
-    if _digest_of(then) != copy.name:
+    """What is wrong with a copy of the code, in a sentence; empty where it is as it was submitted."""
+    then = _noted(copy)
+    if then is None:
         return f"{copy} is no whole copy of the code, its {NOTE} is missing or changed: submit again"
     try:
-        now = _digests(copy, files(copy))
+        faults = [f"{name} {fault}" for name, sha in then.items() if (fault := _fault(copy / name, sha))]
     except OSError as error:
         return f"{error.filename} can't be read ({error.strerror}): make it readable, and submit again"
-    faults = [f"{path} is missing" for path in then if path not in now]
-    for path in sorted(path for path, sha in now.items() if then.get(path) != sha):
-        faults.append(f"{path} was {'changed' if path in then else 'added'}")
+    faults += sorted(f"{path.relative_to(copy)} was added" for path in _strays(copy, then))
     if not faults:
         return ""
     listed = ", ".join(faults[:NAMED]) + f" and {len(faults) - NAMED} more" * (len(faults) > NAMED)
     return f"the code in {copy} is not what was submitted ({listed}): submit again, which copies it anew"
+
+
+def _fault(path: Path, sha: str) -> str:
+    """What is wrong with a file of a copy; empty where nothing is."""
+    if not os.path.lexists(path):
+        return "is missing"
+    is_same = path.is_file() and _digest_of_file(path.read_bytes()) == sha
+    return "" if is_same else "was changed"
+
+
+def _strays(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
+    """What lies in a copy of the code and is no part of it: Python would take a module, or bytecode, from
+    wherever it is. Links are no part of any copy.
+    """
+    folders = {str(parent) for name in wanted for parent in Path(name).parents}
+    for path in entries_below(copy):
+        name = str(path.relative_to(copy))
+        is_ours = name in folders if _is_folder(path) else name in (*wanted, NOTE) and not path.is_symlink()
+        if not is_ours and not _is_passing(path):
+            yield path
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_passing(path: Path) -> bool:
+    """Tell whether it is a file that another process replaces by a whole one, or that NFS keeps a while."""
+    is_hidden_file = path.is_file() and not path.is_symlink()
+    return is_hidden_file and path.name.startswith(".") and (path.suffix == PART or path.name[:4] == ".nfs")

@@ -94,7 +94,11 @@ class JobArray:
             "cpus_per_task": shape.cpus_per_task,
             "signal_delay_s": cluster.signal_delay_s,
             "array_parallelism": cluster.array_parallelism,
-            "setup": [*cluster.setup, f"sh experiments/launch/begin.sh {python} {spec} {noted} || exit"],
+            "setup": [
+                *cluster.setup,
+                code_version.WITHOUT_BYTECODE,
+                f"sh experiments/launch/begin.sh {python} {spec} {noted} || exit",
+            ],
             "teardown": [f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
             # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
             # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.

@@ -193,7 +193,8 @@ class Examination:
         options = array.options("doctor", self.folder, self.code, ledger, srun)
         further = options["additional_parameters"] | {"no-requeue": True}
         del further["requeue"]
-        options |= {"setup": [*cluster.setup], "teardown": [], "nodelist": nodes}
+        setup = [*cluster.setup, code_version.WITHOUT_BYTECODE]
+        options |= {"setup": setup, "teardown": [], "nodelist": nodes}
         options["additional_parameters"] = further
         return submit_command(command, self.folder, options, cluster.slurm_conf, self.say)
 

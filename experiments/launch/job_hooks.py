@@ -8,6 +8,7 @@ records, say of the others why not, and requeue the job where that helps. Needs 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -38,11 +39,15 @@ NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script pr
 
 
 def begin(spec: JobSpec) -> int:
-    """Prepare for the workers: code that is not what was submitted runs nothing; a node that failed under an
-    earlier start of this job is remembered, and a job that landed on one that failed twice is sent elsewhere;
-    without an answer of SLURM's it stays.
+    """Prepare for the workers: code that is not what was submitted runs nothing, and what is no part of it is
+    removed; a node that failed under an earlier start of this job is remembered, and a job that landed on one
+    that failed twice is sent elsewhere; without an answer of SLURM's it stays.
     """
-    if why := code_version.damage(Path(spec.command.cwd)):
+    code = Path(spec.command.cwd)
+    with contextlib.suppress(OSError):  # where it may not be removed, it is damage
+        if strays := code_version.remove_strays(code):
+            print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
+    if why := code_version.damage(code):
         print(why, file=sys.stderr, flush=True)
         for run in spec.runs:
             _attempt_of(run).fail(why, "code")

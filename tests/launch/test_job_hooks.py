@@ -9,6 +9,7 @@ import pytest
 
 from analysis.records.files import write_json
 from analysis.records.store import Store
+from experiments.config import code_version
 from experiments.launch import job_hooks
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED
 from experiments.worker.orders import Orders
@@ -43,6 +44,18 @@ def test_a_job_runs_no_code_but_what_was_submitted(run: str, tmp_path: Path) -> 
     attempt = job_hooks._attempt_of(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
+
+
+def test_what_is_no_part_of_the_code_is_removed_as_a_job_begins(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    copy = code_version.copy_into(tmp_path / "code")
+    (copy / "yaml.py").write_text("raise SystemExit('owned')")
+    spec = JobSpec([run], WorkerCommand(["python"], str(copy), 1, None, [], False), tasks=1, requeues=2)
+    assert job_hooks.begin(spec) == job_hooks.GO_ON
+    assert not (copy / "yaml.py").exists()
+    assert "it is no part of the code: yaml.py" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("restarts", "wants", "state"), [("", 1, "submitted"), ("1", 0, "failed")])
