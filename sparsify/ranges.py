@@ -87,7 +87,9 @@ def check(name: str, value: Any, allowed: Any) -> None:
     if get_origin(plain) is Literal:
         raise ValueError(unknown(name, value, _words(plain)))
     written = shown(repr(value)) if isinstance(value, str) else shown(value)
-    raise ValueError(f"{name}={written} is out of range: it must be {described(allowed)}")
+    is_too_large = type(value) is int and value > MOST and fits(MOST, allowed)
+    limit = f"; the largest is {MOST}" if is_too_large else ""
+    raise ValueError(f"{name}={written} is out of range: it must be {described(allowed)}{limit}")
 
 
 def check_fields(part: Any) -> None:

@@ -34,7 +34,7 @@ from experiments.config.config import Config, NamedVariant, check_together, chec
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
 from sparsify.core.spec import REQUIRED
-from sparsify.ranges import check, shown, unknown
+from sparsify.ranges import check, fits, shown, unknown
 
 DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
@@ -106,7 +106,7 @@ def _resolve_one(settings: Mapping[str, Any]) -> Config:
                     f"{key} is of SLURM clusters, and cluster={config.cluster.name} is none; add cluster=NAME"
                 )
             raise ValueError(unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
-        check(key, value, composed.types[key])
+        check_leaf(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
         config = config.having(key, value)
     if config.device == "cuda":
         for key, value in composed.on_gpu.items():
@@ -123,6 +123,24 @@ def check_settable(key: str) -> None:
         group = next((name for name in ("link", "inside") if key.startswith(f"cluster.{name}")), None)
         group = group or key.partition(".")[0]
         raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
+
+
+def check_leaf(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
+    """Check a value as `ranges.check` does; say how to quote text that was read as something else."""
+    try:
+        check(key, value, allowed)
+    except ValueError as error:
+        is_list = isinstance(value, list | tuple)
+        parts = value if is_list else [value]
+        as_text = [str(part) for part in parts]
+        was_read = any(isinstance(part, bool | int | float) for part in parts)
+        if was_read and fits(as_text if is_list else as_text[0], allowed):
+            name = key.rpartition(".")[2]
+            advice = how_quoted.replace("KEY", name)
+            raise ValueError(
+                f"{error}; what looks like a number or yes and no is text in quotes: {advice}"
+            ) from None
+        raise
 
 
 def check_choice(key: str, value: str) -> None:
@@ -190,7 +208,7 @@ def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
             why = unknown("key", dotted, related(dotted, list(allowed)))
             raise ValueError(f"{why} (a file of conf/ sets it)")
         if dotted not in needed:
-            check(dotted, value, allowed[dotted])
+            check_leaf(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
     for dotted in ("cluster.where", "container.image"):
         if dotted in allowed and dotted not in there:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from analysis.records.files import read_bytes
+from sparsify.ranges import shown
 
 # The largest of ours has 1 KB, 40 values, and lists in a section of a section; none refers to another.
 MOST_BYTES, MOST_VALUES, DEEPEST, MOST_REFERENCES = 2**16, 2000, 20, 20
+# What YAML reads in base 8 or 60: 010 is 8, and 1:30:00 is 5400.
+OF_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -51,6 +55,14 @@ def _measure(events: Iterable[Any], path: Path) -> None:
     ]  # that have not ended, each in the one before
     for event in events:
         opens = isinstance(event, yaml.CollectionStartEvent)
+        is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+        if is_plain and OF_OTHER_BASE.fullmatch(event.value):
+            line = event.start_mark.line + 1
+            meant = yaml.safe_load(event.value)
+            raise ValueError(
+                f"{path}, line {line}: YAML reads {shown(event.value)} in another base, as {meant}; put "
+                "it in quotes if it is text, else write the number that it is to mean"
+            )
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, part = parts.pop()
             sizes[anchor] = part

@@ -156,6 +156,7 @@ def test_links_belong_to_clusters() -> None:
         ("seed=" + "9" * 5000, ["seed=999", "5005 characters"]),
         ("seed=-1", ["seed=-1", "from 0 to 4294967295"]),
         ("train.steps=0", ["train.steps=0", "1 or more"]),
+        ("train.steps=3298534883328", ["a whole number, 1 or more, or null; the largest is 2147483647"]),
         ("select=quick", ["no select 'quick'", "auto, fused, torch"]),
         ("overlap=often", ["overlap='often'", "true or false"]),
         ("overlap=1", ["overlap=1", "true or false"]),
@@ -212,6 +213,8 @@ def test_ports_that_can_not_be_open_are_refused(ports: str, why: str) -> None:
         ("cluster.partition='a\x1b[31m'", ["cluster.partition=", "without control characters"]),
         ("cluster.gpu=", ["cluster.gpu=''", "some text"]),
         ("cluster.account='  '", ["cluster.account='  '", "some text"]),
+        ("cluster.account=1e3", ["cluster.account=1000.0", "text in quotes", "account=\"'010'\""]),
+        ("cluster.setup=[5]", ["cluster.setup=[5]", "text in quotes"]),
         ("cluster.sbatch=[hold]", ["cluster.sbatch=[hold]", "a long option"]),
         ("cluster.sbatch=['--mail-user=x\nrm y']", ["cluster.sbatch=", "a long option"]),
         ("cluster.setup='module load'", ["cluster.setup='module load'", "a list"]),
@@ -226,6 +229,9 @@ def test_what_would_reach_sbatch_or_a_container_is_checked_before(word: str, ans
     for answer in answers:
         assert answer in str(refusal.value)
     assert str(refusal.value).isprintable()
+
+
+SLURMS = "defaults: [generic_slurm]\n"
 
 
 @pytest.fixture
@@ -283,6 +289,19 @@ def test_folders_that_are_not_there_and_names_that_are_taken_are_refused(
             ["no key 'cluster.partion'", "'cluster.partition'", "a file of conf/"],
         ),
         ("defaults: [generic_slurm]\nmem_gb: much\n", ["cluster.mem_gb='much'", "a whole number"]),
+        (SLURMS + "account: 010\n", ["mine.yaml, line 2: YAML reads 010", "as 8", "in quotes if it is text"]),
+        (SLURMS + "account: 12:30:00\n", ["mine.yaml, line 2: YAML reads 12:30:00", "as 45000"]),
+        (SLURMS + "time_min: 1:30\n", ["mine.yaml, line 2: YAML reads 1:30", "as 90", "write the number"]),
+        (SLURMS + "cpus_per_worker: 010\n", ["mine.yaml, line 2: YAML reads 010", "as 8"]),
+        (
+            SLURMS + "account: 12345\n",
+            ["cluster.account=12345", "text in quotes: in its file", "account: '010'"],
+        ),
+        (SLURMS + "account: 1e3\n", ["cluster.account=1000.0", "text in quotes"]),
+        (SLURMS + "qos: yes\n", ["cluster.qos=true", "text in quotes"]),
+        (SLURMS + "constraint: 0x1f\n", ["cluster.constraint=31", "text in quotes"]),
+        (SLURMS + "setup: [off]\n", ["cluster.setup=[false]", "text in quotes"]),
+        (SLURMS + "account: [a]\n", ["cluster.account=[a] is out of range", "control characters, or null"]),
         ("where: mars\ngpu: any\n", ["no cluster.where 'mars'"]),
         ("defaults: [generic_slurm]\nlink: null\n", ["cluster.link is null"]),
         ("defaults: [nothing]\n", ["cluster=mine"]),
