@@ -74,6 +74,7 @@ DATA = (
     bool, dict, float, int, list, str, tuple, types.NoneType, abc.Sequence, typing.Any, typing.Literal,
 )  # fmt: skip
 SHOWN = 60  # characters of a value in a sentence
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def check(name: str, value: Any, allowed: Any) -> None:
@@ -170,6 +171,13 @@ def shown(value: object) -> str:
     text = text if text.isprintable() and text == text.strip() else repr(text)
     is_cut = len(text) > SHOWN or (isinstance(value, str) and len(value) > 2 * SHOWN)
     return text[: SHOWN - 3] + "..." if is_cut else text
+
+
+def stable_repr(value: object) -> str:
+    """Return `repr(value)`, the same in all processes: a class of a user's without `__repr__` tells where its
+    instance lies in memory, and that is left out.
+    """
+    return ADDRESS.sub("", repr(value))
 
 
 def described(allowed: Any) -> str:

@@ -165,3 +165,9 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is a sparse tensor; make it dense")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return what this worker has of a DTensor, in its own memory; any other tensor itself, detached."""
+    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return part.detach()

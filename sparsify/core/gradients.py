@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -13,9 +12,7 @@ from torch.nn import Parameter
 
 from sparsify.core import host_sync
 from sparsify.core.bucket import FlatGradients, TensorKind, as_pairs
-
-# id of a parameter -> the `Gradients` that own its `.grad`; as long as these live, so does the parameter.
-OWNERS: WeakValueDictionary[int, OwnGradients] = WeakValueDictionary()
+from sparsify.core.claims import ParameterClaim
 
 
 class OwnGradients(FlatGradients):
@@ -30,11 +27,7 @@ class OwnGradients(FlatGradients):
         self.kinds = [TensorKind.of(p) for _, p in self.parameters]
         self.strides = [p.stride() for _, p in self.parameters]
         self.layouts = [layout_of(p) for _, p in self.parameters]  # strides of their gradients
-        self.is_superseded = False  # do others own these gradients now?
-        for _, p in self.parameters:
-            if (earlier := OWNERS.get(id(p))) is not None:
-                earlier.is_superseded = True
-            OWNERS[id(p)] = self
+        self.claim = ParameterClaim(p for _, p in self.parameters)
 
     def clear(self, to_none: bool = True) -> None:
         """Clear all gradients.
@@ -45,7 +38,7 @@ class OwnGradients(FlatGradients):
         Raises:
             ValueError: as `collect`.
         """
-        self.check_owner()
+        self.claim.check()
         if not to_none:
             torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
             return
@@ -60,7 +53,7 @@ class OwnGradients(FlatGradients):
             ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
                 others were made of these parameters since, and own their gradients now.
         """
-        self.check_owner()
+        self.claim.check()
         parameters = [p for _, p in self.parameters]
         grads = [p.grad for p in parameters]
         if not self._are_as_made(parameters, grads):
@@ -80,11 +73,6 @@ class OwnGradients(FlatGradients):
     def in_space(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """What `collect` returned, as tensors (m,) that follow each other in the buckets."""
         return [grad for grad in grads if grad.numel()]
-
-    def check_owner(self) -> None:
-        """Refuse to go on where others own these gradients."""
-        if self.is_superseded:
-            raise ValueError("these parameters were wrapped anew since; go on with what that returned")
 
     def _are_as_made(self, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
         """True if there are all gradients, each laid out like its parameter, which are as they were."""
@@ -161,7 +149,7 @@ class Gradients(OwnGradients):
         something else allocated it or moved it (`model.to`), is copied. Returns the views; the rest is as for
         `OwnGradients.collect`.
         """
-        self.check_owner()
+        self.claim.check()
         for at in range(len(self.parameters)):
             self.restore(at)
         return self.views
@@ -256,4 +244,4 @@ def layout_of(p: Tensor) -> tuple[int, ...]:
     row by row where p has gaps, or elements that share memory. Autograd makes its gradients alike.
     """
     is_dense = torch.empty_like(p, device="meta").stride() == p.stride()
-    return p.stride() if is_dense else torch.empty(p.shape, device="meta").stride()
+    return p.stride() if is_dense else torch.empty(p.shape, dtype=p.dtype, device="meta").stride()

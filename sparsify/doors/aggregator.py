@@ -14,6 +14,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.handshake import of_tensors, shake_hands
 from sparsify.method import Method, Step, Watch, num_selected
+from sparsify.ranges import stable_repr
 
 
 class Aggregator(Engine):
@@ -85,7 +86,7 @@ class Aggregator(Engine):
         step = Step(self.method.density_at(epoch), watch=watch)
         if self.debug:
             ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
-            facts = {"method": repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+            facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
             facts |= of_tensors("parameter", self.source.parameters)
             shake_hands(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1

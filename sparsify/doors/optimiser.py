@@ -253,7 +253,7 @@ class DistributedOptimiser(Door, Front):
         """The first gradient of a step has come, perhaps one that is to be sent."""
         if self._overlap is None or self._accumulates or self._is_aggregated:
             return
-        if not self.aggregator.source.is_superseded:
+        if not self.aggregator.source.claim.is_superseded:
             self._check_unchanged()
             self._overlap.begin(self.epoch, self._rates())
 

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from sparsify import ranges
 from sparsify.comm import Comm, gather_json
+from sparsify.core.bucket import local_part
 from sparsify.ranges import Count, Natural, shown
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
@@ -311,8 +312,11 @@ def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:
     Raises:
         StateMismatch: it is another kind of optimiser's, or of other parameters, or has NaN or Inf.
     """
-    name, needed = type(optimiser).__name__, ("param_groups",) if NUM_STATES in saved else GROUPS_AND_STATE
+    name = type(optimiser).__name__
+    needed = ("param_groups",) if NUM_STATES in saved else GROUPS_AND_STATE
     check_keys("the optimiser's saved state", saved, needed, None)
+    # What its groups have now: torch adds to `defaults` when it loads.
+    expected = [key for key in optimiser.defaults if all(key in group for group in optimiser.param_groups)]
     try:
         states = states_by_number(saved)
         optimiser.load_state_dict({**saved, "state": states})
@@ -324,7 +328,8 @@ def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:
             f"that of {len(states)}"
         )
     for group in optimiser.param_groups:
-        if missing := [key for key in optimiser.defaults if key not in group]:
+        missing = [key for key in expected if key not in group]
+        if missing:
             raise StateMismatch(
                 f"the saved state is of another optimiser than {name}: it has no {missing[0]!r}"
             )
@@ -334,7 +339,7 @@ def load_inner(optimiser: torch.optim.Optimizer, saved: Any) -> None:
                 where = f"{key} of a parameter of shape {tuple(p.shape)}"
                 if part.dim() == p.dim() and part.numel() == p.numel() and part.shape != p.shape:
                     raise StateMismatch(f"{where} has {tuple(part.shape)} in the saved state")
-                check_finite(where, part)
+                check_finite(where, local_part(part))
 
 
 def states_by_number(saved: Mapping[str, Any]) -> dict[int, Any]:

@@ -13,7 +13,8 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm
 from sparsify.core import huge_pages
-from sparsify.core.bucket import FlatGradients, TensorKind
+from sparsify.core.autocast import without_autocast
+from sparsify.core.bucket import FlatGradients, TensorKind, local_part
 from sparsify.core.gradients import flattened, layout_of
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
@@ -24,6 +25,7 @@ from sparsify.local.at_once import moved
 from sparsify.local.few_messages import whole
 from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
+from sparsify.ranges import stable_repr
 
 BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
 APART = 0x9E3779B9  # between the seeds of two fragments
@@ -74,17 +76,19 @@ class Fragment:
         method = strategy.method
         pieces = method.takes_pieces or method.scope == "layer"  # then the drift is averaged where it lies
         self.strategy, self.offset = strategy, offset
-        gradients = FlatGradients(named, method.scope, holds=not pieces)
-        self.parameters = [(name, p) for name, p in gradients.parameters if p.numel()]
+        whole = dict(named)
+        gradients = FlatGradients([(name, part_of(p)) for name, p in named], method.scope, holds=not pieces)
+        parts = [(name, part) for name, part in gradients.parameters if part.numel()]
+        self.parameters = [(name, whole[name]) for name, _ in parts]
         self.names = [name for name, _ in self.parameters]
         self.sizes = [view.numel() for view in gradients.views if view.numel()]
-        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
-        self.strides = [p.stride() for _, p in self.parameters]
-        for name, p in self.parameters:
-            if layout_of(p) != p.stride():
+        self.kinds = [TensorKind.of(part) for _, part in parts]
+        self.strides = [part.stride() for _, part in parts]
+        for name, part in parts:
+            if layout_of(part) != part.stride():
                 raise ValueError(
-                    f"{name} has strides {p.stride()} for shape {tuple(p.shape)}: gaps, or elements that "
-                    "share memory, so that its anchor can't lie alike; make it contiguous first "
+                    f"{name} has strides {part.stride()} for shape {tuple(part.shape)}: gaps, or elements "
+                    "that share memory, so that its anchor can't lie alike; make it contiguous first "
                     "(`p.data = p.data.contiguous()`)"
                 )
         common = gradients.buckets, comm, timer, seed, select
@@ -107,21 +111,24 @@ class Fragment:
 
     @torch.no_grad()
     def own(self) -> list[Tensor]:
-        """This worker's parameters as (n,), in their own memory.
+        """This worker's parameters, or its shards of them, as (n,), in their own memory.
 
         Raises:
             ValueError: a parameter is of another shape, type, device or memory layout than at first, or
                 frozen.
         """
-        for (name, p), kind, stride in zip(self.parameters, self.kinds, self.strides, strict=True):
-            if (p.shape, p.dtype, p.device) != kind or p.stride() != stride or not p.requires_grad:
-                laid_out = f", strides {p.stride()}" * (p.stride() != stride)
-                now = f"{TensorKind.of(p)}{laid_out}{'' if p.requires_grad else ', frozen'}"
+        parts = [local_part(p) for _, p in self.parameters]
+        states = zip(self.parameters, parts, self.kinds, self.strides, strict=True)
+        for (name, p), part, kind, stride in states:
+            is_alike = (part.shape, part.dtype, part.device) == kind and part.stride() == stride
+            if not (is_alike and p.requires_grad):
+                laid_out = f", strides {part.stride()}" * (part.stride() != stride)
+                now = f"{TensorKind.of(part)}{laid_out}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
                     f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
                     "first, then wrap the optimiser anew: its anchor can't follow"
                 )
-        return [flattened(p.detach()) for _, p in self.parameters]
+        return [flattened(part) for part in parts]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Of each parameter, as (n,), this worker's own and the anchor."""
@@ -133,6 +140,7 @@ class Fragment:
         self.drift = own if self.strategy.is_replaced else [piece.clone() for piece in own]
 
     @torch.no_grad()
+    @without_autocast
     def send(self, epoch: int, check: bool, debug: bool) -> StepReport:
         """Average the drift of what was taken, steps 2 and 3 of `sparsify.local.strategy`. Collective.
 
@@ -142,7 +150,7 @@ class Fragment:
         strategy, engine, own, self.drift = self.strategy, self.engine, self.drift, []
         step = Step(strategy.method.density_at(epoch), lr=strategy.outer.lr)
         if debug:
-            facts = {"strategy": repr(strategy), "round": engine.step, "density": step.step_density}
+            facts = {"strategy": stable_repr(strategy), "round": engine.step, "density": step.step_density}
             shake_hands(engine.comm, facts, own[0])
         if check:
             engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
@@ -165,6 +173,7 @@ class Fragment:
         return report
 
     @torch.no_grad()
+    @without_autocast
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix
@@ -198,7 +207,7 @@ class Fragment:
                         f"{type(inner).__name__} keeps no {state.key!r} of {name} to be averaged; take an "
                         "inner optimiser like AdamW, and give all parameters a gradient in the first step"
                     )
-            pieces = [flattened(inner.state[p][state.key]) for _, p in self.parameters]
+            pieces = [flattened(local_part(inner.state[p][state.key])) for _, p in self.parameters]
             reports.append(whole(engine, pieces, Step(1.0)))
         return reports
 
@@ -248,6 +257,11 @@ class Fragment:
             engine.restore_state(one)
         found = restore(self.state(), saved["state"])
         self.outer, self.drift = found.outer, found.drift
+
+
+def part_of(p: Parameter) -> Parameter:
+    """Return this worker's shard of a parameter as one of its own, in the same memory; else the parameter."""
+    return Parameter(local_part(p), requires_grad=p.requires_grad) if hasattr(p, "to_local") else p
 
 
 def copies_of(pieces: Sequence[Tensor]) -> list[Tensor]:

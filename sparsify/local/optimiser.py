@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
+from sparsify.core.bucket import local_part
+from sparsify.core.claims import ParameterClaim
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.averages import OnlyAverage
 from sparsify.doors.engine import StepReport
@@ -33,12 +36,13 @@ from sparsify.doors.states import (
 )
 from sparsify.doors.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
 from sparsify.local.fragments import APART, Fragment, fragments_of
-from sparsify.local.loaded import LoadedAnew
+from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
 from sparsify.local.strategy import Local
-from sparsify.ranges import Natural
+from sparsify.ranges import Natural, stable_repr
 
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimiser's
 TOP = ("strategy", "step", "rank", "size", "fragments")
+LIVE: WeakSet[LocalOptimiser] = WeakSet()  # all of this process
 
 
 class LocalOptimiser(Door, Front):
@@ -107,7 +111,7 @@ class LocalOptimiser(Door, Front):
         timer: PhaseTimer | None = None,
     ) -> None:
         def facts() -> dict[str, Any]:
-            check_wrapped(optimiser, model)
+            self._check_wrapped(optimiser, model)
             if overlap and not strategy.delay:
                 raise ValueError(
                     "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
@@ -119,22 +123,29 @@ class LocalOptimiser(Door, Front):
                     "it is averaged; leave overlap out, or states"
                 )
             told = of_wrapping(
-                model, optimiser, strategy.method, strategy=repr(strategy), seed=seed, check=check,
+                model, optimiser, strategy.method, strategy=stable_repr(strategy), seed=seed, check=check,
                 debug=debug, overlap=overlap, steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
             return {**told, **of_buffers(model)}
 
-        agree(meeting := communicator(comm, group), model, facts)
+        meeting = communicator(comm, group)
+        self._agree(meeting, model, facts)
         if overlap and comm is None and group is None:
             meeting = TorchComm.beside()
         super().__init__(strategy.method, meeting, steps_per_epoch, None)
         self.strategy, self.check, self.debug = strategy, check, debug
         self.stand_before(optimiser)
-        broadcast(model, self.comm)
+        self._share_start(model)
         self._known = parameters_of(optimiser)
         mine = set(map(id, self._known))
-        named = [(name, p) for name, p in model.named_parameters() if id(p) in mine and p.requires_grad]
-        self._model, self._steps, self._average_once = model, OwnSteps(optimiser), OnlyAverage(self._known)
+        known = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
+        named = [(name, p) for name, p in known if p.requires_grad]
+        self._frozen = [(name, p) for name, p in known if not p.requires_grad]
+        self._model = model
+        self._steps = OwnSteps(optimiser)
+        self._average_once = OnlyAverage(self._known)
+        self._claim = ParameterClaim(self._known)
+        self._locality = LocalityGuard(optimiser, None if overlap else self.comm)
         self.fragments = [
             Fragment(
                 strategy,
@@ -151,7 +162,9 @@ class LocalOptimiser(Door, Front):
         self.num_steps = 0  # local ones
         self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
         self._sent = list[Fragment]()  # on their way, in a thread
-        self._loaded, self._is_at_anchor = LoadedAnew(model, [p for _, p in named]), False
+        self._parameters = ParameterGuard(model, named)
+        self._is_at_anchor = False
+        LIVE.add(self)
         self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
         self.last_report = self._nothing = StepReport(0, self.num_elements, 0, 0, 0)
 
@@ -176,15 +189,20 @@ class LocalOptimiser(Door, Front):
     def step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
         """The first half of `step`: the inner optimiser's, for loops that time the two apart."""
         self._check_outside("step")
-        self._loaded.check()
+        self._reshard()
+        self._claim.check()
+        self._parameters.check(self._pairs_by_name)
+        self._check_frozen()
         held = sum(len(group["params"]) for group in self.optimiser.param_groups)
         if self.num_steps % self.strategy.every == 0 or held != len(self._known):
             self._check_unchanged()
-        loss = None
-        if not self._is_skipped_by_scaler():
-            with self._steps.allowed():
-                loss = self.optimiser.step(closure) if closure is not None else self.optimiser.step()
-        return loss
+        if self._is_skipped_by_scaler():
+            return None
+        with self._steps.allowed():
+            if closure is not None:  # in which anything may be communicated
+                return self.optimiser.step(closure)
+            with self._locality.watch():
+                return self.optimiser.step()
 
     @uncompiled
     def skip(self) -> None:
@@ -201,13 +219,32 @@ class LocalOptimiser(Door, Front):
 
     @contextmanager
     def at_anchor(self) -> Iterator[None]:
-        """The model has the anchor's parameters within, which are alike on all workers, and afterwards this
-        worker's own again.
+        """Give the model the anchor's parameters within, which are alike on all workers, and afterwards this
+        worker's own again. Of several optimisers of local steps that share the model, or a part of it, all
+        go to their anchors.
 
         Raises:
             ValueError: within, from steps, exchanges and `state_dict`, which are of the worker's own.
         """
-        self._check_outside("at_anchor")
+        with ExitStack() as anchors:
+            for optimiser in self._find_sharing():
+                if not optimiser._is_at_anchor:
+                    anchors.enter_context(optimiser._at_own_anchor())
+            yield
+
+    def _find_sharing(self) -> list[LocalOptimiser]:
+        """Return the optimisers of local steps whose models have a module in common with this one's."""
+        mine = set(self._model.modules())
+        return [
+            other
+            for other in [*LIVE]
+            if not other._claim.is_superseded and not mine.isdisjoint(other._model.modules())
+        ]
+
+    @contextmanager
+    def _at_own_anchor(self) -> Iterator[None]:
+        """See `at_anchor`; of this optimiser's parameters alone."""
+        self._reshard()
         pairs = [(own, anchor) for fragment in self.fragments for own, anchor in fragment.pairs()]
         kept = [own.clone() for own, _ in pairs]
         with torch.no_grad():
@@ -217,8 +254,10 @@ class LocalOptimiser(Door, Front):
             yield
         finally:
             self._is_at_anchor = False
+            self._reshard()
             with torch.no_grad():
                 torch._foreach_copy_([own for own, _ in pairs], kept)
+            self._parameters.remember()
 
     @uncompiled
     @advised
@@ -230,6 +269,16 @@ class LocalOptimiser(Door, Front):
             NonFiniteDrift: as `step`.
         """
         self._check_outside("exchange")
+        self._claim.check()
+        self._reshard()
+        try:
+            return self._exchange()
+        finally:
+            self._parameters.remember()
+
+    def _exchange(self) -> StepReport:
+        """See `exchange`."""
+        epoch = self.epoch  # of the step that was made
         self.num_steps += 1
         reports = list[StepReport]()
         for fragment in self.fragments:  # before others are sent: the thread works in order
@@ -239,7 +288,7 @@ class LocalOptimiser(Door, Front):
         for fragment in self.fragments:
             if fragment.is_due(self.num_steps):
                 self.check_epoch()
-                send = partial(fragment.send, self.epoch, self.check, self.debug)
+                send = partial(fragment.send, epoch, self.check, self.debug)
                 fragment.take()
                 if self._background is not None:
                     self._background.submit(send)
@@ -273,7 +322,8 @@ class LocalOptimiser(Door, Front):
         if host_sync.to_host(found.reshape(1))[0]:
             return True
         if self.grad_scale is not None:
-            torch._foreach_div_([p.grad for p in self._known if p.grad is not None], self.grad_scale)
+            grads = [local_part(p.grad) for p in self._known if p.grad is not None]
+            torch._foreach_div_(grads, self.grad_scale)
         return False
 
     def _check_outside(self, what: str) -> None:
@@ -293,6 +343,44 @@ class LocalOptimiser(Door, Front):
             )
         self._average_once.check()
         self._average_once.check_there(self._model)
+
+    def _pairs_by_name(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return each parameter of this worker's and its anchor, as (n,), by name."""
+        return {
+            name: pair
+            for fragment in self.fragments
+            for name, pair in zip(fragment.names, fragment.pairs(), strict=True)
+        }
+
+    def _check_frozen(self) -> None:
+        """Refuse parameters that have no anchor and are trained now."""
+        for name, p in self._frozen:
+            if p.requires_grad or p.grad is not None:
+                raise ValueError(
+                    f"{name} was frozen when its optimiser was wrapped, and is trained now; wrap it anew: "
+                    "sparsify.distribute(optimiser.optimiser, ...); with it begin a round, the residual and "
+                    "the outer step's momentum"
+                )
+
+    # --- what is otherwise where models are sharded
+
+    def _check_wrapped(self, optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Refuse an optimiser and a model that can't be wrapped."""
+        check_wrapped(optimiser, model)
+        check_local(optimiser)
+
+    def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
+        """Compare with all other workers what is wrapped."""
+        agree(comm, model, facts)
+
+    def _share_start(self, model: nn.Module) -> None:
+        """Give all workers the parameters and buffers of the first one."""
+        broadcast(model, self.comm)
+
+    def _reshard(self) -> None:
+        """Free copies of parameters that are gathered for a forward or backward pass. What is written to a
+        worker's own part would else not be seen by the next pass.
+        """
 
     # --- saved
 
@@ -314,6 +402,7 @@ class LocalOptimiser(Door, Front):
                 step than the others', or broken.
         """
         self._settle()
+        self._reshard()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         with unless_refused(self.optimiser):
@@ -335,7 +424,8 @@ class LocalOptimiser(Door, Front):
         """Load what `check_own` let pass on all workers."""
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
             fragment.restore_state(saved)
-        self.num_steps, self._loaded.changed = local["step"], False
+        self.num_steps = local["step"]
+        self._parameters.remember()
 
     def _settle(self) -> None:
         """Wait for what is on its way; its averages wait to be applied, as ever."""
@@ -345,7 +435,7 @@ class LocalOptimiser(Door, Front):
 
     def _described(self) -> dict[str, Any]:
         who = {"rank": self.comm.rank, "size": self.comm.size}
-        return {"strategy": repr(self.strategy), "step": self.num_steps, **who}
+        return {"strategy": stable_repr(self.strategy), "step": self.num_steps, **who}
 
     def _check_state(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's; returns what must be the same on all workers."""

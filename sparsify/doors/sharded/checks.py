@@ -39,8 +39,12 @@ def scatter_of(within: Method | None) -> Any:
     return found
 
 
-def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters: Named) -> None:
-    """Refuse what can't average unit by unit, or does not fit together."""
+def check_optimiser(optimiser: torch.optim.Optimizer) -> None:
+    """Refuse what is no optimizer, or averages by itself.
+
+    Raises:
+        ValueError: says what to hand over.
+    """
     if not isinstance(optimiser, torch.optim.Optimizer):
         raise ValueError(
             f"{type(optimiser).__name__} is no optimiser; sparsify.shard takes a model, its optimiser, and a "
@@ -50,6 +54,25 @@ def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters
         raise ValueError(
             "this optimiser averages by itself; hand over the one inside (`optimiser.optimiser`)"
         )
+
+
+def check_owned(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer of parameters that the model does not have.
+
+    Raises:
+        ValueError: it has one.
+    """
+    known = set(map(id, model.parameters()))
+    for p in parameters_of(optimiser):
+        if id(p) not in known:
+            raise ValueError(
+                f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; make "
+                "the optimiser after fully_shard, which replaces the parameters"
+            )
+
+
+def check_shardable(method: Method, optimiser: torch.optim.Optimizer, parameters: Named) -> None:
+    """Refuse what can't average unit by unit, or does not fit together."""
     if not hasattr(method, "aggregate"):
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"

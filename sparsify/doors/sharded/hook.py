@@ -13,16 +13,17 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import broadcast_all
-from sparsify.core.bucket import Bucket, grouped
+from sparsify.core.bucket import Bucket, grouped, local_part
 from sparsify.doors.engine import Engine, NonFinite, StepReport, while_alive
 from sparsify.doors.handshake import agree, of_optimiser, of_wrapping, shake_hands
-from sparsify.doors.sharded.checks import Named, check_shardable, inner_of, scatter_of
+from sparsify.doors.sharded.checks import Named, check_optimiser, check_shardable, inner_of, scatter_of
 from sparsify.doors.sharded.grid import ShardGrid
 from sparsify.doors.sharded.saved import Saved
-from sparsify.doors.sharded.units import Unit, local, units_of
+from sparsify.doors.sharded.units import Unit, units_of
 from sparsify.doors.toll import Toll
 from sparsify.doors.wrapping import Door, group_in, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
+from sparsify.ranges import stable_repr
 
 
 class NonFiniteShard(NonFinite):
@@ -96,10 +97,11 @@ class ShardHook(Door):
         self._everyone, parameters = grid.everyone(), named_parameters(self.units)
 
         def facts() -> dict[str, Any]:
+            check_optimiser(optimiser)
             check_shardable(method, optimiser, parameters)
             scatter_of(within)
             told = of_wrapping(
-                model, optimiser, method, within=repr(within), seed=seed, check=check, debug=debug,
+                model, optimiser, method, within=stable_repr(within), seed=seed, check=check, debug=debug,
                 steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
             return told | {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
@@ -111,6 +113,7 @@ class ShardHook(Door):
         buckets, self._inside = buckets_of(self.units, method)
         self.engine = Engine(method, buckets, grid.replicas, None, seed, select)
         self._parameters = parameters
+        self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._waiting = dict[int, Tensor]()  # by unit, what is exchanged with the next gradients
         self._steps, self._parts = list[Step](), list[StepReport]()  # of this step
         self._toll, self._tells = Toll(self.engine.comm, ""), self._everyone.rank == 0
@@ -123,7 +126,7 @@ class ShardHook(Door):
             if self.scatter is not None:
                 unit.scatter_by(self.scatter)
         for handle in (
-            optimiser.register_step_pre_hook(while_alive(self._check_scaler)),
+            optimiser.register_step_pre_hook(while_alive(self._check_before_step)),
             optimiser.register_step_post_hook(while_alive(self._end)),
         ):
             finalize(self, handle.remove)
@@ -153,9 +156,10 @@ class ShardHook(Door):
 
     def _begin(self) -> None:
         """A step."""
+        self._check_model()
         self.check_step(self.optimiser)
         if self.debug:
-            told = {"method": repr(self.method), "step": self.steps, "epoch": self.epoch}
+            told = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
             shake_hands(self._everyone, {**told, **of_optimiser(self.optimiser)}, self.engine.buckets[0].flat)
         step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
         self._steps = [step] * len(buckets)
@@ -180,8 +184,25 @@ class ShardHook(Door):
                 "call it after the step"
             )
 
-    def _check_scaler(self, *_: Any) -> None:
+    def _check_model(self) -> None:
+        """Refuse parameters that somebody else averages, or nobody.
+
+        Raises:
+            ValueError: one was frozen when the model was sharded and is trained now, or a hook is not ours.
+        """
+        for name, p in self._frozen:
+            if p.requires_grad:
+                raise ValueError(
+                    f"{name} was frozen when sparsify.shard was called, and is trained now, so that it would "
+                    "not be exchanged by the method; unfreeze it first, then make the optimiser and call "
+                    "sparsify.shard"
+                )
+        for unit in self.units:
+            unit.check_hook()
+
+    def _check_before_step(self, *_: Any) -> None:
         """Refuse a GradScaler, which hides the scale, and skips steps that have been delivered."""
+        self._check_model()
         if self._parts and stepped_by_scaler():
             raise ValueError(
                 "a GradScaler steps the optimiser, so residuals would hold gradients of different scales; "
@@ -196,12 +217,12 @@ def named_parameters(units: Sequence[Unit]) -> Named:
 
 def local_of(named: tuple[str, nn.Parameter]) -> nn.Parameter:
     """A parameter's shard as a plain one, in the same memory."""
-    return nn.Parameter(local(named[1]), requires_grad=False)
+    return nn.Parameter(local_part(named[1]), requires_grad=False)
 
 
 def share_out(model: nn.Module, grid: ShardGrid) -> None:
     """Give all replicas the parameters and buffers of the first one. All travel on one device."""
-    tensors = map(local, (*model.parameters(), *model.buffers()))
+    tensors = map(local_part, (*model.parameters(), *model.buffers()))
     broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 

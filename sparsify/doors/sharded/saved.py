@@ -17,6 +17,7 @@ from sparsify.doors.handshake import digest
 from sparsify.doors.sharded.grid import ShardGrid
 from sparsify.doors.states import FORMAT, StateMismatch, agree_to_load, named_parts
 from sparsify.doors.wrapping import Door, parameters_of
+from sparsify.ranges import stable_repr
 
 OURS = "sparsify."  # begins the names of what is ours in the state of a parameter
 FACTS, LENGTH = f"{OURS}facts", ".length"
@@ -59,7 +60,7 @@ class Saved:
         """What must be alike: (4,) a digest of method and buckets, the step, the epoch and the format."""
         engine, epoch = self.door.engine, self.door.told_epoch
         named = [(bucket.names, bucket.shapes) for bucket in engine.buckets]
-        fits = digest((repr(engine.method), named))
+        fits = digest((stable_repr(engine.method), named))
         told = [fits, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
         return torch.tensor(told, device=self.grid.device)
 
@@ -125,7 +126,13 @@ class Saved:
             for bucket, state in zip(engine.buckets, states, strict=True)
         ]
         who = {"rank": engine.comm.rank, "size": engine.comm.size}
-        whole = {"format": form, "method": repr(engine.method), "step": step, **who, "buckets": buckets}
+        whole = {
+            "format": form,
+            "method": stable_repr(engine.method),
+            "step": step,
+            **who,
+            "buckets": buckets,
+        }
         agreed["epoch"] = None if epoch == NO_EPOCH else epoch
         agreed["state"] = whole
         return {**engine.check_state(whole), "epoch": epoch}

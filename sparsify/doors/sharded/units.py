@@ -31,6 +31,7 @@ class Unit:
     parameters: list[Parameter]  # DTensors
     shapes: list[tuple[int, ...]]  # of their shards, padded
     dtype: torch.dtype  # in which gradients are reduced
+    hook: Callable[[Tensor], None] | None = None  # that this library has set
 
     @property
     def sizes(self) -> list[int]:
@@ -57,21 +58,58 @@ class Unit:
         return found
 
     @property
+    def is_factor_set(self) -> bool:
+        """True after `set_gradient_divide_factor`: what it was told divides the sum over all workers."""
+        return self.group.gradient_divide_factor is not None
+
+    @property
     def waits(self) -> bool:
         """True in a backward pass that is told not to reduce between replicas yet:
         `set_requires_all_reduce(False)`.
         """
         return not self.group.all_reduce_grads
 
-    def average_here(self, hook: Callable[[Tensor], None]) -> None:
-        """Let `hook` change a shard's gradients in place, as they come from the reduce-scatter: (n,), the
-        mean over the replica's workers. In the place of the unit's own all-reduce, if it has one.
+    def average_here(self, average: Callable[[Tensor], None]) -> None:
+        """Let `average` change a shard's gradients in place, as they come from the reduce-scatter: (n,), the
+        mean over the replica's workers; or R times their sum divided by what `set_gradient_divide_factor` was
+        told, which is of all workers of the R replicas. In the place of the unit's own all-reduce.
         """
-        self.average_within()
+        num_replicas = 1 if self.replicas is None else self.replicas.size()
+        self._take_all_reduce_away()
+
+        def hook(grad: Tensor) -> None:
+            if num_replicas > 1 and self.is_factor_set:
+                grad.mul_(num_replicas)
+            average(grad)
+
+        self.hook = hook
         self.module.set_all_reduce_hook(hook)
 
-    def average_within(self) -> None:
-        """Take the unit's own all-reduce between replicas away, if it has one."""
+    def step_alone(self) -> None:
+        """Keep gradients, and the arithmetic of optimizers, within the replica: parameters of a mesh of
+        replicas and shards become DTensors on the mesh of shards.
+        """
+        self.average_here(lambda grad: None)
+        for one in self.group.fsdp_params:
+            spec = without_replicate(one._sharding_spec)
+            one._sharding_spec = spec
+            one.sharded_param._spec = spec
+
+    def check_hook(self) -> None:
+        """Refuse a unit whose gradients somebody else has been given since.
+
+        Raises:
+            ValueError: its all-reduce hook is another one.
+        """
+        if getattr(self.group, HOOK) is not self.hook:
+            raise ValueError(
+                f"{self.name} was given another all-reduce hook after sparsify.shard, so that its gradients "
+                "are not averaged between replicas; leave set_all_reduce_hook out, or call sparsify.shard "
+                "after fully_shard anew"
+            )
+
+    def _take_all_reduce_away(self) -> None:
+        """From a unit on a mesh of replicas and shards; others average within their replica only."""
         if self.replicas is None:
             return
         group, own = self.group, without_replicas(self.group.mesh_info)
@@ -114,6 +152,16 @@ def without_replicas(mesh_info: Any) -> Any:
     return found
 
 
+def without_replicate(spec: Any) -> Any:
+    """A DTensor's place on a mesh of replicas and shards, on the mesh of shards alone."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    (dim,) = [dim for dim, placement in enumerate(spec.placements) if not placement.is_replicate()]
+    if spec.mesh.ndim == 1:
+        return spec
+    return DTensorSpec(spec.mesh[spec.mesh.mesh_dim_names[dim]], (spec.placements[dim],), spec.tensor_meta)
+
+
 def units_of(model: nn.Module) -> list[Unit]:
     """All units of a model that train something, the outermost first.
 
@@ -124,6 +172,9 @@ def units_of(model: nn.Module) -> list[Unit]:
     check_version()
     from torch.distributed.fsdp import FSDPModule
 
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # a forward pass may have left gathered copies in their place
+            module.reshard()
     names = {id(p): name for name, p in model.named_parameters()}
     found = [
         unit
@@ -195,7 +246,13 @@ def check_sharded(model: nn.Module, units: list[Unit], sharded: set[int]) -> Non
                 "whole model as well, or freeze it"
             )
     for unit in units:
-        if getattr(unit.group, HOOK) is not None:
+        hook = getattr(unit.group, HOOK)
+        if hook is not None and getattr(hook, "__module__", None) == __name__:
+            raise ValueError(
+                "sparsify.shard was called for this model already; go on with what that returned. To begin "
+                "anew, with another method or optimiser, make the model and fully_shard it anew"
+            )
+        if hook is not None:
             raise ValueError(
                 f"{unit.name} has an all-reduce hook already, and takes no other; leave that one out, or "
                 "shard the model anew"
@@ -212,9 +269,3 @@ def sharding_dims(p: Tensor) -> list[int]:
     """Dimensions of its mesh along which a DTensor is divided."""
     placements = getattr(p, "placements", ())
     return [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-
-
-def local(p: Tensor) -> Tensor:
-    """What this worker has of a DTensor, in its own memory; any other tensor itself."""
-    part: Tensor = p.to_local() if hasattr(p, "to_local") else p
-    return part.detach()

@@ -151,7 +151,7 @@ SENTENCES = {
     "within": "has no reduce-scatter; within a replica take sparsify.qgz(bits=8)",
     "no method": "'topk' is not a method; build one",
     "hooked": "the whole model has an all-reduce hook already, and takes no other",
-    "twice": "the whole model has an all-reduce hook already, and takes no other",
+    "twice": "sparsify.shard was called for this model already; go on with what that returned",
     "two meshes": "shard exchanges all units between the same replicas",
     "partly": "is trained and in no unit, so that nobody would average it; call fully_shard on the whole",
     "before sharding": "is not the optimiser's, with whose state its residual is saved; make one optimiser",
