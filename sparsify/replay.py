@@ -93,7 +93,7 @@ class Replay:
         self.method, self.n, self.size, self.dtype = sparse_part(method), n, size, dtype
         self.step, self.state = 0, None
         if isinstance(self.method, Sparsifier):
-            like = torch.empty(0, dtype=dtype)
+            like = torch.empty(0, dtype=dtype, device="cpu")
             self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
 
     def next(self, parts: Selected, k: int | None = None) -> BucketTraffic:
@@ -195,13 +195,15 @@ def split_and_reduced(
 ) -> tuple[list[Collective], Sparse]:
     """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
     n, size, dtype = seen.n, seen.size, seen.dtype
-    sums, is_chosen = torch.zeros(n, dtype=dtype), torch.zeros(n, dtype=torch.bool)
-    pieces = torch.empty(size, size, dtype=torch.int64)  # elements from worker r to the owner of region s
+    sums = torch.zeros(n, dtype=dtype, device="cpu")
+    is_chosen = torch.zeros(n, dtype=torch.bool, device="cpu")
+    # Elements from worker r to the owner of region s.
+    pieces = torch.empty(size, size, dtype=torch.int64, device="cpu")
     for rank, part in enumerate(parts):
         indices = part.indices.long()
         sums.index_add_(0, indices, wire.rounded(part).values)
         is_chosen.index_fill_(0, indices, True)
-        pieces[rank] = torch.tensor(in_regions(indices.sort().values, borders))
+        pieces[rank] = torch.tensor(in_regions(indices.sort().values, borders), device="cpu")
     pieces.fill_diagonal_(0)
     indices = is_chosen.nonzero().squeeze(1)
     lengths = [LENGTH * (size - 1)] * size
@@ -243,8 +245,8 @@ def kept_globally(
 
 def shared_out(wire: Wire, counts: Sequence[int], seen: SeenStep) -> Collective:
     """The same elements in the same order, as many on each worker: what each sends to others, and gets."""
-    starts = torch.tensor([0, *counts]).cumsum(0)
-    shares = torch.tensor(even_borders(sum(counts), len(counts)))
+    starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
+    shares = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
     stays = (torch.minimum(starts[1:], shares[1:]) - torch.maximum(starts[:-1], shares[:-1])).clamp(min=0)
     return pieces_exchanged(wire, seen, starts.diff() - stays, shares.diff() - stays)
 
@@ -258,7 +260,7 @@ def pairs_gathered(wire: Wire, counts: Sequence[int], seen: SeenStep) -> list[Co
 def balanced_borders(parts: Selected, n: int) -> list[int]:
     """Means over the workers of the P-quantiles of what each selected, as `oktopk.balanced_borders`."""
     size = len(parts)
-    totals = torch.zeros(size - 1, dtype=torch.int64)
+    totals = torch.zeros(size - 1, dtype=torch.int64, device="cpu")
     for part in parts:
         totals += quantiles(part.indices, n, size)
     return [0, *(totals // size).tolist(), n]
@@ -266,4 +268,4 @@ def balanced_borders(parts: Selected, n: int) -> list[int]:
 
 def in_regions(indices: Tensor, borders: Sequence[int]) -> list[int]:
     """Number of these, ascending, that lie in each region."""
-    return differences(torch.searchsorted(indices, torch.tensor(borders)).tolist())
+    return differences(torch.searchsorted(indices, torch.tensor(borders, device="cpu")).tolist())

@@ -169,7 +169,7 @@ class HorovodComm(Comm):
         return lambda: [[*wait().view(mine.dtype).view(self.size, *mine.shape)] for wait, mine in pairs]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        splits = torch.tensor(list(send), dtype=torch.int32)
+        splits = torch.tensor(list(send), dtype=torch.int32, device="cpu")
         # What is sent differs in length from worker to worker, so the name must not tell it.
         exchange = partial(hvd.alltoall_async, splits=splits)
         received, _ = self._begin("all_to_all", exchange, _movable(tensor), sized=False)()
@@ -203,7 +203,7 @@ class HorovodComm(Comm):
 
     def lagged_max(self, number: int) -> int:
         before = self._finish_pending()
-        mine = torch.tensor([number], dtype=torch.int32)  # on the host, beside NCCL
+        mine = torch.tensor([number], dtype=torch.int32, device="cpu")  # beside NCCL
         with self._collective("vote"):
             self._pending = hvd.allreduce_async_(mine, name="vote", op=hvd.Max, process_set=self._set)
         return before

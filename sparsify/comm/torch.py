@@ -174,7 +174,7 @@ class TorchComm(Comm):
             assert isinstance(group, dist.ProcessGroup)  # every worker is in it
             self._host_group = group
         before = self._finish_pending()
-        mine = torch.tensor([number])
+        mine = torch.tensor([number], device="cpu")
         with self._collective("a vote"):
             work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
         self._pending = work, mine

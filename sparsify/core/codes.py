@@ -160,7 +160,8 @@ class Int8(Levels):
         return scales[:, None], codes
 
     def levels(self, scales: Tensor) -> Tensor:
-        return (torch.arange(-128, 128, device=scales.device) / 127) * scales
+        steps = torch.arange(-128, 128, dtype=SCALE, device=scales.device)
+        return (steps / 127) * scales
 
 
 @dataclass(frozen=True)

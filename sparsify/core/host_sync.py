@@ -37,7 +37,8 @@ def to_device(numbers: Any, like: Tensor, dtype: torch.dtype = torch.int64) -> T
     """
     if not like.is_cuda:
         return torch.tensor(numbers, dtype=dtype, device=like.device)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(like.device, non_blocking=True)
+    pinned = torch.tensor(numbers, dtype=dtype, device="cpu", pin_memory=True)
+    return pinned.to(like.device, non_blocking=True)
 
 
 def nonzero(mask: Tensor) -> Tensor:

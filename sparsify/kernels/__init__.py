@@ -208,7 +208,7 @@ def trouble_with_gpu(device: torch.device) -> str | None:
     try:
         from sparsify.kernels import gpu
 
-        raise_if(gpu.obstacle(torch.empty(1, device=device)))
+        raise_if(gpu.obstacle(torch.empty(1, dtype=torch.float32, device=device)))
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         acc = (numbers * GOLDEN % 1 - 0.5).float()
         theirs = Eager(acc).topk(acc.clone(), acc, TRIED // 100).indices.sort().values

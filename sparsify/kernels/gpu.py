@@ -146,7 +146,8 @@ class Gpu(Kernel):
         if isinstance(threshold, Tensor) and threshold.device == acc.device:
             self.threshold.copy_(threshold)
         else:
-            self.threshold.fill_(torch.tensor(float(threshold), dtype=torch.float32).item())
+            rounded = torch.tensor(float(threshold), dtype=torch.float32, device="cpu")
+            self.threshold.fill_(rounded.item())
         self._make_ends()
         tensors, sizes = added(acc, grad), self._sizes(n)
         with torch.cuda.device_of(acc):

@@ -53,7 +53,7 @@ class Native(Kernel):
         if not acc.is_contiguous():
             return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
         n, threads, _ = self._shape(acc, grad)
-        indices, values = torch.empty(k, dtype=torch.int32), torch.empty(k, dtype=torch.float32)
+        indices, values = empty_message(k)
         grad, kind = added(grad)
         self.wanted[:2] = n, k
         owed, gradient = (np.array([at or 0, n]) for at in (acc.data_ptr(), pointer(grad)))
@@ -74,7 +74,7 @@ class Native(Kernel):
         bound, counts = bound_key(float(threshold), strict), np.zeros(parts, dtype=np.int64)
         grad, kind = added(grad)
         while True:
-            found = torch.empty((parts, self.room), dtype=torch.int32), torch.empty((parts, self.room))
+            found = empty_message(parts, self.room)
             self.library.sparsify_above(
                 acc.data_ptr(), pointer(grad), kind, n, bound, self.level, threads,
                 *(buffer.data_ptr() for buffer in found), self.room, counts.ctypes.data,
@@ -136,7 +136,7 @@ class NativeJoint(JointKernel):
         kinds = {grad.dtype for grad in grads}
         fits = len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
         owed, gradient, total = self._table(accs, keeps=True), table_of(grads), sum(ks)
-        found = Sparse(torch.empty(total, dtype=torch.int32), torch.empty(total))
+        found = empty_message(total)
         fits = fits and owed is not None and not self.library.sparsify_topk(
             self.wanted.ctypes.data, len(self.sizes), owed.ctypes.data, len(accs), gradient.ctypes.data,
             len(grads), KINDS[kinds.pop()] if kinds else 0, self.level,
@@ -227,7 +227,8 @@ def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
         return None
     table, stretches = table_of(tensors), np.array(sizes, dtype=np.int64)
     assert table[:, 1].sum() == stretches.sum()
-    found, ours = torch.empty(len(sizes)), library()
+    found = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
+    ours = library()
     ours.sparsify_norms(
         table.ctypes.data, stretches.ctypes.data, len(sizes), KINDS[kinds.pop()], ours.sparsify_level(),
         torch.get_num_threads(), found.data_ptr(),
@@ -245,6 +246,13 @@ def are_messages(parts: Sequence[Sparse]) -> bool:
     """True if the library can read these."""
     indices, values = zip(*parts, strict=True) if parts else ((), ())
     return are_plain(indices, torch.int32) and are_plain(values)
+
+
+def empty_message(*shape: int) -> Sparse:
+    """Return memory for so many indices and values, in the types that the library writes."""
+    indices = torch.empty(shape, dtype=torch.int32, device="cpu")
+    values = torch.empty(shape, dtype=torch.float32, device="cpu")
+    return Sparse(indices, values)
 
 
 def table_of(tensors: Sequence[Tensor]) -> Numbers:

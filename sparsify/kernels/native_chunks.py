@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsify.core.chunks import Tiles
-from sparsify.kernels.native import KINDS, LEVELS, Numbers, are_plain, library
+from sparsify.kernels.native import KINDS, LEVELS, Numbers, are_plain, empty_message, library
 from sparsify.types import Sparse
 
 DRIFT = 4  # enum Kind
@@ -74,7 +74,7 @@ class NativeChunks:
                 for grid, few, first in rows
             ] or table[:, 3:]
             self.ks = tuple(ks)
-        found = Sparse(torch.empty(quota.total, dtype=torch.int32), torch.empty(quota.total))
+        found = empty_message(quota.total)
         kind = DRIFT if anchors else KINDS[kinds.pop()] if kinds else 0
         self.library.sparsify_chunks(
             table.ctypes.data, len(table), weight, kind, self.tiles.n, self.level,

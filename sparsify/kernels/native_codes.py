@@ -23,8 +23,8 @@ class NativeStatistical2(Statistical2):
             return super().quantise(values, parts)
         counts = np.array(parts.counts, dtype=np.int64)
         assert counts.sum() == len(values)
-        means = torch.empty(len(counts), self.num_scales)
-        codes = torch.empty(len(values), dtype=torch.uint8)
+        means = torch.empty(len(counts), self.num_scales, dtype=torch.float32, device="cpu")
+        codes = torch.empty(len(values), dtype=torch.uint8, device="cpu")
         library().sparsify_statistical2(
             values.data_ptr(), counts.ctypes.data, len(counts), means.data_ptr(), codes.data_ptr()
         )

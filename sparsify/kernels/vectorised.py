@@ -123,7 +123,7 @@ class Vectorised(Kernel):
 
     def _least_key(self, threshold: Tensor | float, dtype: torch.dtype, strict: bool) -> int:
         """The least key that a magnitude has which reaches the threshold (exceeds it, if strict)."""
-        value = torch.as_tensor(threshold, dtype=dtype)
+        value = torch.as_tensor(threshold, dtype=dtype, device="cpu")
         if value.isnan():
             return self.nothing
         if value < 0:
@@ -132,8 +132,8 @@ class Vectorised(Kernel):
 
     def _part(self, n: int, places: Array, values: Array) -> Sparse:
         # Not from_numpy alone, which gives empty tensors a stride of 0.
-        indices = torch.empty(len(places), dtype=index_dtype(n))
-        kept = torch.empty(len(values), dtype=torch.from_numpy(values).dtype)
+        indices = torch.empty(len(places), dtype=index_dtype(n), device="cpu")
+        kept = torch.empty(len(values), dtype=torch.from_numpy(values).dtype, device="cpu")
         return Sparse(indices.copy_(torch.from_numpy(places)), kept.copy_(torch.from_numpy(values)))
 
 

@@ -55,7 +55,9 @@ class ShardGrid(NamedTuple):
                 "replicas=mesh['replicate']"
             )
         groups = [cast(dist.ProcessGroup, column.group), cast(dist.ProcessGroup, row.group)]
-        mesh = DeviceMesh.from_group(groups, device.type, mesh=torch.tensor(rows), mesh_dim_names=NAMES)
+        mesh = DeviceMesh.from_group(
+            groups, device.type, mesh=torch.tensor(rows, device="cpu"), mesh_dim_names=NAMES
+        )
         return cls(column, row, mesh, device)
 
     def everyone(self) -> Comm:
