@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, put
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
+from sparsify.core.autocast import autocast_kinds, set_autocast_kinds
 from sparsify.cost import Link, Network
 
 T = TypeVar("T")
@@ -79,8 +80,10 @@ class Cluster:
         self.clocks.leave(rank)
         self.calls[rank] = call
         grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread
+        cast_kinds = autocast_kinds()  # these, too
         self.scheduler.switch()
         torch.set_grad_enabled(grad_mode)
+        set_autocast_kinds(cast_kinds)
         self.clocks.resume(rank)
         return self.result
 
@@ -214,7 +217,8 @@ def run(
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")
     clocks = HostClocks(size, synchronise) if event is None else DeviceClocks(size, event)
-    cluster, grad_mode, results = Cluster(size, network, clocks), torch.is_grad_enabled(), dict[int, T]()
+    cluster, results = Cluster(size, network, clocks), dict[int, T]()
+    grad_mode, cast_kinds = torch.is_grad_enabled(), autocast_kinds()
     ranks = [greenlet(body) for _ in range(size)]
     try:
         while len(results) < size:
@@ -222,6 +226,7 @@ def run(
                 if life.dead:
                     continue
                 torch.set_grad_enabled(grad_mode)  # for a rank that starts; others restore their own
+                set_autocast_kinds(cast_kinds)
                 if life:
                     result = life.switch()
                 else:
@@ -236,6 +241,7 @@ def run(
             if not life.dead:  # another rank failed: this one's `finally` blocks run, then it ends
                 life.throw(GreenletExit)
         torch.set_grad_enabled(grad_mode)
+        set_autocast_kinds(cast_kinds)
     return [results[rank] for rank in range(size)]
 
 
@@ -266,6 +272,6 @@ def same_bits(tensors: Sequence[Tensor]) -> Tensor:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
     first, *others = (tensor.detach().view(whole) for tensor in tensors)
     if first.device.type == "cpu":
-        return torch.tensor(all(torch.equal(first, other) for other in others))
+        return torch.tensor(all(torch.equal(first, other) for other in others), device="cpu")
     different = [(first != other).any() for other in others]
-    return ~torch.stack(different).any() if different else torch.ones((), dtype=torch.bool)
+    return ~torch.stack(different).any() if different else first.new_ones((), dtype=torch.bool)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
+from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
 from sparsify.core.timer import PhaseTimer
@@ -139,6 +140,7 @@ class Engine:
         """True if several buckets travel in one message."""
         return self.method.joins and self.together
 
+    @without_autocast
     def average(
         self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool = False
     ) -> StepReport:
@@ -278,6 +280,7 @@ class Engine:
                 found[name] = found.get(name, SearchStats()) + stats
         return found
 
+    @without_autocast
     def agree(
         self,
         grads: Sequence[Tensor],

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import ProcessGroup, ReduceOp, TorchComm
+from sparsify.core.autocast import without_autocast
 from sparsify.methods._quantise import PackedCodes
 
 
@@ -49,6 +50,7 @@ class QuantisedScatter:
         """Memory for what goes in or comes out."""
         return torch.empty(*size, dtype=dtype, device=device)
 
+    @without_autocast
     def __call__(
         self,
         output_tensor: Tensor,

@@ -42,7 +42,7 @@ from sparsify.method import Method
 from sparsify.methods import per_step
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
-from tests.sparsify.doors import uses_ddp, uses_odd, uses_overlap
+from tests.sparsify.doors import uses_ddp, uses_modes, uses_odd, uses_overlap
 from tests.sparsify.doors.sharded import uses_sharded
 from tests.sparsify.laws import SHAPES
 from tests.sparsify.memory import memory_of_methods as memory_of_methods
@@ -354,6 +354,11 @@ def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]
 def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What this worker found on all grids of so many workers."""
     return uses_sharded.all_uses(comm.size)
+
+
+def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """What this worker ended with by each way, with each method, in each mode."""
+    return uses_modes.of_processes(comm)
 
 
 def odd_workers(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

@@ -1,0 +1,197 @@
+"""Steps within settings of torch that are not ours: the average of each method, by every way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import sparsify
+from sparsify.comm import Comm
+from sparsify.methods import names, per_step
+from tests.sparsify import laws
+
+Mode = Callable[[], AbstractContextManager[Any]]
+STEPS = 4
+SHAPES = [(40, 6), (6,), (8, 4), (2,)]  # which two shards divide
+SCOPES = ("layer", "global")
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def autocast(dtype: torch.dtype) -> Mode:
+    return lambda: torch.autocast("cpu", dtype)
+
+
+PLAIN = "plain"
+MODES: Mapping[str, Mode] = {
+    PLAIN: nullcontext,
+    "default float64": lambda: default_dtype(torch.float64),
+    "default float16": lambda: default_dtype(torch.float16),
+    "default bfloat16": lambda: default_dtype(torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "autocast bfloat16": autocast(torch.bfloat16),
+    "autocast float16": autocast(torch.float16),
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "deterministic": deterministic,
+}
+# In inference torch's own optimisers remember what can't be changed later.
+OF_STEPS = [name for name in MODES if name != "inference"]
+OF_PROCESSES = (PLAIN, "default float64", "default device", "autocast bfloat16")
+
+
+class Given(nn.Module):
+    """A model whose gradients are given."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.tensors = nn.ParameterList(torch.ones(shape, dtype=dtype, device="cpu") for shape in SHAPES)
+
+    def forward(self, gradients: list[Tensor]) -> Tensor:
+        products = [(p * grad).sum() for p, grad in zip(self.tensors, gradients, strict=True)]
+        return torch.stack(products).sum()
+
+    def flat(self) -> Tensor:
+        return torch.cat([p.detach().flatten() for p in self.tensors])
+
+
+def gradients(rank: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    own = torch.Generator().manual_seed(100 * step + rank)
+    drawn = [torch.randn(shape, generator=own, dtype=torch.float64, device="cpu") for shape in SHAPES]
+    return [tensor.to(dtype) for tensor in drawn]
+
+
+def methods(scopes: tuple[str, ...] = ("layer",)) -> dict[str, Any]:
+    """Return every method of every step, by a name."""
+    found = {f"{name} {scope}": laws.build(name, 0.05, scope) for name in per_step() for scope in scopes}
+    # By default only signs are applied, which hide much.
+    found["demo values"] = laws.build("demo", 0.05, "layer", sign=False)
+    return found
+
+
+def strategies() -> dict[str, Any]:
+    """Return strategies of local steps, by a name, with every code of values that they offer."""
+    found = {}
+    for name in names():
+        if name not in per_step():
+            parts = {"fragments": 1} if "fragments" in sparsify.defaults(name) else {}
+            found[name] = sparsify.build(name, every=2, **parts)
+    for code in ("fp32", "bf16", "int8", "e3m0", "symmetric2", "statistical2"):
+        found[f"sparseloco {code}"] = sparsify.build("sparseloco", every=2, code=code)
+    return found
+
+
+def stepped(
+    optimiser: Any, model: Given, comm: Comm, mode: Mode = nullcontext, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Give a wrapped optimiser its gradients, and make every second step within the mode."""
+    for step in range(STEPS):
+        for p, grad in zip(model.tensors, gradients(comm.rank, step, dtype), strict=True):
+            p.grad = grad
+        with mode() if step % 2 == 0 else nullcontext():
+            optimiser.step()
+    return model.flat()
+
+
+def distributed(method: Any, comm: Comm, mode: Mode = nullcontext, **options: Any) -> Tensor:
+    """Train with what `distribute` returns; made within the mode, too."""
+    model = Given()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mode():
+        optimiser = sparsify.distribute(inner, model, method, comm, **options)
+    return stepped(optimiser, model, comm, mode)
+
+
+def registered(method: Any, comm: Comm, mode: Mode = nullcontext, **options: Any) -> Tensor:
+    """Train under DistributedDataParallel, whose backward passes are within the mode."""
+    model = Given()
+    ddp = DistributedDataParallel(model)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mode():
+        sparsify.register(ddp, method, optimiser, **options)
+    return trained(ddp, model, optimiser, comm, mode)
+
+
+def trained(called: nn.Module, model: Given, optimiser: Any, comm: Comm, mode: Mode) -> Tensor:
+    for step in range(STEPS):
+        optimiser.zero_grad()
+        loss = called(gradients(comm.rank, step))
+        with mode():
+            loss.backward()
+            optimiser.step()
+    return torch.cat([local(p).flatten() for p in model.tensors])
+
+
+def local(p: Any) -> Tensor:
+    part: Tensor = p.to_local() if hasattr(p, "to_local") else p
+    return part.detach().clone()
+
+
+@cache
+def mesh_of(size: int) -> DeviceMesh:
+    """Return a mesh of two replicas; made once, for each has process groups of its own."""
+    return init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
+
+
+def sharded(method: Any, comm: Comm, mode: Mode = nullcontext, **options: Any) -> Tensor:
+    """Train a sharded model, whose backward passes and steps are within the mode."""
+    model = Given()
+    fully_shard(model, mesh=mesh_of(comm.size))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with mode():
+        stepping = sparsify.shard(model, inner, method, **options)
+    return trained(model, model, stepping if hasattr(method, "every") else inner, comm, mode)
+
+
+WAYS: Mapping[str, Callable[..., Tensor]] = {
+    "distribute": distributed,
+    "register": registered,
+    "shard": sharded,
+}
+
+
+def of_processes(comm: Comm) -> dict[str, Tensor]:
+    """Train by each way with each method in each mode; what is refused is left out."""
+    torch.set_num_threads(1)
+    found = dict[str, Tensor]()
+    overlapped = laws.build("demo", 0.05, "layer")
+    cases: list[tuple[str, str, Any, dict[str, Any]]] = [
+        (way, name, method, {}) for way in ("register", "shard") for name, method in methods().items()
+    ]
+    cases += [("shard", name, strategy, {}) for name, strategy in strategies().items()]
+    cases += [(way, "demo, overlap", overlapped, {"overlap": True}) for way in ("register", "distribute")]
+    cases += [("shard", "dense, within", sparsify.dense(), {"within": sparsify.qgz(bits=8)})]
+    for way, name, method, options in cases:
+        for mode in OF_PROCESSES:
+            try:
+                found[f"{way}|{name}|{mode}"] = WAYS[way](method, comm, MODES[mode], **options)
+            except ValueError as error:
+                if mode != PLAIN:
+                    raise AssertionError(f"{way}, {name}, {mode}") from error
+                break
+    return found

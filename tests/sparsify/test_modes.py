@@ -1,0 +1,154 @@
+"""Settings of a process or of a block of code, which change nothing of what methods compute."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparsify.comm import Comm, virtual
+from sparsify.core.autocast import autocast_kinds, without_autocast
+from sparsify.doors.aggregator import Aggregator
+from tests.conftest import ROOT
+from tests.sparsify import worker_functions
+from tests.sparsify.doors.uses_modes import (
+    MODES,
+    OF_PROCESSES,
+    OF_STEPS,
+    PLAIN,
+    SCOPES,
+    STEPS,
+    WAYS,
+    Given,
+    Mode,
+    distributed,
+    gradients,
+    methods,
+    strategies,
+)
+from tests.sparsify.worker_functions import on_processes
+
+SIZE = 2
+SEARCHED = [("torch", torch.float32), ("fused", torch.float32), ("fused", torch.bfloat16)]
+# Of torch's constructors; all take the process's default device.
+TYPED_BY_DEFAULT = {"empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"}
+CONSTRUCTORS = TYPED_BY_DEFAULT | {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
+
+
+def averages(method: Any, mode: Mode, select: str, dtype: torch.dtype) -> list[Tensor] | None:
+    """Return each worker's averages in all steps, made within the mode; None where no kernel has them."""
+
+    def body(comm: Comm) -> list[Tensor]:
+        with torch.inference_mode(False):
+            named = list(Given(dtype).named_parameters())
+        aggregator = Aggregator(method, named, comm, seed=3, select=select)
+        found = []
+        for step in range(STEPS):
+            for (_, p), grad in zip(named, gradients(comm.rank, step, dtype), strict=True):
+                assert p.grad is not None
+                p.grad.copy_(grad)
+            aggregator.aggregate()
+            found += [view.clone() for view in aggregator.gradients.views]
+        return found
+
+    try:
+        with mode():
+            return [average for rank in virtual.run(SIZE, body) for average in rank]
+    except ValueError:
+        return None
+
+
+def assert_same_bits(found: list[Tensor] | None, expected: list[Tensor] | None, where: str) -> None:
+    assert (found is None) is (expected is None), where
+    for one, other in zip(found or [], expected or [], strict=True):
+        assert one.dtype == other.dtype, where
+        assert torch.equal(one, other), where
+
+
+@pytest.mark.parametrize("name", methods(SCOPES))
+def test_every_method_and_kernel_averages_alike_in_every_mode(name: str) -> None:
+    method = methods(SCOPES)[name]
+    for select, dtype in SEARCHED:
+        expected = averages(method, MODES[PLAIN], select, dtype)
+        for mode, make in MODES.items():
+            found = averages(method, make, select, dtype)
+            assert_same_bits(found, expected, f"{mode}, {select}, {dtype}")
+
+
+WRAPPED = {**methods(), **strategies()}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None:
+    def trained(mode: Mode) -> list[Tensor]:
+        return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm, mode))
+
+    expected = trained(MODES[PLAIN])
+    for mode in OF_STEPS:
+        assert_same_bits(trained(MODES[mode]), expected, mode)
+
+
+@pytest.fixture(scope="module")
+def lived(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
+    """What two gloo processes ended with, by rank."""
+    return on_processes(worker_functions.trainings_in_modes, 2, tmp_path_factory.mktemp("modes"))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_trainings_of_processes_are_alike_in_every_mode(way: str, lived: list[dict[str, Tensor]]) -> None:
+    for found in lived:
+        cases = [name for name in found if name.startswith(way)]
+        assert len(cases) >= len(OF_PROCESSES)
+        for case in cases:
+            plain = found[case.rpartition("|")[0] + f"|{PLAIN}"]
+            assert torch.equal(found[case], plain), case
+
+
+def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
+    seen = []
+
+    @without_autocast
+    def arithmetic(fails: bool) -> None:
+        seen.append(autocast_kinds())
+        if fails:
+            raise ValueError("on purpose")
+
+    with torch.autocast("cpu", torch.bfloat16):
+        arithmetic(fails=False)
+        with pytest.raises(ValueError, match="on purpose"):
+            arithmetic(fails=True)
+        assert autocast_kinds() == ["cpu"]
+    assert seen == [[], []]
+
+
+def unstated(tree: ast.AST) -> list[str]:
+    """Return each call of a constructor that leaves its device or its type to the process."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        package, _, name = ast.unparse(node.func).rpartition(".")
+        if package != "torch" or name not in CONSTRUCTORS:
+            continue
+        needed = {"device", "dtype"} if name in TYPED_BY_DEFAULT else {"device"}
+        if not needed <= {keyword.arg for keyword in node.keywords}:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_every_new_tensor_states_its_device_and_its_type() -> None:
+    found = {}
+    for path in sorted((ROOT / "sparsify").rglob("*.py")):
+        if lines := unstated(ast.parse(path.read_text())):
+            found[str(path.relative_to(ROOT))] = lines
+    assert not found
+
+
+def test_what_is_left_to_the_process_is_noticed() -> None:
+    for line in ("torch.empty(3)", "torch.zeros(3, device=x)", "torch.tensor([1])"):
+        assert len(unstated(ast.parse(line))) == 1
+    for line in ("torch.empty(3, dtype=x, device=y)", "torch.arange(3, device=x)", "x.new_zeros(3)"):
+        assert not unstated(ast.parse(line))
