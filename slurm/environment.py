@@ -205,6 +205,15 @@ def allocation() -> Allocation | None:
     return Allocation(nodes, tasks, int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
 
 
+def places_on_nodes() -> int | None:
+    """Return how many tasks the job's nodes have been given places for; None where SLURM does not say so."""
+    said = os.environ.get("SLURM_TASKS_PER_NODE")  # such as 2(x3),1
+    if not said:
+        return None
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", said)
+    return sum(int(tasks) * int(nodes or 1) for tasks, nodes in parts)
+
+
 # What a record keeps: SLURM's description of the job, and Horovod's settings that affect its speed; others
 # of Horovod's are hosts and ranks.
 RECORDED = re.compile(

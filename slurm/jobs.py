@@ -21,6 +21,7 @@ OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "TIMEOUT",
 }  # fmt: skip
+REFUSED = ["FAILED", "BadConstraints"]  # state and reason: SLURM keeps some jobs that it has refused
 SHOWN = "--format=%i|%T|%r|%N|%e|%j|%o"
 Known = Literal["queued", "ended", "forgotten", "unknown"]
 ELEMENTS = re.compile(r"(\d+)_\[([\d,:-]+)(?:%\d+)?\]")  # of an array: 12_[0-3,7%2]
@@ -136,16 +137,18 @@ def live(ids: Iterable[str]) -> dict[str, Report]:
 
 
 def made_of(script: Path) -> str | None:
-    """The id of the job, or the array, that was made of a script; None: this person has none, ended or not.
+    """Return the id of the job, or the array, that was made of a script; None: this person has none, ended or
+    not, or SLURM refused it.
 
     Raises:
         SlurmError: SLURM can't be asked.
     """
     said = queue.command(
-        "squeue", f"--user={os.getuid()}", "--all", "--states=all", "--noheader", "--format=%F|%o"
+        "squeue", f"--user={os.getuid()}", "--all", "--states=all", "--noheader", "--format=%F|%T|%r|%o"
     )
-    rows = (line.partition("|") for line in said.splitlines())
-    return next((job for job, _, path in rows if Path(path) == script), None)
+    rows = (line.split("|", 3) for line in said.splitlines() if line.count("|") >= 3)
+    made = (job for job, *state, path in rows if Path(path) == script and state != REFUSED)
+    return next(made, None)
 
 
 @cache

@@ -28,8 +28,8 @@ from sparsify.ranges import quoted
 GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
 ORDER = (
-    "done", "diverged", "running", "queued", "requeued", "unknown", "stopped", "cancelled", "failed",
-    "damaged",
+    "done", "diverged", "running", "suspended", "queued", "requeued", "unknown", "stopped",
+    "cancelled", "failed", "damaged",
 )  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, 
 
 def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
     if run.state == "running":
-        return f"running {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
+        return f"{run.word} {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
     if run.state == "unknown":
         return f"unknown: {run.why}"
     if run.state == "done":

@@ -38,6 +38,13 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
             "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use "
             "`submit`, and on this machine `run`"
         )
+    places = environment.places_on_nodes()
+    if places not in (None, here.tasks):
+        raise ValueError(
+            f"this job has places for {places} tasks on {here.nodes} nodes, by --ntasks-per-node or the like, "
+            f"and --ntasks={here.tasks}, which the script asks for where you do not: give sbatch "
+            f"--ntasks={places} too"
+        )
     fitted = _fitted(words, here)
     _check_cluster(fitted)
     job, folders = environment.job_id(), Folders()

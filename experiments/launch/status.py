@@ -24,7 +24,9 @@ from slurm.jobs import Noted, Report
 from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
 
 UNDER_WAY = ("queued", "running", "requeued")
-TOLD = (DIVERGED, "cancelled", DAMAGED)  # classes that say more than the state does
+SUSPENDED = "suspended"  # a class of running jobs: their processes are stopped
+UNTIL_RESUMED = "until somebody resumes it"
+TOLD = (DIVERGED, "cancelled", DAMAGED, SUSPENDED)  # classes that say more than the state does
 NOBODY = "nobody is seen to write it: its processes may have ended; the same words again go on"
 HOW_ON = "if it has ended, `cancel` gives it up, and `submit` makes it again"
 ASK_S = 5.0  # between two questions to SLURM
@@ -36,7 +38,7 @@ class RunStatus(NamedTuple):
 
     state: str  # done, running, queued, requeued (it will go on), stopped (it can go on), failed, unknown
     why: str = ""  # a sentence for a person
-    kind: str = ""  # a class of diagnosis.POLICIES, or diverged
+    kind: str = ""  # a class of diagnosis.POLICIES, diverged, or suspended
     step: int = 0
     steps: int | None = None
 
@@ -123,11 +125,14 @@ class StatusView:
             return self._queued(attempt, report, step)
         if report.known == "unknown":
             return RunStatus("unknown", f"{report.reason}{self._last_sign(attempt)}; {HOW_ON}", step=step)
+        is_by_us = (self.folders.launch(attempt) / diagnosis.CANCEL).exists()
+        kind, why = ("cancelled", "by `cancel`") if is_by_us else diagnosis.of_job(report.state or None)
+        if state == "preempted" and kind == "cancelled":
+            return RunStatus("stopped", f"{why}; saved at step {step}", kind, step)
         if state == "preempted":
-            return RunStatus("stopped", f"saved at step {step}; submit again to go on", "preempted", step)
-        if (self.folders.launch(attempt) / diagnosis.CANCEL).exists():
-            return RunStatus("failed", "by `cancel`", "cancelled", step)
-        kind, why = diagnosis.of_job(report.state or None)
+            return RunStatus("stopped", f"saved at step {step}; submit again to go on", state, step)
+        if is_by_us:
+            return RunStatus("failed", why, kind, step)
         if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
             kind, why = "code", lack
         ledger, job = self.folders.scratch / LEDGER, attempt.job.id
@@ -153,11 +158,14 @@ class StatusView:
 
     def _queued(self, attempt: Attempt, job: Report, step: int) -> RunStatus:
         manifest = attempt.manifest
+        is_held = job.state in ("SUSPENDED", "STOPPED")
+        until = f", {UNTIL_RESUMED}: `scontrol resume {job.id}` does" if is_held else ""
         if job.state != "PENDING" and manifest["state"] == "submitted":
-            return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs")
+            return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs{until}")
         if job.state != "PENDING":
             done = self.progress(attempt)
-            return RunStatus("running", f"on {job.nodes}", step=done.step, steps=done.steps)
+            kind = SUSPENDED if is_held else ""
+            return RunStatus("running", f"on {job.nodes}{until}", kind, done.step, done.steps)
         why = why_waiting(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
@@ -195,6 +203,10 @@ def _is_here(attempt: Attempt) -> bool:
 
 
 def stuck(states: Iterable[RunStatus]) -> set[str]:
-    """Reasons of jobs that wait and will not begin unless somebody does something."""
-    waiting = (run.why for run in states if run.state in ("queued", "requeued"))
-    return {why for why in waiting if NOT_BY_ITSELF in why or UNTIL_RELEASED in why}
+    """Reasons of jobs that wait and will not begin, or go on, unless somebody does something."""
+    under_way = {run.why for run in states if run.under_way}
+    return {
+        why
+        for why in under_way
+        if any(sign in why for sign in (NOT_BY_ITSELF, UNTIL_RELEASED, UNTIL_RESUMED))
+    }

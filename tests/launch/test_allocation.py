@@ -24,6 +24,15 @@ def test_outside_of_one_the_way_into_one_is_told(here: Command) -> None:
 
 
 @pytest.mark.usefixtures("allocation")
+@pytest.mark.parametrize("places", ["4", "2(x2)", "1,3"])
+def test_tasks_that_the_script_asks_for_in_place_of_those_of_each_node_are_told(
+    here: Command, monkeypatch: pytest.MonkeyPatch, places: str
+) -> None:
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", places)
+    refused(here(*WORDS), "places for 4 tasks", "--ntasks=2", "give sbatch --ntasks=4 too")
+
+
+@pytest.mark.usefixtures("allocation")
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -76,6 +76,12 @@ def test_workers_run_inside_the_image(bench: Bench) -> None:
     assert attempt.manifest["provenance"]["commit"]
 
 
+def test_more_memory_than_any_node_has_is_refused_although_slurm_keeps_the_job(bench: Bench) -> None:
+    asked = bench.command("submit", "method=topk", *SMOKE, conf(bench), "cluster.mem_gb=999")
+    refused(asked, "SLURM refused the job", "change cluster.mem_gb")
+    assert not bench.folders.sweeps.exists() or not [*bench.folders.sweeps.iterdir()]
+
+
 def test_a_site_without_pyxis_is_told_so_before_anything_is_queued(bench: Bench) -> None:
     words = [word for word in SMOKE if not word.startswith("container")]
     own = ("container=thin", "container.runtime=pyxis", "container.image=ubuntu", "method=topk")

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.records.schema import JobNote
 from experiments.config.folders import Folders
+from experiments.launch.diagnosis import CANCEL
 from experiments.launch.progress_bar import ProgressBar
 from experiments.launch.status import StatusView, stuck
 from experiments.launch.submission import Queue
@@ -40,6 +41,38 @@ def test_a_job_that_will_not_begin_by_itself_is_told(
     assert run.state == "queued"
     assert said in run.why
     assert stuck([run]) == ({run.why} if is_stuck else set())
+
+
+@pytest.mark.parametrize(
+    ("state", "known", "job_state", "is_by_us", "word", "why"),
+    [
+        ("running", "queued", "RUNNING", False, "running", "on n1"),
+        ("running", "queued", "SUSPENDED", False, "suspended", "`scontrol resume 7`"),
+        ("submitted", "queued", "SUSPENDED", False, "queued", "`scontrol resume 7`"),
+        ("running", "queued", "STOPPED", False, "suspended", "`scontrol resume 7`"),
+        ("preempted", "ended", "CANCELLED", False, "cancelled", "the job was cancelled; saved at step 5"),
+        ("preempted", "ended", "CANCELLED", True, "cancelled", "by `cancel`; saved at step 5"),
+        ("preempted", "forgotten", "", True, "cancelled", "by `cancel`; saved at step 5"),
+        ("preempted", "ended", "TIMEOUT", False, "stopped", "saved at step 5; submit again to go on"),
+        ("running", "ended", "CANCELLED", True, "cancelled", "by `cancel`"),
+        ("running", "ended", "CANCELLED", False, "cancelled", "the job was cancelled"),
+    ],
+)
+def test_a_run_is_what_somebody_has_done_to_its_job(
+    tmp_path: Path, state: str, known: jobs.Known, job_state: str, is_by_us: bool, word: str, why: str
+) -> None:
+    folders = Folders(tmp_path)
+    attempt = folders.store.begin(synthetic.config())
+    attempt.update(state=state, step=5)
+    attempt.note_job(JobNote("7"))
+    if is_by_us:
+        folders.launch(attempt).mkdir(parents=True)
+        (folders.launch(attempt) / CANCEL).touch()
+    report = Report(known, "7", job_state, nodes="n1")
+    run = StatusView(folders, {attempt: report}).of_attempt(attempt)
+    assert run.word == word
+    assert why in run.why
+    assert stuck([run]) == ({run.why} if "scontrol resume" in why else set())
 
 
 def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_blamed(

@@ -73,6 +73,11 @@ def test_each_reason_of_slurm_is_told_as_what_it_is(kind: str) -> None:
         assert sum(sign in said for sign in SIGNS[:3]) == bool(TOLD[kind]), said
 
 
+def test_more_cores_than_a_partition_has_are_no_fault_of_its_name() -> None:
+    assert "change cluster.cpus_per_worker, " in why_waiting("PartitionConfig")
+    assert "change cluster.partition" in why_waiting("PartitionDown")
+
+
 def test_these_are_all_reasons() -> None:
     found = [reason for kind in TOLD for reason in words(kind)]
     assert len(found) == len({*found}) == 217  # one of them, QOSMaxBBMinutesPerJob, SLURM calls Assoc...

@@ -144,7 +144,11 @@ def test_an_answer_that_names_no_job_is_looked_up_in_the_queue(
     tmp_path: Path, programs: Programs, answer: str, code: int
 ) -> None:
     programs.prints("sbatch", answer, code=code)
-    programs.prints("squeue", "11|/elsewhere/1.sh\n12|$SCRIPT", SCRIPT=f"$(ls {tmp_path}/jobs/*.sh)")
+    programs.prints(
+        "squeue",
+        "11|RUNNING|None|/elsewhere/1.sh\n12|PENDING|None|$SCRIPT",
+        SCRIPT=f"$(ls {tmp_path}/jobs/*.sh)",
+    )
     ids, said = submitted(tmp_path)
     assert ids == ["12"]
     assert "SLURM has the job 12, of which sbatch said" in said[0]
@@ -159,8 +163,12 @@ def test_a_job_is_neither_refused_nor_queued_as_long_as_nobody_can_tell(
         submitted(tmp_path)
 
 
-def test_a_refusal_is_no_doubt(tmp_path: Path, programs: Programs) -> None:
+@pytest.mark.parametrize("kept", ["", "12|FAILED|BadConstraints|$SCRIPT"])
+def test_a_refusal_is_no_doubt_also_where_slurm_keeps_the_job(
+    tmp_path: Path, programs: Programs, kept: str
+) -> None:
     programs.prints("sbatch", "sbatch: error: invalid partition specified: gpu", code=1)
-    programs.prints("squeue", "11|/elsewhere/1.sh")
+    script = f"$(ls {tmp_path}/jobs/*.sh)"
+    programs.prints("squeue", f"11|RUNNING|None|/elsewhere/1.sh\n{kept}", SCRIPT=script)
     with pytest.raises(ValueError, match=r"refused the job: invalid partition.*cluster\.partition"):
         submitted(tmp_path)
