@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm, gather_json
 from sparsify.core import host_sync
+from sparsify.core.bucket import local_part
+from sparsify.core.gradients import layout_of
 from sparsify.method import Method
 
 ANEW = "Give every worker the same model, optimiser, method and options, and call the same, equally often"
@@ -106,11 +108,27 @@ def of_buffers(model: nn.Module) -> dict[str, Any]:
 
 def of_tensors(kind: str, named: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
     """Facts on parameters, or on buffers."""
-    return {
-        f"{kind} {name}": f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
-        + (", trained" if tensor.requires_grad else "")
-        for name, tensor in named
-    }
+    facts: dict[str, Any] = {}
+    for name, tensor in named:
+        fact = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
+        if tensor.requires_grad:
+            fact += ", trained" + order_in_memory(tensor)
+        facts[f"{kind} {name}"] = fact
+    return facts
+
+
+def order_in_memory(tensor: Tensor) -> str:
+    """Return the strides of a tensor's gradient, whose elements are exchanged in that order; nothing where
+    they lie row by row. Of sides of 1 they say nothing.
+    """
+    part = local_part(tensor)
+    if part.layout is not torch.strided or part.is_contiguous():
+        return ""
+    layout = layout_of(part)
+    if torch.empty_strided(part.shape, layout, dtype=part.dtype, device="meta").is_contiguous():
+        return ""
+    strides = [stride if size > 1 else 1 for size, stride in zip(part.shape, layout, strict=True)]
+    return f", with strides {tuple(strides)}"
 
 
 def of_optimiser(optimiser: torch.optim.Optimizer | None) -> dict[str, Any]:

@@ -28,14 +28,17 @@ class Parts:
     method: str = "topk"
     of_method: dict[str, Any] = field(default_factory=lambda: {"density": 0.1, "scope": "layer"})
     options: dict[str, Any] = field(default_factory=dict)
+    of_ddp: dict[str, Any] = field(default_factory=dict)
 
     def wrap(self, door: str, comm: Comm | None) -> object:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         optimiser = self.kind(parameters, **self.of_optimiser)
+        if door == "locally":
+            self.method, self.of_method = "localsgd", {"every": 2}
         method = sparsify.build(self.method, **self.of_method)
-        if door == "distribute":
+        if door != "register":
             return sparsify.distribute(optimiser, self.model, method, comm, **self.options)
-        ddp = DistributedDataParallel(self.model)
+        ddp = DistributedDataParallel(self.model, **self.of_ddp)
         return sparsify.register(ddp, method, optimiser, **self.options)
 
 
@@ -68,6 +71,10 @@ def a_buffer_in_the_way(parts: Parts) -> None:
     parts.model.register_buffer("calls", torch.zeros(2), persistent=False)
 
 
+def other_strides(parts: Parts) -> None:
+    parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's, for 4 dimensions
+
+
 def other_method(parts: Parts) -> None:
     parts.method = "randomk"
 
@@ -93,6 +100,10 @@ def option(**options: Any) -> Callable[[Parts], None]:
     return lambda parts: parts.options.update(options)
 
 
+STRIDES = (
+    "parameter convolution.weight: ranks [0, 2] have (4, 2, 2, 2) torch.float64 on cpu, trained; ranks [1] "
+    "have (4, 2, 2, 2) torch.float64 on cpu, trained, with strides (8, 1, 4, 2)"
+)
 # Of each difference, what all workers read; what DDP itself refuses has no case for `register`.
 FOR_DISTRIBUTE: dict[str, tuple[Callable[[Parts], None], str]] = {
     "shape": (other_shape, "parameter output.weight: ranks [0, 2] have (3, 16) torch.float64 on cpu, "
@@ -102,6 +113,7 @@ FOR_DISTRIBUTE: dict[str, tuple[Callable[[Parts], None], str]] = {
     "one more": (one_more, "parameter more.weight: ranks [0, 2] have none; ranks [1] have (2, 2)"),
     "frozen": (frozen, "parameter convolution.bias: ranks [0, 2] have (4,) torch.float64 on cpu, trained; "
                "ranks [1] have (4,) torch.float64 on cpu."),
+    "strides": (other_strides, STRIDES),
     "buffer": (a_buffer_in_the_way, "buffer calls: ranks [0, 2] have (1,)"),
 }  # fmt: skip
 FOR_BOTH: dict[str, tuple[Callable[[Parts], None], str]] = {
@@ -122,7 +134,9 @@ FOR_BOTH: dict[str, tuple[Callable[[Parts], None], str]] = {
 }  # fmt: skip
 CASES = {
     **{f"distribute {name}": case for name, case in (FOR_DISTRIBUTE | FOR_BOTH).items()},
+    **{f"locally {name}": case for name, case in FOR_DISTRIBUTE.items()},
     **{f"register {name}": case for name, case in FOR_BOTH.items()},
+    "register strides": (other_strides, STRIDES),
 }
 
 
@@ -132,6 +146,8 @@ def told(case: str, rank: int, comm: Comm | None = None) -> str:
     parts = Parts()
     if case.endswith("type"):
         parts.model.bfloat16()
+    if case.endswith("strides"):
+        parts.of_ddp["init_sync"] = False  # else DDP itself refuses it
     if rank == ODD:
         CASES[case][0](parts)
     try:
