@@ -43,9 +43,14 @@ from analysis.records.schema import SCHEMA
 
 T = TypeVar("T")
 STATES = get_args(schema.RunState)
+NEWER = "newer"  # what lists call an attempt that a newer version of this code has written
 DAMAGED = "damaged"  # the state of an attempt whose manifest can't be read; none is written
 RANK_LOG = re.compile(r"rank(0|[1-9][0-9]{0,8})\.jsonl")
 NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt, of a step
+
+
+class NewerRecord(Damaged):
+    """A record that a newer version of this code has written."""
 
 
 def now() -> str:
@@ -91,7 +96,12 @@ class Attempt:
         Raises:
             Damaged: something else lies there.
         """
-        return read_object(self.path / "run.json", schema.Manifest) or {"state": "planned"}
+        path = self.path / "run.json"
+        try:
+            return read_object(path, schema.Manifest) or {"state": "planned"}
+        except Damaged:
+            check_not_newer(path, read_json(path) or {})
+            raise
 
     @property
     def config(self) -> dict[str, Any]:
@@ -267,6 +277,7 @@ class Attempt:
             Damaged: something is.
         """
         path, manifest = self.path / "run.json", self.manifest
+        check_not_newer(path, manifest)
         if manifest["state"] != "ok":
             if not path.exists():
                 raise Damaged(path, "is missing")
@@ -290,6 +301,14 @@ class Attempt:
             if verify:
                 read_recorded(log, expected)
         return manifest
+
+
+def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse a manifest that a newer version of this code has written."""
+    number = manifest.get("schema")
+    if isinstance(number, int) and number > SCHEMA:
+        what = f"is of a newer version of this code (schema {number}; this one reads schema {SCHEMA})"
+        raise NewerRecord(path, f"{what}: update this checkout to read it")
 
 
 def steps_made(manifest: Mapping[str, Any]) -> int | None:

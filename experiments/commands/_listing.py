@@ -15,7 +15,7 @@ from analysis.records.configs import SHOWN, flatten, plain, short, varying
 from analysis.records.files import Damaged
 from analysis.records.frames import became, is_missing
 from analysis.records.schema import DONE
-from analysis.records.store import DAMAGED, Attempt
+from analysis.records.store import Attempt
 from analysis.tables import Table
 from experiments.commands._find import states_of, without_variant
 from experiments.commands._make import say
@@ -55,7 +55,7 @@ def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
     try:
         manifest, config = attempt.manifest, attempt.config
     except Damaged:
-        return {**row, "state": DAMAGED}
+        return {**row, "state": state}
     times = {name: manifest.get(name) for name in ("started", "ended")}
     return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
 

@@ -29,7 +29,7 @@ GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
 ORDER = (
     "done", "diverged", "running", "suspended", "queued", "requeued", "unknown", "stopped",
-    "cancelled", "failed", "damaged",
+    "cancelled", "failed", "damaged", "newer",
 )  # fmt: skip
 
 

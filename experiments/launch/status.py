@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.records import locks, schema
-from analysis.records.files import read_note
+from analysis.records.files import Damaged, read_note
 from analysis.records.schema import DIVERGED
-from analysis.records.store import DAMAGED, Attempt
+from analysis.records.store import DAMAGED, NEWER, Attempt, NewerRecord
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
@@ -26,7 +26,7 @@ from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
 UNDER_WAY = ("queued", "running", "requeued")
 SUSPENDED = "suspended"  # a class of running jobs: their processes are stopped
 UNTIL_RESUMED = "until somebody resumes it"
-TOLD = (DIVERGED, "cancelled", DAMAGED, SUSPENDED)  # classes that say more than the state does
+TOLD = (DIVERGED, "cancelled", DAMAGED, NEWER, SUSPENDED)  # classes that say more than the state does
 NOBODY = "nobody is seen to write it: its processes may have ended; the same words again go on"
 HOW_ON = "if it has ended, `cancel` gives it up, and `submit` makes it again"
 ASK_S = 5.0  # between two questions to SLURM
@@ -102,9 +102,11 @@ class StatusView:
 
     def of_attempt(self, attempt: Attempt) -> RunStatus:
         """The status of the run that an attempt is for."""
-        if fault := attempt.fault():
-            return RunStatus("failed", f"{fault}; it will be measured again", DAMAGED)
-        manifest = attempt.manifest
+        try:
+            manifest = attempt.check()
+        except Damaged as damage:
+            kind = NEWER if isinstance(damage, NewerRecord) else DAMAGED
+            return RunStatus("failed", f"{damage.brief}; it will be measured again", kind)
         state, step = manifest["state"], int(manifest.get("step") or 0)
         if state == "ok":
             other = [with_other(files)] if (files := other_code(attempt)) else []

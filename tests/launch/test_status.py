@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.schema import JobNote
+from analysis.records.files import write_json
+from analysis.records.schema import SCHEMA, JobNote
 from experiments.config.folders import Folders
 from experiments.launch.diagnosis import CANCEL
 from experiments.launch.progress_bar import ProgressBar
@@ -73,6 +74,21 @@ def test_a_run_is_what_somebody_has_done_to_its_job(
     assert run.word == word
     assert why in run.why
     assert stuck([run]) == ({run.why} if "scontrol resume" in why else set())
+
+
+@pytest.mark.parametrize("state", ["ok", "running", "failed", "of_tomorrow"])
+@pytest.mark.parametrize("changes", [{}, {"steps": {"made": 8}}, {"started": [1]}], ids=str)
+def test_a_record_of_a_newer_version_is_called_so(
+    tmp_path: Path, state: str, changes: dict[str, object]
+) -> None:
+    folders = Folders(tmp_path)
+    attempt = folders.store.begin(synthetic.config())
+    manifest = {**attempt.manifest, "state": state, "schema": SCHEMA + 1, **changes}
+    write_json(attempt.path / "run.json", manifest)
+    run = StatusView(folders, {}).of_attempt(attempt)
+    assert run.word == "newer"
+    assert "update this checkout" in run.why
+    assert not attempt.is_valid()
 
 
 def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_blamed(
