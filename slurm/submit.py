@@ -66,13 +66,23 @@ def submit_command(
     Raises:
         ValueError: as `submit_array`.
     """
+    check_lines(folder, options)
     return _submit(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say).id
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:
     """The very text that `submit_array` hands to sbatch; needs no SLURM."""
+    check_lines(folder, options)
     command = " ".join([shlex.quote(python), "-u -m submitit.core._submit", shlex.quote(str(folder))])
     return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
+
+
+def check_lines(folder: Path, options: Mapping[str, Any]) -> None:
+    """Refuse options of sbatch with a line break: the script's next line would be a command of the shell."""
+    given = {"the folder of its logs": str(folder), **options, **options.get("additional_parameters", {})}
+    for name, value in given.items():
+        if isinstance(value, str) and {*value} & {"\n", "\r"}:
+            raise ValueError(f"{name} of a job has a line break, which no option of sbatch may: {value!r}")
 
 
 def exported(text: str) -> list[str]:

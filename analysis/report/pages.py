@@ -21,19 +21,21 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
+import msgspec
 from markupsafe import Markup, escape
 
 from analysis import verdicts
 from analysis.claims import DECISIVE, WORDS
-from analysis.records.files import write_atomic
+from analysis.records.files import MOST_LOG_BYTES, read_bytes, remove, write_atomic
 from analysis.report.content import MARKS, Item, Lead
 from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
 
 SOURCE = Path(__file__).parent
 ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
+T = TypeVar("T")
 MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
 PAGES, FILES, DATA, ASSETS, KEPT = PARTS = "pages", "files", "data", "assets", "kept"
 RUN = "run"  # in DATA: a script for each run's page
@@ -96,21 +98,27 @@ class Site:
             path.mkdir(parents=True, exist_ok=True)
             staying = {path / OURS, *([path / RUN] if part == DATA else [])}
             for left in {*path.iterdir()} - staying if part != KEPT else ():
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                remove(left)
             (path / OURS).touch()
         names = {f"{run}.js" for run in unchanged}
         for left in (self.folder / DATA / RUN).glob("*"):
             if left.name not in names:
-                left.unlink()
+                remove(left)
         shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
-    def kept(self, name: str, made_from: str) -> Any:
+    def kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
         """What `keep` kept under this name; None where it was made from something else, or is not there."""
         try:
-            found = json.loads((self.folder / KEPT / f"{name}.json").read_text())
-        except (OSError, ValueError):  # not there, or not whole: it can be made again
+            found = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MOST_LOG_BYTES))
+            is_same = isinstance(found, dict) and found.get("made_from") == made_from
+            return msgspec.convert(found["content"], kind) if is_same else None
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            RecursionError,
+        ):  # not there, or not whole: it is made again
             return None
-        return found["content"] if isinstance(found, dict) and found.get("made_from") == made_from else None
 
     def keep(self, name: str, made_from: str, content: Any) -> None:
         """Keep plain data for the next report, also where this one is stopped before it begins to write."""
@@ -133,6 +141,8 @@ class Site:
         """Write one file of the report."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            remove(path)  # a report has made all that is in its folders
         write_atomic(path, text, durable=False)  # it can be made again
         return path
 

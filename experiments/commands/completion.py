@@ -82,15 +82,20 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
         listed: dict[Kind, Callable[[], list[str]]] = {
             Kind.ITEM: lambda: list(figures.items()),
             Kind.SETTING: lambda: settings(prefix, given),
-            Kind.RUN: Folders().store.runs,
+            Kind.RUN: lambda: _plain(Folders().store.runs()),
             Kind.BENCH: BENCHMARKS.names,
             Kind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
             Kind.FILTER: lambda: _of_runs(prefix, given),
-            Kind.SWEEP: lambda: sorted(path.name for path in Folders().sweeps.glob("*")),
+            Kind.SWEEP: lambda: _plain(path.name for path in Folders().sweeps.glob("*")),
         }
         return [word for kind in found for word in listed[kind]()]
 
     return completer
+
+
+def _plain(names: Iterable[str]) -> list[str]:
+    """The names that mean nothing to a shell, sorted: folders of results may have any."""
+    return sorted(name for name in names if re.fullmatch(r"\w[\w.=+-]*", name, re.ASCII))
 
 
 def _of_runs(prefix: str, given: Sequence[str]) -> list[str]:
@@ -100,8 +105,8 @@ def _of_runs(prefix: str, given: Sequence[str]) -> list[str]:
         return settings(prefix, given)
     if equals and key in ("x", "by"):
         return [f"{key}={name}" for name in ("method.name", "task.name", *_leaves(given))]
-    named = (f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
-    return [*sorted(named), "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.items()]
+    named = _plain(f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
+    return [*named, "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.items()]
 
 
 def settings(prefix: str, given: Sequence[str]) -> list[str]:

@@ -114,7 +114,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
 
 def _known(site: pages.Site, name: str, made_from: str) -> list[tuple[str, RunPage]]:
     """The rows of an earlier report, each with the digest of what it was made from besides."""
-    return [(digest, msgspec.convert(row, RunPage)) for digest, row in site.kept(name, made_from) or ()]
+    return site.kept(name, made_from, list[tuple[str, RunPage]]) or []
 
 
 def _keep(site: pages.Site, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
@@ -187,8 +187,10 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
             found[item, ""] = [Item(item, stem, "Its file is broken", damage=why, paper=figures.paper(item))]
             continue
         for profile in figures.profiles(item):
-            rows = site.kept(figures.stem(item, profile), _made_from(item, profile, folders, shipped))
-            found[item, profile] = None if rows is None else [msgspec.convert(row, Item) for row in rows]
+            made_from = _made_from(item, profile, folders, shipped)
+            rows = site.kept(figures.stem(item, profile), made_from, list[Item])
+            is_known = rows is not None and all(_is_page_of(row, item, profile, folders) for row in rows)
+            found[item, profile] = rows if is_known else None
     todo = [name for name, known in found.items() if known is None]
     calls = (
         partial(_item_or_why, *name, stored(*name, folders, shipped.frames), folders, draws) for name in todo
@@ -202,6 +204,14 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
             site.keep(figures.stem(*name), made_from, [*map(msgspec.to_builtins, own)])
         parquet.release()
     return [item for known in found.values() for item in known or ()]
+
+
+def _is_page_of(row: Item, item: str, profile: str, folders: Folders) -> bool:
+    """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
+    stem = figures.stem(item, profile)
+    places = (folders.figures, folders.shipped / "figures")
+    own = {str(folder / f"{stem}.{kind}") for folder in places for kind in KINDS}
+    return (row.name, row.stem) == (item, stem) and own >= {*row.files.values()}
 
 
 def _item_or_why(item: str, profile: str, found: Stored | None, folders: Folders, draws: bool) -> Item | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 from pathlib import Path
 
 from analysis.records import parquet
@@ -39,5 +40,6 @@ def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     if name in own and (valid := folders.store.newest_valid(name)):
         return name, parquet.cached(valid, folders.records)[0]
     if name not in carried:
-        raise ValueError(f"{name} has no valid attempt: `python -m experiments why {name}` says why")
+        call = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
+        raise ValueError(f"{name} has no valid attempt: `{call}` says why")
     return name, runs_of(shipped, [name])

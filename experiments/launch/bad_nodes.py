@@ -12,8 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from analysis.records.files import Damaged, read_note
 from analysis.records.log import read_lines_as
@@ -24,19 +25,21 @@ from slurm.queue import EndedJob
 LEDGER = "node-failures.jsonl"
 FAILS = 2  # of a node, before jobs are kept away from it
 TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
+# Results may come from anybody, and these names become words of SLURM's programs and lines of jobs' scripts.
+NodeName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][\w.-]{0,252}\Z")]
 BEGIN = Path(__file__).with_name("begin.sh")
 
 
 class WorkerNote(Struct, frozen=True):
     """worker<rank>.json: where a worker was started."""
 
-    node: str
+    node: NodeName
 
 
 class NodeFailure(Struct, frozen=True):
     """A line of the ledger."""
 
-    node: str
+    node: NodeName
     at: datetime  # by the clock of SLURM's accounting, or of this code, which says so by a Z
     job: str = ""
     python: str | None = None  # that could not be started there

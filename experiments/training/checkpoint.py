@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Mapping
@@ -355,9 +356,14 @@ def read_state(path: Path, expected: Mapping[str, Any]) -> dict[str, Any]:
                 sha256.update(block)
     except FileNotFoundError as error:
         raise Faulty("a file is missing") from error
+    except OSError as error:
+        raise Faulty(f"a file can't be read: {error.strerror}") from error
     if sha256.hexdigest() != expected["sha256"]:
         raise Faulty("a file was changed after it was written")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:  # it was signed by others
+        raise Faulty("a file holds more than numbers, or is no state") from error
     return state
 
 

@@ -5,19 +5,33 @@ docs/records.md has the list of ways from a results folder to code, and names th
 
 from __future__ import annotations
 
+import hashlib
 import json
+import pickle
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from analysis.records.configs import flatten, measured_config, run_key, variant_configs
 from analysis.records.store import Attempt
+from analysis.report import pages
+from experiments import figures
+from experiments.commands import new, report
 from experiments.commands._again import asked
 from experiments.config import compose
 from experiments.config.folders import Folders
+from experiments.config.plan import PlannedRun
+from experiments.figures.runs import name_and_configs
+from experiments.launch import arrays, bad_nodes
+from experiments.training import checkpoint
+from slurm.submit import sbatch_text
 from tests.analysis import synthetic
-from tests.conftest import Command, refused
+from tests.conftest import Command, environment_for, fine, process, refused
 
 ON_SLURM = ["method=topk", "task=cnn_digits", "profile=smoke", "cluster=devcluster"]
 IN_TURNS = [
@@ -85,3 +99,123 @@ def test_words_of_a_record_set_what_is_measured_alone() -> None:
     config = measured_config(compose.resolve(ON_SLURM).as_dict())
     words = compose.asked_again({"": config}, run_key(config)).words()
     assert {word.partition("=")[0] for word in words} & {*STARTING} == set()
+
+
+TEXTS = ['"]; print(1) #', "'''", '"""', "\\", "{{ 1 }}", "\n\nprint(1)", "\u2028", "a'b\"c"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_figure_that_compare_saves_holds_texts_as_texts(text: str) -> None:
+    written = new.figure("thesis_density", text, [[text]], {"x": text, "y": "step_s"})
+    names: dict[str, Any] = {}
+    exec(compile(written.replace("= Comparison(", "= dict("), "thesis_density.py", "exec"), names)
+    assert (names["TITLE"], names["RUNS"], names["COMPARED"]["x"]) == (text, [[text]], text)
+
+
+# --- scripts of jobs, and words of SLURM's programs
+# --------------------------------------------------------------------------------------
+
+NO_NODES = ["n1\ntouch owned #", "n1 --wrap=owned", "--help", "$(touch owned)", "n1;touch owned", "", "n1,n2"]
+
+
+@pytest.mark.parametrize("node", NO_NODES)
+def test_no_ledger_writes_a_line_into_a_jobs_script(node: str, tmp_path: Path) -> None:
+    ledger, start = tmp_path / bad_nodes.LEDGER, tmp_path / "start"
+    for hour in (1, 2):
+        bad_nodes.note_failure(ledger, node, "7", f"2026-01-01T0{hour}:00:00Z")
+        bad_nodes.note_failure(ledger, "n9", "7", f"2026-01-01T0{hour}:00:00Z")
+    words = ("fig3", "cluster=devcluster", "container=none")
+    (array, *_) = arrays.arrays([PlannedRun(config, None) for config in name_and_configs(words)[1]], False)
+    text = sbatch_text(tmp_path, array.options("a", tmp_path, tmp_path, ledger), "python", 1)
+    assert "#SBATCH --exclude=n9\n" in text
+    assert "touch" not in text
+    start.mkdir()
+    (start / "worker0.json").write_text(json.dumps({"node": node}))
+    assert bad_nodes.failed_nodes("7", start) == {}
+
+
+@pytest.mark.parametrize("name", ["partition", "exclude", "comment", "additional_parameters"])
+def test_no_option_of_a_job_has_a_line_break(name: str, tmp_path: Path) -> None:
+    value = {"chdir": "a\ntouch owned"} if name == "additional_parameters" else "a\ntouch owned"
+    with pytest.raises(ValueError, match="has a line break"):
+        sbatch_text(tmp_path, {"job_name": "a", "time": 5, name: value}, "python", 1)
+    with pytest.raises(ValueError, match="has a line break"):
+        sbatch_text(tmp_path / "a\nb", {"job_name": "a", "time": 5}, "python", 1)
+
+
+# --- a person's shell
+# --------------------------------------------------------------------------------------
+
+
+def test_no_folders_name_reaches_a_shell_at_a_tab(tmp_path: Path) -> None:
+    names = [
+        "$(touch owned)",
+        "`touch owned`",
+        "a;touch owned",
+        "-rf",
+        "a b",
+        "a\nb",
+        "*",
+        "~",
+        "none-0-abcd",
+    ]
+    for parent in ("runs", "sweeps"):
+        for name in names:
+            (tmp_path / parent / name).mkdir(parents=True)
+    python, line = shlex.quote(sys.executable), "python -m experiments why "
+    script = (
+        f'eval "$({python} -m experiments completion bash)"; COMP_WORDS=({line} ""); COMP_LINE={line!r};'
+        f"COMP_POINT={len(line)}; _python_m_experiments {python} 2>&1; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = fine(process("bash", "-c", script, env=environment_for(tmp_path)))
+    offered = {word.strip() for word in done.stdout.splitlines() if not word.startswith("-")}
+    assert offered == {"none-0-abcd"}
+
+
+def test_a_command_to_type_quotes_the_name_of_a_folder(here: Command, tmp_path: Path) -> None:
+    (tmp_path / "results" / "runs" / "a;touch owned").mkdir(parents=True)
+    refused(here("trace", "a;touch"), "why 'a;touch owned'` says why")
+
+
+# --- what is kept to save time
+# --------------------------------------------------------------------------------------
+
+
+class Owning:
+    """A pickle that runs a program where it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return subprocess.check_call, (["touch", "owned"],)
+
+
+def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "rank0.pt"
+    torch.save({"weights": Owning()}, path)
+    raw = path.read_bytes()
+    with pytest.raises(checkpoint.Faulty, match="holds more than numbers"):
+        checkpoint.read_state(path, {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
+    assert not Path("owned").exists()
+    pickle.loads(pickle.dumps(Owning()))
+    assert Path("owned").exists()  # as it would have been
+
+
+OF_STRANGER = {"name": "fig1", "stem": "fig1-smoke", "title": "A stranger's"}
+KEPT = {
+    "a page elsewhere": OF_STRANGER | {"stem": "../../../owned"},
+    "another figure": OF_STRANGER | {"name": "fig2"},
+    "a file of somebody's": OF_STRANGER | {"files": {"png": "/etc/passwd"}},
+}
+
+
+@pytest.mark.parametrize("what", KEPT)
+def test_a_report_takes_no_name_of_a_file_from_what_was_kept(what: str, tmp_path: Path) -> None:
+    folders = Folders(tmp_path)
+    site, shipped = pages.Site(folders.report), report.Shipped(folders, [])
+    for item in figures.items():
+        for profile in figures.profiles(item):
+            rows = [KEPT[what]] if (item, profile) == ("fig1", "smoke") else []
+            made_from = report._made_from(item, profile, folders, shipped)
+            site.keep(figures.stem(item, profile), made_from, rows)
+    titles = [item.title for item in report._items(site, folders, shipped, draws=False)]
+    assert "A stranger's" not in titles

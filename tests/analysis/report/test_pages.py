@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -158,15 +159,35 @@ def test_what_is_kept_is_given_again_as_long_as_what_it_was_made_from_is_the_sam
     site.begin()
     site.keep("fig9", "before", [msgspec.to_builtins(one)])
     site.begin()
-    assert [msgspec.convert(row, Item) for row in site.kept("fig9", "before")] == [one]
-    assert site.kept("fig9", "after") is None
-    (tmp_path / "report" / "kept" / "fig9.json").write_text("{")
-    assert site.kept("fig9", "before") is None
+    assert site.kept("fig9", "before", list[Item]) == [one]
+    assert site.kept("fig9", "after", list[Item]) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", '{"made_from": "before"}', '{"made_from": "before", "content": [5]}', "[" * 100_000, b"\xff",
+        '{"made_from": "before", "content": [{"name": "a"}]}', "FIFO", "link to itself",
+    ],
+)  # fmt: skip
+def test_what_was_kept_and_is_no_such_thing_is_made_again(content: str | bytes, tmp_path: Path) -> None:
+    site = pages.Site(tmp_path / "report")
+    site.keep("fig9", "before", [])
+    path = tmp_path / "report" / "kept" / "fig9.json"
+    path.unlink()
+    if content == "FIFO":
+        os.mkfifo(path)
+    elif content == "link to itself":
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert site.kept("fig9", "before", list[Item]) is None
 
 
 def test_a_report_that_was_stopped_before_its_pages_is_gone_on_with(tmp_path: Path) -> None:
     pages.Site(tmp_path).keep("fig9", "before", [1])
-    assert pages.Site(tmp_path).kept("fig9", "before") == [1]
+    assert pages.Site(tmp_path).kept("fig9", "before", list[int]) == [1]
 
 
 def test_a_runs_row_is_kept_whole() -> None:
