@@ -129,13 +129,18 @@ def _is_free(lock: Path) -> bool | None:
 
 def remove(path: Path) -> None:
     """Remove a file, or a folder with all in it, if it is there."""
-    if path.is_dir() and not path.is_symlink():
-        try:
-            shutil.rmtree(path)
-        except RecursionError as error:
-            raise ValueError(f"{path} has too many folders in each other: remove it by `rm -r`") from error
-    else:
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
+        return
+    try:
+        shutil.rmtree(path)
+    except RecursionError:  # so many folders are in each other
+        for below in reversed([*entries_below(path)]):
+            if below.is_dir() and not below.is_symlink():
+                below.rmdir()
+            else:
+                below.unlink()
+        path.rmdir()
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

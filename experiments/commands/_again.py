@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from analysis.records import parquet
 from analysis.records.configs import run_key, variant_configs
+from analysis.records.files import Damaged
 from analysis.records.frames import is_missing, records
+from analysis.records.store import Attempt
 from experiments.commands._find import the_name
 from experiments.config import compose
 from experiments.config.folders import Folders
@@ -41,9 +44,21 @@ def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], s
     shipped = records(parquet.read_parquet(folders.shipped).runs)
     name = the_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
     if name in own and (attempts := folders.store.attempts(name)):
-        config = attempts[-1].config
+        config = _newest_config(attempts)
         return variant_configs(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]
     variants = ["" if is_missing(row["variant"]) else row["variant"] for row in rows]
     configs = (json.loads(row["config_json"]) for row in rows)
     return dict(zip(variants, configs, strict=True)), rows[0]["key"].partition("/")[0]
+
+
+def _newest_config(attempts: Sequence[Attempt]) -> dict[str, Any]:
+    """Return the configuration of these attempts, which is that of all, from the newest that has it whole.
+
+    Raises:
+        Damaged: none has.
+    """
+    for attempt in reversed(attempts[1:]):
+        with contextlib.suppress(Damaged):
+            return attempt.config
+    return attempts[0].config

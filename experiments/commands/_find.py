@@ -199,9 +199,15 @@ def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
     sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
     if not sweep:
         return sorted(folders.launch(attempt).glob("*_log.*"))
-    return sorted(
-        path for path in (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*") if path.stat().st_size
-    )
+    found = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
+    return sorted(path for path in found if not _is_empty(path))
+
+
+def _is_empty(log: Path) -> bool:
+    try:
+        return log.stat().st_size == 0
+    except OSError:  # `last_lines` tells it
+        return False
 
 
 def last_lines(log: Path) -> list[str]:
@@ -210,6 +216,8 @@ def last_lines(log: Path) -> list[str]:
         return read_bytes(log, MOST_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:]
     except Damaged as damage:
         return [damage.brief]
+    except FileNotFoundError:
+        return [f"{log.name} is not there any more"]
 
 
 def check_on_slurm(planned: Sequence[PlannedRun]) -> Sequence[PlannedRun]:

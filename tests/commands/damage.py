@@ -16,6 +16,8 @@ import random
 import resource
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +37,7 @@ from msgspec import Struct, structs
 
 from analysis.records import parquet, schema
 from analysis.records.configs import flatten, measured_config, run_id, run_key
+from analysis.records.files import PART
 from analysis.records.frames import empty
 from analysis.records.store import Attempt
 from analysis.records.visible import visible
@@ -46,7 +49,9 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import LAUNCHES, configs_of, launched
+from experiments.launch.bad_nodes import LEDGER
 from tests.analysis import synthetic
+from tests.analysis.broken_lines import BROKEN
 
 DEADLINE_S = 60  # of one command
 MEMORY = 3 * 2**30  # bytes that a command may ask for; a log may have one
@@ -121,7 +126,7 @@ def make(root: Path) -> Results:
     }  # fmt: skip
     record = {"name": SWEEP, "words": ON_SLURM, "created": "2026-01-01T00:00:00Z", "arrays": [array]}
     (sweep / "sweep.json").write_text(json.dumps({**record, "slurm_conf": None}))
-    for words in (["collect"], ["reproduce", ITEM, f"profile={PROFILE}"]):
+    for words in (["collect"], ["reproduce", ITEM, f"profile={PROFILE}"], ["report", "--drawn"]):
         ended = carry_out(results, words)
         assert ended.code == 0, (words, ended)
     return results
@@ -194,6 +199,45 @@ def _special(name: str, path: Path) -> None:
     SPECIAL[name](path, content)
 
 
+def _deep_folders(path: Path) -> None:
+    """Make more folders in each other than Python calls functions in each other."""
+    path.mkdir()
+    chain = "/".join(["d"] * 1_100)
+    subprocess.run(["mkdir", "-p", chain], cwd=path, check=True)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        descriptor = os.open(path.parent, os.O_RDONLY)  # a socket's own path may be too long
+        server.bind(f"/proc/self/fd/{descriptor}/{path.name}")
+        os.close(descriptor)
+
+
+# Making folders that deep takes a second: they are put where something walks into folders, or removes them.
+DEEP = "deep folders"
+WITH_DEEP = ("a record", "tables", "a page")
+ODD: dict[str, Callable[[Path], object]] = {  # what may lie in a folder beside what belongs there
+    "file": lambda path: path.write_bytes(b"\xff\0"),
+    "folder": Path.mkdir,
+    DEEP: _deep_folders,
+    "folder of a name that is no text": lambda path: (path / os.fsdecode(b"\xff")).mkdir(parents=True),
+    "FIFO": os.mkfifo,
+    "socket": _socket,
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "link to its folder": lambda path: path.symlink_to("."),
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+def _beside(places: Sequence[str], name: str, results: Results) -> None:
+    """Put this thing beside what belongs there, in each of these places of BESIDE that is still free."""
+    for path in (path for place in places for path in BESIDE[place](results)):
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            ODD[name](path)
+
+
 def _put(tree: Any, dotted: Sequence[str], value: Any) -> None:
     *above, name = dotted
     for part in above:
@@ -218,6 +262,15 @@ def _change_line(attempt: Attempt, number: int, line: Callable[[str], str]) -> N
     lines = path.read_text().splitlines()
     lines[number] = line(lines[number])
     path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogateescape"))
+    _sign(attempt)
+
+
+def _replace_line(raw: bytes, attempt: Attempt) -> None:
+    """Put these bytes in place of a line, and a manifest beside them that says that they belong there."""
+    path = attempt.rank_path(0)
+    lines = path.read_bytes().splitlines()
+    lines[2] = raw
+    path.write_bytes(b"\n".join([*lines, b""]))
     _sign(attempt)
 
 
@@ -248,6 +301,35 @@ FILES: dict[str, Callable[[Results], list[Path]]] = {
     "picture": lambda results: [results.folders.figures / f"{ITEM}-{PROFILE}.png"],
     "page": lambda results: [results.folders.figures / f"{ITEM}-{PROFILE}.md"],
 }  # fmt: skip
+BESIDE: dict[str, Callable[[Results], list[Path]]] = {
+    "a run": lambda results: [results.folders.store.root / "notes"],
+    "an attempt": lambda results: [attempt.path.parent / "002" for attempt in results.victims],
+    "a log": lambda results: [attempt.path / "rank2.jsonl" for attempt in results.victims],
+    "a manifest": lambda results: [attempt.path / ".run.json.part" for attempt in results.victims],
+    "a record": lambda results: [attempt.path / "own" / "notes" for attempt in results.victims],
+    "a checkpoint": lambda results: [attempt.checkpoints / "3" for attempt in results.victims],
+    "tables": lambda results: [results.folders.records / f".runs{PART}"],
+    "a listing": lambda results: [results.folders.records / "listed"],
+    "cached tables": lambda results: [results.folders.records / "attempts" / "notes"],
+    "an index": lambda results: [results.folders.index / "notes.json"],
+    "a sweep's index": lambda results: [results.folders.sweep_index / "notes.json"],
+    "a picture": lambda results: [results.folders.figures / "notes.png"],
+    "a sweep": lambda results: [results.folders.sweeps / "notes"],
+    "a sweep's file": lambda results: [results.folders.sweeps / "notes" / "sweep.json"],
+    "a job's log": lambda results: [results.folders.sweeps / SWEEP / "a0" / "12_0_1_log.out"],
+    "a launch": lambda results: [results.folders.scratch / "notes"],
+    "a ledger": lambda results: [results.folders.scratch / LEDGER],
+    "a start": lambda results: [results.folders.launch(run) / "start-12_0-1" for run in results.victims],
+    "a note of progress": lambda results: [
+        results.folders.launch(run) / "start-12_0-1" / "progress.json" for run in results.victims
+    ],
+    "a worker's log": lambda results: [
+        results.folders.launch(run) / "worker1_log.err" for run in results.victims
+    ],
+    "a benchmark": lambda results: [results.root / "bench" / "methods-notes.jsonl"],
+    "a report's row": lambda results: [results.folders.report / "kept" / "runs-here.json"],
+    "a page": lambda results: [results.folders.report / "data" / "run" / "notes.js"],
+}
 MANIFEST = (
     *_dotted(schema.Manifest), "files.rank0.jsonl", "files.rank0.jsonl.bytes", "files.rank0.jsonl.sha256",
     "provenance.versions.torch", "provenance.clocks_mhz", "resumed.0", "resumed.0.step", "resumed.0.at",
@@ -349,11 +431,6 @@ IN_SWEEP = (
     "name", "created", "slurm_conf", "arrays", "arrays.0", "arrays.0.nodes", "arrays.0.jobs",
     "arrays.0.jobs.0", "arrays.0.jobs.0.id", "arrays.0.jobs.0.runs", "arrays.0.jobs.0.runs.0",
 )  # fmt: skip
-LINES: dict[str, str] = {
-    "5": "5", "null": "null", "[]": "[]", "text": '"x"', "{}": "{}", "NUL": "\0", "nothing": "",
-    "half": '{"ki',
-    "not UTF-8": '{"kind": "step\udcff"}', "nested": "[" * 100_000, "long": "9" * 10_000_000,
-}  # fmt: skip
 ALL_LINES: dict[str, Callable[[list[str]], list[str]]] = {
     "none": lambda lines: [],
     "a step twice": lambda lines: [*lines, lines[-1]],
@@ -405,9 +482,13 @@ def kinds() -> dict[str, Damage]:
         found[f"a line of look, values: {name}"] = partial(
             _on_victims, partial(_all_lines, partial(_and, text))
         )
-    for name, text in LINES.items():
-        act = partial(_change_line, number=2, line=partial(_instead, text))
-        found[f"a line: {name}"] = partial(_on_victims, act)
+    for name, raw in BROKEN.items():
+        found[f"a line: {name}"] = partial(_on_victims, partial(_replace_line, raw))
+    for name in ODD:
+        places = [place for place in BESIDE if name != DEEP or place in WITH_DEEP]
+        for place in places:
+            found[f"beside {place}: {name}"] = partial(_beside, [place], name)
+        found[f"beside everything: {name}"] = partial(_beside, [*{*places} - {"a log"}], name)
     for dotted in LINE:
         for name, value in {"missing": KeyError, **VALUES}.items():
             act = partial(_change_line, number=2, line=partial(_with_line, dotted, value))
@@ -433,10 +514,6 @@ def kinds() -> dict[str, Damage]:
 
 def _write(content: bytes, path: Path) -> None:
     path.write_bytes(content)
-
-
-def _instead(text: str, _: str) -> str:
-    return text
 
 
 def _change_config(dotted: str, value: Any, attempt: Attempt) -> None:
@@ -488,8 +565,17 @@ def commands() -> dict[str, list[str]]:
         "run": ["run", *_words_of_figure()],
         "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
         "trace": ["trace", first],
+        "run again": ["run", f"again={second}"],
         "report": ["report", "--drawn"],
     }
+
+
+# Commands that go on without a record, and damage that leaves all other records as they were.
+OF_ALL = ("collect", "figures", "status", "list", "compare", "plan", "run", "reproduce", "report")
+OF_ONE_RECORD = (
+    "run.json", "config.json", "rank0.jsonl", "job.json", "progress.json", "cached ", "a line", "lines:",
+    "a copy named", "a log named", "a log:", "a run as a folder", "an attempt as a folder", "beside ",
+)  # fmt: skip
 
 
 def _words_of_figure() -> list[str]:
@@ -606,6 +692,16 @@ def unjust(results: Results, collected: Ended) -> str:
     return f"{len(unnamed)} records left out and not named" if unnamed else ""
 
 
+def stopped(kind: str, name: str, ended: Ended) -> str:
+    """What is wrong where a record's damage ends a command that other records would have sufficed for; empty
+    where nothing is.
+    """
+    is_of_one = kind.startswith(OF_ONE_RECORD)
+    if name == "compare" and kind.startswith("config.json and its key"):
+        is_of_one = False  # it is a record of something else, which may not compare
+    return f"stopped: {ended.err.strip()[-200:]}" if ended.code and is_of_one and name in OF_ALL else ""
+
+
 def damaged(base: Results, into: Path, damage: Damage) -> Results:
     """A copy of these results, damaged."""
     shutil.copytree(base.root, into, symlinks=True)
@@ -628,13 +724,13 @@ def main(words: Sequence[str]) -> int:
             for name, call in commands().items():
                 results = damaged(base, Path(folder) / f"{number}", damage)
                 ended = carry_out(results, call)
-                fault = ended.fault or (unjust(results, ended) if name == "collect" else "")
+                fault = ended.fault or stopped(kind, name, ended)
+                fault = fault or (unjust(results, ended) if name == "collect" else "")
                 cases, longest = cases + 1, max(longest, ended.took_s)
                 if fault:
                     faults[name] += 1
                     print(f"{kind} | {name} | {fault}", flush=True)
-                shutil.rmtree(results.root, ignore_errors=True)
-                results.root.unlink(missing_ok=True)
+                subprocess.run(["rm", "-rf", str(results.root)], check=True)  # however deep it is
     print(f"{len(every)} kinds of damage, {cases} cases, the longest {longest:.1f} s; faults: {dict(faults)}")
     return bool(faults)
 
