@@ -117,7 +117,8 @@ def broadcast_all(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None
             while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= AT_ONCE:
                 batch.append(waiting.pop(0))
             flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
-            theirs = comm.broadcast(flat).split([tensor.numel() for tensor in batch])
+            received = comm.broadcast(flat.view(uint8)).view(dtype)  # bytes: no backend has all types
+            theirs = received.split([tensor.numel() for tensor in batch])
             for tensor, values in zip(batch, theirs, strict=True):
                 put(values.view(tensor.shape), tensor)
 

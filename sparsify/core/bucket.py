@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.parameter import is_lazy
 
@@ -165,6 +165,31 @@ def check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ValueError(f"{name} is a sparse tensor; make it dense")
+    if tensor.is_quantized or type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise ValueError(
+            f"{name} is of the type {type(tensor).__name__} and no plain tensor, so that its elements can't "
+            "be exchanged; train plain ones, and let each worker keep a frozen one of that type: tell its "
+            "name to DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)"
+        )
+    if not tensor.requires_grad:
+        return
+    if tensor.dtype.itemsize == 1:
+        raise ValueError(
+            f"{name} is trained in {tensor.dtype}, which has no sums to average; keep what is trained in "
+            "bfloat16 or float32, and convert it where it is used"
+        )
+    if hasattr(tensor, "_in_backward_optimizers"):
+        raise ValueError(
+            f"{name} is stepped within the backward pass, by _apply_optimizer_in_backward, before anything "
+            "is averaged; make a plain optimiser of it instead"
+        )
+
+
+def ignored_names(model: nn.Module) -> set[str]:
+    """Return the names of what each worker has for itself: parameters and buffers that were told to
+    `DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`.
+    """
+    return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def local_part(tensor: Tensor) -> Tensor:

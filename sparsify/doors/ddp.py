@@ -20,6 +20,18 @@ from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
 from sparsify.core.used import Used
 from sparsify.doors.averages import OnlyAverage
+from sparsify.doors.ddp_parts import (
+    Flags,
+    FullBucket,
+    KnownBucket,
+    check_hook,
+    ddp_in,
+    dense,
+    group_beside,
+    group_of,
+    register_hook,
+    used_anywhere,
+)
 from sparsify.doors.engine import (
     Engine,
     NonFinite,
@@ -28,24 +40,10 @@ from sparsify.doors.engine import (
     check_unchanged,
     while_alive,
 )
-from sparsify.doors.full import Flags, FullBucket, KnownBucket, dense, used_anywhere
 from sparsify.doors.handshake import agree, of_optimiser, of_tensors, of_wrapping, shake_hands
 from sparsify.doors.overlap import Background
 from sparsify.doors.toll import Toll, advice_for
-from sparsify.doors.wrapping import (
-    Door,
-    check_method,
-    check_overlap,
-    check_tensorwise,
-    ddp_in,
-    group_beside,
-    group_in,
-    group_of,
-    parameters_of,
-    rates_of,
-    register_hook,
-    stepped_by_scaler,
-)
+from sparsify.doors.wrapping import Door, group_in, parameters_of, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
 
 
@@ -109,10 +107,7 @@ class DDPHook(Door):
             raise ValueError("comm and group both say who averages; give one of them")
 
         def facts() -> dict[str, Any]:
-            check_method(method, optimiser, model)
-            if overlap and not isinstance(method, Dense):
-                check_overlap(scaler)
-                check_tensorwise(method)
+            check_hook(model, method, optimiser, scaler, overlap)
             return of_wrapping(
                 model.module, optimiser, method, seed=seed, check=check, debug=debug, overlap=overlap,
                 steps_per_epoch=steps_per_epoch, scaler=scaler is not None,

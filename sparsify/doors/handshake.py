@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm, gather_json
 from sparsify.core import host_sync
-from sparsify.core.bucket import local_part
+from sparsify.core.bucket import ignored_names, local_part
 from sparsify.core.gradients import layout_of
 from sparsify.method import Method
 
@@ -97,19 +97,27 @@ def of_wrapping(
     model: nn.Module, optimiser: torch.optim.Optimizer | None, method: Method, **options: Any
 ) -> dict[str, Any]:
     """Facts on all that a door is given; buffers not among them, see `of_buffers`."""
-    named = of_tensors("parameter", model.named_parameters())
+    named = of_tensors("parameter", model.named_parameters(), ignored_names(model))
     return {"method": repr(method), **options, **named, **of_optimiser(optimiser)}
 
 
 def of_buffers(model: nn.Module) -> dict[str, Any]:
     """Facts on a model's buffers."""
-    return of_tensors("buffer", model.named_buffers())
+    return of_tensors("buffer", model.named_buffers(), ignored_names(model))
 
 
-def of_tensors(kind: str, named: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
-    """Facts on parameters, or on buffers."""
+def of_tensors(
+    kind: str, named: Iterable[tuple[str, Tensor]], ignored: Collection[str] = ()
+) -> dict[str, Any]:
+    """Facts on parameters, or on buffers.
+
+    Args:
+        ignored: names of those that are each worker's own.
+    """
     facts: dict[str, Any] = {}
     for name, tensor in named:
+        if name in ignored:
+            continue
         fact = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
         if tensor.requires_grad:
             fact += ", trained" + order_in_memory(tensor)

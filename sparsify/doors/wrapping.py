@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm, broadcast_all
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, check_tensor
+from sparsify.core.bucket import Bucket, check_tensor, ignored_names
 from sparsify.doors.engine import Engine, StepReport
 from sparsify.doors.states import check_unmarked, unmarked
 from sparsify.method import Method
@@ -34,8 +34,20 @@ GUARDS: WeakKeyDictionary[torch.optim.Optimizer, OwnSteps] = WeakKeyDictionary()
 
 
 def group_in(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
-    """That of a DeviceMesh, where it is one."""
+    """Return the group of a DeviceMesh, where it is one.
+
+    Raises:
+        ValueError: this worker is not in it, or there are several.
+    """
+    is_outside = isinstance(group, DeviceMesh) and group.get_coordinate() is None
+    if is_outside or group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            f"this worker, rank {dist.get_rank()} of all, is not in the group that was handed over; let only "
+            "its members call this, or hand over a group that has this worker"
+        )
     if not isinstance(group, DeviceMesh):
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ValueError(f"{group!r} is no process group; take what torch.distributed.new_group returns")
         return group
     if group.ndim != 1:
         raise ValueError(
@@ -69,10 +81,12 @@ def check_overlap(scaler: GradScaler | None) -> None:
 
 
 def broadcast(model: nn.Module, comm: Comm) -> None:
-    """Give all workers the parameters and buffers of rank 0's model. All travel on the device of the
-    parameters, for nccl knows no other.
+    """Give all workers the parameters and buffers of rank 0's model, but for those that DDP is told to
+    ignore. All travel on the device of the parameters, for nccl knows no other.
     """
-    tensors = [*model.parameters(), *model.buffers()]
+    ignored = ignored_names(model)
+    named = (*model.named_parameters(), *model.named_buffers())
+    tensors = [tensor for name, tensor in named if name not in ignored]
     if tensors:
         broadcast_all(comm, tensors, tensors[0].device)
 
@@ -116,6 +130,7 @@ def check_parts(
 ) -> None:
     """Refuse what can't be wrapped to average gradients."""
     check_wrapped(optimiser, model)
+    check_gradient_types(model.named_parameters())
     if not (scaler is None or isinstance(scaler, GradScaler)):
         raise ValueError(
             f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
@@ -143,8 +158,15 @@ def check_wrapped(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
                 f"{type(part).__name__} is not {what}; sparsify.distribute takes an optimiser, its model, "
                 "and a method, in this order"
             )
+    ignored, mine = ignored_names(model), set(map(id, parameters_of(optimiser)))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        check_tensor(name, tensor)
+        if name not in ignored:
+            check_tensor(name, tensor)
+        elif id(tensor) in mine and tensor.requires_grad:
+            raise ValueError(
+                f"DistributedDataParallel is told to ignore {name}, so that it is each worker's own, and "
+                "this optimiser would average it; give it an optimiser of its own, which you don't wrap"
+            )
     if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
         raise ValueError("this optimiser is wrapped already; wrap the inner one (`optimiser.optimiser`)")
     if not hasattr(optimiser, "_optimizer_step_pre_hooks"):
@@ -167,6 +189,21 @@ def check_wrapped(optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
             raise ValueError(
                 f"the optimiser has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
                 "over a module that has all of them, such as nn.ModuleList([model, loss])"
+            )
+
+
+def check_gradient_types(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters whose gradients are of another type than they are.
+
+    Raises:
+        ValueError: one has such a `grad_dtype`.
+    """
+    for name, p in named:
+        kind = getattr(p, "grad_dtype", None) if p.requires_grad and p.is_leaf else None
+        if kind not in (None, p.dtype):
+            raise ValueError(
+                f"{name} is in {p.dtype} and takes gradients in {kind}, its grad_dtype, while gradients are "
+                "averaged in the parameter's type; leave grad_dtype out, or keep the parameter in that type"
             )
 
 
@@ -277,116 +314,6 @@ class Door:
                 "unless an epoch is that long, set .epoch before each one, or pass "
                 "steps_per_epoch=len(batches)"
             )
-
-
-def ddp_in(model: nn.Module) -> DistributedDataParallel:
-    """The one that takes a hook: the model, or what `torch.compile` or a trainer has wrapped once more."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    inside = [part for part in parts if isinstance(part, DistributedDataParallel)]
-    if len(inside) != 1:
-        sharded = any(hasattr(p, "device_mesh") for part in parts for p in part.parameters())
-        why = "has no buckets" if not inside else f"has {len(inside)} inside, to be registered one by one"
-        why = "shards its gradients, and sparsification needs whole ones" if sharded else why
-        raise ValueError(
-            f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
-            "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
-        )
-    (found,) = inside
-    if getattr(found, "mixed_precision", None) is not None:
-        raise ValueError(
-            "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
-        )
-    return found
-
-
-def register_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
-    """Hand DDP a communication hook, unless it has one."""
-    try:
-        model.register_comm_hook(state, hook)
-    except RuntimeError as error:
-        if "only be called once" not in str(error):
-            raise
-        raise ValueError(
-            "this model has a communication hook already, and DDP takes no other; leave that one out, or "
-            "wrap `model.module` in a DistributedDataParallel anew"
-        ) from error
-
-
-def check_method(
-    method: Method, optimiser: torch.optim.Optimizer | None, model: DistributedDataParallel
-) -> None:
-    """Refuse what is no method, or can't work without the optimiser."""
-    if hasattr(method, "every"):
-        raise ValueError(
-            "under DistributedDataParallel gradients are averaged in every backward pass, so nothing would "
-            "be left to exchange after local steps; train the model inside (`model = model.module`) with "
-            "sparsify.distribute(optimiser, model, strategy)"
-        )
-    if not hasattr(method, "aggregate"):
-        raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
-        )
-    if method.scope == "bucket" and not method.mixes_tensors:
-        raise ValueError(
-            "scope='bucket' chooses the largest of several tensors, and this method does not; take "
-            "scope='layer', or a size in MB"
-        )
-    if isinstance(getattr(optimiser, "optimiser", None), torch.optim.Optimizer):
-        raise ValueError(
-            "sparsify.distribute's optimiser averages by itself; give register the inner one, or leave it out"
-        )
-    if optimiser is None and (method.needs_lr or method.momentum_inside):
-        why = "follows the learning rate" if method.needs_lr else "applies momentum itself"
-        raise ValueError(
-            f"the method {why}, so it must know the optimiser: sparsify.register(model, method, optimiser)"
-        )
-    if optimiser is not None:
-        check_momentum(optimiser, method)
-        known = set(map(id, parameters_of(optimiser)))
-        for name, p in model.module.named_parameters():
-            if method.needs_lr and p.requires_grad and id(p) not in known:
-                raise ValueError(
-                    f"the method follows each parameter's learning rate, and {name} is not the optimiser's"
-                )
-
-
-def check_tensorwise(method: Method) -> None:
-    """Refuse to overlap, under DDP, what needs more gradients than are there."""
-    if method.needs_whole_gradient:
-        raise ValueError(
-            "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
-            "leave one of them out"
-        )
-    if method.scope not in ("layer", "bucket"):
-        raise ValueError(
-            f"overlap=True sends each of DDP's buckets as soon as it is full, and scope={method.scope!r} "
-            "spans several; take scope='layer' or 'bucket', or leave overlap out"
-        )
-
-
-def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
-    """DDP's own group, or another one of the same members."""
-    members = dist.get_process_group_ranks(model.process_group)
-    if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
-        raise ValueError(
-            f"DDP keeps the model alike on the workers {members}, so they must average together; leave group "
-            "out, or give it to DistributedDataParallel(process_group=...)"
-        )
-    return TorchComm(group or model.process_group)
-
-
-def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
-    """Another group than DDP's own, whose collectives those of a thread would meet."""
-    if group is not None and group is not model.process_group:
-        return group_of(model, group)
-    members = dist.get_process_group_ranks(model.process_group)
-    if group is None and len(members) == dist.get_world_size():
-        return TorchComm.beside()
-    raise ValueError(
-        f"overlap=True averages in a thread, and the group of the workers {members} is DDP's own; make "
-        "another one of them, on all workers of the default group, and hand it over: "
-        f"sparsify.register(..., group=torch.distributed.new_group({members}))"
-    )
 
 
 def stepped_by_scaler() -> bool:

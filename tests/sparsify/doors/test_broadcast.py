@@ -8,6 +8,7 @@ from torch import nn
 
 from sparsify import comm
 from sparsify.comm import CountingComm
+from sparsify.comm.torch import TorchComm
 from sparsify.comm.virtual import VirtualComm, run
 from sparsify.doors import wrapping
 
@@ -35,3 +36,19 @@ def test_all_get_rank_0_s_values_in_a_message_for_each_type_or_for_each_tensor_t
     for collectives, values in run(3, body):
         assert collectives == messages
         assert {*values} == {7.0}
+
+
+RARE = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64, torch.int16)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("dtype", [*RARE, torch.bool, torch.complex64, torch.bfloat16, torch.int8], ids=str)
+def test_frozen_parameters_and_buffers_of_any_type_are_broadcast(dtype: torch.dtype) -> None:
+    """gloo itself knows few types."""
+    own = nn.Module()
+    own.frozen = nn.Parameter(torch.ones(3, 2).to(dtype), requires_grad=False)
+    own.register_buffer("buffer", torch.ones(()).to(dtype))
+    wrapping.broadcast(own, TorchComm())
+    for tensor in own.state_dict().values():
+        assert tensor.dtype == dtype
+        assert (tensor.to(torch.complex64) == 1).all()

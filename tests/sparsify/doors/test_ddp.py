@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
 import pytest
@@ -97,6 +98,75 @@ def registered(name: str = "topk", **others: Any) -> tuple[DistributedDataParall
 def test_what_the_hook_can_not_do_is_refused_at_once(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         registered(**options)
+
+
+def delayed(model: nn.Module) -> DistributedDataParallel:
+    """A DistributedDataParallel that averages one parameter by itself."""
+    first, *_ = named = list(model.named_parameters())
+    return DistributedDataParallel(
+        model, delay_all_reduce_named_params=[first], param_to_hook_all_reduce=named[-1][1]
+    )
+
+
+def by_python(model: nn.Module) -> DistributedDataParallel:
+    """As one is made under `optimize_ddp="python_reducer"`, which would stay on in other tests."""
+    made = DistributedDataParallel(model)
+    assert made._use_python_reducer is False
+    made._use_python_reducer = True
+    return made
+
+
+def ignore(model: nn.Module, *names: str) -> None:
+    told = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    told(model, names)  # type: ignore[no-untyped-call]
+
+
+def without(*names: str) -> Callable[[nn.Module], DistributedDataParallel]:
+    """What makes a DistributedDataParallel that is told to ignore these."""
+
+    def made(model: nn.Module) -> DistributedDataParallel:
+        model.scale = nn.Parameter(torch.ones(1))
+        model.again = nn.Linear(16, 3, dtype=torch.float64)
+        model.again.weight = cast(nn.Parameter, model.get_submodule("output").weight)
+        ignore(model, *names)
+        return DistributedDataParallel(model)
+
+    return made
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda model: DistributedDataParallel(model, skip_all_reduce_unused_params=True),
+            "with skip_all_reduce_unused_params DDP hands over other buckets in each step",
+        ),
+        (delayed, "DDP averages delay_all_reduce_named_params in a hook of its own"),
+        (by_python, 'optimize_ddp="python_reducer" lets DDP average each parameter by itself'),
+        (without("scale"), "DDP was told to ignore scale, and averages it nevertheless"),
+        (without("output.weight"), "DDP was told to ignore again.weight, and averages it nevertheless"),
+    ],
+    ids=["skip", "delay", "python", "outermost", "tied"],
+)
+def test_what_ddp_does_not_hand_over_rightly_is_refused(
+    make: Callable[[nn.Module], DistributedDataParallel], sentence: str
+) -> None:
+    ddp = make(uses.net())
+    with pytest.raises(ValueError, match=sentence) as caught:
+        sparsify.register(ddp, sparsify.build("topk", **TOPK))
+    assert len(str(caught.value)) < 350
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_what_ddp_ignores_is_left_alone() -> None:
+    model = uses.net()
+    ignore(model, "output.bias")
+    ddp = DistributedDataParallel(model)
+    hook = sparsify.register(ddp, sparsify.build("topk", **TOPK))
+    uses.loss_of(ddp, 0, 0).backward()
+    assert "output.bias" not in hook.names.values()
+    assert hook.steps == 1
 
 
 @pytest.mark.usefixtures("group_of_one")

@@ -112,7 +112,8 @@ def averaged(shapes: tuple[Strides, Strides, Strides], method: Any) -> list[Tens
             p.grad = torch.full_like(p, 3.0)
             p.grad += p.detach()
         optimiser.step()
-        return model[0].detach().clone(memory_format=torch.contiguous_format)
+        weights: Tensor = model[0].detach().clone(memory_format=torch.contiguous_format)
+        return weights
 
     return virtual.run(2, body)
 

@@ -935,6 +935,30 @@ def test_a_mesh_of_one_dimension_is_a_group() -> None:
 
 
 @pytest.mark.usefixtures("group_of_one")
+def test_a_group_without_this_worker_is_refused_by_every_way_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ddp = net(), nn.parallel.DistributedDataParallel(net())
+    inner = torch.optim.SGD(model.parameters())
+    mesh = init_device_mesh("cpu", (1,))
+    monkeypatch.setattr(mesh, "get_coordinate", lambda: None)  # as of a mesh of other workers
+    sharded = net()
+    fully_shard(sharded, mesh=init_device_mesh("cpu", (1,)))
+    of_shards = torch.optim.SGD(sharded.parameters())
+    ways: list[Callable[[Any], object]] = [
+        lambda group: sparsify.distribute(inner, model, topk(), group=group),
+        lambda group: sparsify.distribute(inner, model, sparsify.localsgd(every=2), group=group),
+        lambda group: sparsify.register(ddp, topk(), group=group),
+        lambda group: sparsify.shard(sharded, of_shards, topk(), group),
+        lambda group: sparsify.shard(sharded, of_shards, sparsify.localsgd(every=2), group),
+    ]
+    for way in ways:
+        for group in (dist.GroupMember.NON_GROUP_MEMBER, mesh):
+            with pytest.raises(ValueError, match="rank 0 of all, is not in the group that was handed over"):
+                way(group)
+        with pytest.raises(ValueError, match=r"\[0\] is no process group; take what torch.distributed.new"):
+            way([0])
+
+
+@pytest.mark.usefixtures("group_of_one")
 def test_an_optimiser_with_a_closure_works_under_register() -> None:
     def trained(model: nn.Module, called: nn.Module) -> dict[str, Tensor]:
         optimiser = torch.optim.LBFGS(model.parameters(), max_iter=3)
@@ -995,6 +1019,95 @@ def no_rate_to_follow(comm: Comm) -> None:
 @refused("weight has no shape yet; run one batch through the model first")
 def a_lazy_model(comm: Comm) -> None:
     wrap(comm, nn.LazyLinear(3))
+
+
+class Scaled(Tensor):
+    """A tensor whose elements lie in another one, as those of quantised ones do."""
+
+    elements: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Scaled:
+        made: Scaled = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.elements = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].elements)
+        raise NotImplementedError(f"{func} of a scaled tensor")
+
+
+def with_more(kind: Tensor, is_trained: bool) -> Net:
+    """Return a model that has such a parameter, too."""
+    model = net()
+    model.more = nn.Parameter(kind, requires_grad=is_trained)
+    return model
+
+
+@refused("more is of the type Scaled and no plain tensor, so that its elements can't be exchanged")
+def a_trained_tensor_of_another_kind(comm: Comm) -> None:
+    wrap(comm, with_more(Scaled(torch.ones(3)), is_trained=True))
+
+
+@refused("more is of the type Scaled and no plain tensor.* tell its name to DistributedDataParallel._set")
+def a_frozen_tensor_of_another_kind(comm: Comm) -> None:
+    wrap(comm, with_more(Scaled(torch.ones(3)), is_trained=False))
+
+
+@refused("more is trained in torch.float8_e4m3fn, which has no sums to average")
+def eight_bits_trained(comm: Comm) -> None:
+    wrap(comm, with_more(torch.ones(3).to(torch.float8_e4m3fn), is_trained=True))
+
+
+@refused("weight is in torch.float64 and takes gradients in torch.float32, its grad_dtype")
+def gradients_of_another_type(comm: Comm) -> None:
+    model = net()
+    model.output.weight.grad_dtype = torch.float32
+    wrap(comm, model)
+
+
+@refused("weight is stepped within the backward pass, by _apply_optimizer_in_backward, before anything")
+def optimisers_in_the_backward_pass(comm: Comm) -> None:
+    model = net()
+    model.output.weight._in_backward_optimizers = []  # type: ignore[attr-defined]  # as torch marks it
+    wrap(comm, model)
+
+
+@refused("told to ignore output.weight, so that it is each worker's own, and this optimiser would average it")
+def a_parameter_that_ddp_ignores(comm: Comm) -> None:
+    model = net()
+    ignore(model, "output.weight")
+    wrap(comm, model)
+
+
+def ignore(model: nn.Module, *names: str) -> None:
+    told = nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+    told(model, names)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("method", [topk(), sparsify.localsgd(every=1)], ids=["topk", "localsgd"])
+def test_what_ddp_is_told_to_ignore_is_each_workers_own(method: Any) -> None:
+    """Buffers and frozen parameters, of whatever shape and kind."""
+
+    def body(comm: virtual.VirtualComm) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        model = net(comm.rank)
+        model.frozen = nn.Parameter(Scaled(torch.ones(3 + comm.rank)), requires_grad=False)
+        model.register_buffer("own", torch.full((2 + comm.rank,), float(comm.rank)))
+        model.register_buffer("common", torch.full((2,), float(comm.rank)))
+        ignore(model, "frozen", "own")
+        inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=LR)
+        optimiser = sparsify.distribute(inner, model, method, comm)
+        loss_of(model, comm.rank, 0).backward()
+        optimiser.step()
+        of_trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        return model.get_buffer("own"), model.get_buffer("common"), of_trained
+
+    (_, _, first), (own, common, second) = virtual.run(2, body)
+    assert own.tolist() == [1.0, 1.0, 1.0]
+    assert common.tolist() == [0.0, 0.0]
+    assert all_equal([first, second])
 
 
 @refused("weight is on the meta device")
