@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
+from pathlib import Path
 from typing import TextIO, cast
 
 from analysis.records.visible import Visible
@@ -61,9 +62,7 @@ def _ended(words: Sequence[str]) -> int:
         return _end(error, trouble[1], BAD_INPUT, is_traced)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
-            advice = "make it writable, or set SPARSIFY_RESULTS to a folder that is"
-            return _end(error, f"{error.filename} {what}: {advice}", BAD_INPUT, is_traced)
+            return _end(error, _forbidden(error), BAD_INPUT, is_traced)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _end(error, f"{error.filename}: {DISK_FULL}", FAILED, is_traced)
         if error.errno in IN_THE_WAY:
@@ -72,6 +71,20 @@ def _ended(words: Sequence[str]) -> int:
         if error.filename is not None:
             return _end(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
         raise
+
+
+def _forbidden(error: OSError) -> str:
+    """Return the sentence for a file or a folder that this user may not read, enter or write."""
+    from analysis.records.store import is_forbidden
+
+    named = error.filename
+    path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else Path()
+    closed = [folder for folder in path.parents if os.path.isdir(folder) and not os.access(folder, os.X_OK)]
+    if closed or is_forbidden(path):
+        advice = "let its owner share it, or set SPARSIFY_RESULTS to a folder of yours"
+        return f"{[path, *closed][-1]} may not be read by you: {advice}"
+    what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
+    return f"{named} {what}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
 
 
 def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:

@@ -303,6 +303,19 @@ class Attempt:
         return manifest
 
 
+def is_forbidden(path: Path) -> bool:
+    """Tell whether a file or a folder is there that this user may not read."""
+    wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return os.access(path, os.F_OK) and not os.access(path, wanted)
+
+
+def why_empty(folder: Path) -> str:
+    """Return why no attempt is seen in a run's folder."""
+    if is_forbidden(folder):
+        return "its folder may not be read by you, so let its owner share it"
+    return "there is no attempt in it"
+
+
 def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
     """Refuse a manifest that a newer version of this code has written."""
     number = manifest.get("schema")
@@ -347,7 +360,7 @@ class Store:
         for run in runs:
             attempts = self.attempts(run)
             if not attempts and (self.root / run).is_dir():
-                notes.append(f"left out {run}: there is no attempt in it")
+                notes.append(f"left out {run}: {why_empty(self.root / run)}")
             for attempt in reversed(attempts):
                 try:
                     if (manifest := attempt.check(verify))["state"] != "ok":

@@ -13,7 +13,7 @@ from typing import Any
 from analysis.records.configs import labels
 from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
 from analysis.records.schema import Sweep
-from analysis.records.store import DAMAGED, Attempt
+from analysis.records.store import DAMAGED, Attempt, why_empty
 from experiments.commands._make import say
 from experiments.config import choices
 from experiments.config.folders import Folders
@@ -46,7 +46,7 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
     name = the_name(words[0], names)
     attempts = folders.store.attempts(name)
     if not attempts:
-        raise ValueError(f"{name} has no attempts: its folder is empty, and `run` fills it")
+        raise ValueError(f"{name} can't be shown: {why_empty(folders.store.root / name)}")
     return attempts[-1]
 
 

@@ -15,7 +15,7 @@ from analysis.records.configs import SHOWN, flatten, plain, short, varying
 from analysis.records.files import Damaged
 from analysis.records.frames import became, is_missing
 from analysis.records.schema import DONE
-from analysis.records.store import Attempt
+from analysis.records.store import Attempt, why_empty
 from analysis.tables import Table
 from experiments.commands._find import states_of, without_variant
 from experiments.commands._make import say
@@ -33,6 +33,8 @@ AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
     last = folders.store.last_numbers()
+    for run in sorted({*folders.store.runs()} - {*last}):
+        say(f"left out {run}: {why_empty(folders.store.root / run)}")
     parts = loading.runs(folders.results, folders.shipped, last, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}

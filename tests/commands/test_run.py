@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import shutil
 import signal
 import struct
 import subprocess
@@ -356,6 +357,37 @@ def test_a_folder_without_write_permission_is_named(here: Command, tmp_path: Pat
     else:
         results.chmod(0o500)
         refused(here(*words), "may not be written", str(results))
+
+
+NO_OVERRIDE = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")  # root may read what it may not
+
+
+@pytest.mark.parametrize(
+    ("closed", "words", "answers", "code"),
+    [
+        (".", ("list",), ["results may not be read by you", "SPARSIFY_RESULTS"], 2),
+        ("runs", ("why", "dense"), ["runs may not be read by you"], 2),
+        ("runs/{run}", ("list", "source=own"), ["left out {run}: its folder may not be read by you"], 1),
+        ("runs/{run}", ("why", "dense"), ["{run} can't be shown: its folder may not be read by you"], 2),
+    ],
+)
+def test_a_folder_that_only_another_user_may_read_is_called_so(
+    tmp_path: Path, closed: str, words: tuple[str, ...], answers: list[str], code: int
+) -> None:
+    results = tmp_path / "results"
+    finished(results)
+    (run,) = Store(results / "runs").runs()
+    folder = results / closed.format(run=run)
+    is_root = os.geteuid() == 0
+    if is_root and shutil.which(NO_OVERRIDE[0]) is None:
+        pytest.skip("no setpriv, with which root is as other users are")
+    folder.chmod(0)
+    command = [*(NO_OVERRIDE if is_root else ()), sys.executable, "-m", "experiments", *words]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment_for(results), capture_output=True, text=True, check=False
+    )
+    folder.chmod(0o700)
+    refused(done, *(answer.format(run=run) for answer in answers), code=code)
 
 
 def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, tmp_path: Path) -> None:
