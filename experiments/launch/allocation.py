@@ -41,8 +41,8 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     places = environment.places_on_nodes()
     if places not in (None, here.tasks):
         raise ValueError(
-            f"this job has places for {places} tasks on {here.nodes} nodes, by --ntasks-per-node or the like, "
-            f"and --ntasks={here.tasks}, which the script asks for where you do not: give sbatch "
+            f"the job has places for {places} tasks on {here.nodes} nodes, by --ntasks-per-node and its "
+            f"like, but --ntasks={here.tasks}, which the script asks for where you do not: give sbatch "
             f"--ntasks={places} too"
         )
     fitted = _fitted(words, here)

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -28,6 +29,7 @@ from slurm.emulated.network import By, EmulatedLink, EmulatedNetwork, check
 from slurm.local import LocalWorkers
 
 NETWORK_LOST = "the emulated network ended: what joins its nodes was killed; the workers were stopped"
+SAVE_S = 60.0  # without a step after a signal: then the workers are ended, one of which may be stopped itself
 EMULATION = "emulation"  # the lock of who emulates links
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -129,6 +131,8 @@ class Here:
         self.waiting = sorted(planned, key=self._has_failed)
         self.failures = list[RunFailed]()
         self.signals = EndSignals()
+        self.last_steps = list[RunProgress]()  # since a signal came
+        self.last_change = 0.0
         self.are_alone = len(planned) == 1  # nothing of what a process loads would be shared
 
     def _has_failed(self, planned: PlannedRun) -> bool:
@@ -183,9 +187,22 @@ class Here:
                 self._ended(run, codes)
         if self.signals.told and not self.running:
             raise Interrupted
+        if self.signals.told and self._has_stalled():
+            self.progress.say(
+                f"ended: the workers have made no step for {SAVE_S:.0f} s, so they could not save"
+            )
+            raise Interrupted
         if not self.running and not self.waiting:
             return None
         return UnderWay([run.progress for run in self.running], len(self.waiting))
+
+    def _has_stalled(self) -> bool:
+        """Tell whether nothing that runs has come any further for SAVE_S."""
+        steps = [run.progress for run in self.running]
+        if steps != self.last_steps:
+            self.last_steps = steps
+            self.last_change = time.monotonic()
+        return time.monotonic() - self.last_change > SAVE_S
 
     def _begin(self) -> None:
         """Begin the first run that waits, unless another process has just made it, or a signal comes."""

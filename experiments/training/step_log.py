@@ -46,7 +46,7 @@ class StepLog:
         self.names: list[str] = []  # of these tensors
         # The steps since the last validation, or epoch where none validates.
         self.epoch: list[dict[str, float]] = []
-        self.timed_s = 0.0  # spent in steps since the run began, but for those in which it was stopped
+        self.timed_s = 0.0  # spent in steps since the run began, but for those in which a worker was stopped
 
     def observe(
         self,
@@ -95,10 +95,13 @@ class StepLog:
         """
         samples = self.timer.resolve(self._gather)
         trouble = self._not_finite()
-        for sample, numbers in zip(samples, read(self.waiting), strict=True):
+        # A step is as long on the workers that waited for one that was suspended.
+        stops_of_ranks = self._gather([float(sample.stops) for sample in samples])
+        stops_of_steps = [int(max(of_ranks)) for of_ranks in zip(*stops_of_ranks, strict=True)]
+        for sample, stops, numbers in zip(samples, stops_of_steps, read(self.waiting), strict=True):
             self.epoch.append({name: numbers[name] for name in ("loss", *EPOCH_MEANS)})
-            numbers["stops"] = sample.stops
-            self.timed_s += 0.0 if sample.stops else sample.step_s
+            numbers["stops"] = stops
+            self.timed_s += 0.0 if stops else sample.step_s
             if sample.spans:
                 numbers["spans"] = sample.spans
             self.log.add(

@@ -18,7 +18,7 @@ from experiments.launch import attempt as attempts
 from experiments.launch import local
 from experiments.launch.attempt import begin_attempt
 from experiments.launch.diagnosis import Interrupted
-from experiments.launch.local import END_SIGNALS, EndSignals
+from experiments.launch.local import END_SIGNALS, EndSignals, Here
 from tests.conftest import Command, refused
 from tests.launch import trouble_here
 from tests.launch.troubled import Outcome
@@ -97,6 +97,28 @@ def test_the_first_signal_is_noted_and_the_second_one_ends(number: signal.Signal
         signals.ignore()
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) == before
+
+
+def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SAVE_S", 0.0)
+    begin = Here._begin
+
+    def begin_and_stop_one(backend: Here) -> None:
+        begin(backend)
+        stopped = backend.running[0].workers.processes[1].pid
+        os.kill(stopped, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Here, "_begin", begin_and_stop_one)
+    done = here("run", "method=topk", "task=vector", "profile=smoke", "cluster=local", "workers=2")
+    refused(done, "no step for 0 s", "interrupted: ", code=1)
+    store = Folders(tmp_path / "results").store
+    (run,) = store.runs()
+    (attempt,) = store.attempts(run)
+    assert (attempt.state, attempt.manifest["failure"]) == ("failed", "interrupted")
+    assert attempt.writer() is None
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:
