@@ -5,6 +5,7 @@ parameters away, so that nothing would be trained.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterable
 from functools import cache
 from typing import Any
@@ -15,6 +16,8 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 WRAPPERS: WeakSet[nn.Module] = WeakSet()  # of models, that average: all of this process, see `watch`
+EQUAL_STEPS = 20
+log = logging.getLogger(__name__)
 SHARDING = "FullyShardedDataParallel"  # which need not be imported
 
 
@@ -31,6 +34,35 @@ def watch() -> None:
     for thing in gc.get_objects():
         if issubclass(type(thing), nn.Module):  # isinstance may run code of the thing's
             note(thing)
+
+
+class EqualGradients:
+    """Warns if all workers have the same gradients for long. Where they are averaged already, and by whom
+    nobody knows here, they are the same to the bit.
+
+    Args:
+        warns: False: another worker does.
+    """
+
+    def __init__(self, warns: bool) -> None:
+        self.warns = warns
+        self.num_steps = 0  # in a row
+        self.last_step = -1
+
+    def look(self, step: int, is_equal: bool) -> None:
+        """Note that all workers have the same gradients in a look at some of a step, or not."""
+        if not is_equal:
+            self.num_steps = 0
+        elif step != self.last_step:
+            self.num_steps += 1
+            if self.num_steps == EQUAL_STEPS and self.warns:
+                log.warning(
+                    f"all workers had the same gradients, to the bit, in {EQUAL_STEPS} steps in a row; "
+                    "either something averages them before this does (an all_reduce of your own, another "
+                    "library), and they travel twice, or every worker trains on the same batches (give each "
+                    "its own share, as DistributedSampler does)"
+                )
+        self.last_step = step
 
 
 class OnlyAverage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
 from sparsify.core.timer import PhaseTimer
+from sparsify.doors.averages import EqualGradients
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
 from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, kernels_in, norms_of
 from sparsify.kernels.joint import cut, split_like
@@ -26,9 +26,7 @@ from sparsify.types import BucketContext, SearchStats
 
 MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
-ALIKE_LOOKS = 20
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
-log = logging.getLogger(__name__)
 
 
 class NonFinite(ArithmeticError):
@@ -111,7 +109,7 @@ class Engine:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
         self.method, self.buckets, self.step = method, buckets, 0
-        self._alike = 0  # how often in a row all workers had the same gradients
+        self._equal_gradients = EqualGradients(comm.rank == 0)
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
         self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
@@ -324,21 +322,8 @@ class Engine:
                 if not all(theirs):  # else a norm has overflowed
                     raise error(rank, self.step, names[theirs.index(0)])
         if looks and is_any and among.size > 1:
-            self._tell_alike(is_alike)
+            self._equal_gradients.look(self.step, is_alike)
         return anywhere if used is not None else [True] * len(sizes)
-
-    def _tell_alike(self, is_alike: bool) -> None:
-        """Warn once if all workers have the same gradients for long. Where they are averaged already, and by
-        whom nobody knows here, they are the same to the bit.
-        """
-        self._alike = self._alike + 1 if is_alike else 0
-        if self._alike == ALIKE_LOOKS and self.comm.rank == 0:
-            log.warning(
-                f"all workers had the same gradients, to the bit, {ALIKE_LOOKS} times in a row; either "
-                "something averages them before this does (an all_reduce of your own, another library), and "
-                "they travel twice, or every worker trains on the same batches (give each its own share, as "
-                "DistributedSampler does)"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, of tensors and numbers only: save it per rank, beside model and optimiser."""

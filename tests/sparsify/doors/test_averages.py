@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsify
 from sparsify.comm import virtual
 from sparsify.doors import toll
-from sparsify.doors.engine import ALIKE_LOOKS
+from sparsify.doors.aggregator import Aggregator
+from sparsify.doors.averages import EQUAL_STEPS
 from tests.sparsify.doors import uses
 from tests.sparsify.doors.uses_ddp import Heads, loss_of_heads
 
@@ -219,8 +220,8 @@ def test_gradients_that_are_the_same_everywhere_are_told_once_by_rank_0(
     def body(comm: virtual.VirtualComm) -> None:
         model = uses.net()
         optimiser = distribute(model, comm=comm)
-        for at in range(2 * ALIKE_LOOKS):
-            assert len(caplog.messages) == (averages and at >= ALIKE_LOOKS)
+        for at in range(2 * EQUAL_STEPS):
+            assert len(caplog.messages) == (averages and at >= EQUAL_STEPS)
             optimiser.zero_grad()
             uses.loss_of(model, comm.rank, at).backward()
             for p in model.parameters():
@@ -230,5 +231,26 @@ def test_gradients_that_are_the_same_everywhere_are_told_once_by_rank_0(
 
     with caplog.at_level(logging.WARNING):
         virtual.run(2, body)
-    told = "the same gradients, to the bit, 20 times in a row; either something averages them before"
+    told = "the same gradients, to the bit, in 20 steps in a row; either something averages them before"
     assert [told in message for message in caplog.messages] == [True] * averages
+
+
+@pytest.mark.parametrize(("looks", "differs"), [(1, None), (4, None), (1, 0), (4, 0), (4, 3)])
+def test_steps_are_counted_however_often_their_gradients_are_looked_at(
+    looks: int, differs: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With overlap, and under a sharded model, a step is looked at part by part, of which one may differ."""
+
+    def body(comm: virtual.VirtualComm) -> None:
+        method = sparsify.build("topk", density=0.5)
+        aggregator = Aggregator(method, uses.net().named_parameters(), comm)
+        for step in range(2 * EQUAL_STEPS):
+            assert len(caplog.messages) == (differs is None and step >= EQUAL_STEPS)
+            for look in range(looks):
+                gradient = torch.ones(3) + comm.rank * (look == differs)
+                aggregator.agree([gradient], ["a tensor"], [3], None)
+            aggregator.step += 1
+
+    with caplog.at_level(logging.WARNING):
+        virtual.run(2, body)
+    assert len(caplog.messages) == (differs is None)
