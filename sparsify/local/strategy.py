@@ -117,7 +117,8 @@ class Local:
         states: of the inner optimiser, averaged as they are; by default each worker keeps its own.
 
     Raises:
-        ValueError: a number out of range, more fragments than steps, or a delay of a whole round.
+        ValueError: a number out of range, more fragments than steps, a delay of a whole round, or momentum
+            twice.
     """
 
     every: Count
@@ -139,6 +140,12 @@ class Local:
             raise ValueError(
                 f"outer={self.outer!r} is no outer step; take Plain, Nesterov or HeavyBall of "
                 "sparsify.local.strategy, or a class of your own that is an Outer"
+            )
+        momentum = getattr(self.outer, "momentum", 0)
+        if self.method.momentum_inside and momentum:
+            raise ValueError(
+                f"the method applies momentum itself, and the outer step has {momentum} too; take "
+                "outer=Plain(), or build the method with momentum=0"
             )
         if self.fragments > self.every:
             raise ValueError(

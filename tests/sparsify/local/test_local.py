@@ -121,7 +121,7 @@ def there(optimiser: LocalOptimiser) -> Any:
 def local(name: str, outer: Outer | None = None, every: int = EVERY, **others: Any) -> Local:
     """Any method of every step, every few steps."""
     known = sparsify.defaults(name)
-    wanted = {"density": 0.2, "scope": "layer"}
+    wanted = {"density": 0.2, "scope": "layer", "momentum": 0.0}  # which the outer step has
     method = sparsify.build(name, **{key: wanted[key] for key in wanted if key in known})
     return Local(every, method, outer or Nesterov(), **others)
 
@@ -677,3 +677,14 @@ def test_copies_of_parameters_are_alike_and_their_own(dtypes: tuple[torch.dtype,
         before = piece.clone()
         other.zero_()
         assert torch.equal(piece, before)
+
+
+@pytest.mark.parametrize("outer", [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), Plain()], ids=repr)
+@pytest.mark.parametrize("name", per_step())
+def test_momentum_is_applied_once(name: str, outer: Outer) -> None:
+    method = sparsify.build(name)
+    if method.momentum_inside and getattr(outer, "momentum", 0):
+        with pytest.raises(ValueError, match=r"itself, and the outer step has 0\.9 too"):
+            Local(EVERY, method, outer)
+    else:
+        assert Local(EVERY, method, outer).outer == outer
