@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
-from sparsify.core import huge_pages
+from sparsify.core import host_sync, huge_pages
 from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import FlatGradients, TensorKind, local_part
 from sparsify.core.gradients import flattened, layout_of
@@ -195,17 +195,20 @@ class Fragment:
         """Average what the inner optimiser remembers and is due after this local step. Collective.
 
         Raises:
-            ValueError: it remembers nothing of that name.
+            ValueError: on all workers, where any remembers nothing of that name.
         """
         reports = list[StepReport]()
         for state, engine in zip(self.strategy.states, self.of_states, strict=True):
             if step % state.every:
                 continue
-            for name, p in self.parameters:
-                if state.key not in inner.state.get(p, {}):
+            is_kept = [state.key in inner.state.get(p, {}) for _, p in self.parameters]
+            everyone = engine.comm.all_gather(host_sync.to_device(is_kept, self.anchor[0], torch.int32))
+            for rank, theirs in enumerate(host_sync.to_host(torch.stack(everyone))):
+                if not all(theirs):
                     raise ValueError(
-                        f"{type(inner).__name__} keeps no {state.key!r} of {name} to be averaged; take an "
-                        "inner optimiser like AdamW, and give all parameters a gradient in the first step"
+                        f"{type(inner).__name__} keeps no {state.key!r} of {self.names[theirs.index(0)]} to "
+                        f"be averaged (rank {rank}); take an inner optimiser like AdamW, and give all "
+                        "parameters a gradient in the first step"
                     )
             pieces = [flattened(local_part(inner.state[p][state.key])) for _, p in self.parameters]
             reports.append(whole(engine, pieces, Step(1.0)))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,27 +14,28 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
+from sparsify.core import host_sync
 from sparsify.core.bucket import local_part
+from sparsify.core.gradients import flattened
 
 Named = Sequence[tuple[str, Parameter]]
 # Modules whose forward pass writes to their own weights, as a part of training.
 WRITES_IN_FORWARD = (nn.Embedding, nn.EmbeddingBag)
 OWN_HOOKS = 1  # of the library, on each step: see `OwnSteps`
-
-
-class Snapshot(NamedTuple):
-    """A parameter as its wrapper left it."""
-
-    tensor: Tensor  # this worker's part of it, in its own memory
-    versions: tuple[int, int]  # of the parameter and of that part: torch counts in-place changes
+MOST_SAMPLES = 64  # elements of each parameter that are compared
 
 
 class ParameterGuard:
     """Guard of parameters that only the optimizer's own step, and its wrapper, may change.
 
     Between two exchanges a worker's parameters are the anchor and the steps since. What somebody else writes
-    into them would pass for steps, and the next exchange would undo most of it. So loading is noticed by
-    hooks of `load_state_dict`, and what is written in place by torch's version counters.
+    into them (`load_state_dict`, `torch.distributed.checkpoint.load`, `p.copy_`, `p.data = ...`) would pass
+    for steps, and the next exchange would undo most of it. So some elements of each parameter are compared
+    with what the last step left. Values that were changed and put back, as for an evaluation, are as they
+    were.
+
+    On a GPU that would make the host wait in each step. There it waits only where torch has counted a change
+    in place or the memory is another one; other changes are told at the next exchange.
 
     Args:
         model: whose parameters these are.
@@ -47,94 +46,87 @@ class ParameterGuard:
         writers = [module for module in model.modules() if isinstance(module, WRITES_IN_FORWARD)]
         written = {id(module.weight) for module in writers if module.max_norm is not None}
         self.trained = [(name, p) for name, p in trained if id(p) not in written]
-        self._snapshots = dict[int, Snapshot]()
-        self._values_before = dict[int, list[Tensor] | None]()  # while modules load, by module
-        self._replaced = list[str]()  # names of modules that were given other parameters
-        known = {id(p) for _, p in self.trained}
-        for name, module in model.named_modules():
-            own = [p for p in module.parameters(recurse=False) if id(p) in known]
-            if own and not isinstance(module, torch.jit.ScriptModule):  # which takes no hooks of ours
-                begin = partial(ParameterGuard._begin_loading, own=own)
-                end = partial(ParameterGuard._end_loading, name=name, own=own)
-                module.register_load_state_dict_pre_hook(ModuleHook(self, begin))
-                module.register_load_state_dict_post_hook(ModuleHook(self, end))
+        self._addresses = list[int]()
+        self._views = list[Tensor]()  # (up to MOST_SAMPLES,) of each parameter, in its own memory
+        self._has_changed = list[Tensor]()  # flags on a GPU, one a step, that nobody has looked at
         self.remember()
 
+    @torch.no_grad()
     def remember(self) -> None:
         """Take the parameters as they are now for the wrapper's own."""
-        self._replaced = []
-        self._snapshots = {id(p): snapshot_of(p) for _, p in self.trained}
+        self._samples = self._take_samples()
+        self._versions = [p._version for _, p in self.trained]
 
-    def find_changed(self) -> list[str]:
-        """Return the names of the parameters, or of the modules, that somebody else changed since `remember`."""
-        return [name for name, p in self.trained if not self._is_as_left(p)] + self._replaced
-
+    @torch.no_grad()
     def check(self, anchors: Callable[[], Mapping[str, tuple[Tensor, Tensor]]]) -> None:
         """Refuse parameters that somebody else has changed since `remember`, unless to the anchor's values.
 
         Args:
-            anchors: returns each parameter as it is now, and its anchor, by name; may refuse them itself.
+            anchors: returns each parameter as it is now, and its anchor, by name, but for empty ones; may
+                refuse parameters itself.
 
         Raises:
             ValueError: names the first one.
         """
-        changed = self.find_changed()
-        if not changed:
+        before = self._samples
+        addresses = self._addresses
+        now = self._take_samples()
+        is_noticed = self._addresses != addresses or [p._version for _, p in self.trained] != self._versions
+        if not is_noticed and any(sample.is_cuda for sample in now):
+            self._has_changed += [differ(*pair) for pair in zip(now, before, strict=True)]
+            return
+        is_alike = [(x.dtype, x.shape) for x in now] == [(x.dtype, x.shape) for x in before]
+        if is_alike and not any(differ(*pair) for pair in zip(now, before, strict=True)):
             return
         pairs = anchors()
-        if not all(name in pairs and torch.equal(*pairs[name]) for name in changed):
-            raise ValueError(
-                f"{changed[0]} was loaded or written to after the model was wrapped, and the anchor, to which "
-                "the next exchange returns, is still the old one. Load weights before sparsify.distribute or "
-                "sparsify.shard, or load this optimiser's saved state after them; a change that belongs to "
-                "each step of a worker, such as clipping its weights, goes into a hook: "
-                "optimiser.register_step_post_hook(...)"
-            )
+        changed = [name for name, pair in pairs.items() if not torch.equal(*pair)]
+        if changed:
+            refuse(changed[0])
         self.remember()
 
-    def _is_as_left(self, p: Parameter) -> bool:
-        """Has nobody changed a parameter? One that was only moved to other memory is as it was."""
-        before = self._snapshots[id(p)]
-        now = snapshot_of(p)
-        if now.versions != before.versions:
-            return False
-        is_same_memory = now.tensor.data_ptr() == before.tensor.data_ptr()
-        is_same_kind = now.tensor.shape == before.tensor.shape and now.tensor.dtype == before.tensor.dtype
-        return is_same_kind and (is_same_memory or torch.equal(now.tensor, before.tensor))
+    def check_late(self) -> None:
+        """Look at what `check` has left for the next exchange.
 
-    def _begin_loading(self, module: nn.Module, *_: Any, own: Sequence[Parameter]) -> None:
-        is_clean = all(self._is_as_left(p) for p in own)
-        self._values_before[id(module)] = [local_part(p).clone() for p in own] if is_clean else None
+        Raises:
+            ValueError: a parameter was changed in one of the steps before.
+        """
+        flags, self._has_changed = self._has_changed, []
+        if flags and any(host_sync.to_host(torch.stack(flags))):
+            refuse("the model")
 
-    def _end_loading(self, module: nn.Module, *_: Any, name: str, own: Sequence[Parameter]) -> None:
-        before = self._values_before.pop(id(module), None)
-        now = {id(p) for p in module.parameters(recurse=False)}
-        if not now.issuperset(map(id, own)):  # load_state_dict(..., assign=True)
-            self._replaced.append(name or "the model")
-        elif before is not None and all(map(torch.equal, map(local_part, own), before)):
-            self._snapshots |= {id(p): snapshot_of(p) for p in own}
-
-
-class ModuleHook:
-    """A module's hook that keeps nobody alive. Copies of it, in a copied or saved model, do nothing."""
-
-    def __init__(self, guard: ParameterGuard, act: Callable[..., None] | None) -> None:
-        self.guard: weakref.ref[ParameterGuard] | None = weakref.ref(guard)
-        self.act = act
-
-    def __call__(self, module: nn.Module, *loading: Any) -> None:
-        guard = self.guard() if self.guard else None
-        if guard is not None and self.act is not None:
-            self.act(guard, module, *loading)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"guard": None, "act": None}
+    def _take_samples(self) -> list[Tensor]:
+        """Return copies of the sampled elements of all parameters, one for each type and device."""
+        addresses = [getattr(p, "_local_tensor", p).data_ptr() for _, p in self.trained]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._views = [sample_view(p) for _, p in self.trained]
+        kinds = dict[tuple[torch.dtype, torch.device], list[Tensor]]()
+        for view in self._views:
+            kinds.setdefault((view.dtype, view.device), []).append(view)
+        return [torch.cat(views) for views in kinds.values()]
 
 
-def snapshot_of(p: Parameter) -> Snapshot:
-    """Return a parameter as it is now, without a copy."""
-    part = local_part(p)
-    return Snapshot(part, (p._version, part._version))
+def refuse(name: str) -> NoReturn:
+    """Say that a parameter was changed, and where such a change belongs."""
+    raise ValueError(
+        f"{name} was loaded or written to after the model was wrapped, and the anchor, to which the next "
+        "exchange returns, is still the old one. Load weights before sparsify.distribute or sparsify.shard, "
+        "or load this optimiser's saved state after them; a change that belongs to each step of a worker, "
+        "such as clipping its weights, goes into a hook: optimiser.register_step_post_hook(...)"
+    )
+
+
+def sample_view(p: Parameter) -> Tensor:
+    """Return up to `MOST_SAMPLES` elements of this worker's part of a parameter, spread over it."""
+    elements = flattened(local_part(p))
+    # Odd, so that it does not meet the same column in each row of a matrix.
+    distance = max(1, elements.numel() // MOST_SAMPLES) | 1
+    return elements[::distance]
+
+
+def differ(now: Tensor, before: Tensor) -> Tensor:
+    """Return a flag on their device: are any bits of two tensors (n,) of one type different?"""
+    return (now.view(torch.uint8) != before.view(torch.uint8)).any()
 
 
 class LocalityGuard:

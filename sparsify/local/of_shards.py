@@ -14,9 +14,10 @@ from sparsify.comm import Comm
 from sparsify.doors.handshake import agree
 from sparsify.doors.sharded.checks import check_optimiser, check_owned, inner_of
 from sparsify.doors.sharded.hook import grid_of, local_of, named_parameters, share_out
-from sparsify.doors.sharded.units import units_of
+from sparsify.doors.sharded.units import leave_replicas, units_of
 from sparsify.doors.states import check_unmarked
 from sparsify.doors.wrapping import group_in
+from sparsify.local.fragments import Fragment
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local
 
@@ -53,7 +54,8 @@ class ShardedLocal(LocalOptimiser):
             steps_per_epoch=steps_per_epoch,
         )  # fmt: skip
         for unit in self.units:
-            unit.step_alone()
+            unit.step_alone(self.grid.mesh["shard"])
+        leave_replicas(self.optimiser, self.grid.mesh["shard"])
 
     def _check_wrapped(self, optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
         check_optimiser(optimiser)
@@ -64,9 +66,20 @@ class ShardedLocal(LocalOptimiser):
         shards = nn.ParameterList(map(local_of, named_parameters(self.units)))
         agree(self.grid.everyone(), shards, facts)
 
+    def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
+        found = list[Fragment]()
+
+        def facts() -> dict[str, Any]:
+            found.extend(build())  # of shards that may be smaller than other workers', or empty
+            return {}
+
+        self._agree(self.comm, self._model, facts)
+        return found
+
     def _share_start(self, model: nn.Module) -> None:
         share_out(model, self.grid)
 
     def _reshard(self) -> None:
         for unit in self.units:
+            unit.check_hook()
             unit.module.reshard()

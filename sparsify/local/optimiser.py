@@ -146,18 +146,22 @@ class LocalOptimiser(Door, Front):
         self._average_once = OnlyAverage(self._known)
         self._claim = ParameterClaim(self._known)
         self._locality = LocalityGuard(optimiser, None if overlap else self.comm)
-        self.fragments = [
-            Fragment(
-                strategy,
-                inside,
-                self.comm,
-                timer,
-                seed + APART * at,
-                select,
-                at * strategy.every // strategy.fragments,
-            )
-            for at, inside in enumerate(fragments_of(named, strategy.fragments))
-        ]
+
+        def build() -> list[Fragment]:
+            return [
+                Fragment(
+                    strategy,
+                    inside,
+                    self.comm,
+                    timer,
+                    seed + APART * at,
+                    select,
+                    offset=at * strategy.every // strategy.fragments,
+                )
+                for at, inside in enumerate(fragments_of(named, strategy.fragments))
+            ]
+
+        self.fragments = self._build_fragments(build)
         self.engine = self.fragments[0].engine
         self.num_steps = 0  # local ones
         self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
@@ -271,6 +275,8 @@ class LocalOptimiser(Door, Front):
         self._check_outside("exchange")
         self._claim.check()
         self._reshard()
+        if any(fragment.is_due(self.num_steps + 1) for fragment in self.fragments):
+            self._parameters.check_late()
         try:
             return self._exchange()
         finally:
@@ -372,6 +378,10 @@ class LocalOptimiser(Door, Front):
     def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
         """Compare with all other workers what is wrapped."""
         agree(comm, model, facts)
+
+    def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
+        """Call `build`, which succeeds or fails alike on all workers that have the whole model."""
+        return build()
 
     def _share_start(self, model: nn.Module) -> None:
         """Give all workers the parameters and buffers of the first one."""

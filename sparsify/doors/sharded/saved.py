@@ -104,8 +104,10 @@ class Saved:
         """
         if FACTS not in found:
             raise StateMismatch(
-                "the saved state has nothing of sparsify.shard, such as residuals; to go on without, load it "
-                "into the optimiser before sparsify.shard"
+                "the saved state has nothing of sparsify.shard, such as residuals. With "
+                "flatten_optimizer_state_dict=True torch reads back only what the optimiser itself "
+                "remembers: save and load without it. To go on without residuals, load it into the "
+                "optimiser before sparsify.shard"
             )
         engine = self.door.engine
         mine = {name: self._own(name, part) for name, part in found.items()}

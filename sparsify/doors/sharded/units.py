@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 
 # `set_all_reduce_hook` and its kin are marked experimental: these versions have been tried, and others may
@@ -85,15 +86,14 @@ class Unit:
         self.hook = hook
         self.module.set_all_reduce_hook(hook)
 
-    def step_alone(self) -> None:
+    def step_alone(self, shards: DeviceMesh) -> None:
         """Keep gradients, and the arithmetic of optimizers, within the replica: parameters of a mesh of
-        replicas and shards become DTensors on the mesh of shards.
+        replicas and shards become DTensors on `shards`, the mesh of this replica.
         """
         self.average_here(lambda grad: None)
         for one in self.group.fsdp_params:
-            spec = without_replicate(one._sharding_spec)
-            one._sharding_spec = spec
-            one.sharded_param._spec = spec
+            one._sharding_spec = without_replicate(one._sharding_spec, shards)
+            one.sharded_param._spec = one._sharding_spec
 
     def check_hook(self) -> None:
         """Refuse a unit whose gradients somebody else has been given since.
@@ -152,14 +152,24 @@ def without_replicas(mesh_info: Any) -> Any:
     return found
 
 
-def without_replicate(spec: Any) -> Any:
-    """A DTensor's place on a mesh of replicas and shards, on the mesh of shards alone."""
+def without_replicate(spec: Any, shards: DeviceMesh) -> Any:
+    """A DTensor's place on a mesh of replicas and shards, in this order, on the mesh of shards alone."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-    (dim,) = [dim for dim, placement in enumerate(spec.placements) if not placement.is_replicate()]
     if spec.mesh.ndim == 1:
         return spec
-    return DTensorSpec(spec.mesh[spec.mesh.mesh_dim_names[dim]], (spec.placements[dim],), spec.tensor_meta)
+    return DTensorSpec(shards, spec.placements[1:], spec.tensor_meta)
+
+
+def leave_replicas(optimiser: torch.optim.Optimizer, shards: DeviceMesh) -> None:
+    """Let gradients, and what an optimizer remembers, follow their parameters from a mesh of replicas and
+    shards to the mesh of shards.
+    """
+    for group in optimiser.param_groups:
+        for p in group["params"]:
+            for tensor in (p.grad, *optimiser.state.get(p, {}).values()):
+                if hasattr(tensor, "_spec"):
+                    tensor._spec = without_replicate(tensor._spec, shards)
 
 
 def units_of(model: nn.Module) -> list[Unit]:

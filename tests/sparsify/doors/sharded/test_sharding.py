@@ -160,7 +160,7 @@ SENTENCES = {
     "scaled": "a GradScaler steps the optimiser, so residuals would hold gradients of different scales",
     "halfway": "state_dict() came between backward and step",
     "frozen later": "a parameter was not used in this step, or frozen or unfrozen since",
-    "of none": "the saved state has nothing of sparsify.shard, such as residuals; to go on without, load it",
+    "of none": "torch reads back only what the optimiser itself remembers: save and load without it",
     "of another method": "the saved state is of another method, or of a model with other units",
     "loaded before": "residuals that would be lost; load it after sparsify.shard",
 }

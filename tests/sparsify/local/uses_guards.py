@@ -1,0 +1,192 @@
+"""What happens to a model between local steps: what must be refused, and what must change nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import set_model_state_dict
+
+import sparsify
+from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.strategy import Local
+
+EVERY, BEFORE, STEPS = 3, 4, 10  # steps of a round, before the change, in all
+
+
+class Net(nn.Module):
+    """Two layers that are trained, and one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.output, self.frozen = nn.Linear(6, 6), nn.Linear(6, 4), nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.frozen(self.output(self.body(x).tanh()))
+        return scores
+
+
+def net(seed: int = 0) -> Net:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Net()
+
+
+class Wrapped(NamedTuple):
+    """A model, its inner optimizer, and what local steps are made with."""
+
+    model: Any
+    inner: torch.optim.Optimizer
+    optimiser: LocalOptimiser
+
+
+Wrap = Callable[[Local], Wrapped]  # anew, in one of the ways that there are
+
+
+def step(wrapped: Wrapped, number: int, rank: int) -> None:
+    draws = torch.Generator().manual_seed(100 * number + rank)
+    images = torch.randn(8, 6, generator=draws)
+    wrapped.optimiser.zero_grad()
+    wrapped.model(images.to(next(wrapped.model.parameters()).dtype)).square().mean().backward()
+    wrapped.optimiser.step()
+
+
+# --- refused
+
+
+def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], object]) -> None:
+    state = {name: torch.randn_like(tensor) for name, tensor in wrapped.model.state_dict().items()}
+    load(wrapped.model, state)
+
+
+def write(wrapped: Wrapped) -> None:
+    with torch.no_grad():
+        wrapped.model.body.weight.mul_(2)
+
+
+def write_data(wrapped: Wrapped) -> None:
+    wrapped.model.output.bias.data.add_(1)
+
+
+def take_other_memory(wrapped: Wrapped) -> None:
+    for p in wrapped.model.parameters():
+        p.data = 2 * p.data
+
+
+def add_group(wrapped: Wrapped) -> None:
+    wrapped.inner.add_param_group({"params": [*nn.Linear(2, 2).parameters()]})
+
+
+def unfreeze(wrapped: Wrapped) -> None:
+    wrapped.model.frozen.requires_grad_(True)
+
+
+def freeze(wrapped: Wrapped) -> None:
+    wrapped.model.body.requires_grad_(False)
+
+
+WROTE = "was loaded or written to after the model was wrapped"
+REFUSED: Mapping[str, tuple[Callable[[Wrapped], object], str]] = {
+    "stepped by itself": (lambda wrapped: wrapped.inner.step(), "its own step would not average"),
+    "loaded": (lambda wrapped: load_others(wrapped, nn.Module.load_state_dict), WROTE),
+    "set": (lambda wrapped: load_others(wrapped, set_model_state_dict), WROTE),
+    "written to": (write, WROTE),
+    "written to by data": (write_data, WROTE),
+    "given other memory": (take_other_memory, WROTE),
+    "given a group": (add_group, "the optimiser has other parameters than when it was wrapped"),
+    "converted": (lambda wrapped: wrapped.model.bfloat16(), "and is now"),
+    "unfrozen": (unfreeze, "was frozen when its optimiser was wrapped, and is trained now"),
+    "frozen": (freeze, "and is now"),
+}
+
+
+# --- changes nothing
+
+
+def load_again(wrapped: Wrapped) -> None:
+    wrapped.model.load_state_dict(copy.deepcopy(wrapped.model.state_dict()))
+
+
+def move(wrapped: Wrapped) -> None:
+    for p in wrapped.model.parameters():
+        p.data = p.data.clone()
+
+
+def swap(wrapped: Wrapped) -> None:
+    """As for an evaluation of averaged weights."""
+    kept = [p.detach().clone() for p in wrapped.model.parameters()]
+    with torch.no_grad():
+        for p in wrapped.model.parameters():
+            p.zero_()
+        evaluate(wrapped)
+        for p, own in zip(wrapped.model.parameters(), kept, strict=True):
+            p.copy_(own)
+    if hasattr(wrapped.model, "reshard"):  # as FSDP2 asks for after writing
+        wrapped.model.reshard()
+
+
+def evaluate(wrapped: Wrapped) -> Tensor:
+    with torch.no_grad():
+        loss: Tensor = wrapped.model(torch.ones(2, 6)).square().mean()
+    return loss
+
+
+def evaluate_anchor(wrapped: Wrapped) -> None:
+    """Before and after an evaluation of this worker's own parameters, and within another."""
+    with wrapped.optimiser.at_anchor():
+        before = evaluate(wrapped)
+    evaluate(wrapped)
+    with wrapped.optimiser.at_anchor(), wrapped.optimiser.at_anchor():
+        assert torch.equal(evaluate(wrapped), before)
+    assert not torch.equal(evaluate(wrapped), before)
+
+
+def resume(wrapped: Wrapped) -> None:
+    saved = copy.deepcopy(wrapped.optimiser.state_dict())
+    weights = copy.deepcopy(wrapped.model.state_dict())
+    evaluate(wrapped)
+    wrapped.optimiser.load_state_dict(saved)
+    wrapped.model.load_state_dict(weights)
+
+
+NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
+    "nothing": lambda wrapped: None,
+    "loaded again": load_again,
+    "moved": move,
+    "swapped and put back": swap,
+    "evaluated": evaluate,
+    "evaluated at the anchor": evaluate_anchor,
+    "resumed": resume,
+}
+
+
+def weights(wrapped: Wrapped) -> Tensor:
+    """All of the anchor, whole, one after the other."""
+    with wrapped.optimiser.at_anchor():
+        whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in wrapped.model.parameters()]
+        return torch.cat([p.detach().flatten() for p in whole]).clone()
+
+
+def lived(
+    wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: Local | None = None
+) -> Tensor:
+    """The anchor at the end of a training, with a change in the middle of a round."""
+    wrapped = wrap(strategy or sparsify.diloco(every=EVERY))
+    for number in range(STEPS):
+        if number == BEFORE:
+            change(wrapped)
+        step(wrapped, number, rank)
+    return weights(wrapped)
+
+
+def told(wrap: Wrap, rank: int, change: Callable[[Wrapped], object]) -> str:
+    """The sentence with which a change is refused."""
+    try:
+        lived(wrap, rank, change)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
