@@ -56,11 +56,13 @@ def test_a_bad_attempt_is_named_and_left_out_and_the_others_are_used(
 def test_what_lies_beside_records_stops_nobody(whole: Results, name: str, tmp_path: Path) -> None:
     kind = f"beside everything: {name}"
     results = damage.damaged(whole, tmp_path / "results", KINDS[kind])
-    for command in WALKING:
-        ended = damage.carry_out(results, damage.commands()[command])
-        assert ended.fault == "", (command, ended)
-        assert ended.code == 0 or command == "logs", (command, ended)  # there may be no log
-    subprocess.run(["rm", "-rf", str(results.root)], check=True)  # however deep it is
+    try:
+        for command in WALKING:
+            ended = damage.carry_out(results, damage.commands()[command])
+            assert ended.fault == "", (command, ended)
+            assert ended.code == 0 or command == "logs", (command, ended)  # there may be no log
+    finally:
+        subprocess.run(["rm", "-rf", str(results.root)], check=True)  # pytest removes none that deep
 
 
 @pytest.mark.parametrize(("name", "kind"), DRAWN)

@@ -5,6 +5,7 @@ docs/records.md has the list of ways from a results folder to code, and names th
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import pickle
@@ -17,8 +18,10 @@ from typing import Any
 import pytest
 import torch
 
+from analysis.records import schema
 from analysis.records.configs import flatten, measured_config, run_key, variant_configs
-from analysis.records.store import Attempt
+from analysis.records.files import Damaged, read_as, write_json
+from analysis.records.store import DAMAGED, Attempt
 from analysis.report import pages
 from experiments import figures
 from experiments.commands import new, report
@@ -27,12 +30,13 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import name_and_configs
-from experiments.launch import arrays, bad_nodes
+from experiments.launch import arrays, bad_nodes, submission
 from experiments.training import checkpoint
 from slurm.submit import sbatch_text
 from tests.analysis import synthetic
-from tests.conftest import Command, environment_for, fine, process, refused
+from tests.conftest import ROOT, Command, environment_for, fine, process, refused
 
+ROOMS = ("analysis", "experiments", "slurm", "sparsify")
 ON_SLURM = ["method=topk", "task=cnn_digits", "profile=smoke", "cluster=devcluster"]
 IN_TURNS = [
     "variants={dense:'method=dense',sparse:'method=topk'}", "task=cnn_digits", "profile=smoke",
@@ -219,3 +223,64 @@ def test_a_report_takes_no_name_of_a_file_from_what_was_kept(what: str, tmp_path
             site.keep(figures.stem(item, profile), made_from, rows)
     titles = [item.title for item in report._items(site, folders, shipped, draws=False)]
     assert "A stranger's" not in titles
+
+
+@pytest.mark.parametrize("text", ["1 --wrap=owned", "--help", "1;touch owned", "1\n2", "$(touch owned)", "x"])
+def test_no_id_of_a_job_is_more_than_a_number(text: str, tmp_path: Path) -> None:
+    attempt = synthetic.made(Folders(tmp_path).store, compose.resolve(ON_SLURM).as_dict())
+    (attempt.path / "job.json").write_text(json.dumps({"id": text}))
+    assert attempt.job.id is None
+    (attempt.path / "job.json").write_text(json.dumps({"id": "7", "cluster": f"{text}\n"}))
+    assert attempt.job.id is None
+    array = {"nodes": 1, "jobs": [{"id": text, "runs": []}]}
+    sweep = {"name": "runs-001", "created": "", "arrays": [array]}
+    write_json(tmp_path / "sweep.json", sweep)
+    with pytest.raises(Damaged, match="is not as it was written"):
+        read_as(tmp_path / "sweep.json", schema.Sweep)
+
+
+def test_a_submission_reads_nothing_that_was_there(tmp_path: Path) -> None:
+    for name in ("runs-001", "runs-003"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "runs-004").symlink_to(tmp_path)
+    assert [submission._new_folder(tmp_path, "runs").name for _ in range(2)] == ["runs-005", "runs-006"]
+
+
+# --- names of files
+# --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a/b", "/etc", "a\nb", "", "../../owned", "a" * 256])
+def test_no_name_leads_out_of_its_folder(name: str, tmp_path: Path) -> None:
+    attempt = synthetic.made(Folders(tmp_path).store, compose.resolve(ON_SLURM).as_dict())
+    manifest = json.loads((attempt.path / "run.json").read_text())
+    for field, value in (("sweep", name), ("files", {name: {"bytes": 1, "sha256": "0" * 64}})):
+        write_json(attempt.path / "run.json", manifest | {field: value})
+        assert attempt.state == DAMAGED, field
+    write_json(tmp_path / "index.json", {"runs": [name]})
+    with pytest.raises(Damaged):
+        read_as(tmp_path / "index.json", schema.RunIndex)
+
+
+# --- loading
+# --------------------------------------------------------------------------------------
+
+# Of a call the name, and the argument by which it is harmless, if any does that.
+LOADING: dict[str, str | None] = {
+    "eval": None, "exec": None, "pickle.load": None, "pickle.loads": None, "marshal.loads": None,
+    "shelve.open": None, "os.system": None, "os.popen": None, "pd.read_pickle": None, "yaml.load": None,
+    "yaml.unsafe_load": None, "torch.load": "weights_only",
+}  # fmt: skip
+
+
+def test_no_source_loads_what_could_be_code() -> None:
+    faults = list[str]()
+    for path in (path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                name, is_shell = ast.unparse(node.func), given.get("shell") == "True"
+                is_loading = name in LOADING and given.get(LOADING[name]) != "True"
+                if is_loading or is_shell or given.get("allow_pickle") == "True":
+                    faults.append(f"{path}:{node.lineno}: {name}")
+    assert faults == []
