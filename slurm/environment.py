@@ -121,7 +121,24 @@ def folder(name: str) -> str | None:
 
 def conf_folders() -> list[Path]:
     """The folders of configurations that $SPARSIFY_CONF names, separated by colons."""
-    return [Path(name) for name in os.environ.get("SPARSIFY_CONF", "").split(os.pathsep) if name]
+    names = os.environ.get("SPARSIFY_CONF", "").split(os.pathsep)
+    return [as_text(Path(name), "a folder of SPARSIFY_CONF") for name in names if name]
+
+
+def as_text(path: Path, what: str) -> Path:
+    """Return the path; refuse one that is not UTF-8, for records and orders are.
+
+    Args:
+        what: names the path in the sentence.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            f"{what} is {os.fsencode(path)!r}, whose letters are not read as UTF-8 here: set LC_ALL=C.UTF-8, "
+            "or give the folder another name"
+        ) from None
+    return path
 
 
 def cache_root() -> Path:

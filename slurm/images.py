@@ -72,7 +72,8 @@ def runtime_version(program: str) -> str:
 
 def folder() -> Path:
     """The folder of images."""
-    return Path(environment.folder("SPARSIFY_IMAGES") or ROOT / FOLDER)
+    named = Path(environment.folder("SPARSIFY_IMAGES") or ROOT / FOLDER)
+    return environment.as_text(named, "the folder of images (SPARSIFY_IMAGES)")
 
 
 def locate(image: str) -> Path:

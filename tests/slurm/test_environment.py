@@ -8,10 +8,14 @@ import pty
 import subprocess
 import sys
 import termios
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from slurm import environment
+from experiments.config import data_root
+from experiments.config.folders import Folders
+from slurm import environment, images
 from tests.conftest import ROOT, there
 
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -32,6 +36,26 @@ def test_ranks_that_somebody_else_set_are_no_launcher(monkeypatch: pytest.Monkey
     for alone in ({**OF_TORCHRUN, "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}):
         monkeypatch.setattr(os, "environ", alone)
         assert environment.joined() is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "ask"),
+    [
+        ("SPARSIFY_RESULTS", Folders),
+        ("DATA_ROOT", lambda: data_root.root_of(None)),
+        ("SPARSIFY_IMAGES", images.folder),
+        ("SPARSIFY_CONF", environment.conf_folders),
+    ],
+)
+def test_a_folder_whose_name_is_not_utf8_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, ask: Callable[[], object]
+) -> None:
+    """So is any name that is not ASCII where Python takes the locale for ASCII."""
+    monkeypatch.setenv(variable, str(tmp_path / "\udcff"))
+    with pytest.raises(ValueError, match=rf"{variable}.* is b'.*xff.*LC_ALL=C.UTF-8"):
+        ask()
+    monkeypatch.setenv(variable, str(tmp_path / "é"))
+    ask()
 
 
 OF_PTY_STEP = {
