@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from analysis.records.visible import Visible
-from experiments.worker.errors import DISK_FULL, trouble_of_import
+from experiments.worker.errors import NO_SPACE, trouble_of_import
 from slurm import environment
 from sparsify.ranges import unknown
 
@@ -63,10 +63,11 @@ def _ended(words: Sequence[str]) -> int:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return _end(error, _forbidden(error), BAD_INPUT, is_traced)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _end(error, f"{error.filename}: {DISK_FULL}", FAILED, is_traced)
+        if error.errno in NO_SPACE:
+            where = "" if error.filename is None else f"{error.filename}: "
+            return _end(error, f"{where}{NO_SPACE[error.errno]}", FAILED, is_traced)
         if error.errno in IN_THE_WAY:
-            what = f"{error.filename2 or error.filename} {IN_THE_WAY[error.errno]}"
+            what = f"{error.filename2 or error.filename or 'a file'} {IN_THE_WAY[error.errno]}"
             return _end(error, what, FAILED, is_traced)
         if error.filename is not None:
             return _end(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
@@ -84,7 +85,7 @@ def _forbidden(error: OSError) -> str:
         advice = "let its owner share it, or set SPARSIFY_RESULTS to a folder of yours"
         return f"{[path, *closed][-1]} may not be read by you: {advice}"
     what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"
-    return f"{named} {what}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
+    return f"{named or 'a file'} {what}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
 
 
 def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:

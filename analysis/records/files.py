@@ -65,6 +65,10 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
                 file.flush()
                 os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        if error.filename is None:  # as of a disk that is full
+            error.filename = str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -170,7 +170,8 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
     each = draw_each(names, found, folders.figures)
     for (item, profile), drawn in zip(told_now_and_then(names, "figures"), each, strict=True):
         if isinstance(drawn, OSError):
-            say(f"{item}-{profile} can't be written: {drawn.filename2 or drawn.filename}: {drawn.strerror}")
+            where = drawn.filename2 or drawn.filename or folders.figures
+            say(f"{item}-{profile} can't be written: {where}: {drawn.strerror}")
             all_written = False
         elif drawn:
             every.append(drawn)

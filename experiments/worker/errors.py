@@ -11,7 +11,12 @@ from pathlib import Path
 from analysis.records.files import Watched, write_json
 
 # From causes to consequences: the sentence of a worker that only lost its peers comes last.
-DISK_FULL = "the disk is full: free some space and run again; finished runs are kept"
+DISK_FULL = "the disk is full: free some space and give the same command again; what was finished is kept"
+FILE_LIMIT = (
+    "a file may not become so large here, by `ulimit -f` or by its file system: raise the limit and give the "
+    "same command again; what was finished is kept"
+)
+NO_SPACE = {errno.ENOSPC: DISK_FULL, errno.EDQUOT: DISK_FULL, errno.EFBIG: FILE_LIMIT}
 KINDS = (
     "environment",
     "bad_input", "machine", "held", "disturbed", "non_finite", "disk", "memory", "error", "lost", "preempted",
@@ -42,8 +47,8 @@ def explain(error: BaseException) -> tuple[str, str]:
         return "non_finite", f"{error}; lower task.lr, or look at the data"
     if _is(error, "sparsify.comm", "WorkerLost"):
         return "lost", str(error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return "disk", DISK_FULL
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return "disk", NO_SPACE[error.errno]
     if is_out_of_memory(error):
         return "memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers"
     return "error", f"{type(error).__name__}: {error}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import math
 import os
 import pty
+import resource
 import shutil
 import signal
 import struct
@@ -390,6 +392,16 @@ def test_a_folder_that_only_another_user_may_read_is_called_so(
     refused(done, *(answer.format(run=run) for answer in answers), code=code)
 
 
+def test_a_limit_on_the_size_of_files_is_told_and_not_a_full_disk(here: Command, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        done = here("run", "method=dense", *SMALL[:2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    refused(done, f"{tmp_path}/results/runs/", "config.json: ", "`ulimit -f`", code=1)
+
+
 def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, tmp_path: Path) -> None:
     results = tmp_path / "results"
     results.mkdir()
@@ -403,6 +415,10 @@ def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, tmp_pat
         # a full disk may refuse even the manifest's last change
         assert ended["topk"][0] in ("failed", "running")
         assert "attempt 1: done" in here("why", "dense").stdout
+        with contextlib.suppress(OSError), (results / "rest").open("wb", buffering=0) as rest:
+            while rest.write(bytes(4096)):
+                pass
+        refused(here("collect"), f"{results}/records", ": the disk is full: ", code=1)
 
 
 @contextmanager

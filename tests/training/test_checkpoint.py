@@ -218,7 +218,7 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         monkeypatch.undo()
     assert full.value.errno == errno.EFBIG
-    assert errors.explain(full.value) == ("disk", errors.DISK_FULL)
+    assert errors.explain(full.value) == ("disk", errors.FILE_LIMIT)
     steps = saved_steps(attempt)
     assert len(steps) == 2
     assert {path.name for path in attempt.checkpoints.iterdir()} == {str(step) for step in steps}
