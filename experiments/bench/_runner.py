@@ -7,6 +7,7 @@ read and drawn without it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -24,7 +25,7 @@ from typing import Any
 
 import jinja2
 
-from analysis.records.files import write_atomic
+from analysis.records.files import Damaged, write_atomic
 from analysis.records.log import read_lines
 from experiments.config import code_version
 from experiments.config.folders import Folders
@@ -220,13 +221,27 @@ def newest_stores(name: str, folders: Folders) -> list[Path]:
 
 
 def newest(store: Path) -> dict[str, list[Record]]:
-    """The rows of each case that were measured last, by its key. Older records have none."""
+    """The rows of each case that were measured last, by its key. Older records have none, and damaged rows
+    are passed over.
+    """
     found: dict[str, list[Record]] = {}
     for row in read_lines(store)[0] if store.exists() else ():
-        if row.get("schema") == SCHEMA and row.get("kind") == "row" and "key" in row:
+        is_named = isinstance(row.get("key"), str) and isinstance(row.get("at"), str)
+        if row.get("schema") == SCHEMA and row.get("kind") == "row" and is_named:
             same = found.get(row["key"], [])
             found[row["key"]] = [*same, row] if same and same[0]["at"] == row["at"] else [row]
     return found
+
+
+def numbered(store: Path, names: Sequence[str]) -> Iterator[Record]:
+    """The newest rows of a store that have these numbers, of which the first is not 0; a store that can't be
+    read has none.
+    """
+    with contextlib.suppress(Damaged):
+        for row in (row for of_case in newest(store).values() for row in of_case):
+            numbers = [row.get(name) for name in names]
+            if all(isinstance(number, int | float) and number >= 0 for number in numbers) and numbers[0]:
+                yield row
 
 
 def text_of(records: Iterable[Record]) -> str:

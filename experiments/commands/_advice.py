@@ -23,7 +23,7 @@ from analysis.records import loading, phases
 from analysis.records.frames import Frames, restrict
 from analysis.records.steps import breakdown, warm
 from analysis.stats import Value
-from experiments.bench._runner import newest
+from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
 from sparsify.core.selections import Generated, Statistics, skewed
@@ -345,10 +345,11 @@ class Known:
         """Rows that `make bench BENCH=methods` recorded, of the number of elements that is nearest."""
         device, found = {"none": "cpu", "any": "cuda"}.get(self.gpu), dict[str, Range]()
         stores = sorted((self.folders.results / "bench").glob("methods-*.jsonl"))
-        rows = [row for store in stores for of_case in newest(store).values() for row in of_case]
+        parts = [f"{part}_ms" for part in ("select", "exchange", "retain", "scatter")]
+        rows = [row for store in stores for row in numbered(store, ("n", *parts))]
         for row in sorted(rows, key=lambda row: abs(row["n"] - elements), reverse=True):
             if row["device"] == device:
-                took = sum(row[f"{part}_ms"] for part in ("select", "exchange", "retain", "scatter"))
+                took = sum(row[part] for part in parts)
                 source = f"make bench BENCH=methods, n = {row['n']:,}"
                 found[row["method"]] = spread([1e-3 * took * elements / row["n"]], source)
         return found

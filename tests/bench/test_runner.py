@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import WRONG, Bench, Record, formatted, ratio, run, spread
+from experiments.bench._runner import WRONG, Bench, Record, formatted, numbered, ratio, run, spread
 from experiments.bench._timing import Clock, in_turn
 from experiments.config import code_version
 from experiments.config.folders import Folders
+from tests.analysis.broken_lines import BROKEN
 from tests.bench.conftest import lines_of
 from tests.conftest import Command, refused
 
@@ -205,3 +206,18 @@ def test_every_benchmark_explains_itself(name: str, here: Command) -> None:
 )
 def test_words_that_make_no_sense_are_refused_in_a_sentence(words: str, sentence: str, here: Command) -> None:
     refused(here("bench", *words.split()), sentence)
+
+
+def test_a_damaged_row_is_passed_over_and_the_others_are_read(tmp_path: Path) -> None:
+    store = tmp_path / "methods-cpu.jsonl"
+    row = {"schema": 1, "kind": "row", "key": "k", "at": "2026-01-01", "n": 5, "select_ms": 1.0}
+    lines = [*(raw for raw in BROKEN.values() if len(raw) < 50_000)]
+    for name in row:
+        lines.append(json.dumps({**row, "key": f"no {name}", name: None}).encode())
+        lines.append(json.dumps({**row, "key": f"odd {name}", name: [5]}).encode())
+        lines.append(json.dumps({other: value for other, value in row.items() if other != name}).encode())
+    store.write_bytes(b"\n".join([*lines, json.dumps({**row, "key": "whole"}).encode(), b""]))
+    assert [found["key"] for found in numbered(store, ("n", "select_ms"))] == ["whole"]
+    store.unlink()
+    os.mkfifo(store)
+    assert [*numbered(store, ("n", "select_ms"))] == []
