@@ -118,15 +118,17 @@ def move(wrapped: Wrapped) -> None:
 
 def swap(wrapped: Wrapped) -> None:
     """As for an evaluation of averaged weights."""
-    kept = [p.detach().clone() for p in wrapped.model.parameters()]
+    parameters = [*wrapped.model.parameters()]
+    kept = [p.detach().clone() for p in parameters]
     with torch.no_grad():
-        for p in wrapped.model.parameters():
+        for p in parameters:
             p.zero_()
         evaluate(wrapped)
-        for p, own in zip(wrapped.model.parameters(), kept, strict=True):
+        for p, own in zip(parameters, kept, strict=True):
             p.copy_(own)
-    if hasattr(wrapped.model, "reshard"):  # as FSDP2 asks for after writing
-        wrapped.model.reshard()
+    for module in wrapped.model.modules():
+        if hasattr(module, "reshard"):  # as FSDP2 asks for after writing
+            module.reshard()
 
 
 def evaluate(wrapped: Wrapped) -> Tensor:

@@ -13,7 +13,9 @@ from tests.sparsify import worker_functions
 from tests.sparsify.doors.sharded.uses_sharded import (
     GRIDS,
     KINDS,
+    KINDS_OF_MESH,
     NAMES,
+    REFUSED_OF_SHARDS,
     RESUMED,
     blocks,
     kinds_in,
@@ -23,6 +25,7 @@ from tests.sparsify.doors.sharded.uses_sharded import (
     ways_on,
     whole_in,
 )
+from tests.sparsify.local.uses_guards import NEUTRAL, REFUSED, WROTE
 from tests.sparsify.worker_functions import on_processes
 
 Ranks = list[dict[str, Tensor]]
@@ -140,6 +143,35 @@ def test_local_steps_of_shards_are_those_of_whole_replicas(
         assert torch.equal(found["sparseloco, on"], found["sparseloco, resumed"])
 
 
+@pytest.mark.parametrize("kind", KINDS_OF_MESH)
+@pytest.mark.parametrize("case", [*REFUSED_OF_SHARDS, "read in place"])
+def test_between_local_steps_what_an_exchange_would_undo_is_refused(
+    case: str, kind: str, used: dict[int, Ranks]
+) -> None:
+    sentence = REFUSED[case][1] if case in REFUSED else WROTE
+    for found in of(used, (2, 2), "guarded"):
+        assert sentence in bytes(found[f"refused, {kind}: {case}"].tolist()).decode()
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+@pytest.mark.parametrize("kind", KINDS_OF_MESH)
+@pytest.mark.parametrize("case", NEUTRAL)
+def test_between_local_steps_what_changes_no_weights_changes_no_training(
+    case: str, kind: str, reshards: bool, used: dict[int, Ranks]
+) -> None:
+    for found in of(used, (2, 2), "guarded"):
+        end = found[f"end, {kind}, {reshards}: {case}"]
+        assert torch.equal(end, found[f"end, {kind}, True: nothing"])
+
+
+def test_an_optimiser_of_whole_matrices_steps_within_its_replica(used: dict[int, Ranks]) -> None:
+    ranks = of(used, (2, 2), "orthogonally")
+    for found in ranks:
+        for kind in KINDS_OF_MESH:  # Muon computes in bfloat16, with sums in another order
+            torch.testing.assert_close(found[kind], found["whole"], rtol=0, atol=5e-3)
+    assert not torch.equal(ranks[0]["both"], ranks[2]["both"])  # in the middle of a round
+
+
 SENTENCES = {
     "a plain model": "shard takes a model that is sharded, and this Blocks is not; call torch.distributed",
     "no replicas": "says nothing of replicas; hand over the other one: sparsify.shard(..., replicas=",
@@ -160,6 +192,11 @@ SENTENCES = {
     "scaled": "a GradScaler steps the optimiser, so residuals would hold gradients of different scales",
     "halfway": "state_dict() came between backward and step",
     "frozen later": "a parameter was not used in this step, or frozen or unfrozen since",
+    "unfrozen": "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now",
+    "hooked later": "the whole model was given another all-reduce hook after sparsify.shard",
+    "twice locally": "sparsify.shard was called for this model already; go on with what that returned",
+    "nothing on some": "ranks [1, 3] have no: there is nothing to aggregate: all parameters are empty",
+    "flattened": "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself",
     "of none": "torch reads back only what the optimiser itself remembers: save and load without it",
     "of another method": "the saved state is of another method, or of a model with other units",
     "loaded before": "residuals that would be lost; load it after sparsify.shard",

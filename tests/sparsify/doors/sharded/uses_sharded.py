@@ -16,22 +16,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import sparsify
 from sparsify.comm.torch import TorchComm
 from sparsify.doors.engine import NonFinite, StepReport
 from sparsify.doors.sharded.hook import ShardHook
+from sparsify.local.strategy import Local
 from sparsify.method import Step
+from tests.sparsify.local import uses_guards
 
 GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
+KINDS_OF_MESH = ("both", "shards")
+# But for what torch itself refuses, or does not do.
+REFUSED_OF_SHARDS = [case for case in uses_guards.REFUSED if case not in ("converted", "given other memory")]
 NAMES = ("replicate", "shard")
 STEPS = 3
 TWO_ROUNDS, ONE_MORE = range(4), range(4, 5)  # of local steps
@@ -116,6 +122,23 @@ def in_microbatches(switch: str, model: nn.Module, optimiser: torch.optim.Optimi
         optimiser.step()
 
 
+def divided(factor: float, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """Sums over all workers, divided by a number of one's own (of tokens, perhaps)."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(factor)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    plainly(model, optimiser)
+
+
+def evaluated_between(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+    """With forward passes without backward, after which the outermost unit stays gathered."""
+    for step in range(STEPS):
+        with torch.no_grad():
+            loss_of(model, 0)
+        plainly(model, optimiser, range(step, step + 1))
+
+
 def compiled(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
     for block in cast(Any, model).blocks:
         block.compile(backend="eager")
@@ -130,6 +153,9 @@ WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], Train]] = {
     "reduced within": ({}, {}, partial(in_microbatches, "set_requires_all_reduce")),
     "checkpointed": ({"checkpoints": True}, {}, plainly),
     "compiled": ({}, {}, compiled),
+    "divided by 1": ({}, {}, partial(divided, 1.0)),
+    "divided by 8": ({}, {}, partial(divided, 8.0)),
+    "evaluated between": ({}, {}, evaluated_between),
     "kept whole": ({}, {"reshard_after_forward": False}, plainly),
     "in bfloat16": ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, plainly),
     "summed in single precision": (
@@ -388,6 +414,85 @@ def locally(mesh: DeviceMesh) -> dict[str, Tensor]:
     return found
 
 
+def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_guards.Wrapped:
+    """A model of two units whose outermost one, which has parameters of its own, torch keeps gathered."""
+    model = uses_guards.net()
+    own = mesh if kind == "both" else mesh["shard"]
+    fully_shard(model.body, mesh=own, reshard_after_forward=reshards)
+    fully_shard(model, mesh=own, reshard_after_forward=reshards)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    replicas = None if kind == "both" else mesh["replicate"]
+    return uses_guards.Wrapped(model, inner, sparsify.shard(model, inner, strategy, replicas))
+
+
+def guarded(mesh: DeviceMesh) -> dict[str, Tensor]:
+    """What is said of each change between local steps that must be refused; where trainings end with those
+    that change nothing.
+    """
+    found = dict[str, Tensor]()
+    rank = dist.get_rank()
+    for kind in KINDS_OF_MESH:
+        make = partial(wrap, mesh, kind, True)
+        said = {
+            case: uses_guards.told(make, rank, uses_guards.REFUSED[case][0]) for case in REFUSED_OF_SHARDS
+        }
+        said["read in place"] = uses_guards.told(make, rank, read_others_in_place)
+        found |= {f"refused, {kind}: {case}": words for case, words in as_text(said).items()}
+        for reshards in (True, False):
+            make = partial(wrap, mesh, kind, reshards)
+            for case, act in uses_guards.NEUTRAL.items():
+                found[f"end, {kind}, {reshards}: {case}"] = uses_guards.lived(make, rank, act)
+    return found
+
+
+def read_others_in_place(wrapped: uses_guards.Wrapped) -> None:
+    """As `torch.distributed.checkpoint.load` does: into the tensors that a state has."""
+    with shared_folder() as folder:
+        others = {name: torch.zeros_like(p) for name, p in wrapped.model.state_dict().items()}
+        state_dict_saver.save(others, checkpoint_id=folder)
+        state_dict_loader.load(wrapped.model.state_dict(), checkpoint_id=folder)
+
+
+def orthogonally(mesh: DeviceMesh) -> dict[str, Tensor]:
+    """Where local steps of Muon end, which computes with whole matrices: of shards, and of whole replicas.
+    The optimizer has made a step before, and shards have a GradScaler.
+    """
+    found = dict[str, Tensor]()
+    rows = mesh["shard"].get_group()
+    for kind in (*KINDS_OF_MESH, "whole"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        scaler = torch.amp.GradScaler("cpu", enabled=kind != "whole")
+        own = mesh if kind == "both" else mesh["shard"]
+        for module in (model[0], model) if kind != "whole" else ():
+            fully_shard(module, mesh=own)
+        inner = torch.optim.Muon(model.parameters(), lr=0.02)
+        optimiser: Any = inner
+        for step in range(6):
+            if step == 1:
+                muloco = sparsify.muloco(every=2)
+                if kind == "whole":
+                    group = TorchComm(mesh["replicate"].get_group())
+                    optimiser = sparsify.distribute(inner, model, muloco, group)
+                else:
+                    replicas = None if kind == "both" else mesh["replicate"]
+                    optimiser = sparsify.shard(model, inner, muloco, replicas)
+            # Of the step before wrapping, that of all workers is the same.
+            rank = 0 if step == 0 else dist.get_rank()
+            images = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimiser.zero_grad()
+            scaler.scale(model(images).square().mean()).backward()
+            for p in model.parameters() if kind == "whole" else ():
+                dist.all_reduce(cast(Tensor, p.grad), group=rows)
+                cast(Tensor, p.grad).div_(mesh["shard"].size())
+            scaler.step(optimiser)
+            scaler.update()
+        whole = [cast(Any, p).full_tensor() if kind != "whole" else p for p in model.parameters()]
+        found[kind] = torch.cat([p.detach().flatten() for p in whole])
+    return found
+
+
 # --- refused
 
 
@@ -493,6 +598,39 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         inner.load_state_dict(optimiser.state_dict())
         sparsify.shard(other, inner, topk)
 
+    def unfrozen() -> None:
+        model = blocks()
+        model.blocks[0].requires_grad_(False)
+        sharded(model, mesh)
+        sparsify.shard(model, optimiser_of(model), topk)
+        model.blocks[0].requires_grad_(True)
+        loss_of(model, 0).backward()
+
+    def hooked_later() -> None:
+        model = sharded(blocks(), mesh)
+        sparsify.shard(model, optimiser_of(model), topk)
+        cast(Any, model).set_all_reduce_hook(lambda grad: None)
+        loss_of(model, 0).backward()
+
+    def twice_locally() -> object:
+        model = sharded(blocks(), mesh)
+        optimiser = sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
+        return sparsify.shard(model, optimiser.optimiser, sparsify.diloco(every=2))
+
+    def nothing_on_some() -> object:
+        model = nn.Linear(5, 1, bias=False)
+        fully_shard(model, mesh=mesh)
+        return sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
+
+    def flattened() -> None:
+        model = sharded(blocks(), mesh)
+        optimiser = optimiser_of(model)
+        sparsify.shard(model, optimiser, topk)
+        plainly(model, optimiser, range(1))
+        options = StateDictOptions(flatten_optimizer_state_dict=True)
+        state = get_optimizer_state_dict(model, optimiser, options=options)
+        set_optimizer_state_dict(model, optimiser, optim_state_dict=state, options=options)
+
     plain = blocks()
     cases: dict[str, Callable[[], object]] = {
         "a plain model": lambda: sparsify.shard(plain, optimiser_of(plain), topk),
@@ -516,6 +654,11 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         "scaled": scaled,
         "halfway": halfway,
         "frozen later": frozen_later,
+        "unfrozen": unfrozen,
+        "hooked later": hooked_later,
+        "twice locally": twice_locally,
+        "nothing on some": nothing_on_some,
+        "flattened": flattened,
         "of none": of_none,
         "of another method": of_another_method,
         "loaded before": loaded_before,
@@ -541,6 +684,7 @@ def all_uses(size: int) -> dict[str, Tensor]:
             with shared_folder() as folder:
                 parts["resumed"] = resumed(mesh, folder)
             parts["refusals"] = as_text(refusals(mesh))
+            parts["guarded"], parts["orthogonally"] = guarded(mesh), orthogonally(mesh)
         found |= {
             f"{at}{part}: {name}": tensor for part, own in parts.items() for name, tensor in own.items()
         }
