@@ -6,10 +6,8 @@ import contextlib
 import gc
 import hashlib
 import io
-import multiprocessing
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +33,7 @@ from analysis.records.files import (
     write_json,
 )
 from analysis.records.frames import Frames, empty, no_rows, records, runs_frame, stack, typed
+from analysis.records.pools import process_pool
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
@@ -118,8 +117,7 @@ def _each_part(
     if min(processes, len(paths)) < 2:
         yield from map(_write_part, *parts)
         return
-    # A forked process could wait for a lock that a thread of this one held.
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with process_pool(processes) as pool:
         yield from pool.map(_write_part, *parts)
 
 

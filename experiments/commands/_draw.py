@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -19,6 +17,7 @@ from analysis.pictures import captions, style, summary
 from analysis.records import parquet
 from analysis.records.files import Damaged, read_as, read_json, write_atomic, write_json
 from analysis.records.frames import Frames, empty, restrict
+from analysis.records.pools import process_pool
 from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
@@ -202,9 +201,7 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
     if processes < 2:
         yield from (call() for call in calls)
         return
-    # A forked process could wait for a lock that a thread of this one held.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context, _leave_interrupts_to_the_first) as pool:
+    with process_pool(processes) as pool:
         waiting = deque[_Begun[T]]()
         for call in calls:
             waiting.append(_Begun(pool, call))
@@ -260,11 +257,6 @@ def _or_error(do: Callable[[], T]) -> T | OSError:
         return do()
     except OSError as error:
         return error
-
-
-def _leave_interrupts_to_the_first() -> None:
-    """Ctrl-C reaches every process; one sentence about it is enough."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
