@@ -286,9 +286,7 @@ class StepLine(
     predicted_s: Annotated[
         Maybe, Field("s", "that they should take on the emulated link as found; 0 without one", since=SECOND)
     ] = None
-    stops: Annotated[Maybe, Field("", "how often a worker was suspended in it", since="2026-11-24")] = (
-        None
-    )
+    stops: Annotated[Maybe, Field("", "how often a worker was suspended in it", since="2026-11-24")] = None
     variant: Name | None = None
 
 
