@@ -253,6 +253,7 @@ class LocalOptimiser(Door, Front):
         kept = [own.clone() for own, _ in pairs]
         with torch.no_grad():
             torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
+        torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
         self._is_at_anchor = True
         try:
             yield
@@ -261,6 +262,7 @@ class LocalOptimiser(Door, Front):
             self._reshard()
             with torch.no_grad():
                 torch._foreach_copy_([own for own, _ in pairs], kept)
+            torch.clear_autocast_cache()
             self._parameters.remember()
 
     @uncompiled

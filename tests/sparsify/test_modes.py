@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.core.autocast import autocast_kinds, without_autocast
 from sparsify.doors.aggregator import Aggregator
@@ -105,6 +107,30 @@ def test_trainings_of_processes_are_alike_in_every_mode(way: str, lived: list[di
         for case in cases:
             plain = found[case.rpartition("|")[0] + f"|{PLAIN}"]
             assert torch.equal(found[case], plain), case
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_parameters() -> None:
+    model, inputs = nn.Linear(4, 4), torch.ones(2, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimiser = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
+    for _ in range(2):
+        optimiser.zero_grad()
+        model(inputs).square().mean().backward()
+        optimiser.step()
+
+    def evaluated(*at_anchor: bool) -> list[Tensor]:
+        found = []
+        with torch.autocast("cpu", torch.bfloat16):
+            for is_there in at_anchor:
+                with optimiser.at_anchor() if is_there else nullcontext():
+                    found.append(model(inputs).detach().clone())
+        return found
+
+    (anchor,), (own,) = evaluated(True), evaluated(False)
+    assert not torch.equal(anchor, own)
+    assert_same_bits(evaluated(False, True, False), [own, anchor, own], "own, anchor, own")
+    assert_same_bits(evaluated(True, False, True), [anchor, own, anchor], "anchor, own, anchor")
 
 
 def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
