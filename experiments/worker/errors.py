@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import platform
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -23,6 +25,10 @@ KINDS = (
 )  # fmt: skip
 # Messages of torch's allocators, which raise a plain RuntimeError.
 NO_MEMORY = ("can't allocate memory", "CUDA out of memory", "Cannot allocate memory")
+# What gloo and torch's store say where the kernel has no port left to listen at, or to connect from.
+NO_PORT = re.compile(
+    "bind: Address already in use|connect: Cannot assign requested address|port: 0,.* address already in use"
+)
 # The Python packages that commands need.
 OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
@@ -45,6 +51,8 @@ def explain(error: BaseException) -> tuple[str, str]:
         return getattr(error, "kind", "bad_input"), str(error)
     if _is(error, "sparsify.doors.engine", "NonFinite"):
         return "non_finite", f"{error}; lower task.lr, or look at the data"
+    if isinstance(error, RuntimeError | OSError) and NO_PORT.search(str(error)):
+        return "error", _without_ports()
     if _is(error, "sparsify.comm", "WorkerLost"):
         return "lost", str(error)
     if isinstance(error, OSError) and error.errno in NO_SPACE:
@@ -52,6 +60,18 @@ def explain(error: BaseException) -> tuple[str, str]:
     if is_out_of_memory(error):
         return "memory", f"out of memory: {error}; take a smaller task.batch_size or fewer workers"
     return "error", f"{type(error).__name__}: {error}"
+
+
+def _without_ports() -> str:
+    """Return the sentence for a machine that has no TCP port left."""
+    from experiments.worker.addresses import kernel_ports
+
+    ports = kernel_ports()
+    which = f", {ports.start}-{ports.stop - 1}" if ports else ""
+    return (
+        f"{platform.node()} has too few free TCP ports: programs have taken those that the kernel gives "
+        f"(net.ipv4.ip_local_port_range{which}); end some of them, widen that range, or take fewer workers"
+    )
 
 
 def leave_reason(error: BaseException, rank: int, folder: Watched) -> tuple[str, str]:

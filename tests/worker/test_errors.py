@@ -11,6 +11,7 @@ import torch
 from experiments.worker import errors
 from experiments.worker.errors import FIGURES, LIBRARY, TRAIN, trouble_of_import
 from experiments.worker.hardware import MachineMismatch
+from sparsify.comm import WorkerLost
 from tests.conftest import ROOT
 
 
@@ -51,6 +52,22 @@ def test_who_misses_a_package_is_told_what_installs_it(name: str, words: list[st
     )
     assert kind == "environment"
     assert all(word in why for word in words), why
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at tcp/socket.cc:95] rv != -1. -1 vs -1. bind: Address already in use"),
+        RuntimeError("failed to listen. port: 0, useIpv6: false, message: address already in use"),
+        WorkerLost("worker 1 of 4 can't connect: ([enforce fail] connect: Cannot assign requested address)"),
+    ],
+    ids=["bind", "listen", "connect"],
+)
+def test_a_machine_without_free_ports_is_told_in_words_of_our_own(error: Exception) -> None:
+    kind, why = errors.explain(error)
+    assert kind == "error"
+    assert "too few free TCP ports" in why
+    assert "net.ipv4.ip_local_port_range, " in why
 
 
 def test_errors_of_our_own_keep_their_traceback() -> None:
