@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -38,6 +39,18 @@ SEARCHED = [("torch", torch.float32), ("fused", torch.float32), ("fused", torch.
 # Of torch's constructors; all take the process's default device.
 TYPED_BY_DEFAULT = {"empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"}
 CONSTRUCTORS = TYPED_BY_DEFAULT | {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_on() -> Iterator[None]:
+    """No mode outlives its test."""
+    yield
+    assert torch.get_default_dtype() is torch.float32
+    assert torch.get_default_device() == torch.device("cpu")
+    assert autocast_kinds() == []
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def averages(method: Any, mode: Mode, select: str, dtype: torch.dtype) -> list[Tensor] | None:
@@ -86,7 +99,8 @@ WRAPPED = {**methods(), **strategies()}
 @pytest.mark.parametrize("name", WRAPPED)
 def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None:
     def trained(mode: Mode) -> list[Tensor]:
-        return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm, mode))
+        with mode():  # around all ranks, which take turns within steps
+            return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm))
 
     expected = trained(MODES[PLAIN])
     for mode in OF_STEPS:
