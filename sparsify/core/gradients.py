@@ -27,7 +27,7 @@ class OwnGradients(FlatGradients):
         self.kinds = [TensorKind.of(p) for _, p in self.parameters]
         self.strides = [p.stride() for _, p in self.parameters]
         self.layouts = [layout_of(p) for _, p in self.parameters]  # strides of their gradients
-        self.claim = ParameterClaim(p for _, p in self.parameters)
+        self.claim = ParameterClaim("gradients", (p for _, p in self.parameters))
 
     def clear(self, to_none: bool = True) -> None:
         """Clear all gradients.

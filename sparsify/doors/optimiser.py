@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
+from sparsify.core.claims import ParameterClaim
 from sparsify.core.used import Used
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.averages import OnlyAverage
@@ -152,6 +153,7 @@ class DistributedOptimiser(Door, Front):
         )
         self._used = Used([p for _, p in self.aggregator.source.parameters])
         self._steps, self._average_once = OwnSteps(optimiser), OnlyAverage(self._known)
+        self._claim = ParameterClaim("average", self._known)
         self._accumulates = False  # within `no_sync`?
         self._drops = False  # within `skip`, what is not on its way
         # Of each parameter, has any worker used it in this step? As far as is known.
@@ -356,6 +358,7 @@ class DistributedOptimiser(Door, Front):
                 raise ValueError(
                     f"{name} was frozen when its optimiser was wrapped, and is trained now; {anew}"
                 )
+        self._claim.check()
         self._average_once.check()
         if not self._used.those:
             self._average_once.check_there(self._model)

@@ -144,7 +144,7 @@ class LocalOptimiser(Door, Front):
         self._model = model
         self._steps = OwnSteps(optimiser)
         self._average_once = OnlyAverage(self._known)
-        self._claim = ParameterClaim(self._known)
+        self._claim = ParameterClaim("average", self._known)
         self._locality = LocalityGuard(optimiser, None if overlap else self.comm)
 
         def build() -> list[Fragment]:
