@@ -6,10 +6,15 @@ import contextlib
 import gc
 import hashlib
 import io
+import multiprocessing
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 import msgspec
 import numpy as np
@@ -33,7 +38,6 @@ from analysis.records.files import (
     write_json,
 )
 from analysis.records.frames import Frames, empty, no_rows, records, runs_frame, stack, typed
-from analysis.records.pools import process_pool
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
@@ -119,6 +123,41 @@ def _each_part(
         return
     with process_pool(processes) as pool:
         yield from pool.map(_write_part, *parts)
+
+
+@contextlib.contextmanager
+def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+    """Provide a pool of fresh processes; an early end of the block drops what none of them has begun.
+
+    SIGTERM and SIGHUP end the block as Ctrl-C does, unless somebody else takes them: by themselves they would
+    end this process alone, and multiprocessing would complain of what it had no time to remove.
+    """
+    # A forked process could wait for a lock that a thread of this one held.
+    context = multiprocessing.get_context("spawn")
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in numbers if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _interrupt)
+    try:
+        with ProcessPoolExecutor(processes, context, _leave_interrupts_to_the_first) as pool:
+            try:
+                yield pool
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _leave_interrupts_to_the_first() -> None:
+    """Ignore Ctrl-C, which reaches every process: one sentence about it is enough."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _write_part(store: Store, runs: Sequence[str], path: Path) -> list[str]:

@@ -17,7 +17,6 @@ from analysis.pictures import captions, style, summary
 from analysis.records import parquet
 from analysis.records.files import Damaged, read_as, read_json, write_atomic, write_json
 from analysis.records.frames import Frames, empty, restrict
-from analysis.records.pools import process_pool
 from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
@@ -201,7 +200,7 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
     if processes < 2:
         yield from (call() for call in calls)
         return
-    with process_pool(processes) as pool:
+    with parquet.process_pool(processes) as pool:
         waiting = deque[_Begun[T]]()
         for call in calls:
             waiting.append(_Begun(pool, call))

@@ -10,7 +10,7 @@ from tests.conftest import ROOT, environment_for, python
 
 SCRIPT = """
 import os, signal, sys
-from analysis.records.pools import process_pool
+from analysis.records.parquet import process_pool
 
 if __name__ == "__main__":
     number = signal.Signals[sys.argv[1]]
