@@ -45,6 +45,7 @@ from sparsify.doors.overlap import Background
 from sparsify.doors.toll import Toll, advice_for
 from sparsify.doors.wrapping import Door, group_in, parameters_of, rates_of, stepped_by_scaler
 from sparsify.method import Dense, Method, Step
+from sparsify.ranges import stable_repr
 
 
 class DDPHook(Door):
@@ -219,7 +220,7 @@ class DDPHook(Door):
 
     def _shake_hands(self) -> None:
         """Before the first bucket of a step."""
-        step = {"method": repr(self.method), "step": self.steps, "epoch": self.epoch}
+        step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
         named = of_tensors("parameter", self.parameters)
         shake_hands(self.comm, {**step, **named, **of_optimiser(self.optimiser)}, self.parameters[0][1])
 

@@ -22,6 +22,7 @@ from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form,
 from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, kernels_in, norms_of
 from sparsify.kernels.joint import cut, split_like
 from sparsify.method import Method, Sparsifier, Step, Together
+from sparsify.ranges import stable_repr
 from sparsify.types import BucketContext, SearchStats
 
 MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
@@ -362,7 +363,13 @@ class Engine:
             for bucket, state in zip(self.buckets, self.states, strict=True)
         ]
         who = {"rank": self.comm.rank, "size": self.comm.size}
-        return {"format": FORMAT, "method": repr(self.method), "step": self.step, **who, "buckets": buckets}
+        return {
+            "format": FORMAT,
+            "method": stable_repr(self.method),
+            "step": self.step,
+            **who,
+            "buckets": buckets,
+        }
 
 
 def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]:

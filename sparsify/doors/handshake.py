@@ -15,6 +15,7 @@ from sparsify.core import host_sync
 from sparsify.core.bucket import ignored_names, local_part
 from sparsify.core.gradients import layout_of
 from sparsify.method import Method
+from sparsify.ranges import stable_repr
 
 ANEW = "Give every worker the same model, optimiser, method and options, and call the same, equally often"
 LONG = 80  # characters
@@ -98,7 +99,7 @@ def of_wrapping(
 ) -> dict[str, Any]:
     """Facts on all that a door is given; buffers not among them, see `of_buffers`."""
     named = of_tensors("parameter", model.named_parameters(), ignored_names(model))
-    return {"method": repr(method), **options, **named, **of_optimiser(optimiser)}
+    return {"method": stable_repr(method), **options, **named, **of_optimiser(optimiser)}
 
 
 def of_buffers(model: nn.Module) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def test_local_steps_of_shards_are_those_of_whole_replicas(
         for name in ("localsgd", "diloco"):
             for kind in ("both", "shards"):
                 torch.testing.assert_close(found[f"{name}, {kind}"], found[f"{name}, whole"])
+        for way in ("averaged", "divided"):  # with a round of one step of plain SGD
+            torch.testing.assert_close(found[f"{way} by local steps"], found[f"{way} by torch"])
         for name in ("sparseloco", "diloco, both"):
             assert torch.equal(found[name], ranks[0][name])
         assert not torch.equal(found["sparseloco, on"], found["sparseloco"])

@@ -411,6 +411,14 @@ def locally(mesh: DeviceMesh) -> dict[str, Tensor]:
     again.load_state_dict(saved)
     plainly(other, again, ONE_MORE)
     found["sparseloco, on"], found["sparseloco, resumed"] = weights(model), weights(other)
+    for way, train in (("averaged", plainly), ("divided", partial(divided, 2.0))):
+        for by in ("torch", "local steps"):
+            model = sharded(blocks().double(), mesh)
+            optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
+            if by == "local steps":
+                optimiser = sparsify.shard(model, optimiser, sparsify.localsgd(every=1))
+            train(model, optimiser)
+            found[f"{way} by {by}"] = weights(model)
     return found
 
 
