@@ -233,7 +233,7 @@ class OwnSteps:
         if not self.is_stepping:
             raise ValueError(
                 "this optimiser was wrapped, and its own step would not average; call that of what "
-                "sparsify.distribute returned"
+                "sparsify.distribute or sparsify.shard returned"
             )
 
     @contextmanager

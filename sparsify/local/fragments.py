@@ -15,7 +15,7 @@ from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import FlatGradients, TensorKind, local_part
-from sparsify.core.gradients import flattened, layout_of
+from sparsify.core.gradients import finite_elements, flattened, layout_of
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
@@ -61,6 +61,7 @@ class Fragment:
 
     Args:
         offset: steps by which it is due before the end of a round.
+        everyone: all who must know of a NaN, where these are more than those who average.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Fragment:
         seed: int,
         select: str,
         offset: int,
+        everyone: Comm | None,
     ) -> None:
         method = strategy.method
         pieces = method.takes_pieces or method.scope == "layer"  # then the drift is averaged where it lies
-        self.strategy, self.offset = strategy, offset
+        self.strategy, self.offset, self.everyone = strategy, offset, everyone
         whole = dict(named)
+        self.all_names = [name for name, _ in named]
         gradients = FlatGradients([(name, part_of(p)) for name, p in named], method.scope, holds=not pieces)
         parts = [(name, part) for name, part in gradients.parameters if part.numel()]
         self.parameters = [(name, whole[name]) for name, _ in parts]
@@ -152,7 +155,9 @@ class Fragment:
         if debug:
             facts = {"strategy": stable_repr(strategy), "round": engine.step, "density": step.step_density}
             shake_hands(engine.comm, facts, own[0])
-        if check:
+        if check and self.everyone is not None:
+            self._check_finite(own, self.everyone)
+        elif check:
             engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
         engine.step += 1
         at_once = strategy.is_plain and self.watch is None
@@ -171,6 +176,20 @@ class Fragment:
         if self.watch is not None:
             self.watch(own)
         return report
+
+    def _check_finite(self, own: Sequence[Tensor], everyone: Comm) -> None:
+        """Look for NaN and Inf, where workers have shards of other sizes, some of them empty.
+
+        Raises:
+            NonFiniteDrift: on all workers, where any has one.
+        """
+        finite = host_sync.to_host(finite_elements(own))
+        bad = [name for name, is_finite in zip(self.names, finite, strict=True) if not is_finite]
+        first = self.all_names.index(bad[0]) if bad else -1
+        everyones = everyone.all_gather(host_sync.to_device([first], own[0]))
+        for rank, place in enumerate(host_sync.to_host(torch.cat(everyones))):
+            if place >= 0:
+                raise NonFiniteDrift(rank, self.engine.step, self.all_names[place])
 
     @torch.no_grad()
     @without_autocast

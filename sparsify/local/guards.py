@@ -60,12 +60,15 @@ class ParameterGuard:
         self._samples = self._views.gather()
         self._versions = [p._version for _, p in self.trained] if self._views.on_gpu else []
 
-    def check(self, anchors: Callable[[], Mapping[str, tuple[Tensor, Tensor]]]) -> None:
-        """Refuse parameters that somebody else has changed since `remember`, unless to the anchor's values.
+    def check(
+        self, anchors: Callable[[], Mapping[str, tuple[Tensor, Tensor]]], may_be_anchor: bool = True
+    ) -> None:
+        """Refuse parameters that somebody else has changed since `remember`.
 
         Args:
             anchors: returns each parameter as it is now, and its anchor, by name, but for empty ones; may
                 refuse parameters itself.
+            may_be_anchor: they may have been given the anchor's values.
 
         Raises:
             ValueError: names the first one.
@@ -78,10 +81,17 @@ class ParameterGuard:
         if not now.differs(self._samples):
             return
         pairs = anchors()
-        changed = [name for name, pair in pairs.items() if not torch.equal(*pair)]
-        if changed:
-            refuse(changed[0])
+        if not may_be_anchor or not all(torch.equal(*pair) for pair in pairs.values()):
+            refuse(self._find_changed(now, self._samples))
         self.remember()
+
+    def _find_changed(self, now: Samples, before: Samples) -> str:
+        """Return the name of the first parameter of which a sample differs."""
+        for index, (name, _) in enumerate(self.trained):
+            kind, place = self._views.places[index]
+            if bool((now.of(kind)[place] != before.of(kind)[place]).any()):
+                return name
+        return "the model"
 
     def check_late(self) -> None:
         """Look at what `check` has left for the next exchange.
@@ -109,6 +119,10 @@ class Samples(NamedTuple):
     on_host: list[np.ndarray[Any, Any]]
     on_gpu: list[Tensor]
 
+    def of(self, kind: int) -> Any:
+        """Return one array, by its number."""
+        return [*self.on_host, *self.on_gpu][kind]
+
     def differs(self, before: Samples) -> bool:
         """Is any bit another one? On a GPU one host synchronisation for each type."""
         if len(self.on_host) != len(before.on_host) or len(self.on_gpu) != len(before.on_gpu):
@@ -130,12 +144,20 @@ class SampleViews:
     """
 
     def __init__(self, views: Sequence[Tensor]) -> None:
-        kinds = dict[tuple[torch.dtype, torch.device], list[Tensor]]()
+        kinds = dict[tuple[bool, torch.dtype, torch.device], list[Tensor]]()
         for view in views:
-            bits = view.view(INTEGERS[view.dtype.itemsize])
-            kinds.setdefault((view.dtype, view.device), []).append(bits)
-        self.on_host = [[bits.numpy() for bits in kind] for kind in kinds.values() if kind[0].is_cpu]
-        self.on_gpu = [kind for kind in kinds.values() if not kind[0].is_cpu]
+            kinds.setdefault((not view.is_cpu, view.dtype, view.device), [])
+        # The host's come first, as in `Samples.of`.
+        numbers = {kind: number for number, kind in enumerate(sorted(kinds, key=lambda kind: kind[0]))}
+        self.places = list[tuple[int, slice]]()  # of each parameter: its kind, and where it lies in that
+        for view in views:
+            kind = (not view.is_cpu, view.dtype, view.device)
+            begin = sum(len(other) for other in kinds[kind])
+            self.places.append((numbers[kind], slice(begin, begin + len(view))))
+            kinds[kind].append(view.view(INTEGERS[view.dtype.itemsize]))
+        ordered = [kinds[kind] for kind in numbers]
+        self.on_host = [[bits.numpy() for bits in kind] for kind in ordered if kind[0].is_cpu]
+        self.on_gpu = [kind for kind in ordered if not kind[0].is_cpu]
 
     def gather(self) -> Samples:
         """Return copies of the elements as they are now."""
@@ -212,11 +234,18 @@ def counts_collectives(group: Any) -> bool:
 
 
 def check_local(optimiser: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer of which it is known that it communicates within its step.
+    """Refuse an optimizer of which it is known that it communicates within its step, or that it keeps weights
+    beside the parameters.
 
     Raises:
         ValueError: it does.
     """
+    if hasattr(optimiser, "train") and hasattr(optimiser, "eval"):
+        raise ValueError(
+            f"{type(optimiser).__name__} has the modes train and eval, so it keeps weights beside the "
+            "parameters (as optimisers without schedules do), which an exchange would not reach; take a "
+            "method of every step, or an optimiser with a schedule"
+        )
     if isinstance(optimiser, ZeroRedundancyOptimizer):
         raise ValueError(
             "ZeroRedundancyOptimizer shares the parameters out among the workers and sends them within its "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.doors.handshake import agree
 from sparsify.doors.sharded.checks import check_optimiser, check_owned, inner_of
+from sparsify.doors.sharded.grid import ShardGrid
 from sparsify.doors.sharded.hook import grid_of, local_of, named_parameters, share_out
 from sparsify.doors.sharded.units import leave_replicas, units_of
 from sparsify.doors.states import check_unmarked
@@ -21,6 +23,9 @@ from sparsify.local.fragments import Fragment
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local
 
+# Models that step locally -> their workers.
+GRIDS: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
+
 
 class ShardedLocal(LocalOptimiser):
     """`optimiser` of a model sharded by `fully_shard` within each replica. Every so many steps the workers
@@ -28,7 +33,10 @@ class ShardedLocal(LocalOptimiser):
     everything else; a method's buckets are those of the shards.
 
     Within a round replicas differ, so nothing may average between them: of a model on a mesh of replicas and
-    shards (HSDP) the all-reduce is taken away, and its parameters become DTensors on the mesh of shards.
+    shards (HSDP) the all-reduce is taken away, and its parameters become DTensors on the mesh of shards. So
+    all that is trained must be some optimiser's of local steps: of this one, or of others of the same model.
+
+    `skip()` is called by all workers of a replica, or by none.
 
     Raises:
         ValueError: as `sparsify.shard`; or an overlap is asked for.
@@ -47,15 +55,18 @@ class ShardedLocal(LocalOptimiser):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        self.units = units_of(model)
-        self.grid = grid_of(self.units, group_in(replicas))
+        earlier = GRIDS.get(model)
+        self.units = units_of(model, may_be_ours=earlier is not None)
+        self.grid = earlier or grid_of(self.units, group_in(replicas))
         super().__init__(
             inner_of(optimiser), model, strategy, self.grid.replicas, seed, check, debug, select,
             steps_per_epoch=steps_per_epoch,
         )  # fmt: skip
         for unit in self.units:
-            unit.step_alone(self.grid.mesh["shard"])
+            if unit.hook is None:
+                unit.step_alone(self.grid.mesh["shard"])
         leave_replicas(self.optimiser, self.grid.mesh["shard"])
+        GRIDS[model] = self.grid
 
     def _check_wrapped(self, optimiser: torch.optim.Optimizer, model: nn.Module) -> None:
         check_optimiser(optimiser)
@@ -78,6 +89,23 @@ class ShardedLocal(LocalOptimiser):
 
     def _share_start(self, model: nn.Module) -> None:
         share_out(model, self.grid)
+
+    def _check_unchanged(self) -> None:
+        super()._check_unchanged()
+        averaged = {id(p) for other in self._find_sharing() for p in other._known}
+        for name, p in named_parameters(self.units):
+            if p.requires_grad and id(p) not in averaged:
+                raise ValueError(
+                    f"{name} is trained, and no optimiser of local steps has it, so that its replicas would "
+                    "drift apart; call sparsify.shard for its optimiser, too, before the first step, or "
+                    "freeze it"
+                )
+
+    def _global_rank(self, replica: int) -> int:
+        return replica * self.grid.shards.size + self.grid.shards.rank
+
+    def _everyone(self) -> Comm:
+        return self.grid.everyone()
 
     def _reshard(self) -> None:
         for unit in self.units:

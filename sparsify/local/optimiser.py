@@ -42,6 +42,10 @@ from sparsify.ranges import Natural, stable_repr
 
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimiser's
 TOP = ("strategy", "step", "rank", "size", "fragments")
+ANEW = (
+    "wrap it anew (the inner one, `optimiser.optimiser`): a new round begins then, and the residual and the "
+    "outer step's momentum are zero"
+)
 LIVE: WeakSet[LocalOptimiser] = WeakSet()  # all of this process
 
 
@@ -157,6 +161,7 @@ class LocalOptimiser(Door, Front):
                     seed + APART * at,
                     select,
                     offset=at * strategy.every // strategy.fragments,
+                    everyone=self._everyone(),
                 )
                 for at, inside in enumerate(fragments_of(named, strategy.fragments))
             ]
@@ -167,7 +172,9 @@ class LocalOptimiser(Door, Front):
         self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
         self._sent = list[Fragment]()  # on their way, in a thread
         self._parameters = ParameterGuard(model, named)
-        self._is_at_anchor = False
+        self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
+        self._own = list[tuple[nn.Parameter, Tensor]]()  # this worker's values meanwhile
+        self._has_failed = False  # an exchange, so that somebody may go on from the anchor
         LIVE.add(self)
         self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
         self.last_report = self._nothing = StepReport(0, self.num_elements, 0, 0, 0)
@@ -195,7 +202,8 @@ class LocalOptimiser(Door, Front):
         self._check_outside("step")
         self._reshard()
         self._claim.check()
-        self._parameters.check(self._pairs_by_name)
+        may_be_anchor = self._has_failed or self.num_steps % self.strategy.every == 0
+        self._parameters.check(self._pairs_by_name, may_be_anchor)
         self._check_frozen()
         held = sum(len(group["params"]) for group in self.optimiser.param_groups)
         if self.num_steps % self.strategy.every == 0 or held != len(self._known):
@@ -232,8 +240,7 @@ class LocalOptimiser(Door, Front):
         """
         with ExitStack() as anchors:
             for optimiser in self._find_sharing():
-                if not optimiser._is_at_anchor:
-                    anchors.enter_context(optimiser._at_own_anchor())
+                anchors.enter_context(optimiser._at_own_anchor())
             yield
 
     def _find_sharing(self) -> list[LocalOptimiser]:
@@ -247,23 +254,38 @@ class LocalOptimiser(Door, Front):
 
     @contextmanager
     def _at_own_anchor(self) -> Iterator[None]:
-        """See `at_anchor`; of this optimiser's parameters alone."""
-        self._reshard()
-        pairs = [(own, anchor) for fragment in self.fragments for own, anchor in fragment.pairs()]
-        kept = [own.clone() for own, _ in pairs]
-        with torch.no_grad():
-            torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
-        torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
-        self._is_at_anchor = True
+        """See `at_anchor`; of this optimiser's parameters alone. The first to enter takes the anchor, the
+        last to leave gives the parameters back.
+        """
+        if not self._num_at_anchor:
+            self._take_anchor()
+        self._num_at_anchor += 1
         try:
             yield
         finally:
-            self._is_at_anchor = False
-            self._reshard()
-            with torch.no_grad():
-                torch._foreach_copy_([own for own, _ in pairs], kept)
-            torch.clear_autocast_cache()
-            self._parameters.remember()
+            self._num_at_anchor -= 1
+            if not self._num_at_anchor:
+                self._leave_anchor()
+
+    @torch.no_grad()
+    def _take_anchor(self) -> None:
+        """Keep this worker's parameters, and write the anchor into them."""
+        self._reshard()
+        pairs = [pair for fragment in self.fragments for pair in fragment.pairs()]
+        parameters = [p for fragment in self.fragments for _, p in fragment.parameters]
+        self._own = [(p, local_part(p).clone()) for p in parameters]
+        torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
+        torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
+
+    @torch.no_grad()
+    def _leave_anchor(self) -> None:
+        """Write this worker's own values into the parameters, wherever these lie by now."""
+        self._reshard()
+        for p, own in self._own:
+            local_part(p).copy_(own)
+        self._own = []
+        torch.clear_autocast_cache()
+        self._parameters.remember()
 
     @uncompiled
     @advised
@@ -279,10 +301,13 @@ class LocalOptimiser(Door, Front):
         self._reshard()
         if any(fragment.is_due(self.num_steps + 1) for fragment in self.fragments):
             self._parameters.check_late()
+        self._has_failed = True
         try:
-            return self._exchange()
+            report = self._exchange()
         finally:
             self._parameters.remember()
+        self._has_failed = False
+        return report
 
     def _exchange(self) -> StepReport:
         """See `exchange`."""
@@ -335,7 +360,7 @@ class LocalOptimiser(Door, Front):
         return False
 
     def _check_outside(self, what: str) -> None:
-        if self._is_at_anchor:
+        if self._num_at_anchor:
             raise ValueError(
                 f"{what} within `with optimiser.at_anchor():` would take the anchor for this worker's own "
                 "parameters; call it outside"
@@ -344,11 +369,7 @@ class LocalOptimiser(Door, Front):
     def _check_unchanged(self) -> None:
         now = parameters_of(self.optimiser)
         if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
-            raise ValueError(
-                "the optimiser has other parameters than when it was wrapped; wrap it anew: "
-                "sparsify.distribute(optimiser.optimiser, ...); with it begin a round, the residual and the "
-                "outer step's momentum"
-            )
+            raise ValueError(f"the optimiser has other parameters than when it was wrapped; {ANEW}")
         self._average_once.check()
         self._average_once.check_there(self._model)
 
@@ -365,9 +386,7 @@ class LocalOptimiser(Door, Front):
         for name, p in self._frozen:
             if p.requires_grad or p.grad is not None:
                 raise ValueError(
-                    f"{name} was frozen when its optimiser was wrapped, and is trained now; wrap it anew: "
-                    "sparsify.distribute(optimiser.optimiser, ...); with it begin a round, the residual and "
-                    "the outer step's momentum"
+                    f"{name} was frozen when its optimiser was wrapped, and is trained now; {ANEW}"
                 )
 
     # --- what is otherwise where models are sharded
@@ -388,6 +407,14 @@ class LocalOptimiser(Door, Front):
     def _share_start(self, model: nn.Module) -> None:
         """Give all workers the parameters and buffers of the first one."""
         broadcast(model, self.comm)
+
+    def _global_rank(self, rank: int) -> int:
+        """Return the number, among all workers, of one of those that average with this one."""
+        return rank
+
+    def _everyone(self) -> Comm | None:
+        """Return a communicator of all who must know of a NaN; None: those who average."""
+        return None
 
     def _reshard(self) -> None:
         """Free copies of parameters that are gathered for a forward or backward pass. What is written to a
@@ -413,6 +440,7 @@ class LocalOptimiser(Door, Front):
             StateMismatch: it is another strategy's, another model's, of another number of workers, of another
                 step than the others', or broken.
         """
+        self._check_outside("load_state_dict")
         self._settle()
         self._reshard()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -446,15 +474,16 @@ class LocalOptimiser(Door, Front):
             self._sent.clear()
 
     def _described(self) -> dict[str, Any]:
-        who = {"rank": self.comm.rank, "size": self.comm.size}
+        who = {"rank": self.comm.rank, "size": self.comm.size, "worker": self._global_rank(self.comm.rank)}
         return {"strategy": stable_repr(self.strategy), "step": self.num_steps, **who}
 
     def _check_state(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's; returns what must be the same on all workers."""
         if isinstance(saved, dict) and "local" not in saved:
             raise StateMismatch(
-                "the saved state has no anchor: it is another optimiser's. Save optimiser.state_dict() on "
-                "every worker; or load this into the inner optimiser before it is wrapped"
+                "the saved state has no anchor: it is another optimiser's, or made by "
+                "get_optimizer_state_dict, which leaves it out. Save optimiser.state_dict() on every worker; "
+                "or load this into the inner optimiser before it is wrapped"
             )
         check_keys("an optimiser's saved state", saved, SAVED, None)
         check_value("epoch", saved["epoch"], Natural | None)
@@ -465,7 +494,7 @@ class LocalOptimiser(Door, Front):
     def check_own(self, local: Any) -> dict[str, Any]:
         """Refuse what is no `own_state_dict` of this worker's; returns what must be alike on all workers."""
         own = self._described()
-        check_keys("local", local, TOP)
+        check_keys("local", local, TOP, ("worker",))  # older ones don't tell the worker
         check_value("local.step", local["step"], Natural)
         if local["size"] != own["size"]:
             raise StateMismatch(
@@ -473,9 +502,10 @@ class LocalOptimiser(Door, Front):
                 "middle of a round each worker has parameters of its own, so resume with as many, or begin "
                 "anew from the anchor, saved within `with optimiser.at_anchor():`"
             )
-        if local["rank"] != own["rank"]:
+        theirs, mine = (state.get("worker", state["rank"]) for state in (local, own))
+        if local["rank"] != own["rank"] or ("worker" in local and theirs != mine):
             raise StateMismatch(
-                f"the saved state is of rank {local['rank']}, and this is rank {own['rank']}; every worker "
+                f"the saved state is of rank {theirs}, and this is rank {mine}; every worker "
                 "saves and loads its own. Where there is only one, load the anchor, saved within `with "
                 "optimiser.at_anchor():`, into the model before it is wrapped"
             )

@@ -39,6 +39,11 @@ class Outer(ABC):
         """The state for these tensors (n,)."""
         return None
 
+    def __repr__(self) -> str:
+        """Workers, and saved states, compare it: of a class that is no dataclass, too."""
+        values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({values})"
+
     @abstractmethod
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: Any) -> None:
         """Move the anchor, tensors (n,), in place. The average drift may be overwritten."""

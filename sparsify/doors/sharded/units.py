@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ from torch.nn import Parameter
 # hand over something else.
 FIRST, LAST = (2, 11), (2, 15)
 HOOK, SCATTER = "_all_reduce_hook", "_reduce_scatter_comm"
+# Modules whose units have one of this library's hooks.
+OWN_HOOKS: WeakKeyDictionary[nn.Module, Callable[[Tensor], None]] = WeakKeyDictionary()
 
 
 @dataclass
@@ -84,6 +87,7 @@ class Unit:
             average(grad)
 
         self.hook = hook
+        OWN_HOOKS[self.module] = hook
         self.module.set_all_reduce_hook(hook)
 
     def step_alone(self, shards: DeviceMesh) -> None:
@@ -172,8 +176,11 @@ def leave_replicas(optimiser: torch.optim.Optimizer, shards: DeviceMesh) -> None
                     tensor._spec = without_replicate(tensor._spec, shards)
 
 
-def units_of(model: nn.Module) -> list[Unit]:
+def units_of(model: nn.Module, may_be_ours: bool = False) -> list[Unit]:
     """All units of a model that train something, the outermost first.
+
+    Args:
+        may_be_ours: units may have a hook of this library, which they keep.
 
     Raises:
         ValueError: it has none, or one of a kind that gradients can't be taken from; or torch is of a version
@@ -192,6 +199,8 @@ def units_of(model: nn.Module) -> list[Unit]:
         if isinstance(module, FSDPModule) and (unit := unit_of(name or "the whole model", module, names))
     ]
     sharded = {id(p) for unit in found for p in unit.parameters}
+    for unit in found if may_be_ours else ():
+        unit.hook = OWN_HOOKS.get(unit.module)
     check_sharded(model, found, sharded)
     return found
 
@@ -257,12 +266,13 @@ def check_sharded(model: nn.Module, units: list[Unit], sharded: set[int]) -> Non
             )
     for unit in units:
         hook = getattr(unit.group, HOOK)
-        if hook is not None and getattr(hook, "__module__", None) == __name__:
+        is_foreign = hook is not None and hook is not unit.hook
+        if is_foreign and hook is OWN_HOOKS.get(unit.module):
             raise ValueError(
                 "sparsify.shard was called for this model already; go on with what that returned. To begin "
                 "anew, with another method or optimiser, make the model and fully_shard it anew"
             )
-        if hook is not None:
+        if is_foreign:
             raise ValueError(
                 f"{unit.name} has an all-reduce hook already, and takes no other; leave that one out, or "
                 "shard the model anew"

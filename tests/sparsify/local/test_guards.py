@@ -134,6 +134,95 @@ def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
     assert not torch.equal(own, other_own)
 
 
+def test_at_the_anchor_a_model_may_be_moved_and_left_in_any_order() -> None:
+    def ends(comm: Comm) -> tuple[Tensor, Tensor]:
+        found = []
+        for is_moved in (False, True):
+            own = wrap(comm, sparsify.diloco(every=3))
+            for number in range(8):
+                step(own, number, comm.rank)
+                if is_moved:
+                    kept = flat(own.model)
+                    first, second = own.optimiser.at_anchor(), own.optimiser.at_anchor()
+                    first.__enter__()
+                    anchor = evaluate(own)
+                    own.model.double().float()  # as to save it elsewhere
+                    second.__enter__()
+                    first.__exit__(None, None, None)
+                    assert torch.equal(evaluate(own), anchor)
+                    second.__exit__(None, None, None)
+                    assert torch.equal(flat(own.model), kept)
+            found.append(flat(own.model))
+        return found[0], found[1]
+
+    for plain, moved in virtual.run(2, ends):
+        assert torch.equal(plain, moved)
+
+
+def test_what_would_lose_a_worker_s_steps_is_refused() -> None:
+    """The anchor is loaded in the middle of a round; or a saved state where its values would be replaced."""
+
+    def body(comm: Comm) -> None:
+        own = wrap(comm, sparsify.diloco(every=3))
+        for number in range(4):
+            step(own, number, comm.rank)
+        with own.optimiser.at_anchor():
+            anchor = copy.deepcopy(own.model.state_dict())
+            with pytest.raises(ValueError, match="load_state_dict within `with"):
+                own.optimiser.load_state_dict({})
+        own.model.load_state_dict(anchor)
+        with pytest.raises(ValueError, match=r"^body\.weight was loaded or written to"):
+            step(own, 4, comm.rank)
+
+    virtual.run(1, body)
+
+
+def test_the_refusal_names_what_was_written_to() -> None:
+    def body(comm: Comm) -> None:
+        own = wrap(comm, sparsify.localsgd(every=3))
+        step(own, 0, comm.rank)
+        own.model.output.weight.data[0, 0] += 1
+        with pytest.raises(ValueError, match=r"^output\.weight was loaded or written to"):
+            step(own, 1, comm.rank)
+
+    virtual.run(1, body)
+
+
+def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
+    def body(comm: Comm) -> str:
+        model = net()
+        outer = Half()
+        outer.lr = 0.5 + 0.1 * comm.rank
+        try:
+            sparsify.distribute(
+                torch.optim.SGD(model.parameters(), 0.1), model, Local(2, sparsify.topk(0.5), outer), comm
+            )
+        except RuntimeError as error:
+            return str(error)
+        return "nothing"
+
+    for said in virtual.run(2, body):
+        assert "the workers disagree on strategy" in said
+        assert "Half(lr=0.6)" in said
+
+
+class Averaged(torch.optim.SGD):
+    """Keeps averages beside the parameters, as optimizers without schedules do."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def test_optimisers_with_weights_of_their_own_are_refused() -> None:
+    def body(comm: Comm) -> None:
+        model = net()
+        with pytest.raises(ValueError, match="Averaged has the modes train and eval"):
+            sparsify.distribute(Averaged(model.parameters(), 0.1), model, sparsify.diloco(every=2), comm)
+
+    virtual.run(1, body)
+
+
 def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_made() -> None:
     def sent(comm: Comm, every: int, **options: Any) -> list[float]:
         strategy = Local(every, sparsify.topk(1 / 64, density_warmup=[0.5]))

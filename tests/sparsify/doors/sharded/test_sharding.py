@@ -174,6 +174,16 @@ def test_an_optimiser_of_whole_matrices_steps_within_its_replica(used: dict[int,
     assert not torch.equal(ranks[0]["both"], ranks[2]["both"])  # in the middle of a round
 
 
+@pytest.mark.parametrize("kind", KINDS_OF_MESH)
+def test_a_sharded_model_may_have_several_optimisers_of_local_steps(
+    kind: str, used: dict[int, Ranks]
+) -> None:
+    ranks = of(used, (2, 2), "by two optimisers")
+    for found in ranks:
+        assert torch.equal(found[f"{kind}, two"], found[f"{kind}, one"])
+        assert torch.equal(found[f"{kind}, two"], ranks[0][f"{kind}, two"])
+
+
 SENTENCES = {
     "a plain model": "shard takes a model that is sharded, and this Blocks is not; call torch.distributed",
     "no replicas": "says nothing of replicas; hand over the other one: sparsify.shard(..., replicas=",
@@ -196,7 +206,9 @@ SENTENCES = {
     "frozen later": "a parameter was not used in this step, or frozen or unfrozen since",
     "unfrozen": "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now",
     "hooked later": "the whole model was given another all-reduce hook after sparsify.shard",
-    "twice locally": "sparsify.shard was called for this model already; go on with what that returned",
+    "half wrapped": "output.weight is trained, and no optimiser of local steps has it",
+    "NaN, local": "NonFiniteDrift: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
+    "of another shard": "and this is rank",
     "nothing on some": "ranks [1, 3] have no: there is nothing to aggregate: all parameters are empty",
     "flattened": "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself",
     "of none": "torch reads back only what the optimiser itself remembers: save and load without it",
@@ -209,10 +221,8 @@ SENTENCES = {
 def test_what_can_not_be_is_refused_in_a_sentence_by_all(case: str, used: dict[int, Ranks]) -> None:
     said = [bytes(found[case].tolist()).decode() for found in of(used, (2, 2), "refusals")]
     assert SENTENCES[case] in said[0]
-    assert len(set(said)) == 1 or case in (
-        "the shards as replicas",
-        "two meshes",
-    )  # which tell one's own ranks
+    tells_own_ranks = ("the shards as replicas", "two meshes", "of another shard")
+    assert len(set(said)) == 1 or case in tells_own_ranks
 
 
 @pytest.mark.usefixtures("group_of_one")

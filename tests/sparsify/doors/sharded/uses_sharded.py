@@ -461,6 +461,41 @@ def read_others_in_place(wrapped: uses_guards.Wrapped) -> None:
         state_dict_loader.load(wrapped.model.state_dict(), checkpoint_id=folder)
 
 
+def spoil(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """Put a NaN into the parameters, as a step does whose gradient has one."""
+    p = optimiser.param_groups[0]["params"][0]
+    p.to_local().detach().fill_(torch.nan)
+
+
+def by_two_optimisers(mesh: DeviceMesh) -> dict[str, Tensor]:
+    """Where local steps end whose layers have an optimizer each, and where those of one for all do; each with
+    a third optimizer in the place of the last one after some rounds.
+    """
+    found = dict[str, Tensor]()
+    for kind in KINDS_OF_MESH:
+        for way in ("one", "two"):
+            model = uses_guards.net()
+            fully_shard(model, mesh=mesh if kind == "both" else mesh["shard"])
+            replicas = None if kind == "both" else mesh["replicate"]
+            parts = [model] if way == "one" else [model.body, model.output]
+            inners = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
+            optimisers = [
+                sparsify.shard(model, inner, sparsify.localsgd(every=2), replicas) for inner in inners
+            ]
+            for number in range(7):
+                if number == 4:
+                    inner = optimisers[-1].optimiser
+                    optimisers[-1] = sparsify.shard(model, inner, sparsify.localsgd(every=2), replicas)
+                draws = torch.Generator().manual_seed(100 * number + dist.get_rank())
+                model.zero_grad()
+                model(torch.randn(8, 6, generator=draws)).square().mean().backward()
+                for optimiser in optimisers:
+                    optimiser.step()
+            with optimisers[0].at_anchor():
+                found[f"{kind}, {way}"] = weights(model)
+    return found
+
+
 def orthogonally(mesh: DeviceMesh) -> dict[str, Tensor]:
     """Where local steps of Muon end, which computes with whole matrices: of shards, and of whole replicas.
     The optimizer has made a step before, and shards have a GradScaler.
@@ -620,10 +655,25 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         cast(Any, model).set_all_reduce_hook(lambda grad: None)
         loss_of(model, 0).backward()
 
-    def twice_locally() -> object:
-        model = sharded(blocks(), mesh)
-        optimiser = sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
-        return sparsify.shard(model, optimiser.optimiser, sparsify.diloco(every=2))
+    def half_wrapped() -> None:
+        model = uses_guards.net()
+        fully_shard(model, mesh=mesh)
+        inner = torch.optim.SGD(model.body.parameters(), lr=0.1)
+        optimiser = sparsify.shard(model, inner, sparsify.diloco(every=2))
+        optimiser.step()
+
+    def with_nan_locally() -> None:
+        wrapped = wrap(mesh, "both", True, sparsify.localsgd(every=1))
+        if dist.get_rank() == 3:
+            wrapped.inner.register_step_post_hook(spoil)
+        uses_guards.step(wrapped, 0, dist.get_rank())
+
+    def of_another_shard() -> None:
+        wrapped = wrap(mesh, "both", True, sparsify.diloco(every=2))
+        states: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(states, wrapped.optimiser.state_dict()["local"])
+        own = wrapped.optimiser.state_dict()
+        wrapped.optimiser.load_state_dict({**own, "local": states[dist.get_rank() ^ 1]})
 
     def nothing_on_some() -> object:
         model = nn.Linear(5, 1, bias=False)
@@ -664,7 +714,9 @@ def refusals(mesh: DeviceMesh) -> dict[str, str]:
         "frozen later": frozen_later,
         "unfrozen": unfrozen,
         "hooked later": hooked_later,
-        "twice locally": twice_locally,
+        "half wrapped": half_wrapped,
+        "NaN, local": with_nan_locally,
+        "of another shard": of_another_shard,
         "nothing on some": nothing_on_some,
         "flattened": flattened,
         "of none": of_none,
@@ -693,6 +745,7 @@ def all_uses(size: int) -> dict[str, Tensor]:
                 parts["resumed"] = resumed(mesh, folder)
             parts["refusals"] = as_text(refusals(mesh))
             parts["guarded"], parts["orthogonally"] = guarded(mesh), orthogonally(mesh)
+            parts["by two optimisers"] = by_two_optimisers(mesh)
         found |= {
             f"{at}{part}: {name}": tensor for part, own in parts.items() for name, tensor in own.items()
         }
