@@ -35,6 +35,7 @@ from sparsify.doors.states import (
     unless_refused,
 )
 from sparsify.doors.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
+from sparsify.local.copies import find_copies, update_copies
 from sparsify.local.fragments import APART, Fragment, fragments_of
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
 from sparsify.local.strategy import Local
@@ -174,6 +175,7 @@ class LocalOptimiser(Door, Front):
         self._parameters = ParameterGuard(model, named)
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
         self._own = list[tuple[nn.Parameter, Tensor]]()  # this worker's values meanwhile
+        self._copies: list[str] | None = None  # names of the inner optimiser's; None: not looked for yet
         self._has_failed = False  # an exchange, so that somebody may go on from the anchor
         LIVE.add(self)
         self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
@@ -314,10 +316,12 @@ class LocalOptimiser(Door, Front):
         epoch = self.epoch  # of the step that was made
         self.num_steps += 1
         reports = list[StepReport]()
+        if self._copies is None and any(fragment.is_due(self.num_steps) for fragment in self.fragments):
+            self._copies = find_copies(self.optimiser, self._known)
         for fragment in self.fragments:  # before others are sent: the thread works in order
             if self.strategy.delay and fragment.is_awaited(self.num_steps):
                 reports += self._awaited(fragment)
-                fragment.apply()
+                self._apply(fragment)
         for fragment in self.fragments:
             if fragment.is_due(self.num_steps):
                 self.check_epoch()
@@ -329,13 +333,18 @@ class LocalOptimiser(Door, Front):
                     continue
                 reports.append(send())
                 if not self.strategy.delay:
-                    fragment.apply()
+                    self._apply(fragment)
         for fragment in self.fragments if self.strategy.states else ():
             reports += fragment.average_states(self.num_steps, self.optimiser)
         self.last_report = StepReport.total(reports) if reports else self._nothing
         if reports:
             self.last_report = self.last_report._replace(num_elements=self.num_elements)
         return self.last_report
+
+    def _apply(self, fragment: Fragment) -> None:
+        """Move the anchor, the parameters, and what the inner optimiser keeps of them."""
+        fragment.apply()
+        update_copies(self.optimiser, [p for _, p in fragment.parameters], self._copies or ())
 
     def _awaited(self, fragment: Fragment) -> list[StepReport]:
         """Wait for what the thread averages, up to this fragment's."""

@@ -206,6 +206,47 @@ def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
         assert "Half(lr=0.6)" in said
 
 
+class Master(torch.optim.Optimizer):
+    """Plain SGD on master weights in double precision, which it copies into the parameters."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                master = state.setdefault("master", p.detach().double())
+                state.setdefault("momentum", torch.zeros_like(p)).mul_(0.9).add_(p.grad)
+                master.sub_(state["momentum"].double(), alpha=group["lr"])
+                p.copy_(master)
+
+
+@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "sparseloco"])
+def test_master_weights_follow_the_exchange(strategy: str) -> None:
+    """Otherwise each worker would go on from its own, as if nothing had been exchanged."""
+    own: dict[str, Any] = {"fragments": 2, "delay": 1} if strategy == "streaming_diloco" else {}
+    own |= {"density": 0.3} if strategy == "sparseloco" else {}
+
+    def body(comm: Comm, inner: Callable[[Any], torch.optim.Optimizer]) -> Tensor:
+        model = net()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimiser = sparsify.distribute(inner(trained), model, sparsify.build(strategy, every=3, **own), comm)
+        wrapped_model = Wrapped(model, optimiser.optimiser, optimiser)
+        for number in range(14):
+            step(wrapped_model, number, comm.rank)
+        return flat(model)
+
+    def plain(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+
+    with_master = virtual.run(2, lambda comm: body(comm, lambda params: Master(params, lr=0.05)))
+    without = virtual.run(2, lambda comm: body(comm, plain))
+    for ours, theirs in zip(with_master, without, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 class Averaged(torch.optim.SGD):
     """Keeps averages beside the parameters, as optimizers without schedules do."""
 
