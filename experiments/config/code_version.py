@@ -154,7 +154,7 @@ def _noted(copy: Path) -> dict[str, str] | None:
 
 
 def damage(copy: Path) -> str:
-    """What is wrong with a copy of the code, in a sentence; empty where it is as it was submitted."""
+    """Return a sentence on what is wrong with a copy of the code; empty where it is as it was submitted."""
     then = _noted(copy)
     if then is None:
         return f"{copy} is no whole copy of the code, its {NOTE} is missing or changed: submit again"
@@ -170,7 +170,7 @@ def damage(copy: Path) -> str:
 
 
 def _fault(path: Path, sha: str) -> str:
-    """What is wrong with a file of a copy; empty where nothing is."""
+    """Return what is wrong with a file of a copy; empty where nothing is."""
     if not os.path.lexists(path):
         return "is missing"
     is_same = path.is_file() and _digest_of_file(path.read_bytes()) == sha
@@ -178,8 +178,8 @@ def _fault(path: Path, sha: str) -> str:
 
 
 def _strays(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
-    """What lies in a copy of the code and is no part of it: Python would take a module, or bytecode, from
-    wherever it is. Links are no part of any copy.
+    """Yield what lies in a copy of the code and is no part of it: Python would take a module, or bytecode,
+    from wherever it is. Links are no part of any copy.
     """
     folders = {str(parent) for name in wanted for parent in Path(name).parents}
     for path in entries_below(copy):

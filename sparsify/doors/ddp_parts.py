@@ -24,7 +24,7 @@ Flags = Sequence[bool] | None  # None: all
 
 
 class KnownBucket(NamedTuple):
-    """What is known of a bucket of DDP's until its parameters change."""
+    """A bucket of DDP's, as it is known until its parameters change."""
 
     ids: list[int]  # of its parameters
     kind: TensorKind  # of its buffer
@@ -50,7 +50,7 @@ class FullBucket(NamedTuple):
 
 
 def used_anywhere(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
-    """Of each tensor of these buckets, has any worker used it since the last step?
+    """Return, of each tensor of these buckets, whether any worker has used it since the last step.
 
     Args:
         ask: agrees on that with the others; None: there is nothing to agree on.

@@ -693,7 +693,7 @@ def unjust(results: Results, collected: Ended) -> str:
 
 
 def stopped(kind: str, name: str, ended: Ended) -> str:
-    """What is wrong where a record's damage ends a command that other records would have sufficed for; empty
+    """Return what is wrong where a record's damage ends a command that others would have sufficed for; empty
     where nothing is.
     """
     is_of_one = kind.startswith(OF_ONE_RECORD)

@@ -109,7 +109,7 @@ def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """What two gloo processes ended with, by rank."""
+    """Return what two gloo processes ended with, by rank."""
     return on_processes(worker_functions.trainings_in_modes, 2, tmp_path_factory.mktemp("modes"))
 
 

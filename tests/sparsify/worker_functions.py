@@ -357,7 +357,7 @@ def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tens
 
 
 def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What this worker ended with by each way, with each method, in each mode."""
+    """Return what this worker ended with by each way, with each method, in each mode."""
     return uses_modes.of_processes(comm)
 
 

@@ -122,7 +122,7 @@ def ignore(model: nn.Module, *names: str) -> None:
 
 
 def without(*names: str) -> Callable[[nn.Module], DistributedDataParallel]:
-    """What makes a DistributedDataParallel that is told to ignore these."""
+    """Return a function that makes a DistributedDataParallel which is told to ignore these."""
 
     def made(model: nn.Module) -> DistributedDataParallel:
         model.scale = nn.Parameter(torch.ones(1))

@@ -1,4 +1,4 @@
-"""What happens to a model between local steps: what must be refused, and what must change nothing."""
+"""Changes of a model between local steps: those that must be refused, and those that must change nothing."""
 
 from __future__ import annotations
 

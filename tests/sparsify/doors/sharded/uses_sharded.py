@@ -434,7 +434,7 @@ def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_g
 
 
 def guarded(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """What is said of each change between local steps that must be refused; where trainings end with those
+    """Return what is said of each change between local steps that must be refused; where trainings end with those
     that change nothing.
     """
     found = dict[str, Tensor]()
