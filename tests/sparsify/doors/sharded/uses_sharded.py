@@ -434,8 +434,8 @@ def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_g
 
 
 def guarded(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Return what is said of each change between local steps that must be refused; where trainings end with those
-    that change nothing.
+    """Return what is said of each change between local steps that must be refused, and where trainings end
+    with those that change nothing.
     """
     found = dict[str, Tensor]()
     rank = dist.get_rank()
