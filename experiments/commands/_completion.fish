@@ -1,5 +1,6 @@
 
 function __python_m_experiments
+    test (pwd -P) = @CHECKOUT@; or return  # elsewhere, Python would run a module of that folder
     set -lx _ARGCOMPLETE 3
     set -lx _ARGCOMPLETE_DFS \t
     set -lx _ARGCOMPLETE_IFS \n

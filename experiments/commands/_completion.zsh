@@ -5,6 +5,7 @@ _python_m_experiments() {
         (( $+functions[_python] )) && _python "$@" || _files
         return
     fi
+    [[ . -ef @CHECKOUT@ ]] || return  # elsewhere, Python would run a module of that folder
     local IFS=$'\013' ends=()
     local completions=($(COMP_LINE="$BUFFER" COMP_POINT="$CURSOR" \
         _ARGCOMPLETE=3 _ARGCOMPLETE_SHELL=zsh _ARGCOMPLETE_SUPPRESS_SPACE=1 \

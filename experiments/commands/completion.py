@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -10,13 +11,14 @@ from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._words import Kind, Parser, fill, kinds
 from experiments.config import choices
 from experiments.config.config import types_of
-from experiments.config.folders import Folders
+from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import CLUSTERS, NoContainer, SlurmCluster
 from experiments.figures.benchmark import entries
 from sparsify import ranges
 from sparsify.core.spec import BrokenFile
 
 GROUP = "here"
+CHECKOUT = "@CHECKOUT@"  # in the shells' scripts: the folder in which they ask
 # The shells' scripts lie beside this. Bash and zsh ask the command line itself, through argcomplete:
 # $_ARGCOMPLETE=3, the words begin behind `-m`. What else follows `python` is left to what completed it
 # before, or to files. `complete` is asked at every Tab: nothing slow is imported.
@@ -26,13 +28,23 @@ def completion(shell: Literal["bash", "zsh", "fish"]) -> int:
     """What a shell needs to complete words at Tab: eval "$(python -m experiments completion bash)"
 
     Commands, options, figures, settings and their values, methods, runs. Into ~/.bashrc, ~/.zshrc or
-    ~/.config/fish/config.fish it may go as well; in other folders than this checkout it completes nothing.
+    ~/.config/fish/config.fish it may go as well; in other folders than this checkout it completes nothing:
+    `python -m experiments` would run a module of that folder.
 
     Args:
         shell: which one.
     """
-    print(Path(__file__).with_name(f"_completion.{shell}").read_text(), end="")
+    script = Path(__file__).with_name(f"_completion.{shell}").read_text()
+    print(script.replace(CHECKOUT, _quote(str(ROOT), shell)), end="")
     return 0
+
+
+def _quote(text: str, shell: str) -> str:
+    """Return a text as one word of this shell."""
+    if shell != "fish":
+        return shlex.quote(text)
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")  # fish knows these two escapes between quotes
+    return f"'{escaped}'"
 
 
 def complete(line: str) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from tests.conftest import Command, environment_for, fine, process, python
+from experiments.commands import completion
+from tests.conftest import ROOT, Command, environment_for, fine, process, python
 
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 
@@ -80,6 +81,36 @@ def test_bash_is_given_the_answer_and_left_alone_with_other_words(tmp_path: Path
         )
         done = fine(process("bash", "-c", script))
         assert done.stdout.strip().splitlines()[-1:] == ([answer] if answer else []), done.stderr
+
+
+@pytest.mark.parametrize("name", ["experiments.py", "experiments/__init__.py", "experiments/__main__.py"])
+def test_tab_runs_no_module_of_the_folder_that_one_is_in(name: str, tmp_path: Path) -> None:
+    python = shlex.quote(sys.executable)
+    evil = tmp_path / name
+    evil.parent.mkdir(exist_ok=True)
+    evil.write_text("open('owned', 'w')")
+    line = "python -m experiments run method=dg"
+    script = (
+        f'eval "$({python} -m experiments completion bash)"; cd {shlex.quote(str(tmp_path))};'
+        f"COMP_WORDS=({line}); COMP_LINE={line!r}; COMP_POINT={len(line)};"
+        f"_python_m_experiments {python}; echo ${{COMPREPLY[*]}}"
+    )
+    done = fine(process("bash", "-c", script))
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_asks_in_this_checkout_alone(shell: str, here: Command) -> None:
+    before_asking, _, _ = here("completion", shell).stdout.partition("_ARGCOMPLETE=3 ")
+    before_asking, _, _ = before_asking.partition("_ARGCOMPLETE 3")
+    assert str(ROOT) in before_asking
+    assert completion.CHECKOUT not in before_asking
+
+
+@pytest.mark.parametrize(("text", "word"), [("/a b", "'/a b'"), ("/a'b", r"'/a\'b'"), ("/a\\", r"'/a\\'")])
+def test_a_folder_is_one_word_of_fish(text: str, word: str) -> None:
+    assert completion._quote(text, "fish") == word
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
