@@ -102,8 +102,8 @@ class OnlyAverage:
             before, self.came[rival] = self.came.get(rival), rival.reducer.get_backward_stats()
             if self.came[rival] != (before or [0] * len(self.came[rival])):
                 raise ValueError(
-                    "a DistributedDataParallel averages these gradients too, so they travel twice, once of "
-                    "it dense: train the model itself (`ddp.module`; with torch's replicate, Accelerate or a "
+                    "a DistributedDataParallel averages these gradients too, so they travel twice, once "
+                    "without sparsification: train the model itself (`ddp.module`; with torch's replicate, Accelerate or a "
                     "Trainer the one that they were given, unprepared), or, but for local steps, take "
                     "sparsify.register(ddp, method, optimiser) with a plain optimiser"
                 )
@@ -118,9 +118,9 @@ class OnlyAverage:
         if len(self.mine) > len(set(map(id, model.parameters())) & self.mine):
             what = f", such as {names[0]}" if names else ""
             raise ValueError(
-                f"no gradient came, for the model has other parameters than when it was wrapped{what}; what "
-                "shards or replaces them (fully_shard, adapters, quantisation) must come before, and shards "
-                "not at all: sparsification needs the whole model on every worker"
+                f"no gradient came, for the model has other parameters than when it was wrapped{what}; "
+                "add adapters, or quantise, before you wrap it. A model that fully_shard has sharded takes "
+                "sparsify.shard: here each worker needs the whole model"
             )
 
     def _rivals(self) -> list[nn.Module]:
