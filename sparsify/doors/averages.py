@@ -103,8 +103,9 @@ class OnlyAverage:
             if self.came[rival] != (before or [0] * len(self.came[rival])):
                 raise ValueError(
                     "a DistributedDataParallel averages these gradients too, so they travel twice, once "
-                    "without sparsification: train the model itself (`ddp.module`; with torch's replicate, Accelerate or a "
-                    "Trainer the one that they were given, unprepared), or, but for local steps, take "
+                    "without sparsification: train the model itself (`ddp.module`; with torch's "
+                    "replicate, Accelerate or a Trainer the one that they were given, unprepared), or, but "
+                    "for local steps, take "
                     "sparsify.register(ddp, method, optimiser) with a plain optimiser"
                 )
 
