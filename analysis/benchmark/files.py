@@ -92,7 +92,7 @@ def read(path: Path) -> Entered:
         for name in statement.tables:
             (Path(folder) / name).write_bytes(raws[name])
         try:
-            frames = parquet.read_parquet(Path(folder), TABLES)
+            frames = parquet.read_parquet(Path(folder), TABLES, parquet.raise_fault)
         except Damaged as damage:
             raise Damaged(path, f"holds {damage.brief}") from damage
     return Entered(statement, frames, path)

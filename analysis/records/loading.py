@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 
 from analysis import TABLES
 from analysis.records.attempts import newest
 from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
 from analysis.records.files import Damaged, read_note
 from analysis.records.frames import Frames, empty, no_rows, restrict, stack
-from analysis.records.parquet import listed, read_parquet
+from analysis.records.parquet import column_names, listed, read_parquet
 from analysis.records.schema import RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.records.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
 OWN, SHIPPED = "own", "shipped"
+MOST_FAULTS = 20  # rows that are named, of those that are left out
+ANEW = "runs are read from their logs, and `collect` makes the table anew"
 
 
 def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
@@ -68,11 +69,15 @@ def own(
 ) -> Frames:
     """This checkout's runs: from the tables of `collect`, newer ones from their logs. What had to be left out
     is said."""
-    store, collected = Store(results / "runs"), empty()
+    store, collected, faults = Store(results / "runs"), empty(), list[Damaged]()
     try:
-        collected = _read(results / "records", tables)
+        collected = _read(results / "records", tables, faults.append)
     except Damaged as damage:
-        say(f"left out {damage}; runs are read from their logs, and `collect` makes the table anew")
+        say(f"left out {damage}; {ANEW}")
+    for fault in faults[:MOST_FAULTS]:
+        say(f"left out a row: {fault}; {ANEW}")
+    if len(faults) > MOST_FAULTS:
+        say(f"left out {len(faults) - MOST_FAULTS} more rows of {faults[0].path}; {ANEW}")
     known = dict(zip(collected.runs["run_id"], collected.runs.get("attempt", ()), strict=False))
     last = store.last_numbers() if last is None else last
     there = {run for run, number in last.items() if known.get(run) == number}
@@ -121,15 +126,19 @@ def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame
     return named
 
 
-def _read(folder: Path, tables: Iterable[str]) -> Frames:
-    """The tables in a folder, of those asked for; outcomes are computed where they were not stored."""
+def _read(folder: Path, tables: Iterable[str], on_fault: Callable[[Damaged], object] | None = None) -> Frames:
+    """The tables in a folder, of those asked for; outcomes are computed where they were not stored.
+
+    Args:
+        on_fault: as for `read_parquet`.
+    """
     path = folder / "runs.parquet"
     if not path.is_file():
         return empty()
     first = {name for name in OUTCOMES if not RUNS[name].since}  # of later ones older steps have nothing
-    if first <= set(pq.read_schema(path).names):
-        return read_parquet(folder, {"runs", *tables})
-    return _only(with_outcomes(read_parquet(folder)), tables)
+    if first <= set(column_names(path)):
+        return read_parquet(folder, {"runs", *tables}, on_fault)
+    return _only(with_outcomes(read_parquet(folder, on_fault=on_fault)), tables)
 
 
 def _only(frames: Frames, tables: Iterable[str]) -> Frames:

@@ -7,14 +7,16 @@ import gc
 import hashlib
 import io
 import multiprocessing
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -27,8 +29,11 @@ from analysis.records import schema
 from analysis.records.attempts import newest, of_attempt
 from analysis.records.columns import ALWAYS, COLUMNS
 from analysis.records.files import (
+    DEEPEST,
     MOST_LOG_BYTES,
     Damaged,
+    converted,
+    decoded,
     fingerprint,
     part_folder,
     read_as,
@@ -37,7 +42,17 @@ from analysis.records.files import (
     write_atomic,
     write_json,
 )
-from analysis.records.frames import Frames, empty, no_rows, records, runs_frame, stack, typed
+from analysis.records.frames import (
+    Frames,
+    empty,
+    is_missing,
+    no_rows,
+    records,
+    restrict,
+    runs_frame,
+    stack,
+    typed,
+)
 from analysis.records.schema import NUMBER
 from analysis.records.store import Attempt, Store
 
@@ -54,6 +69,15 @@ OF_EVERY_RUN = (
     "method.name", "task.name", "cluster.where", "workers", "seed", "timing.mode", "timing.warmup_steps",
     "train.validate", "simulated", "config_json", "provenance_json",
 )  # fmt: skip
+
+OBJECTS: dict[str, Any] = {
+    "config_json": schema.ConfigFile,
+    "provenance_json": schema.Provenance,
+    "rules_json": dict[str, str],
+}  # schemas of the texts that hold JSON, by column
+# What only `decoded` sees: numbers of more than 64 bits, halves of characters.
+ODD_TEXT = re.compile(r"[0-9]{19}|\\u[dD]")
+MOST_NAME = 80  # characters of a run's name in a sentence: a forged one may be long
 
 
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
@@ -211,8 +235,16 @@ def _with_texts(kind: pa.Schema, names: Collection[str]) -> pa.Schema:
     return pa.schema([field.with_type(pa.string()) if field.name in names else field for field in kind])
 
 
-def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frames:
+def read_parquet(
+    folder: Path,
+    names: Collection[str] = Frames._fields,
+    on_fault: Callable[[Damaged], object] | None = None,
+) -> Frames:
     """The frames in `folder`; a frame without a file, and one that is not among `names`, is empty.
+
+    Args:
+        on_fault: called with the fault of each row of runs that is not as a record has it; the run is left
+            out. None: the tables come with this code, and their rows are not looked at.
 
     Raises:
         Damaged: a file is no table, or not one of these.
@@ -222,7 +254,78 @@ def read_parquet(folder: Path, names: Collection[str] = Frames._fields) -> Frame
     for path in paths:
         tables.append(_as_table(path, _bytes(path) if path.stem in names else None))
         release()  # of what reading took, a third of the tables' size
-    return Frames(*tables)
+    frames = Frames(*tables)
+    return frames if on_fault is None else _without_faults(frames, folder / "runs.parquet", on_fault)
+
+
+def raise_fault(fault: Damaged) -> None:
+    """Refuse a table for one of its rows."""
+    raise fault
+
+
+def _without_faults(frames: Frames, path: Path, on_fault: Callable[[Damaged], object]) -> Frames:
+    """Return the frames without runs whose rows are not as a record has them."""
+    whole, faults = _split_rows(frames.runs, path)
+    for fault in faults:
+        on_fault(fault)
+    return restrict(frames._replace(runs=whole), set(whole["key"])) if faults else frames
+
+
+def _split_rows(runs: pd.DataFrame, path: Path) -> tuple[pd.DataFrame, list[Damaged]]:
+    """Return the rows that are as a record has them, and the fault of each other row.
+
+    Args:
+        path: the file of the table, for sentences.
+    """
+    columns = [name for name in schema.RunCells.__struct_fields__ if name in runs]
+    faults = [_fault(cells, path) for cells in records(runs[columns])]
+    damages = [fault for fault in faults if fault is not None]
+    if not damages:
+        return runs, []
+    is_whole = np.array([fault is None for fault in faults], bool)
+    return runs[is_whole].reset_index(drop=True), damages
+
+
+def _fault(cells: Mapping[str, Any], path: Path) -> Damaged | None:
+    """Return what is wrong with a row; None where nothing is."""
+    name = str(cells.get("run_id"))[:MOST_NAME]
+    there = {column: cell for column, cell in cells.items() if not is_missing(cell)}
+    try:
+        converted(there, schema.RunCells, path, f" in the row of {name}")
+        for column, kind in OBJECTS.items():
+            if column in there:
+                _check_object(there[column], kind, path, f" in {column} of {name}")
+    except Damaged as damage:
+        return damage
+    return None
+
+
+def _check_object(text: str, kind: Any, path: Path, where: str) -> None:
+    """Check that a text is the JSON of an object of this schema, as a file of a record is checked.
+
+    Raises:
+        Damaged: it is not.
+    """
+    if text.count("{") + text.count("[") <= DEEPEST and not ODD_TEXT.search(text):
+        try:
+            msgspec.json.decode(text, type=kind)  # takes a tenth of the time, as for thousands of rows
+        except (msgspec.MsgspecError, UnicodeError):
+            pass  # it is another one, or has a NaN
+        else:
+            return
+    converted(decoded(text.encode(), path, where), kind, path, where)
+
+
+def column_names(path: Path) -> list[str]:
+    """The columns of a table.
+
+    Raises:
+        Damaged: the file is no table.
+    """
+    try:
+        return list(pq.read_schema(path).names)
+    except (pa.ArrowException, OSError) as error:
+        raise Damaged(path, "is not a whole Parquet file") from error
 
 
 def release() -> None:
@@ -257,9 +360,10 @@ def listed(store: Store, runs: Sequence[str], folder: Path) -> tuple[pd.DataFram
                 origins[run] = _origin(attempts[-1])
     before = empty().runs
     with contextlib.suppress(Damaged):  # then it is made again
-        before = read_parquet(folder, ["runs"]).runs
+        before = read_parquet(folder, ["runs"], lambda _: None).runs  # what is left out is made again
     made_from = before[ORIGIN] if ORIGIN in before else [None] * len(before)
-    is_known = [origins.get(run, "") == was for run, was in zip(before["run_id"], made_from, strict=True)]
+    rows_before = zip(before["run_id"], made_from, strict=True)
+    is_known = [run in origins and origins[run] == was for run, was in rows_before]
     parts, notes = [before[np.array(is_known, bool)]], list[str]()
     known = set(parts[0]["run_id"])
     todo = [run for run in runs if run not in known]
@@ -288,7 +392,8 @@ def cached(attempt: Attempt, folder: Path) -> tuple[Frames, list[str]]:
     if attempt.is_valid():
         kept = folder / "attempts" / f"{attempt.run_id}-{attempt.number:03d}-{_origin(attempt)}"
         with contextlib.suppress(Damaged):  # then it is made again
-            if (frames := _read_copy(kept)) is not None:
+            frames = _read_copy(kept)
+            if frames is not None and set(frames.runs["run_id"]) == {attempt.run_id}:
                 return frames, []
     frames, notes = of_attempt(attempt)
     if not notes:
@@ -304,8 +409,9 @@ def _read_copy(kept: Path) -> Frames | None:
     raws = {
         name: read_recorded(kept / name, msgspec.structs.asdict(facts)) for name, facts in note.files.items()
     }
-    paths = (kept / f"{name}.parquet" for name in Frames._fields)
-    return Frames(*(_as_table(path, raws.get(path.name)) for path in paths))
+    paths = [kept / f"{name}.parquet" for name in Frames._fields]
+    frames = Frames(*(_as_table(path, raws.get(path.name)) for path in paths))
+    return _without_faults(frames, paths[0], raise_fault)
 
 
 def _write_copy(frames: Frames, kept: Path) -> Frames:
@@ -364,6 +470,7 @@ def _as_table(path: Path, raw: bytes | None) -> pd.DataFrame:
         texts = [each.name for each in file.schema_arrow if _is_text(each.type)]
         table = pq.ParquetFile(io.BytesIO(raw), metadata=file.metadata, read_dictionary=texts).read()
         made_for = (table.schema.metadata or {}).get(SCHEMA_KEY.encode(), b"1").decode(errors="replace")
+        table = table.replace_schema_metadata(None)  # what pandas would obey, and none of our tables has
         # Column by column, each of which Arrow gives up when the next one comes.
         frame = _wide(table).to_pandas(self_destruct=True)
         del table

@@ -243,6 +243,18 @@ class ConfigFile(Struct, frozen=True):
     alternate: dict[Name, Any] = {}
 
 
+class RunCells(Struct, frozen=True):
+    """The cells of a row of runs that every command relies on."""
+
+    run_id: Name
+    key: str
+    config_json: str
+    provenance_json: str
+    rules_json: str | None = None
+    started: Time | None = None
+    ended: Time | None = None
+
+
 class Averaged(Struct, frozen=True, gc=False):
     """Numbers that are recorded of every step, and their means over the steps of an epoch."""
 

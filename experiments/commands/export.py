@@ -85,7 +85,10 @@ class Board:
         own, shipped = (known[known["source"].eq(OWN) == is_own] for is_own in (True, False))
         for name in told_now_and_then([*dict.fromkeys(own["run_id"])], "runs"):
             of_run = {row["key"].partition("/")[2]: row for row in records(own[own["run_id"] == name])}
-            attempt = self.folders.store.attempts(name)[-1]
+            attempts = self.folders.store.attempts(name)
+            if not attempts:  # they were removed meanwhile
+                continue
+            attempt = attempts[-1]
             found, lines = self._new(attempt)
             if found.keys() <= of_run.keys():  # variants that take turns have rows once they have ended
                 self.read[attempt.name] = lines

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from analysis.published import tables
@@ -40,14 +40,14 @@ def _own(folders: Folders) -> Iterator[str]:
     runs = folders.store.runs()
     for first in told_now_and_then(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
         yield from newest(folders.store, runs[first : first + AT_A_TIME])[1]
-    yield from _tables(folders.records)
+    yield from _tables(folders.records, parquet.raise_fault)
     print(f"{len(runs)} runs in {folders.store.root}")
 
 
-def _tables(folder: Path) -> Iterator[str]:
+def _tables(folder: Path, on_fault: Callable[[Damaged], object] | None = None) -> Iterator[str]:
     for name in Frames._fields:
         try:
-            parquet.read_parquet(folder, [name])
+            parquet.read_parquet(folder, [name], on_fault)
         except Damaged as damage:
             yield str(damage)
 

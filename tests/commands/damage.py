@@ -427,6 +427,14 @@ def _other_columns(
             pq.write_table(pa.table(write(table)), folder / f"{name}.parquet")
 
 
+def _with_cells(column: str, value: str, table: Any) -> Any:
+    """The table with this text in each row of a column, where it has that."""
+    if column not in table.column_names:
+        return table
+    texts = pa.array([value] * len(table), pa.string())
+    return table.set_column(table.column_names.index(column), column, texts)
+
+
 IN_SWEEP = (
     "name", "created", "slurm_conf", "arrays", "arrays.0", "arrays.0.nodes", "arrays.0.jobs",
     "arrays.0.jobs.0", "arrays.0.jobs.0.id", "arrays.0.jobs.0.runs", "arrays.0.jobs.0.runs.0",
@@ -447,6 +455,12 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "null": lambda table: {name: [None] * len(table) for name in table.column_names},
     "other names": lambda table: table.rename_columns([f"{name}!" for name in table.column_names]),
     "three million rows": lambda table: {name: pa.nulls(3_000_000) for name in table.column_names},
+    "configs that are lists": partial(_with_cells, "config_json", "[1]"),
+    "configs that are nested": partial(_with_cells, "config_json", "[" * 50_000),
+    "configs that are no JSON": partial(_with_cells, "config_json", "{x"),
+    "ends without a zone": partial(_with_cells, "ended", "0001-01-01"),
+    "runs outside of the folder": partial(_with_cells, "run_id", "../../../../../etc"),
+    "pandas' words": lambda table: table.replace_schema_metadata({"pandas": "[]"}),
 }
 
 

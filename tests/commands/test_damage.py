@@ -18,7 +18,8 @@ FELL = [  # what strangers met
     "run.json started: an offset", "run.json ended: a fraction", "a line of look, values: fewer",
     "config.json and its key, timing.warmup_steps: missing", "columns, records: three million rows",
     "a log: escapes", "a line: not UTF-8 in a look", "a line: a look with 5000 lists",
-    "beside a record: link to itself",
+    "beside a record: link to itself", "columns, cached: configs that are lists",
+    "columns, records: ends without a zone", "columns, records: pandas' words",
 ]  # fmt: skip
 SAMPLE = [*FELL, *sorted(random.Random(12).sample(sorted(KINDS.keys() - {*FELL}), 10))]
 # Commands that draw take half a second: one kind for each file that they read.

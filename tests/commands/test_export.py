@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from analysis.records.attempts import of_attempt
@@ -44,6 +46,22 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, tmp_path: Path) -> N
     steps = frames.steps[frames.steps["rank"] == 0]
     assert [step for step, _ in curves[name]["step/step_s"]] == list(steps["step"])
     assert [value for _, value in curves[name]["step/step_s"]] == pytest.approx(list(steps["step_s"]))
+
+
+@pytest.mark.parametrize("ghost", ["/etc", "../../../../../etc", "none-here-2w-local-000000000000"])
+def test_no_run_is_looked_for_outside_of_the_folder(here: Command, ghost: str, tmp_path: Path) -> None:
+    folders = Folders(tmp_path / "results")
+    synthetic.timed(folders.store, synthetic.config("topk"))
+    fine(here("list"))
+    path = folders.records / "listed" / "runs.parquet"
+    table = pq.read_table(path)
+    forged = table
+    for column, text in {"run_id": ghost, "origin": ""}.items():
+        at = table.column_names.index(column)
+        forged = forged.set_column(at, column, pa.array([text] * len(table), table[column].type))
+    pq.write_table(pa.concat_tables([table, forged]), path)
+    fine(here("export", "source=own"))
+    assert len(read(folders.results / "tensorboard")) == 1
 
 
 def test_what_takes_turns_has_a_folder_for_each(here: Command, tmp_path: Path) -> None:

@@ -53,6 +53,18 @@ def test_a_changed_log_of_the_same_length_is_found(here: Command, shipped: Path,
     assert done.stdout.splitlines()[-1] == "1 wrong"
 
 
+def test_a_row_that_no_record_has_is_named(here: Command, shipped: Path, tmp_path: Path) -> None:
+    attempt = synthetic.timed(Folders(tmp_path / "results").store, synthetic.config())
+    path, *_ = write_parquet(from_attempts([attempt])[0], tmp_path / "results" / "records")
+    assert here("validate").returncode == 0
+    table = pq.read_table(path)
+    at = table.column_names.index("config_json")
+    pq.write_table(table.set_column(at, "config_json", pa.array(["[1]"])), path)
+    done = here("validate")
+    assert done.returncode == 1
+    assert f"{path} is not as it was written in config_json of {attempt.run_id}" in done.stdout
+
+
 def test_a_figure_without_one_of_its_runs_and_a_cut_table_are_named(here: Command, shipped: Path) -> None:
     index = shipped / "figures" / "fig4-laptop.json"
     write_json(index, {"runs": ["lost-run", *index_of(index)]})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import analysis
@@ -69,6 +72,96 @@ def test_an_attempt_that_fails_does_not_hide_the_whole_one_before_it(results: Pa
     collect(store, results / "records")
     store.begin(synthetic.config("dense")).fail("no memory")
     assert query(analysis.load(results), "source == 'own'").runs["attempt"].tolist() == [1]
+
+
+FORGED: dict[str, tuple[str, Any]] = {  # a cell of a row of runs: its column, and what stands there
+    "a config that is a list": ("config_json", "[1]"),
+    "a config that is a number": ("config_json", "5"),
+    "a config that is no JSON": ("config_json", "{x"),
+    "a config of nested lists": ("config_json", "[" * 50_000),
+    "nested lists in a config": ("config_json", '{"a":' + "[" * 50_000 + "]" * 50_000 + "}"),
+    "a config with a huge number": ("config_json", '{"a":' + "9" * 5_000 + "}"),
+    "a config without a method": ("config_json", '{"a":1}'),
+    "a config with another method": ("config_json", '{"method":null,"task":5}'),
+    "no config": ("config_json", None),
+    "a provenance that is no JSON": ("provenance_json", "{x"),
+    "a provenance that is a number": ("provenance_json", "5"),
+    "rules that are no JSON": ("rules_json", "{x"),
+    "an end that is a word": ("ended", "x"),
+    "an end without a zone": ("ended", "2026-01-01"),
+    "an end in the year 1": ("ended", "0001-01-01"),
+    "an end in a far year": ("ended", "292277026596-01-01T00:00:00Z"),
+    "a beginning that is a word": ("started", "x"),
+    "no key": ("key", None),
+    "a run outside of the folder": ("run_id", "../../../../../etc"),
+    "a run that is a path": ("run_id", "/etc"),
+}
+
+
+def forge(path: Path, column: str, value: Any) -> str:
+    """Change a cell in the first row of a table; returns the name of the row's run."""
+    table = pq.read_table(path)
+    cells = table[column].to_pylist() if column in table.column_names else [None] * len(table)
+    forged = pa.array([value, *cells[1:]], pa.string())
+    kept = table.drop_columns([column]) if column in table.column_names else table
+    pq.write_table(kept.append_column(column, forged), path)
+    return str(table["run_id"][0])
+
+
+def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[str], list[str]]:
+    """The runs of a folder, and what is said of those that are left out."""
+    notes = list[str]()
+    runs = loading.own(results, tables, notes.append).runs
+    return set(runs["run_id"]), notes
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_row_is_named_and_its_run_read_from_its_log(results: Path, name: str) -> None:
+    store = Store(results / "runs")
+    runs = {synthetic.timed(store, synthetic.config(method)).run_id for method in ("dense", "topk")}
+    collect(store, results / "records")
+    column, value = FORGED[name]
+    run = forge(results / "records" / "runs.parquet", column, value)
+    for tables in (("runs",), analysis.TABLES):
+        found, notes = own_runs(results, tables)
+        assert found == runs
+        (note,) = notes
+        assert "left out a row" in note
+        assert f"{results / 'records' / 'runs.parquet'} is " in note
+        assert (value if column == "run_id" else run) in note
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_row_of_a_listing_is_made_again(results: Path, name: str) -> None:
+    store = Store(results / "runs")
+    runs = {synthetic.timed(store, synthetic.config(method)).run_id for method in ("dense", "topk")}
+    first, _ = own_runs(results)
+    forge(results / "records" / "listed" / "runs.parquet", *FORGED[name])
+    assert own_runs(results) == (runs, []) == (first, [])
+
+
+@pytest.mark.parametrize("ghost", ["etc", "/etc", "../../../../../etc", ""])
+def test_a_listing_adds_no_run_that_the_folder_lacks(results: Path, ghost: str) -> None:
+    runs = {synthetic.timed(Store(results / "runs"), synthetic.config("dense")).run_id}
+    own_runs(results)
+    path = results / "records" / "listed" / "runs.parquet"
+    pq.write_table(pa.concat_tables([pq.read_table(path)] * 2), path)
+    forge(path, "origin", "")
+    forge(path, "run_id", ghost)
+    assert own_runs(results) == (runs, [])
+
+
+def test_of_many_forged_rows_some_are_named(results: Path) -> None:
+    store = Store(results / "runs")
+    runs = {synthetic.timed(store, synthetic.config("dense")).run_id}
+    collect(store, results / "records")
+    path = results / "records" / "runs.parquet"
+    forge(path, "config_json", "5")
+    pq.write_table(pa.concat_tables([pq.read_table(path)] * 50), path)
+    found, notes = own_runs(results)
+    assert found == runs
+    assert len(notes) == loading.MOST_FAULTS + 1
+    assert "left out 30 more rows" in notes[-1]
 
 
 def test_many_processes_collect_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
@@ -78,6 +80,38 @@ def test_a_corrupt_parquet_file_is_named(frames: Frames, tmp_path: Path) -> None
     (tmp_path / "steps.parquet").write_bytes(b"PAR1 and then nothing")
     with pytest.raises(ValueError, match=r"steps\.parquet is not a whole Parquet file"):
         read_parquet(tmp_path)
+
+
+PANDAS = {  # metadata that pandas would obey
+    "no JSON": b"{bad",
+    "not UTF-8": b"\xff\xfe",
+    "a list": b"[]",
+    "an index that is not there": b'{"index_columns": ["nope"], "column_indexes": [], "columns": []}',
+    "an index": b'{"index_columns": ["key"], "column_indexes": [], "columns": []}',
+    "a range without a step": (
+        b'{"index_columns": [{"kind": "range", "name": null, "start": 0, "stop": 2, "step": 0}],'
+        b' "column_indexes": [], "columns": []}'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PANDAS)
+def test_what_a_file_says_to_pandas_is_not_obeyed(frames: Frames, name: str, tmp_path: Path) -> None:
+    path, *_ = write_parquet(frames, tmp_path)
+    before = read_parquet(tmp_path).runs
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"pandas": PANDAS[name]}), path)
+    assert_frame_equal(read_parquet(tmp_path).runs, before)
+
+
+def test_a_copy_that_names_another_run_is_made_again(store: Store, tmp_path: Path) -> None:
+    first, second = (synthetic.timed(store, synthetic.config(name)) for name in ("dense", "topk"))
+    for attempt in (first, second):
+        cached(attempt, tmp_path)
+    copies = {path.name.rpartition("-001-")[0]: path for path in (tmp_path / "attempts").iterdir()}
+    shutil.rmtree(copies[first.run_id])
+    shutil.copytree(copies[second.run_id], copies[first.run_id])
+    assert set(cached(first, tmp_path)[0].runs["run_id"]) == {first.run_id}
 
 
 def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_path: Path) -> None:
