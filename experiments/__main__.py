@@ -27,7 +27,6 @@ IN_THE_WAY = {
     errno.ENOTDIR: "is no folder, or in none: move away what is in its place",
     errno.EEXIST: "is no folder: move it away",
     errno.ENOTEMPTY: "is a folder where a file belongs: move it away",
-    errno.ELOOP: "is a link that leads to itself: remove it",
     errno.ENXIO: "is no file: move it away",
     errno.EIO: "can't be read: the disk fails",
 }
@@ -66,12 +65,27 @@ def _ended(words: Sequence[str]) -> int:
         if error.errno in NO_SPACE:
             where = "" if error.filename is None else f"{error.filename}: "
             return _end(error, f"{where}{NO_SPACE[error.errno]}", FAILED, is_traced)
+        if error.errno == errno.ELOOP:
+            return _end(error, _link_in_the_way(error), FAILED, is_traced)
         if error.errno in IN_THE_WAY:
             what = f"{error.filename2 or error.filename or 'a file'} {IN_THE_WAY[error.errno]}"
             return _end(error, what, FAILED, is_traced)
         if error.filename is not None:
             return _end(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
         raise
+
+
+def _link_in_the_way(error: OSError) -> str:
+    """Return the sentence for a link that leads to itself, or for one where no link is followed."""
+    path = os.fsdecode(error.filename2 or error.filename or "a file")
+    try:
+        os.stat(path)
+    except FileNotFoundError:  # it leads nowhere
+        pass
+    except OSError:
+        return f"{path} is a link that leads to itself: remove it"
+    target = os.readlink(path) if os.path.islink(path) else "another file"
+    return f"{path} is a link to {target}, and no link is followed here: remove it"
 
 
 def _forbidden(error: OSError) -> str:

@@ -7,7 +7,9 @@ soon, takes memory within bounds, and gives what the schema says or a sentence.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import io
 import json
 import os
 import platform
@@ -35,8 +37,9 @@ DEEPEST = 40  # lists and objects within each other; a manifest has 5
 MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
 KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
+    stat.S_IFBLK: "a device", stat.S_IFLNK: "a link",
 }  # fmt: skip
+NO_LINK = "is a link, and no link is followed here: remove it"  # results of others could lead anywhere by one
 
 
 class Damaged(ValueError):
@@ -131,8 +134,75 @@ def _is_free(lock: Path) -> bool | None:
         os.close(descriptor)
 
 
+def is_plain_file(path: Path) -> bool:
+    """Tell whether a file is there, and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def is_plain_folder(path: Path) -> bool:
+    """Tell whether a folder is there, and no link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def check_no_link(path: Path) -> None:
+    """Refuse a link, whose target could lie outside of the results.
+
+    Raises:
+        Damaged: the last part of `path` is a link.
+    """
+    if path.is_symlink():
+        raise Damaged(path, NO_LINK)
+
+
+def open_for_append(path: Path) -> io.FileIO:
+    """Open a file for appending, without following a link or waiting for a FIFO; make it where it is not.
+
+    Raises:
+        Damaged: a link is there, or something else than a file.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # as of a link, and of a FIFO that nobody reads
+            check_plain_file(path)
+        raise
+    try:
+        _check_is_file(path, os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return io.FileIO(descriptor, "ab")
+
+
+def check_plain_file(path: Path) -> None:
+    """Refuse a link, and whatever else is there instead of a file.
+
+    Raises:
+        Damaged: something is there that is no file.
+    """
+    check_no_link(path)
+    with contextlib.suppress(FileNotFoundError):
+        _check_is_file(path, path.lstat().st_mode)
+
+
+def _check_is_file(path: Path, mode: int) -> None:
+    """Raise Damaged where a mode is not that of a file."""
+    if not stat.S_ISREG(mode):
+        raise Damaged(path, f"is {KINDS.get(stat.S_IFMT(mode), 'something else')} and no file")
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy the content of a file that is no link.
+
+    Raises:
+        FileNotFoundError, Damaged: as `read_bytes`.
+    """
+    target.write_bytes(read_bytes(source, MOST_LOG_BYTES, follows_link=False))
+
+
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all in it, if it is there."""
+    """Remove a file, a folder with all in it, or a link but not its target, if it is there."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -152,23 +222,29 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, most: int = MOST_BYTES, follows_link: bool = True) -> bytes:
     """The content of a file.
+
+    Args:
+        follows_link: read also what a link leads to.
 
     Raises:
         FileNotFoundError: there is none.
         Damaged: it can't be read, is something else than a file, or has more than `most` bytes.
     """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # waits for no FIFO's writer
+    if not follows_link:
+        check_no_link(path)
+        flags |= os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # waits for no FIFO's writer
+        descriptor = os.open(path, flags)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
         raise Damaged(path, f"can't be read: {error.strerror}") from error
     try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise Damaged(path, f"is {KINDS.get(stat.S_IFMT(found.st_mode), 'something else')} and no file")
+        _check_is_file(path, found.st_mode)
         if found.st_size > most:
             raise Damaged(path, f"has {found.st_size:,} bytes, and no such file has more than {most:,}")
         with os.fdopen(os.dup(descriptor), "rb") as file:

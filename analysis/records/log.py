@@ -15,7 +15,7 @@ import msgspec
 
 from analysis.records import locks
 from analysis.records.configs import flatten
-from analysis.records.files import MOST_LOG_BYTES, Damaged, converted, decoded, read_bytes
+from analysis.records.files import MOST_LOG_BYTES, Damaged, converted, decoded, open_for_append, read_bytes
 from analysis.records.schema import EpochLine, LogLine, StepLine
 
 # In which the locks of a node that died must be gone: file systems wait some 90 s for it to answer.
@@ -53,6 +53,7 @@ class RankLog:
 
     Raises:
         Held: another process has it open.
+        Damaged: a link is there, or something else than a file.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class RankLog:
     ) -> None:
         self.path, self.pending = path, list[str]()
         self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
-        self.file = path.open("ab", buffering=0)
+        self.file = open_for_append(path)
         deadline = time.monotonic() + patience_s
         while locks.take(path, self.file.fileno()) is False:
             if time.monotonic() > deadline or give_up():

@@ -31,6 +31,8 @@ from analysis.records.configs import measured_config, run_id, run_key, variant_c
 from analysis.records.files import (
     MOST_CONFIG_BYTES,
     Damaged,
+    check_no_link,
+    check_plain_file,
     fingerprint,
     read_json,
     read_note,
@@ -187,13 +189,29 @@ class Attempt:
         self.update(state="preempted", step=step)
 
     def saved(self) -> dict[int, Path]:
-        """The folders of checkpoints by step, whole or not. What else lies there is not ours."""
-        return {int(path.name): path for path in self.checkpoints.glob("*") if NUMBER.fullmatch(path.name)}
+        """The folders of checkpoints by step, whole or not. What else lies there is not ours, nor is anything
+        where a link stands for `checkpoints`.
+        """
+        if self.checkpoints.is_symlink():
+            return {}
+        numbers = (path for path in self.checkpoints.glob("*") if NUMBER.fullmatch(path.name))
+        return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
     def saved_step(self) -> int:
         """The step of the newest whole checkpoint; 0 without any."""
         whole = (step for step, path in self.saved().items() if (path / "whole.json").is_file())
         return max(whole, default=0)
+
+    def check_no_links(self) -> None:
+        """Check that nothing that is written or removed here leads elsewhere.
+
+        Raises:
+            Damaged: the folder, or that of checkpoints, is a link, or a log is no file.
+        """
+        check_no_link(self.path)
+        check_no_link(self.checkpoints)
+        for path in self.rank_paths():
+            check_plain_file(path)
 
     def rank_path(self, rank: int) -> Path:
         """The file of a rank's log."""

@@ -29,7 +29,16 @@ from markupsafe import Markup, escape
 
 from analysis import verdicts
 from analysis.claims import DECISIVE, WORDS
-from analysis.records.files import MOST_LOG_BYTES, read_bytes, remove, write_atomic
+from analysis.records.files import (
+    MOST_LOG_BYTES,
+    check_no_link,
+    copy_file,
+    is_plain_file,
+    is_plain_folder,
+    read_bytes,
+    remove,
+    write_atomic,
+)
 from analysis.report.content import MARKS, Item, Lead
 from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
 
@@ -55,11 +64,13 @@ class Site:
         """Take a folder.
 
         Raises:
-            ValueError: it has one of PARTS that no report made, and that a report would have to remove.
+            ValueError: it is a link, or has one of PARTS that no report made, and that a report would have to
+                remove.
         """
         self.folder = folder
+        check_no_link(folder)
         for path in (folder / part for part in PARTS):
-            if os.path.lexists(path) and (path.is_symlink() or not (path / OURS).is_file()):
+            if os.path.lexists(path) and not (is_plain_folder(path) and is_plain_file(path / OURS)):
                 raise ValueError(
                     f"{path} would have to be removed, and no report made it, as far as can be seen (it has "
                     f"no file {OURS}): move it, or remove it if it is an older report's"
@@ -96,13 +107,15 @@ class Site:
         for part in PARTS:
             path = self.folder / part
             path.mkdir(parents=True, exist_ok=True)
-            staying = {path / OURS, *([path / RUN] if part == DATA else [])}
+            staying = {path / OURS}
+            if part == DATA and is_plain_folder(path / RUN):
+                staying.add(path / RUN)
             for left in {*path.iterdir()} - staying if part != KEPT else ():
                 remove(left)
             (path / OURS).touch()
         names = {f"{run}.js" for run in unchanged}
         for left in (self.folder / DATA / RUN).glob("*"):
-            if left.name not in names:
+            if left.name not in names or not is_plain_file(left):
                 remove(left)
         shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
@@ -128,7 +141,12 @@ class Site:
 
     def has_runs(self, runs: Collection[str]) -> bool:
         """Tell whether the data of these runs' pages are there."""
-        return {f"{run}.js" for run in runs} <= {path.name for path in (self.folder / DATA / RUN).glob("*")}
+        folder = self.folder / DATA / RUN
+        if not is_plain_folder(folder):
+            return not runs
+        return {f"{run}.js" for run in runs} <= {
+            path.name for path in folder.glob("*") if is_plain_file(path)
+        }
 
     def digest(self) -> str:
         """A digest of all pages and data."""
@@ -164,7 +182,7 @@ def write(
     """
     for item in items:
         for file in item.files.values():
-            shutil.copyfile(file, site.folder / FILES / Path(file).name)
+            copy_file(Path(file), site.folder / FILES / Path(file).name)
         if item.bibtex:
             site.write(f"{FILES}/{item.stem}.bib", item.bibtex)
         judged = [(row, item.stem, "") for row in item.judged]

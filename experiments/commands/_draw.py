@@ -84,7 +84,10 @@ def sources(item: str, profile: str, folders: Folders) -> list[Path]:
 def is_up_to_date(item: str, profile: str, folders: Folders) -> bool:
     """Tell whether a picture was written after all that it follows from, as make sees it."""
     try:
-        written = (folders.figures / f"{figures.stem(item, profile)}.svg").stat().st_mtime_ns
+        picture = folders.figures / f"{figures.stem(item, profile)}.svg"
+        if picture.is_symlink():
+            return False
+        written = picture.stat().st_mtime_ns
         return all(each.stat().st_mtime_ns <= written for each in sources(item, profile, folders))
     except FileNotFoundError:
         return False

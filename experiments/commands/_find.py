@@ -198,7 +198,8 @@ def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
     """Files of what an attempt's processes printed, by rank."""
     sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
     if not sweep:
-        return sorted(folders.launch(attempt).glob("*_log.*"))
+        folder = folders.launch(attempt)
+        return [] if folder.is_symlink() else sorted(folder.glob("*_log.*"))
     found = (folders.sweeps / sweep).glob(f"a*/{attempt.job.id}_*_log.*")
     return sorted(path for path in found if not _is_empty(path))
 
@@ -211,9 +212,13 @@ def _is_empty(log: Path) -> bool:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The end of a log, or why there is none to show."""
+    """The end of a log, or why there is none to show; a link is not followed."""
     try:
-        return read_bytes(log, MOST_LOG_BYTES).decode(errors="replace").splitlines()[-LOG_LINES:]
+        return (
+            read_bytes(log, MOST_LOG_BYTES, follows_link=False)
+            .decode(errors="replace")
+            .splitlines()[-LOG_LINES:]
+        )
     except Damaged as damage:
         return [damage.brief]
     except FileNotFoundError:

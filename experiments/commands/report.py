@@ -14,7 +14,7 @@ import msgspec
 
 from analysis.records import parquet
 from analysis.records.attempts import from_attempts
-from analysis.records.files import Damaged
+from analysis.records.files import NO_LINK, Damaged, is_plain_file
 from analysis.records.frames import Frames, empty
 from analysis.records.schema import DIVERGED, DONE
 from analysis.records.store import DAMAGED, Attempt
@@ -187,6 +187,7 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
             found[item, ""] = [Item(item, stem, "Its file is broken", damage=why, paper=figures.paper(item))]
             continue
         for profile in figures.profiles(item):
+            _tell_links(figures.stem(item, profile), folders)
             made_from = _made_from(item, profile, folders, shipped)
             rows = site.kept(figures.stem(item, profile), made_from, list[Item])
             is_known = rows is not None and all(_is_page_of(row, item, profile, folders) for row in rows)
@@ -206,12 +207,21 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
     return [item for known in found.values() for item in known or ()]
 
 
+def _tell_links(stem: str, folders: Folders) -> None:
+    """Say which files of a figure are links, and so are left out."""
+    for kind in KINDS:
+        path = folders.figures / f"{stem}.{kind}"
+        if path.is_symlink():
+            say(f"{path} is left out: it {NO_LINK}")
+
+
 def _is_page_of(row: Item, item: str, profile: str, folders: Folders) -> bool:
     """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
     stem = figures.stem(item, profile)
     places = (folders.figures, folders.shipped / "figures")
     own = {str(folder / f"{stem}.{kind}") for folder in places for kind in KINDS}
-    return (row.name, row.stem) == (item, stem) and own >= {*row.files.values()}
+    are_plain = all(is_plain_file(Path(path)) for path in row.files.values())
+    return (row.name, row.stem) == (item, stem) and own >= {*row.files.values()} and are_plain
 
 
 def _item_or_why(item: str, profile: str, found: Stored | None, folders: Folders, draws: bool) -> Item | None:
@@ -245,7 +255,7 @@ def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, 
         facts=facts(frames),
         judged=tuple(map(Judged.of, figures.judge(item, frames))),
         tables=tuple(Numbers(table.title, table.html()) for table in figures.tables(item, frames)),
-        files={kind: str(path) for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()},
+        files={kind: str(path) for kind in KINDS if is_plain_file(path := folder / f"{stem}.{kind}")},
         bibtex=figures.bibtex(item),
         runs=tuple(frames.runs["key"]),
         paper=figures.paper(item),
@@ -257,7 +267,10 @@ def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> s
     stem = figures.stem(item, profile)
     folders_of_files = (folders.figures, folders.shipped / "figures")
     drawn = [
-        path for folder in folders_of_files for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()
+        path
+        for folder in folders_of_files
+        for kind in KINDS
+        if is_plain_file(path := folder / f"{stem}.{kind}")
     ]
     index = folders.shipped / "figures" / f"{stem}.json"
     return _digest([shipped.made_from, *map(_stat, [*sources(item, profile, folders), *drawn, index])])

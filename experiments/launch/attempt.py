@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from analysis.records.files import check_no_link
 from analysis.records.locks import Lock
 from analysis.records.log import PATIENCE_S, Held
 from analysis.records.schema import JobNote
@@ -76,11 +77,13 @@ def begin_attempt(
 
     Raises:
         Held: somebody is still at the last one.
+        Damaged: a link stands where something would be written.
     """
     if (last := folders.store.last(planned.config)) is not None:
         check_left(last, PATIENCE_S if sweep else LEAVE_S)
     attempt = attempt_for(planned.config, folders.store, anew, planned.rules)
     folder = folders.launch(attempt)
+    check_no_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -159,7 +162,10 @@ def _can_go_on(attempt: Attempt) -> bool:
     policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is at it: who asks holds the run's lock, or knows that its job is gone.
     ended_early = manifest["state"] in UNFINISHED or (policy is not None and policy.resumes)
-    return ended_early and manifest.get("code") == code_version.digest() and attempt.saved_step() > 0
+    if not ended_early or manifest.get("code") != code_version.digest():
+        return False
+    attempt.check_no_links()
+    return attempt.saved_step() > 0
 
 
 def image_of(config: Config) -> ImageChoice | None:

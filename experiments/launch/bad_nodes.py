@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from analysis.records.files import Damaged, read_note
+from analysis.records.files import Damaged, open_for_append, read_note
 from analysis.records.log import read_lines_as
 from analysis.records.store import now
 from slurm import environment, queue
@@ -91,14 +92,18 @@ def without_python(python: str) -> list[str]:
 
 
 def note_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
-    """One line, in one write: jobs on other nodes may be writing theirs.
+    """Append one line, in one write: jobs on other nodes may be writing theirs. Where the ledger is a link or
+    no file, nothing is noted, which is said.
 
     Args:
         python: that could not be started there; None: it failed in another way.
     """
     line = json.dumps({"node": node, "job": job, "at": at, "python": python}) + "\n"
-    with ledger.open("ab", buffering=0) as file:
-        file.write(line.encode())
+    try:
+        with open_for_append(ledger) as file:
+            file.write(line.encode())
+    except Damaged as damage:
+        print(f"the failure of {node} is not noted: {damage}", file=sys.stderr)
 
 
 def failures(ledger: Path) -> list[NodeFailure]:

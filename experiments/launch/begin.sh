@@ -18,10 +18,16 @@ starts "$python" && exit 1 # the hook has said why
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 job=${job:-$SLURM_JOB_ID}
 as_json=$(printf '%s' "$python" | sed 's/[\\"]/\\&/g')
-printf '{"node": "%s", "job": "%s", "at": "%s", "python": "%s"}\n' \
-    "$node" "$job" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$as_json" >>"$ledger"
 echo "$node can't start $python" >&2
-[ "$(grep -F "\"job\": \"$job\"" "$ledger" | grep -cF "\"python\": \"$as_json\"")" -lt $MOST ] || exit 1
+if [ -L "$ledger" ] || { [ -e "$ledger" ] && [ ! -f "$ledger" ]; }; then
+    echo "this is not noted: $ledger is a link or no file; remove it" >&2
+    tried=$((${SLURM_RESTART_COUNT:-0} + 1))
+else
+    printf '{"node": "%s", "job": "%s", "at": "%s", "python": "%s"}\n' \
+        "$node" "$job" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$as_json" >>"$ledger"
+    tried=$(grep -F "\"job\": \"$job\"" "$ledger" | grep -cF "\"python\": \"$as_json\"")
+fi
+[ "$tried" -lt $MOST ] || exit 1
 
 # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on, and ends this script then.
 trap '' TERM

@@ -26,7 +26,7 @@ import torch
 from msgspec import Struct
 from torch import Generator, Tensor, nn
 
-from analysis.records.files import read_note, write_json
+from analysis.records.files import check_no_link, read_note, remove, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, Whole
 from analysis.records.store import Attempt
@@ -131,7 +131,9 @@ class Checkpointer:
 
         Raises:
             Preempted: a worker was told to stop before there was anything to do.
+            Damaged: on all workers, where a link stands for the folder of checkpoints.
         """
+        check_no_link(self.attempt.checkpoints)
         gathered = gather_json(self.comm, self._candidates() if self.comm.rank == 0 else [], self.device)
         step, log_bytes, faults = 0, 0, []
         for candidate in gathered[0]:
@@ -148,7 +150,7 @@ class Checkpointer:
             for saved, path in self.attempt.saved().items():
                 # Neither what is later nor what was never whole fits the logs that will be written from here.
                 if saved > step or not (path / "whole.json").exists():
-                    shutil.rmtree(path)
+                    remove(path)
             self._report(faults, step)
         self.comm.barrier()
         if self.agreement.now() == STOP:
@@ -223,7 +225,7 @@ class Checkpointer:
         saved = self.attempt.saved()
         whole = sorted(step for step, path in saved.items() if (path / "whole.json").exists())
         for step in saved.keys() - {*whole[-KEPT:]}:
-            shutil.rmtree(saved[step])
+            remove(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
         """The checkpoints that were declared whole, the newest first."""
