@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, put
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
-from sparsify.core.autocast import autocast_kinds, set_autocast_kinds
+from sparsify.core.modes import autocast_kinds, set_autocast_kinds
 from sparsify.cost import Link, Network
 
 T = TypeVar("T")

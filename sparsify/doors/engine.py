@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
-from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
+from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.averages import EqualGradients
 from sparsify.doors.states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
@@ -97,6 +97,7 @@ class Engine:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
     """
 
+    @outside_of_modes
     def __init__(
         self,
         method: Method,
@@ -139,7 +140,7 @@ class Engine:
         """True if several buckets travel in one message."""
         return self.method.joins and self.together
 
-    @without_autocast
+    @outside_of_modes
     def average(
         self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool = False
     ) -> StepReport:
@@ -279,7 +280,7 @@ class Engine:
                 found[name] = found.get(name, SearchStats()) + stats
         return found
 
-    @without_autocast
+    @outside_of_modes
     def agree(
         self,
         grads: Sequence[Tensor],

@@ -13,9 +13,9 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
-from sparsify.core.autocast import without_autocast
 from sparsify.core.bucket import FlatGradients, TensorKind, local_part
 from sparsify.core.gradients import finite_elements, flattened, layout_of
+from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.engine import Engine, NonFinite, StepReport
 from sparsify.doors.handshake import shake_hands
@@ -143,7 +143,7 @@ class Fragment:
         self.drift = own if self.strategy.is_replaced else [piece.clone() for piece in own]
 
     @torch.no_grad()
-    @without_autocast
+    @outside_of_modes
     def send(self, epoch: int, check: bool, debug: bool) -> StepReport:
         """Average the drift of what was taken, steps 2 and 3 of `sparsify.local.strategy`. Collective.
 
@@ -192,7 +192,7 @@ class Fragment:
                 raise NonFiniteDrift(rank, self.engine.step, self.all_names[place])
 
     @torch.no_grad()
-    @without_autocast
+    @outside_of_modes
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix

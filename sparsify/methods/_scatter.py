@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import ProcessGroup, ReduceOp, TorchComm
-from sparsify.core.autocast import without_autocast
 from sparsify.methods._quantise import PackedCodes
 
 
@@ -50,7 +49,6 @@ class QuantisedScatter:
         """Memory for what goes in or comes out."""
         return torch.empty(*size, dtype=dtype, device=device)
 
-    @without_autocast
     def __call__(
         self,
         output_tensor: Tensor,

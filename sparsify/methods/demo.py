@@ -148,7 +148,7 @@ def transform(values: Tensor, out: Tensor, tiles: Tiles, back: bool = False) -> 
 @cache
 def cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(size, size): rows are the vectors of DCT-II, of length 1."""
-    at = torch.arange(size, dtype=torch.float64, device="cpu")
+    at = torch.arange(size, dtype=torch.float64)
     matrix = torch.cos(math.pi / size * (at + 0.5) * at[:, None]) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
     return matrix.to(device, dtype)

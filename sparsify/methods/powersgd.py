@@ -107,10 +107,8 @@ class PowerSGD(FeedbackMethod):
         matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
         # Drawn on the host, so that it is the same on all devices.
-        host = torch.device("cpu")
-        own = context.shared.generator(host)
-        length = sum(m.columns * m.rank for m in matrices)
-        second = torch.randn(length, generator=own, dtype=dtype, device=host)
+        own = context.shared.generator(torch.device("cpu"))
+        second = torch.randn(sum(m.columns * m.rank for m in matrices), generator=own, dtype=dtype)
         return LowRank(
             second.to(like.device),
             self.feedback.init(like),

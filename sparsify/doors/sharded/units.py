@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 
+from sparsify.core.modes import outside_of_modes
+
 # `set_all_reduce_hook` and its kin are marked experimental: these versions have been tried, and others may
 # hand over something else.
 FIRST, LAST = (2, 11), (2, 15)
@@ -142,7 +144,19 @@ class Unit:
 
     def scatter_by(self, scatter: Any) -> None:
         """Let another one reduce within the shards, see `torch.distributed.fsdp`'s ReduceScatter."""
-        self.module.set_custom_reduce_scatter(scatter)
+        self.module.set_custom_reduce_scatter(PlainScatter(scatter))
+
+
+class PlainScatter:
+    """A reduce-scatter that computes outside of autocast, in which a backward pass may run."""
+
+    def __init__(self, scatter: Any) -> None:
+        self.scatter = scatter
+        self.allocate = scatter.allocate
+
+    @outside_of_modes
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.scatter(*args, **options)
 
 
 def without_replicas(mesh_info: Any) -> Any:
