@@ -770,7 +770,7 @@ def going_on_with_the_older_wrapper(comm: Comm) -> None:
     step(model, older, comm.rank)
 
 
-@refused("its own step would not average; call that of what sparsify.distribute returned")
+@refused("its own step would not average; call that of what sparsify.distribute or")
 def stepping_the_inner_optimiser(comm: Comm) -> None:
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=LR)
