@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -34,13 +34,20 @@ ifneq ($(if $(ASKED_FOR),$(filter-out $(FIGURES),$(ASKED_FOR))),)
 $(error reproduce-$(filter-out $(FIGURES),$(ASKED_FOR)): there is no such figure; there are: $(FIGURES))
 endif
 
-test: $(VENV)/.dev ## the whole test suite that this machine can run, two processes a core (CORES=1: one after the other)
-	@$(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
+PYTEST := $(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8
+
+test: $(VENV)/.dev ## run the test suite: all laws, nothing slow (CORES=1: one process)
+	@$(PYTEST) -m "not extended" $(ARGS)
+
+test-extended: $(VENV)/.dev ## run the tests that are slow or need a system: SLURM, containers, Horovod, a browser, trainers' packages
+	@$(PYTEST) -m extended $(ARGS)
+
+test-all: test test-extended ## run both
 
 # Tests must not depend on their order, nor on what earlier ones have left where all may write.
 test-shuffled: $(VENV)/.dev ## the same in another order, in a temporary folder that keeps what was left there (SHUFFLE=number)
 	@mkdir -p build/tmp-used
-	@SHUFFLE=$(SHUFFLE) TMPDIR="$(CURDIR)/build/tmp-used" $(VENV)/bin/python -m pytest -n $(CORES) --maxprocesses=8 $(ARGS)
+	@SHUFFLE=$(SHUFFLE) TMPDIR="$(CURDIR)/build/tmp-used" $(PYTEST) -m "not extended" $(ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy (strict), import contracts
 	$(VENV)/bin/ruff check

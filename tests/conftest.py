@@ -47,6 +47,7 @@ TOGETHER = {
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
     "tests/bench/test_select.py": "benchmark",
 }
+SYSTEMS = ("slurm", "horovod", "gpu")  # markers of tests that need one
 MADE_ONCE = re.compile(r"scope=.(module|session)")
 PROCESS_BYTES = 2 * 10**9  # of a process of tests and what it starts
 MEMORY = Path("/dev/shm")  # a folder in memory, of most Linux systems
@@ -106,10 +107,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--method", help="only tests of one method: those that have its name as a parameter")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest first. Or in an order drawn from $SHUFFLE, which is told; all processes of
     pytest-xdist draw the same. Files stay together, for what a file makes once would be made again and again.
     """
+    for item in items:
+        if any(item.get_closest_marker(system) for system in SYSTEMS):
+            item.add_marker("extended")
     if method := config.getoption("--method"):
         others = [item for item in items if parameters(item).get("name") != method]
         config.hook.pytest_deselected(items=others)

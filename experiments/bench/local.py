@@ -190,12 +190,13 @@ def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
 
 def steps(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     """AdamW's step, and the same within a round, of the same parameters and moments: where these lie in
-    memory makes more of a difference than what is compared.
+    memory makes more of a difference than what is compared. The learning rate is 0, as the wrapper refuses
+    parameters that another optimiser changes.
     """
     model, draws = decoder(asked), torch.Generator().manual_seed(asked.launch)
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=draws)
-    alone, inner = (torch.optim.AdamW(model.parameters()) for _ in range(2))
+    alone, inner = (torch.optim.AdamW(model.parameters(), lr=0.0) for _ in range(2))
     optimiser = sparsify.distribute(inner, model, sparsify.sparseloco(every=NEVER), comm)
     optimiser.step()
     alone.state = inner.state
