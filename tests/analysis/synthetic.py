@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from analysis.records.attempts import from_attempts
 from analysis.records.frames import Frames
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
@@ -253,6 +254,11 @@ def item_store(root: Path, seeds: int = 1) -> Store:
         for seed in range(seeds):
             learned(store, learning_config(method, seed))
     return store
+
+
+def frames_of(store: Store) -> Frames:
+    """Return the frames of all whole runs of a store."""
+    return from_attempts(store.all_valid())[0]
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:

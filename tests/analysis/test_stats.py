@@ -9,20 +9,19 @@ import pytest
 
 from analysis import stats
 from analysis.pictures import captions
-from analysis.records.attempts import from_attempts
-from analysis.records.frames import Frames, stack
+from analysis.records.frames import Frames
 from analysis.records.steps import breakdown, phase_summary, step_seconds
 from analysis.records.store import Store
 from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
 from tests.analysis import synthetic
 from tests.analysis.synthetic import key
-from tests.analysis.values import interval
+from tests.analysis.values import correlated, interval
 from tests.conftest import there
 
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).all_valid())[0]
+    return synthetic.frames_of(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3))
 
 
 def learned(frames: Frames, method: str) -> list[str]:
@@ -45,35 +44,27 @@ def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames)
 
 
 def timed(root: Path, slow: dict[int, float], method: str = "dense") -> tuple[Frames, list[str]]:
-    """Runs of these seeds, so many times slower; their keys by seed."""
+    """Add runs of these seeds, so many times slower; return all runs and the keys of these by seed."""
     store = Store(root)
-    made = [synthetic.timed(store, synthetic.config(method, seed=seed), at) for seed, at in slow.items()]
-    return from_attempts(made)[0], [attempt.key for attempt in made]
+    keys = [synthetic.timed(store, synthetic.config(method, seed=seed), slow[seed]).key for seed in slow]
+    return synthetic.frames_of(store), keys
 
 
-def test_a_slowdown_by_a_known_factor_is_found(tmp_path: Path) -> None:
+def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Path) -> None:
     machine = {0: 1.0, 1: 1.3, 2: 0.8}  # drifts from repetition to repetition
-    fast, base = timed(tmp_path / "a", machine)
-    slow, keys = timed(tmp_path / "b", {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
-    frames = stack([fast, slow])
-    ratio, plain = (there(stats.slowdown(frames, side, base)) for side in (keys, base))
-    own = step_seconds(frames, keys[0]).mean() / step_seconds(frames, base[0]).mean()
-    assert ratio.value == pytest.approx(own, rel=0.02)
+    _, base = timed(tmp_path, machine)
+    frames, keys = timed(tmp_path, {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
+    ratio = there(stats.slowdown(frames, keys, base))
+    of_first_seed = step_seconds(frames, keys[0]).mean() / step_seconds(frames, base[0]).mean()
+    assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
     assert ratio.half_width < 0.05  # the drift of both cancels
-    assert plain.value == pytest.approx(1.0)
-    assert plain.n == 3
-
-
-def test_runs_pair_by_seed_whatever_their_order(tmp_path: Path) -> None:
-    frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
-    ratio = there(stats.slowdown(frames, keys, list(reversed(keys))))
-    assert ratio.value == pytest.approx(1.0)
-    assert ratio.half_width == pytest.approx(0.0)
+    itself = there(stats.slowdown(frames, base, list(reversed(base))))
+    assert (itself.value, itself.half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
-    frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0, 2: 4.0})
-    assert there(stats.slowdown(frames, keys, keys[:1])) == Value(1.0, n=1, of="launches")
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0})
+    assert stats.slowdown(frames, keys, keys[:1]) == Value(1.0, n=1, of="launches")
     assert stats.slowdown(frames, keys[1:], keys[:1]) is None
     assert stats.slowdown(frames, [], keys) is None
 
@@ -95,132 +86,96 @@ def in_blocks(frames: Frames, length: int, group: str = "a") -> Frames:
     return frames._replace(steps=steps, runs=frames.runs.assign(group=group))
 
 
-def test_blocks_of_one_group_are_units_and_pair_by_their_number(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for method in ("dense", "topk"):
-        config = synthetic.config(method)
-        synthetic.timed(store, config | {"train": config["train"] | {"steps": 200}})
-    frames = in_blocks(from_attempts(store.all_valid())[0], 5)
-    ratio = there(stats.slowdown(frames, [key(frames, "topk")], [key(frames, "dense")]))
-    assert ratio.of == "blocks"
-    assert 30 <= ratio.n <= 40
-    assert not ratio.decides
-    low, high = interval(ratio)
-    assert low < ratio.value < high
-    select = there(stats.of_phases(frames, [key(frames, "topk")], ["select"], lambda s: 1e3 * s, POSITIVE))
-    assert select.of == "blocks"
-    assert select.value == pytest.approx(1e3 * breakdown(frames, [key(frames, "topk")])["select"])
-
-
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
     store = Store(tmp_path)
     synthetic.alternated(store, ["dense", "topk"], blocks=30)
-    frames, _ = from_attempts(store.all_valid())
-    keys = dict(zip(frames.runs["variant"], frames.runs["key"], strict=True))
-    ratio = there(stats.slowdown(frames, [keys["topk"]], [keys["dense"]]))
+    frames = synthetic.frames_of(store)
+    dense, topk = sorted(frames.runs["key"])
+    ratio = there(stats.slowdown(frames, [topk], [dense]))
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up
-    assert 1.1 < interval(ratio)[0] < ratio.value < interval(ratio)[1] < 1.5
+    low, high = interval(ratio)
+    assert 1.1 < low < ratio.value < high < 1.5
+    select = there(stats.of_phases(frames, [topk], ["select"], lambda seconds: 1e3 * seconds, POSITIVE))
+    assert select.of == "blocks"
+    assert select.value == pytest.approx(1e3 * breakdown(frames, [topk])["select"])
 
 
-def test_three_groups_of_blocks_count_as_three_launches(tmp_path: Path) -> None:
+def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_have_none(
+    tmp_path: Path,
+) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
-    two = in_blocks(frames, 2)
-    three = two._replace(runs=two.runs.assign(group=["a", "b", "c"]))
-    assert there(stats.throughput(two, keys)).of == "blocks"
-    assert there(stats.throughput(three, keys))[3:5] == (3, "launches")
-
-
-def test_records_without_blocks_among_those_with_some_fall_back_to_launches(tmp_path: Path) -> None:
-    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
-    blocks = in_blocks(frames, 2)
-    some = blocks.steps["block"].mask(blocks.steps["key"] == keys[0])
-    mixed = blocks._replace(steps=blocks.steps.assign(block=some))
-    assert there(stats.throughput(mixed, keys)).of == "launches"
+    one = in_blocks(frames, 2)
+    assert there(stats.throughput(one, keys)).of == "blocks"
+    three = one._replace(runs=one.runs.assign(group=["a", "b", "c"]))
+    some = one.steps.assign(block=one.steps["block"].mask(one.steps["key"] == keys[0]))
+    for blocks in (three, one._replace(steps=some)):
+        assert there(stats.throughput(blocks, keys))[3:5] == (3, "launches")
 
 
 def test_neighbouring_blocks_that_resemble_each_other_widen_the_interval() -> None:
-    noise = np.random.default_rng(0).normal(size=400)
-    drifting = np.zeros(400)
-    for i in range(1, 400):
-        drifting[i] = 0.8 * drifting[i - 1] + 0.6 * noise[i]  # variance 1, as the noise
-    alone, alike = (over_units(series, of="blocks") for series in (noise, drifting))
-    widths = [np.diff(interval(value))[0] for value in (alone, alike)]
-    assert widths[1] / widths[0] == pytest.approx(3.0, rel=0.3)  # sqrt(1.8 / 0.2)
-    assert np.diff(interval(over_units(drifting)))[0] == pytest.approx(widths[0], rel=0.3)  # runs are apart
+    def width(r: float, of: str) -> float:
+        low, high = interval(over_units(correlated(r, 400, np.random.default_rng(0)), of=of))
+        return high - low
+
+    assert width(0.8, "blocks") / width(0.0, "blocks") == pytest.approx(3.0, rel=0.3)  # sqrt(1.8 / 0.2)
+    assert width(0.8, "runs") == pytest.approx(width(0.0, "blocks"), rel=0.3)  # runs are apart
 
 
 def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_say() -> None:
-    noise, hits = np.random.default_rng(1), 0
-    for _ in range(200):
-        series = np.empty(60)
-        series[0] = noise.normal()
-        for i in range(1, 60):
-            series[i] = 0.5 * series[i - 1] + np.sqrt(0.75) * noise.normal()
-        low, high = interval(over_units(series, of="blocks"))
-        hits += low <= 0.0 <= high
-    assert 175 <= hits <= 200  # 95 % nominal
+    draws = np.random.default_rng(1)
+    intervals = [interval(over_units(correlated(0.5, 60, draws), of="blocks")) for _ in range(200)]
+    assert 175 <= sum(low <= 0.0 <= high for low, high in intervals) < 200  # 95 % nominal
 
 
-@pytest.mark.parametrize(
-    ("samples", "bounds"),
-    [([1.0, 30.0, 2000.0], POSITIVE), ([40.0, 80.0, 99.0], SHARE), ([-99.0, 10.0, 99.0], (-100.0, 100.0))],
-)
-def test_intervals_stay_within_what_is_possible(samples: list[float], bounds: tuple[float, float]) -> None:
-    low, high = interval(over_units(samples, bounds))
-    assert bounds[0] < low < high < bounds[1]
-    plain = interval(over_units(samples, ANY))
-    assert plain[0] < bounds[0] or plain[1] > bounds[1]
-
-
-def test_a_sample_on_a_bound_cuts_the_interval_there() -> None:
+def test_intervals_stay_within_what_is_possible() -> None:
+    for bounds, samples in {
+        POSITIVE: [1.0, 30.0, 2000.0],
+        SHARE: [40.0, 80.0, 99.0],
+        (-100.0, 100.0): [-99.0, 10.0, 99.0],
+    }.items():
+        low, high = interval(over_units(samples, bounds))
+        assert bounds[0] < low < high < bounds[1]
+        plain = interval(over_units(samples, ANY))
+        assert plain[0] < bounds[0] or plain[1] > bounds[1]
     low, high = interval(over_units([0.0, 1.0, 5.0], POSITIVE))
-    assert low == 0.0
+    assert low == 0.0, "a sample on a bound cuts the interval there"
     assert 5.0 < high < np.inf
 
 
 def test_a_ratio_and_its_inverse_say_the_same() -> None:
     ratios = np.array([1.1, 1.7, 2.9])
-    there, back = over_units(ratios, POSITIVE), over_units(1 / ratios, POSITIVE)
-    assert there.value == pytest.approx(1 / back.value)
-    np.testing.assert_allclose(interval(there), [1 / edge for edge in reversed(interval(back))])
+    ratio = over_units(ratios, POSITIVE)
+    inverse = over_units(1 / ratios, POSITIVE)
+    assert ratio.value == pytest.approx(1 / inverse.value)
+    assert interval(ratio) == pytest.approx([1 / edge for edge in reversed(interval(inverse))])
 
 
-@pytest.mark.parametrize("bounds", [ANY, POSITIVE, SHARE])
 @pytest.mark.parametrize("of", ["runs", "blocks"])
-def test_one_or_two_have_no_interval(bounds: tuple[float, float], of: str) -> None:
-    assert over_units([5.0], bounds, of) == Value(pytest.approx(5.0), n=1, of=of)  # type: ignore[arg-type]  # approx
-    two = over_units([5.0, 6.0], bounds, of)
-    assert (two.low, two.high, two.n, two.decides) == (None, None, 2, False)
-
-
-def test_three_seeds_have_students_interval() -> None:
-    value = over_units([1.0, 2.0, 3.0])
+def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
+    for bounds in (ANY, POSITIVE, SHARE):
+        for samples in ([5.0], [5.0, 6.0]):
+            value = over_units(samples, bounds, of)
+            assert value[1:5] == (None, None, len(samples), of)
+            assert not value.decides
+            assert value.value == pytest.approx(5.5, abs=0.51)
+    three = over_units([2.0, 1.0, 3.0], of=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
-    assert interval(value)[0] == pytest.approx(2 - t / np.sqrt(3), rel=1e-6)
-    assert value.n == 3
-
-
-def test_a_diverged_run_is_not_left_out_of_its_mean(frames: Frames) -> None:
-    keys = learned(frames, "topk")
-    last = frames.epochs["key"].eq(keys[0]) & frames.epochs["epoch"].eq(10)
-    diverged = frames._replace(epochs=frames.epochs.assign(val_loss=frames.epochs["val_loss"].mask(last)))
-    value = there(stats.final(diverged, keys, "val_loss"))
-    assert np.isnan(value.value)
-    assert not value.decides
+    assert interval(three) == pytest.approx((2 - t / np.sqrt(3), 2 + t / np.sqrt(3)), rel=1e-6)
+    assert (three.n, three.df) == (3, 2)
 
 
 @pytest.mark.parametrize("epoch", [1, 5])
 def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames, epoch: int) -> None:
     keys, others = learned(frames, "topk"), learned(frames, "dense")
-    mine, when = frames.epochs["key"].eq(keys[0]), frames.epochs["epoch"]
-    metrics = ["val_loss", "val_top1", "val_top5"]
-    epochs = frames.epochs.assign(**frames.epochs[metrics].mask(mine & when.eq(epoch)))[
-        ~(mine & when.gt(epoch))
-    ]
+    is_first = frames.epochs["key"].eq(keys[0])
+    epochs = frames.epochs[~is_first | frames.epochs["epoch"].le(epoch)].copy()
+    epochs.loc[is_first & epochs["epoch"].eq(epoch), ["val_loss", "val_top1", "val_top5"]] = np.nan
     runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
     diverged = frames._replace(runs=runs, epochs=epochs)
     for column in ("val_loss", "val_top1"):
-        assert np.isnan(there(stats.final(diverged, keys, column)).value)
+        end = there(stats.final(diverged, keys, column))
+        assert np.isnan(end.value)
+        assert not end.decides
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
     curve = stats.curve(diverged, keys, "val_top1")
     assert list(curve["epoch"]) == list(range(1, epoch))
@@ -239,101 +194,96 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
     tmp_path: Path, column: str, value: object
 ) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
-    frames = frames._replace(runs=frames.runs.assign(**{"provenance.precision": "fp32"}))
-    assert stats.slowdown(frames, keys[:1], keys[:1])
-    other = frames.runs[column].astype(object).mask(frames.runs["key"] == keys[1], value)
-    mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
-    said = column.replace("provenance.precision", "precision")
-    with pytest.raises(Mixed, match=said):
+    runs = frames.runs.assign(**{"provenance.precision": "fp32"})
+    asked = runs.assign(precision=["fp32", "tf32"])  # what was multiplied in counts
+    assert stats.throughput(frames._replace(runs=asked), keys)
+    other = runs[column].astype(object).mask(runs["key"] == keys[1], value)
+    mixed = frames._replace(runs=runs.assign(**{column: other}))
+    assert stats.slowdown(mixed, keys[:1], keys[:1])
+    reason = column.replace("provenance.precision", "precision")
+    with pytest.raises(Mixed, match=reason):
         stats.throughput(mixed, keys)
-    with pytest.raises(Mixed, match=said):
+    with pytest.raises(Mixed, match=reason):
         stats.slowdown(mixed, keys[1:], keys[:1])
-
-
-def test_what_was_multiplied_in_counts_and_not_what_was_asked_for(tmp_path: Path) -> None:
-    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
-    runs = frames.runs.assign(**{"precision": ["fp32", "tf32"], "provenance.precision": "fp32"})
-    assert stats.throughput(frames._replace(runs=runs), keys)
 
 
 def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for method, epochs in (("dense", 10), ("topk", 5)):
-        synthetic.learned(store, synthetic.learning_config(method, epochs=epochs))
-    frames, _ = from_attempts(store.all_valid())
+    dense, topk = (
+        synthetic.learned(store, synthetic.learning_config(method, epochs=epochs)).key
+        for method, epochs in (("dense", 10), ("topk", 5))
+    )
     with pytest.raises(Mixed, match="steps_total"):
-        stats.final_difference(frames, learned(frames, "dense"), learned(frames, "topk"), "val_top1")
+        stats.final_difference(synthetic.frames_of(store), [dense], [topk], "val_top1")
 
 
 def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    for workers in (2, 4):
-        synthetic.learned(store, synthetic.learning_config(workers=workers))
-    runs = from_attempts(store.all_valid())[0]
-    few, many = (list(runs.runs["key"][runs.runs["workers"] == workers]) for workers in (2, 4))
+    few, many = (
+        synthetic.learned(store, synthetic.learning_config(workers=workers)).key for workers in (2, 4)
+    )
+    frames = synthetic.frames_of(store)
     with pytest.raises(Mixed, match="workers"):
-        stats.final_difference(runs, few, many, "val_top1")
-    assert there(stats.final_difference(runs, few, many, "val_top1", by="workers")).value == 0
-    for sides in (([*few, *many], many), (few, [*few, *many])):
+        stats.final_difference(frames, [few], [many], "val_top1")
+    assert there(stats.final_difference(frames, [few], [many], "val_top1", by="workers")).value == 0
+    for sides in (([few, many], [many]), ([few], [few, many])):
         with pytest.raises(Mixed, match="workers"):
-            stats.final_difference(runs, *sides, "val_top1", by="workers")
+            stats.final_difference(frames, *sides, "val_top1", by="workers")
 
 
 def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frames) -> None:
-    epochs = frames.epochs[frames.epochs["key"].isin(learned(frames, "topk"))]
+    dense, topk = learned(frames, "dense"), learned(frames, "topk")
+    epochs = frames.epochs[frames.epochs["key"].isin(topk)]
     last = epochs[epochs["epoch"] == 10]["val_top1"]
-    topk = there(stats.final(frames, learned(frames, "topk"), "val_top1"))
-    assert topk.value == pytest.approx(last.mean())
-    shuffled = list(reversed(learned(frames, "dense")))
+    assert there(stats.final(frames, topk, "val_top1")).value == pytest.approx(last.mean())
     # Synthetic seeds share their noise, so pairing by seed leaves none of it.
-    gap = there(stats.final_difference(frames, shuffled, learned(frames, "topk"), "val_top1"))
-    assert gap.value == pytest.approx(12.0, abs=1e-9)
-    assert np.diff(interval(gap)) == pytest.approx(0.0, abs=1e-9)
+    gap = there(stats.final_difference(frames, list(reversed(dense)), topk, "val_top1"))
+    assert (gap.value, *interval(gap)) == pytest.approx((12.0, 12.0, 12.0), abs=1e-9)
 
 
 def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:
-    losses = {0: 2.0, 1: 20.0, 2: 2e6}
-    seeds = frames.runs.set_index("key")["seed"]
-    both = [learned(frames, "dense"), learned(frames, "topk")]
-    last = frames.epochs["epoch"].eq(frames.epochs["epoch"].max())
-    epochs = frames.epochs.astype({"train_loss": float})
-    for keys, factor in zip(both, (3.0, 1.0), strict=True):
-        for run in keys:
-            epochs.loc[last & epochs["key"].eq(run), "train_loss"] = factor * losses[seeds[run]]
-    diverged = frames._replace(epochs=epochs)
-    mean = there(stats.final(diverged, both[1], "train_loss", geometric=True))
+    dense, topk = learned(frames, "dense"), learned(frames, "topk")
+    runs = frames.runs.set_index("key")
+    losses = runs["seed"].map({0: 2.0, 1: 20.0, 2: 2e6}) * runs["method.name"].map(
+        {"dense": 3.0, "topk": 1.0}
+    )
+    is_last = frames.epochs["epoch"].eq(10)
+    loss = frames.epochs["train_loss"].mask(is_last, frames.epochs["key"].map(losses))
+    diverged = frames._replace(epochs=frames.epochs.assign(train_loss=loss))
+    mean = there(stats.final(diverged, topk, "train_loss", geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
-    ratio = there(stats.final_ratio(diverged, list(reversed(both[0])), both[1], "train_loss"))
+    ratio = there(stats.final_ratio(diverged, list(reversed(dense)), topk, "train_loss"))
     assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))
 
 
 def test_a_curve_says_how_many_runs_are_in_it(frames: Frames) -> None:
-    curve = stats.curve(frames, learned(frames, "dense"), "val_loss")
+    dense = learned(frames, "dense")
+    curve = stats.curve(frames, dense, "val_loss")
     assert list(curve["epoch"]) == list(range(1, 11))
     assert set(curve["n"]) == {3}
     assert (curve["low"] < curve["mean"]).all()
-    single = stats.curve(frames, learned(frames, "dense")[:1], "val_loss")
-    assert single["low"].isna().all()
+    assert stats.curve(frames, dense[:1], "val_loss")["low"].isna().all()
 
 
 def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
-    assert there(stats.ahead_for_good(frames, dense, topk, "val_top1")).value == pytest.approx(390)
     behind = frames.epochs["key"].isin(dense) & (frames.epochs["epoch"] == 6)
     epochs = frames.epochs.assign(val_top1=frames.epochs["val_top1"].mask(behind, 0.0))
-    later = frames._replace(epochs=epochs)
-    assert there(stats.ahead_for_good(later, dense, topk, "val_top1")).value == pytest.approx(7 * 390)
-    assert there(stats.ahead_for_good(frames, topk, dense, "val_top1")).value == np.inf
+    for found, sides, step in (
+        (frames, (dense, topk), 390),
+        (frames._replace(epochs=epochs), (dense, topk), 7 * 390),
+        (frames, (topk, dense), np.inf),
+    ):
+        assert there(stats.ahead_for_good(found, *sides, "val_top1")).value == pytest.approx(step)
     assert stats.ahead_for_good(frames, [], dense, "val_top1") is None
 
 
 def test_a_p_value_says_what_the_interval_says() -> None:
     value = over_units([1.0, 2.0, 3.0])
-    low, high = interval(value)
-    assert [value.p_value(edge) for edge in (low, high)] == [pytest.approx(0.05)] * 2
-    assert value.p_value(2.0) == pytest.approx(1.0)
     ratio = over_units([1.0, 2.0, 4.0], POSITIVE)
-    assert [ratio.p_value(edge) for edge in interval(ratio)] == [pytest.approx(0.05)] * 2
+    for own in (value, ratio):
+        assert [own.p_value(edge) for edge in interval(own)] == pytest.approx([0.05, 0.05])
+    assert value.p_value(2.0) == pytest.approx(1.0)
     assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
     assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
     assert Value(1.0).p_value(0.0) == 1.0
