@@ -1,9 +1,8 @@
-"""What the law tests share: a toy model whose gradients are given, on virtual ranks."""
+"""The laws of every method, and a toy model whose gradients are given, on virtual ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -16,19 +15,14 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import StepReport
-from sparsify.exchange import AllGather, AllGatherBlocks, AllReduce
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.methods import per_step
-from sparsify.types import PromisedBytes, SeenStep, exactly
+from sparsify.types import NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
 from tests.conftest import there
 from tests.sparsify.limits import limits
 
 METHODS = per_step()
-SIZES = [1, 2, 3]
-LARGER_SIZES = [4, 7, 8, 16]  # for exchanges that choose partners: powers of two, and others
-SCOPES: list[str | float] = ["global", "layer"]
-BUCKET_SIZE = 0.0005  # MB: 65 float64 elements. Methods do not cut buckets, so one case of each is enough
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -110,21 +104,6 @@ def build(name: str, density: float = 0.05, scope: str | float = "layer", **othe
     wanted = {"density": density, "scope": scope, **others}
     method: Method = sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
     return method
-
-
-def sizes_for(name: str) -> list[int]:
-    """Numbers of workers to test a method with: more where workers send to chosen partners, which depends on
-    their number, and not only by collectives of all.
-    """
-    exchange = getattr(build(name), "exchange", None)
-    is_plain = exchange is None or isinstance(exchange, AllGather | AllGatherBlocks | AllReduce)
-    return SIZES if is_plain else SIZES + LARGER_SIZES
-
-
-def cases(names: list[str] = METHODS) -> list[tuple[str, int, str | float]]:
-    """(method, number of workers, scope)."""
-    found = [(name, *case) for name in names for case in product(sizes_for(name), SCOPES)]
-    return found + [(name, 3, BUCKET_SIZE) for name in names]
 
 
 def live(
@@ -235,3 +214,25 @@ def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:
     seen = torch.stack([torch.stack(rank.gradients).sum(dim=0) for rank in lived]).sum(dim=0)
     applied = len(lived) * torch.stack(lived[0].updates).sum(dim=0)
     return seen, applied + torch.stack([rank.residual for rank in lived]).sum(dim=0)
+
+
+def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> None:
+    """Check that workers agree bit for bit; that bytes reported are bytes sent, and those that the closed forms
+    promise; that as many elements as stated are sent; and that what was seen was applied or is in a residual.
+    """
+    updates = lived[0].updates
+    for rank in lived:
+        assert all(map(torch.equal, rank.updates, updates)), "workers differ"
+        assert rank.wire_bytes == rank.counted_bytes
+        for counted, promise in zip(rank.counted_bytes, rank.promised_bytes, strict=True):
+            assert promise is not None, "no bytes are promised"
+            assert promise.least <= counted <= promise.most, (
+                f"{counted} bytes were sent; it promised {promise}"
+            )
+        least, most = rank.limits
+        assert all(least <= selected <= most for selected in rank.selected), (rank.selected, rank.limits)
+    assert torch.stack(updates).isfinite().all()
+    assert any(lived[0].counted_bytes) is (len(lived) > 1)
+    if NOTHING_IS_LOST not in method.broken_laws() and updates[0].dtype == torch.float64:
+        seen, accounted = mass(lived)
+        torch.testing.assert_close(accounted, seen, rtol=tolerance, atol=tolerance * float(seen.abs().max()))
