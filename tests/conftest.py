@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from experiments.__main__ import main
 from experiments.launch import local
@@ -47,10 +49,15 @@ TOGETHER = {
     "tests/sparsify/kernels/test_gpu_kernels.py": "GPU",
     "tests/bench/test_select.py": "benchmark",
 }
+QUICK_S = 1.0  # an extended test that takes less belongs into the tier that is always run
 SYSTEMS = ("slurm", "horovod", "gpu")  # markers of tests that need one
 MADE_ONCE = re.compile(r"scope=.(module|session)")
 PROCESS_BYTES = 2 * 10**9  # of a process of tests and what it starts
 MEMORY = Path("/dev/shm")  # a folder in memory, of most Linux systems
+# The same inputs on each run, unless others are asked for (HYPOTHESIS_PROFILE=nightly).
+settings.register_profile("fixed", derandomize=True, deadline=None, database=None)
+settings.register_profile("nightly", deadline=None, database=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 MEMORY_BYTES = 4 * 10**9  # that all tests leave there at most
 
 
@@ -105,6 +112,8 @@ def in_memory() -> bool:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--method", help="only tests of one method: those that have its name as a parameter")
+    parser.addoption("--folders", action="store_true", help="print the seconds of each folder of tests")
+    parser.addoption("--must-run", help="fail if a test is skipped for a reason that this pattern finds")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by -m
@@ -132,6 +141,48 @@ def pytest_collection_finish() -> None:
     """Nobody looks for garbage in what is loaded by now: most of it stays to the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail if a test was skipped that was to run."""
+    if not hasattr(session.config, "workerinput") and skipped_wrongly(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print where the time went, and which tests are in the wrong tier."""
+    for line in skipped_wrongly(config):
+        terminalreporter.write_line(f"--must-run: {line}", red=True)
+    if not config.getoption("--folders"):
+        return
+    seconds_by_folder = Counter[str]()
+    tests_by_folder = Counter[str]()
+    seconds_by_test = Counter[str]()
+    quick = set[str]()
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed"):
+        folder = str(Path(report.fspath).parent)
+        seconds_by_folder[folder] += report.duration
+        seconds_by_test[report.nodeid] += report.duration
+        tests_by_folder[folder] += report.when == "call"
+        if "extended" in report.keywords and not any(system in report.keywords for system in SYSTEMS):
+            quick.add(report.nodeid)
+    terminalreporter.section("seconds of one process, by folder")
+    for folder, seconds in sorted(seconds_by_folder.items()):
+        terminalreporter.write_line(f"{seconds:8.1f} s {tests_by_folder[folder]:6} tests  {folder}")
+    quick = {nodeid for nodeid in quick if seconds_by_test[nodeid] < QUICK_S}
+    for nodeid in sorted(quick):
+        terminalreporter.write_line(f"extended, but takes {seconds_by_test[nodeid]:.2f} s: {nodeid}")
+
+
+def skipped_wrongly(config: pytest.Config) -> list[str]:
+    """Return where tests were skipped for a reason that --must-run names, with the reasons."""
+    pattern = config.getoption("--must-run")
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not pattern or reporter is None:
+        return []
+    reasons = {str(report.longrepr[2]) for report in reporter.stats.get("skipped", ())}
+    return sorted(reason for reason in reasons if re.search(pattern, reason))
 
 
 def parameters(item: pytest.Item) -> dict[str, Any]:

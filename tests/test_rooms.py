@@ -1,22 +1,22 @@
-"""Folders with few entries, tests beside what they test, and documented public names."""
+"""Sizes within the budget, tests beside what they test, and documented public names."""
 
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+import yaml
+
 from tests.conftest import ROOT
+from tests.sizes import BUDGET, count_nodes, measure_rooms
 
 PACKAGES = ("sparsify", "slurm", "analysis", "examples")
 CODE = ("sparsify", "slurm", "analysis", "experiments")
-# Rooms in which every file is an entry that somebody asks for by its name.
-REGISTRIES = (
-    "sparsify/methods", "experiments/bench", "experiments/commands", "experiments/figures",
-    "experiments/training/datasets",
-)  # fmt: skip
-MOST_ENTRIES, DOCUMENTED = 15, 0.9
+DOCUMENTED = 0.9
+SLACK = 0.02  # of a line of the budget, or so many nodes, may be unused
+FEW_NODES = 50
 
 
 def folders(root: Path) -> set[str]:
@@ -35,7 +35,7 @@ def test_there_are_at_most_ten_entries_directly_under_experiments() -> None:
 
 def test_what_tests_share_lies_in_the_folder_that_it_serves() -> None:
     loose = {path.name for path in (ROOT / "tests").glob("*.py") if not path.name.startswith("test_")}
-    assert loose == {"conftest.py"}
+    assert loose == {"conftest.py", "mutants.py", "sizes.py"}
 
 
 def test_every_folder_of_tests_is_named_as_a_folder_of_the_code() -> None:
@@ -44,19 +44,38 @@ def test_every_folder_of_tests_is_named_as_a_folder_of_the_code() -> None:
     assert folders(ROOT / "tests") <= code
 
 
-def test_no_room_is_full() -> None:
-    entries: dict[str, set[str]] = defaultdict(set)
-    for path in modules():
-        parts = path.relative_to(ROOT).parts
-        for depth, entry in enumerate(parts[1:], 1):
-            if entry != "__init__.py":
-                entries["/".join(parts[:depth])].add(entry)
-    full = {
-        room: len(found)
-        for room, found in entries.items()
-        if len(found) > MOST_ENTRIES and room not in REGISTRIES
+def test_every_room_keeps_to_its_line_of_the_budget() -> None:
+    """Above it, code was added that nobody has priced; far below it, the line no longer holds anything."""
+    sizes = measure_rooms()
+    budget = yaml.safe_load(BUDGET.read_text())["sizes"]
+    assert sizes.keys() == budget.keys(), "python tests/sizes.py --write"
+    too_large = {room: (size, budget[room]) for room, size in sizes.items() if size > budget[room]}
+    too_small = {
+        room: (size, budget[room])
+        for room, size in sizes.items()
+        if size < budget[room] - max(SLACK * budget[room], FEW_NODES)
     }
-    assert not full
+    assert not too_large, "remove something, or raise these lines in a commit that names the feature"
+    assert not too_small, "lower these lines: python tests/sizes.py --write"
+
+
+@pytest.mark.parametrize(
+    "cheaper",
+    [
+        "x = f(1)  # a comment",
+        "def f(x: int) -> list[int]:\n    'A docstring.'\n    return [x]",
+        "x = (\n    f(\n        1\n    )\n)",
+    ],
+)
+def test_neither_comments_annotations_nor_layout_count(cheaper: str) -> None:
+    bare = {"x": "x = f(1)", "d": "def f(x):\n    return [x]"}[cheaper[0]]
+    assert count_nodes(cheaper) == count_nodes(bare)
+
+
+def test_a_module_that_is_split_is_not_smaller() -> None:
+    imports = "import ast\n"
+    halves = ["def f():\n    return ast.x\n", "def g():\n    return ast.y\n"]
+    assert count_nodes(imports + "".join(halves)) < sum(count_nodes(imports + half) for half in halves)
 
 
 def test_what_is_public_has_a_docstring() -> None:
