@@ -5,16 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator
 from functools import cache
-
-import pytest
 
 from experiments import commands
 from experiments.config import compose, grammar
 from experiments.launch.diagnosis import POLICIES
 from slurm.reasons import remedies
-from tests.conftest import ROOT, process
+from tests.conftest import ROOT, fine, process
 
 PARTS = "cluster|task|method|train|timing|launch|data|container|alternate"
 # Configurations that have every part in each of its forms.
@@ -23,69 +20,71 @@ EVERY = (
     ["cluster=netns", "task=vector"], ["variants={dense:'method=dense',sparse:'method=topk'}"],
     ["task=gpt_ptb"],
 )  # fmt: skip
+WORDS_IN_A_ROW = 3  # of a message of docs/messages.md, which has gaps where the code's strings have them
 
 
-def of_tables() -> Iterator[str]:
-    yield from remedies().refuses.values()
-    yield from remedies().waits.values()
+def sentences_of_tables() -> list[str]:
+    sentences = [*remedies().refuses.values(), *remedies().waits.values()]
     for policy in POLICIES.values():
-        yield from (policy.advice, *policy.slurm.values())
+        sentences += [policy.advice, *policy.slurm.values()]
+    return sentences
 
 
 @cache
-def said() -> tuple[str, ...]:
-    """All that the tables of advice and the code's own strings say; of f-strings the fixed parts."""
-    found = [*of_tables()]
+def sentences() -> tuple[str, ...]:
+    """Return what the tables of advice and all strings of the code say; of f-strings the fixed parts."""
+    found = sentences_of_tables()
     for folder in ("sparsify", "slurm", "analysis", "experiments"):
         for path in (ROOT / folder).rglob("*.py"):
-            nodes = ast.walk(ast.parse(path.read_text()))
-            found += [
-                node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            ]
+            constants = (
+                node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)
+            )
+            found += [node.value for node in constants if isinstance(node.value, str)]
     return tuple(found)
 
 
-def typed() -> set[str]:
-    """Commands of ours that sentences name."""
-    quoted = {code for text in said() for code in re.findall(r"(?<!`)`([a-z][^`\n]*)`(?!`)", text)}
+def test_commands_that_sentences_name_are_understood() -> None:
+    quoted = {code for text in sentences() for code in re.findall(r"(?<!`)`([a-z][^`\n]*)`(?!`)", text)}
     lines = {code.removeprefix("python -m experiments ") for code in quoted}
-    return {line for line in lines if line.partition(" ")[0] in commands.names()}
-
-
-def test_sentences_name_commands_as_they_are_typed() -> None:
-    assert {"cancel", "doctor", "status", "submit"} <= typed()
-    for line in typed():
+    typed = {line for line in lines if line.partition(" ")[0] in commands.names()}
+    assert {"cancel", "doctor", "status", "submit"} <= typed
+    for line in typed:
         command, *words = shlex.split(line)
         if words and "..." not in words:  # else a sentence about the command
             commands.parser_of(command).parsed([word for word in words if word != "--help"])
 
 
-@pytest.mark.parametrize("text", sorted(set(of_tables())))
-def test_a_command_in_a_table_of_advice_is_one(text: str) -> None:
-    for code in re.findall(r"`([^`]+)`", text):
-        word = code.partition(" ")[0]
-        assert word == "make" or word in commands.names()
-        if word == "make":
-            assert process(*shlex.split(code), "--dry-run").returncode == 0
-
-
-@cache
-def settings() -> frozenset[str]:
-    return frozenset(key for words in EVERY for key in compose.leaves(compose.resolve(words)))
-
-
-def test_the_fields_that_advice_names_can_be_set() -> None:
-    named = {name for text in of_tables() for name in re.findall(rf"\b(?:{PARTS})\.\w+", text)}
+def test_tables_of_advice_name_commands_and_settings_that_there_are() -> None:
+    advice = "\n".join(sentences_of_tables())
+    codes = re.findall(r"`([^`]+)`", advice)
+    assert {code.partition(" ")[0] for code in codes} <= {"make", *commands.names()}
+    targets = {code.removeprefix("make ") for code in codes if code.startswith("make ")}
+    fine(process("make", "--dry-run", *targets))
+    named = set(re.findall(rf"\b(?:{PARTS})\.\w+", advice))
     assert "cluster.time_min" in named
     assert named <= settings()
 
 
-PAIR = re.compile(rf"(?<![\w.`])((?:{PARTS})\.\w+)=(\[[^\]]*\]|[\w.]+)")
+@cache
+def settings() -> set[str]:
+    return {key for words in EVERY for key in compose.leaves(compose.resolve(words))}
 
 
-def test_the_words_that_sentences_advise_are_read() -> None:
-    pairs = {pair for text in said() for pair in PAIR.findall(text) if not pair[1].isupper()}
+def test_the_settings_that_sentences_advise_are_read() -> None:
+    pattern = rf"(?<![\w.`])((?:{PARTS})\.\w+)=(\[[^\]]*\]|[\w.]+)"
+    pairs = {pair for text in sentences() for pair in re.findall(pattern, text) if not pair[1].isupper()}
     assert ("cluster.sbatch", "['--wckey=yours']") in pairs
     for key, value in pairs:
         assert key in settings(), key
         grammar.values(key, value, most=9)
+
+
+def test_messages_of_the_documentation_are_still_said() -> None:
+    """Find some words in a row of each message, or all of a short one, in the code."""
+    said = "\n".join(sentences())
+    page = (ROOT / "docs/messages.md").read_text()
+    for message in re.findall(r"(?m)^- `([^`]+)`", page):
+        words = message.split()
+        row = min(WORDS_IN_A_ROW, len(words))
+        parts = (" ".join(words[first : first + row]) for first in range(len(words) - row + 1))
+        assert any(part in said for part in parts), message
