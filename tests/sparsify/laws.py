@@ -217,8 +217,8 @@ def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:
 
 
 def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> None:
-    """Check that workers agree bit for bit; that bytes reported are bytes sent, and those that the closed forms
-    promise; that as many elements as stated are sent; and that what was seen was applied or is in a residual.
+    """Check that workers agree bit for bit; that bytes reported are bytes sent, and those that the closed
+    forms promise; that as many elements as stated are sent; and that what was seen was applied or is owed.
     """
     updates = lived[0].updates
     for rank in lived:

@@ -78,8 +78,7 @@ def test_every_step_keeps_the_laws_in_edge_cases(name: str) -> None:
         try:
             check(name, setting)
         except Exception as error:
-            error.add_note(f"{name} in {setting}")
-            raise
+            raise AssertionError(f"{name} in {setting}") from error
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
