@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
-
-import pytest
 
 from experiments.config import choices, machines
 from experiments.config import config as fields
@@ -14,28 +13,22 @@ from experiments.training.settings import meaning as meaning_of
 from sparsify.core.spec import Registry
 from tests.analysis.shipped import shipped
 
-ENTRIES = [
-    (noun, name)
-    for noun, registry in choices.REGISTRIES.items()
-    for name in sorted({*shipped(registry.folder), *(PRESETS if noun == "task" else ())})
-]
+
+def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
+    for noun, registry in choices.REGISTRIES.items():
+        presets = PRESETS if noun == "task" else ()
+        for name in {*shipped(registry.folder), *presets}:
+            said = meanings(registry, name)
+            assert set(said) == set(registry.parameters(name)), name
+            for key, meaning in said.items():
+                assert len(meaning) > 10, (name, key)
+                assert not meaning.startswith(("see ", "as in ")), (name, key)  # help shows it alone
 
 
-@pytest.mark.parametrize(("noun", "name"), ENTRIES)
-def test_the_docstring_says_what_each_parameter_means_and_of_no_other(noun: str, name: str) -> None:
-    registry = choices.REGISTRIES[noun]
-    said = meanings(registry, name)
-    assert set(said) == set(registry.parameters(name))
-    for key, meaning in said.items():
-        assert len(meaning) > 10, key
-        assert not meaning.startswith(("see ", "as in ")), key  # help shows it alone
-
-
-@pytest.mark.parametrize("cluster", machines.CLUSTERS.values())
-@pytest.mark.parametrize("container", [machines.NoContainer, machines.Container])
-def test_every_other_setting_has_a_meaning_beside_its_type(cluster: object, container: object) -> None:
-    for key, allowed in fields._common(cluster, container, inside=cluster is machines.VirtualCluster):
-        assert meaning_of(allowed), key
+def test_every_other_setting_has_a_meaning_beside_its_type() -> None:
+    for cluster, container in product(machines.CLUSTERS.values(), (machines.NoContainer, machines.Container)):
+        for key, allowed in fields._common(cluster, container, inside=cluster is machines.VirtualCluster):
+            assert meaning_of(allowed), key
 
 
 def test_each_option_of_a_group_says_what_it_is() -> None:

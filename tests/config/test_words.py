@@ -8,27 +8,17 @@ from analysis.records.configs import measured_config, run_key, variant_configs
 from experiments.config import compose
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        ["method=topk", "task=cnn_digits", "profile=smoke"],
-        [
-            "method=dgc",
-            "task=cnn_cifar10",
-            "profile=laptop",
-            "method.density=0.01",
-            "workers=8",
-            "cluster=virtual",
-        ],
-        ["method=topk_layerwise", "profile=smoke", "method.density_warmup=[0.1,0.01]", "seed=3"],
-        ["method=randomk_feedback", "profile=smoke", "timing.mode=production", "method.scope=8"],
-    ],
-)
-def test_the_words_of_a_run_mean_that_run_in_every_profile(asked: list[str]) -> None:
-    config = measured_config(compose.resolve(asked))
-    found = compose.asked_again({"": config}, run_key(config))
-    for profile in ("smoke", "laptop", "paper"):
-        assert run_key(compose.resolve([*found.words(), f"profile={profile}"])) == run_key(config)
+def test_the_words_of_a_run_mean_that_run_in_every_profile() -> None:
+    for words in (
+        "method=topk task=cnn_digits profile=smoke",
+        "method=dgc task=cnn_cifar10 profile=laptop method.density=0.01 workers=8 cluster=virtual",
+        "method=topk_layerwise profile=smoke method.density_warmup=[0.1,0.01] seed=3",
+        "method=randomk_feedback profile=smoke timing.mode=production method.scope=8",
+    ):
+        config = measured_config(compose.resolve(words.split()))
+        again = compose.asked_again({"": config}, run_key(config))
+        for profile in ("smoke", "laptop", "paper"):
+            assert run_key(compose.resolve([*again.words(), f"profile={profile}"])) == run_key(config)
 
 
 def test_an_older_record_is_asked_for_with_what_it_meant() -> None:
