@@ -25,6 +25,7 @@ DEPTHS = {
     "slurm": 1, "conf": 1, "singularity": 1, "examples": 1, ".ci": 1,
 }  # fmt: skip
 UNCOUNTED = (ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 BY_TOKENS = {
     ".cpp", ".js", ".css", ".yaml", ".jinja", ".sh", ".sbatch", ".bash", ".zsh", ".fish", ".toml", ".def", "",
 }  # fmt: skip
@@ -35,8 +36,7 @@ def count_nodes(source: str) -> int:
     """Return the number of syntax nodes of a Python module."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        has_body = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        if has_body and ast.get_docstring(node) is not None:
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
         if isinstance(node, ast.arg):
             node.annotation = None
