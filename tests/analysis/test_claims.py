@@ -12,12 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis import claims, stats, verdicts
-from analysis.claims import Claim, ClaimKind, Verdict, judge
+from analysis import claims, verdicts
+from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import EXAMPLES, SCALE_NAMES, reduced
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import flatten
-from analysis.records.frames import Frames, empty, reads, restrict
+from analysis.records.frames import Frames, empty, reads
 from analysis.records.store import Store
 from analysis.stats import Mixed, Value
 from experiments import figures
@@ -27,9 +27,7 @@ from experiments.figures.papers import value
 from tests.analysis import synthetic
 
 
-def claim(
-    kind: ClaimKind, paper: float | str | None, tolerance: float, ours: Value | None, **more: Any
-) -> Claim:
+def claim(kind: Any, paper: float | str | None, tolerance: float, ours: Value | None, **more: Any) -> Claim:
     return Claim("text", paper, "ms", "source", kind, tolerance, "reason.", lambda frames: ours, **more)
 
 
@@ -39,235 +37,198 @@ def verdict(
     return judge([judged], frames or empty(), declared)[0]
 
 
-def told(judged: Verdict) -> str:
-    """The word and what must be read with it."""
+def word_and_reason(judged: Verdict) -> str:
+    """Return the word and what must be read with it."""
     return f"{judged.word} ({judged.because})" if judged.because else judged.word
 
 
 def three(value: float, half: float = 0.0) -> Value:
-    """A value with an interval over three runs."""
+    """Return a value with an interval over three runs."""
     return Value(value, value - half, value + half, 3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "paper", "tolerance", "ours", "expected"),
-    [
-        ("absolute", 92.99, 0.6, three(92.5, 0.1), "reproduced"),
-        ("absolute", 92.99, 0.6, three(92.5, 0.3), "inconclusive"),
-        ("absolute", 92.99, 0.6, three(94.0, 0.5), "inconclusive"),
-        ("absolute", 92.99, 0.6, three(92.0, 0.1), "partly"),
-        ("absolute", 92.99, 0.6, three(92.0, 0.3), "not reproduced"),
-        ("absolute", 92.99, 0.6, three(80.0, 1.0), "not reproduced"),
-        ("absolute", 92.99, 0.6, three(99.0, 1.0), "not reproduced"),
-        ("ratio", 4.67, 0.1, three(4.5, 0.1), "reproduced"),
-        ("ratio", 4.67, 0.1, three(5.3, 0.1), "partly"),
-        ("ratio", 4.67, 0.1, three(1.2, 0.1), "not reproduced"),
-        ("ordering", 20.54, 5.0, three(12.0, 1.0), "same direction"),
-        ("ordering", 20.54, 5.0, three(5.5, 1.5), "inconclusive"),
-        ("ordering", 20.54, 5.0, three(3.0, 1.0), "partly"),
-        ("ordering", 20.54, 5.0, three(-6.6, 1.0), "other direction"),
-        ("ordering", 20.54, 0.0, three(0.0), "inconclusive"),
-        ("ordering", None, 0.0, three(1.0, 0.5), "holds"),
-        ("ordering", "stated", 0.0, three(1.0, 0.5), "holds"),
-        ("ordering", None, 0.0, three(-1.0, 0.5), "does not hold"),
-        ("ordering", None, 5.0, three(3.0, 0.5), "does not hold"),
-        ("ordering", None, 0.0, three(0.1, 0.5), "inconclusive"),
-        ("ordering", None, 0.0, Value(math.nan, n=3), "inconclusive"),
-        ("shape", 1.47, 2.0, three(1.5, 1.0), "reproduced"),
-        ("shape", 1.47, 2.0, three(-9.0, 1.0), "not reproduced"),
-        ("shape", 1.47, 2.0, three(12.0, 1.0), "not reproduced"),
-        ("limit", None, 3.0, three(2.0, 0.5), "holds"),
-        ("limit", None, 3.0, three(4.0, 0.5), "does not hold"),
-        ("absolute", 92.99, 0.6, None, "not run"),
+# By kind, published number and tolerance: our value, the half-width of its interval, and the word.
+WORDS = {
+    ("absolute", 92.99, 0.6): [
+        (92.5, 0.1, "reproduced"), (92.5, 0.3, "inconclusive"), (94.0, 0.5, "inconclusive"),
+        (92.0, 0.1, "partly"), (92.0, 0.3, "not reproduced"), (80.0, 1.0, "not reproduced"),
+        (99.0, 1.0, "not reproduced"),
     ],
-)
-def test_each_word_is_reached_by_the_data_that_deserve_it(
-    kind: ClaimKind, paper: float | str | None, tolerance: float, ours: Value | None, expected: str
-) -> None:
-    assert verdict(claim(kind, paper, tolerance, ours)).word == expected
+    ("ratio", 4.0, 1.0): [  # as far off when it is half as when it is double
+        (2.2, 0.1, "reproduced"), (7.8, 0.1, "reproduced"), (2.0, 0.1, "inconclusive"), (8.2, 0.1, "partly"),
+        (1.2, 0.1, "not reproduced"),
+    ],
+    ("ordering", 20.54, 5.0): [
+        (12.0, 1.0, "same direction"), (5.5, 1.5, "inconclusive"), (3.0, 1.0, "partly"),
+        (-6.6, 1.0, "other direction"),
+    ],
+    ("ordering", 20.54, 0.0): [(0.0, 0.0, "inconclusive")],
+    ("ordering", None, 0.0): [
+        (1.0, 0.5, "holds"), (-1.0, 0.5, "does not hold"), (0.1, 0.5, "inconclusive"),
+        (math.nan, 0.0, "inconclusive"),
+    ],
+    ("ordering", "stated", 0.0): [(1.0, 0.5, "holds")],
+    ("ordering", None, 5.0): [(3.0, 0.5, "does not hold")],
+    ("shape", 1.47, 2.0): [
+        (1.5, 1.0, "reproduced"), (-9.0, 1.0, "not reproduced"), (12.0, 1.0, "not reproduced"),
+    ],
+    ("limit", None, 3.0): [(2.0, 0.5, "holds"), (4.0, 0.5, "does not hold")],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "paper", "value", "side"),
-    [
+def test_each_word_is_reached_by_the_data_that_deserve_it() -> None:
+    for stated, rows in WORDS.items():
+        for ours, half, word in rows:
+            assert verdict(claim(*stated, three(ours, half))).word == word, (stated, ours, half)
+    assert verdict(claim("absolute", 92.99, 0.6, None)).word == "not run"
+
+
+def test_without_enough_independent_runs_it_is_indicated_and_where() -> None:
+    for kind, paper, number, side in (
         ("absolute", 92.99, 92.5, "within the band"),
         ("absolute", 92.99, 99.0, "outside the band"),
         ("ordering", 1.0, 2.0, "in this direction"),
         ("ordering", 1.0, -2.0, "not in this direction"),
         ("limit", None, 7.0, "outside the band"),
-    ],
-)
-def test_without_enough_independent_runs_it_is_indicated_and_where(
-    kind: ClaimKind, paper: float | None, value: float, side: str
-) -> None:
-    for ours in (Value(value), Value(value, n=2), Value(value, value, value, 2), Value(value, n=5)):
-        assert told(verdict(claim(kind, paper, 1.0, ours))) == f"indicated (n = {ours.n}; {side})"
+    ):
+        for ours in (Value(number), Value(number, n=2), Value(number, number, number, 2), Value(number, n=5)):
+            judged = verdict(claim(kind, paper, 1.0, ours))
+            assert word_and_reason(judged) == f"indicated (n = {ours.n}; {side})"
 
 
-@pytest.mark.parametrize(("of", "least"), [("runs", 3), ("launches", 5)])
-def test_a_verdict_needs_so_many_runs_or_launches(
-    of: str, least: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    few, many = (claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, n, of)) for n in (least - 1, least))
-    assert (verdict(few).word, verdict(many).word) == ("indicated", "same direction")
-    monkeypatch.setitem(stats.ENOUGH, of, least - 1)
-    assert verdict(few).word == "same direction"
-
-
-@pytest.mark.parametrize("of", ["steps", "blocks"])
-def test_what_one_launch_has_many_of_never_decides(of: str) -> None:
-    assert verdict(claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, 10_000, of))).word == "indicated"
-
-
-def test_partly_is_up_to_a_stated_multiple_of_the_tolerance(monkeypatch: pytest.MonkeyPatch) -> None:
-    outside = claim("absolute", 10.0, 1.0, three(11.5, 0.1))
-    assert verdict(outside).word == "partly"
-    monkeypatch.setattr(claims, "PARTLY", 1.0)
-    assert verdict(outside).word == "not reproduced"
-
-
-def test_a_ratio_is_as_far_off_when_it_is_half_as_when_it_is_double() -> None:
-    low, high = claim("ratio", 4.0, 1.0, None).band()
-    assert (low, high) == (2.0, 8.0)
+def test_a_verdict_needs_three_runs_or_five_launches_and_what_one_launch_has_many_of_never_decides() -> None:
+    for of, n, word in (
+        ("runs", 2, "indicated"), ("runs", 3, "same direction"),
+        ("launches", 4, "indicated"), ("launches", 5, "same direction"),
+        ("steps", 10_000, "indicated"), ("blocks", 10_000, "indicated"),
+    ):  # fmt: skip
+        assert verdict(claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, n, of))).word == word, (of, n)
 
 
 SMALL = {"workers": 99}  # of a paper whose scale nothing here has
-
-
-def test_a_reduced_scale_stands_above_every_table(tmp_path: Path) -> None:
-    for ours in (three(1.0), Value(1.0), None):
-        judged = verdict(claim("ordering", 1.0, 0.0, ours), on(tmp_path, None), SMALL)
-        table = verdicts.as_table([("fig3", judged)])
-        assert table.title == "a: reduced scale: workers 2 instead of 99"
-        assert table.texts()[0][-1] == "a"
 
 
 def test_the_scale_is_that_of_the_runs_that_a_claim_reads(tmp_path: Path) -> None:
     store = Store(tmp_path)
     synthetic.timed(store, synthetic.config())
     synthetic.timed(store, synthetic.config(workers=3))
-    frames, _ = from_attempts(store.all_valid())
 
-    def of_workers(frames: Frames, workers: int) -> Value:
+    def of_workers(frames: Frames, workers: int) -> Value | None:
         reads(frames.runs["key"][frames.runs["workers"] == workers])
-        return three(1.0)
+        return three(1.0) if workers == 2 else None
 
-    scales = [
-        verdict(replace(claim("ordering", 1.0, 0.0, None), ours=of_workers, of=of), frames, SMALL).scale
-        for of in ((2,), (3,))
-    ]
-    assert scales == [f"reduced scale: workers {each} instead of 99" for each in (2, 3)]
-
-
-@pytest.mark.parametrize("kind", ["absolute", "ratio"])
-def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(
-    kind: ClaimKind, tmp_path: Path
-) -> None:
-    accuracy = claim(kind, 92.99, 0.6, three(92.9, 0.1))
-    assert verdict(accuracy, on(tmp_path, None)).word == "reproduced"
-    reduced_ = verdict(accuracy, on(tmp_path / "small", None), SMALL)
-    assert told(reduced_) == ("not comparable (about the paper's scale, and this one is reduced)")
-    assert "92.9 ms" in verdicts.ours_text(reduced_)
+    for workers in (2, 3):
+        reading = replace(claim("ordering", 1.0, 0.0, None), ours=of_workers, of=(workers,))
+        judged = verdict(reading, synthetic.frames_of(store), SMALL)
+        assert judged.scale == f"reduced scale: workers {workers} instead of 99"
 
 
-def on(tmp_path: Path, gpu: str | None, where: str = "local", link: str = "nvlink", **more: Any) -> Frames:
+def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(tmp_path: Path) -> None:
+    frames = on(tmp_path)
+    for kind in ("absolute", "ratio"):
+        accuracy = claim(kind, 92.99, 0.6, three(92.9, 0.1))
+        assert verdict(accuracy, frames).word == "reproduced"
+        judged = verdict(accuracy, frames, SMALL)
+        reason = "about the paper's scale, and this one is reduced"
+        assert word_and_reason(judged) == f"not comparable ({reason})"
+        assert "92.9 ms" in verdicts.ours_text(judged)
+
+
+A100, H200 = "NVIDIA A100-SXM4-40GB", "NVIDIA H200"
+
+
+def on(
+    folder: Path, gpu: str | None = None, where: str = "local", link: str = "nvlink", **more: Any
+) -> Frames:
+    """Return a run on this machine."""
     config = synthetic.config()
-    link_to = config["cluster"]["link"] | {"name": link}
-    config["cluster"] = config["cluster"] | {"where": where, "link": link_to}
-    attempt = synthetic.timed(
-        Store(tmp_path / str(gpu) / where / link / str(len(more))), config, gpu=gpu, **more
-    )
-    return from_attempts([attempt])[0]
+    config["cluster"] |= {"where": where, "link": config["cluster"]["link"] | {"name": link}}
+    return from_attempts([synthetic.timed(Store(folder), config, gpu=gpu, **more)])[0]
 
 
-A100 = "NVIDIA A100-SXM4-40GB"
+RATIO = claim("ratio", 16.86, 0.1, three(16.0), accelerator="A100", timed=True)
+SLOWER = claim("ordering", 70.9, 0.0, three(-50.0, 1.0), accelerator=claims.ANY_GPU, timed=True)
+LONGER = claim("ordering", 15.62, 0.0, three(3.0), link="NVLink", timed=True)
+MACHINES: dict[str, tuple[Claim, Any, str]] = {
+    "on the accelerator": (RATIO, {"gpu": A100}, "reproduced"),
+    "on another": (RATIO, {"gpu": H200}, "not comparable (about A100; measured on NVIDIA H200)"),
+    "simulated": (
+        RATIO, {"gpu": A100, "where": "virtual"}, "not comparable (about A100; these times are simulated)",
+    ),
+    "a CPU never refutes": (SLOWER, {}, "not comparable (about GPUs; measured on a CPU)"),
+    "any GPU": (SLOWER, {"gpu": H200}, "other direction"),
+    "a simulated ordering": (SLOWER, {"gpu": H200, "where": "virtual"}, "other direction"),
+    "over the link": (LONGER, {"gpu": A100}, "same direction"),
+    "over another": (
+        LONGER, {"gpu": A100, "link": "pcie"}, "not comparable (about NVLink; measured over pcie)",
+    ),
+    "a simulated link": (
+        LONGER, {"gpu": A100, "where": "virtual"}, "not comparable (about NVLink; these times are simulated)",
+    ),
+    "mislabelled": (
+        LONGER, {"gpu": A100, "machine": {"mismatch": ["joined by SYS"]}},
+        "not comparable (about NVLink; measured over nvlink)",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("one_launch_decides")
-def test_a_claim_about_an_accelerator_is_judged_on_that_accelerator_only(tmp_path: Path) -> None:
-    speed = claim("ratio", 16.86, 0.1, three(16.0), accelerator="A100", timed=True)
-    assert verdict(speed, on(tmp_path, A100)).word == "reproduced"
-    assert told(verdict(speed, on(tmp_path, "NVIDIA H200"))) == (
-        "not comparable (about A100; measured on NVIDIA H200)"
-    )
-    assert verdict(speed, on(tmp_path, A100, "virtual")).word == "not comparable"
-    assert verdict(speed, on(tmp_path, A100), SMALL).word == "not comparable"
-
-
-@pytest.mark.usefixtures("one_launch_decides")
-def test_a_cpu_never_refutes_a_claim_about_gpus(tmp_path: Path) -> None:
-    dominates = claim("ordering", 70.9, 0.0, three(-50.0, 1.0), accelerator=claims.ANY_GPU, timed=True)
-    assert told(verdict(dominates, on(tmp_path, None))) == "not comparable (about GPUs; measured on a CPU)"
-    assert verdict(dominates, on(tmp_path, "NVIDIA H200")).word == "other direction"
-    assert told(verdict(dominates, on(tmp_path, "NVIDIA H200", "virtual"))) == "other direction"
-
-
-@pytest.mark.usefixtures("one_launch_decides")
-def test_a_claim_about_a_link_is_judged_over_that_link_only(tmp_path: Path) -> None:
-    longer = claim("ordering", 15.62, 0.0, three(3.0), link="NVLink", timed=True)
-    assert verdict(longer, on(tmp_path, A100)).word == "same direction"
-    assert told(verdict(longer, on(tmp_path, A100, link="pcie"))) == (
-        "not comparable (about NVLink; measured over pcie)"
-    )
-    assert verdict(longer, on(tmp_path, A100, "virtual")).word == "not comparable"
-    mislabelled = on(tmp_path, A100, machine={"mismatch": ["joined by SYS"]})
-    assert verdict(longer, mislabelled).word == "not comparable"
+def test_a_claim_about_a_machine_is_judged_on_that_machine_only(tmp_path: Path) -> None:
+    for name, (stated, machine, word) in MACHINES.items():
+        assert word_and_reason(verdict(stated, on(tmp_path / name, **machine))) == word, name
+    assert verdict(RATIO, on(tmp_path, A100), SMALL).word == "not comparable"
 
 
 @pytest.mark.usefixtures("one_launch_decides")
 def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
-    frames = on(tmp_path, "NVIDIA H200", "virtual")
-    timed = claim("ordering", 1.0, 0.0, three(1.0), timed=True)
-    accuracy = claim("ordering", 1.0, 0.0, three(1.0))
-    assert "simulated" not in verdicts.ours_text(verdict(accuracy, frames))
-    assert ", simulated)" in verdicts.ours_text(verdict(timed, frames))
+    frames = on(tmp_path, H200, "virtual")
+    for timed in (True, False):
+        judged = verdict(claim("ordering", 1.0, 0.0, three(1.0), timed=timed), frames)
+        assert (", simulated)" in verdicts.ours_text(judged)) == timed
 
 
 def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
     """Whatever runs we have, which it does not use."""
     windows = Value(7.2, 7.1, 7.3, 130, "windows")
-    held = claim("ratio", 7.25, 0.05, windows, accelerator="A100", rederived=True)
-    assert told(verdict(held, declared=SMALL)) == "re-derived"
-    stated = claim("ordering", "stated", 50.0, three(94.0, 1.0), rederived=True)
-    assert told(verdict(stated)) == "re-derived"
-    assert verdict(claim("ratio", 4.67, 0.05, windows, rederived=True)).word == "corrected"
-    few = windows._replace(n=29)
-    assert verdict(claim("ratio", 7.25, 0.05, few, rederived=True)).word == "indicated"
+    for kind, paper, tolerance, ours, word in (
+        ("ratio", 7.25, 0.05, windows, "re-derived"),
+        ("ordering", "stated", 50.0, three(94.0, 1.0), "re-derived"),
+        ("ratio", 4.67, 0.05, windows, "corrected"),
+        ("ratio", 7.25, 0.05, windows._replace(n=29), "indicated"),
+    ):
+        follows = claim(kind, paper, tolerance, ours, accelerator="A100", rederived=True)
+        assert verdict(follows, declared=SMALL).word == word
 
 
 def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None:
     def ours(frames: Frames) -> Value:
         raise Mixed("they differ in precision (fp32, tf32)")
 
-    mixed = Claim("text", 1.0, "ms", "source", "ordering", 0.0, "reason.", ours)
-    assert told(verdict(mixed)) == "not comparable (they differ in precision (fp32, tf32))"
+    mixed = replace(claim("ordering", 1.0, 0.0, None), ours=ours)
+    assert word_and_reason(verdict(mixed)) == "not comparable (they differ in precision (fp32, tf32))"
 
 
-@pytest.mark.parametrize(
-    ("at", "text"),
-    [
+def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    synthetic.learned(store, synthetic.learning_config())
+    for flips_at, text in (
         (Value(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
         (Value(math.inf, n=3), "same direction (not so at the end of every run)"),
         (None, "same direction"),
-    ],
-)
-def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(
-    at: Value | None, text: str, tmp_path: Path
-) -> None:
-    store = Store(tmp_path)
-    synthetic.learned(store, synthetic.learning_config())
-    frames, _ = from_attempts(store.all_valid())
-    ordering = claim("ordering", 1.0, 0.0, three(1.0), flips_at=lambda frames: at)
-    assert told(verdict(ordering, frames)) == text
+    ):
+        ordering = claim("ordering", 1.0, 0.0, three(1.0), flips_at=lambda frames, at=flips_at: at)
+        assert word_and_reason(verdict(ordering, synthetic.frames_of(store))) == text
 
 
-def learned(tmp_path: Path, **changes: Any) -> Frames:
+@pytest.fixture
+def trained(tmp_path: Path) -> Frames:
+    """Runs at the scale of `PAPER`."""
     store = Store(tmp_path)
     for method in ("dense", "topk"):
-        base = synthetic.config(method)
-        task = base["task"] | {"batch_size": 128, "lr_milestones": [81, 122, 155]}
-        synthetic.learned(store, base | {"workers": 8, "task": task} | changes)
-    return from_attempts(store.all_valid())[0]
+        config = synthetic.config(method, workers=8, train={"epochs": 20, "steps": 7800, "validate": "epoch"})
+        config["task"] |= {"batch_size": 128, "lr_milestones": [81, 122, 155]}
+        synthetic.learned(store, config)
+    return synthetic.frames_of(store)
 
 
 PAPER: dict[str, Any] = {
@@ -277,22 +238,16 @@ PAPER: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_the_scale_is_told_from_the_records_and_not_from_the_profile(tmp_path: Path) -> None:
-    train = {"epochs": 20, "steps": 7800, "validate": "epoch"}
-    assert reduced(learned(tmp_path / "a", train=train), PAPER) == ""
-    short = learned(tmp_path / "b", train=train | {"epochs": 2, "steps": 98}, precision="fp64")
-    assert reduced(short, PAPER) == (
+def test_the_scale_is_told_from_the_records_and_each_declared_field_counts(trained: Frames) -> None:
+    assert reduced(trained, PAPER) == reduced(empty(), PAPER) == ""
+    for column in PAPER:
+        other = {"task.name": "x", "precision": "fp64"}.get(column, 7)
+        runs = trained.runs.assign(**{column: pd.Series([other] * 2, dtype=object)})
+        assert SCALE_NAMES[column] in reduced(trained._replace(runs=runs), PAPER)
+    short = trained.runs.assign(steps_total=98, precision="fp64")
+    assert reduced(trained._replace(runs=short), PAPER) == (
         "reduced scale: steps 98 instead of 7,800, precision fp64 instead of fp32"
     )
-    assert reduced(empty(), PAPER) == ""
-
-
-@pytest.mark.parametrize("column", sorted(PAPER))
-def test_each_declared_field_counts(tmp_path: Path, column: str) -> None:
-    frames = learned(tmp_path, train={"epochs": 20, "steps": 7800, "validate": "epoch"})
-    other = {"task.name": "x", "precision": "fp64"}.get(column, 7)
-    runs = frames.runs.assign(**{column: pd.Series([other] * 2, dtype=object)})
-    assert SCALE_NAMES[column] in reduced(frames._replace(runs=runs), PAPER)
 
 
 def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
@@ -318,18 +273,12 @@ def test_the_tolerance_follows_from_the_authors_replicates() -> None:
             assert first == pytest.approx(value(published)[method], abs=rounding)
 
 
-@pytest.mark.parametrize("item", sorted(figures.shipped()))
-def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run(item: str) -> None:
-    judged = figures.judge(item, empty())
-    assert {each.word for each in judged if not each.claim.rederived} <= {"not run"}
-    assert all(each.claim.source and each.claim.reason.endswith(".") for each in judged)
-    assert len({each.claim.text for each in judged}) == len(judged)
-
-
-def test_what_is_measured_is_a_function_of_frames_and_its_arguments() -> None:
-    stated = claim("ordering", None, 0.0, None)
-    measured = replace(stated, ours=lambda frames, low, high: Value(5.0, low, high, 3), of=(4.0, 6.0))
-    assert verdict(measured).word == "holds"
+def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:
+    for item in figures.shipped():
+        judged = figures.judge(item, empty())
+        assert {each.word for each in judged if not each.claim.rederived} <= {"not run"}, item
+        assert all(each.claim.source and each.claim.reason.endswith(".") for each in judged), item
+        assert len({each.claim.text for each in judged}) == len(judged), item
 
 
 def words(item: str, frames: Frames) -> dict[str, str]:
@@ -337,27 +286,27 @@ def words(item: str, frames: Frames) -> dict[str, str]:
 
 
 def test_the_verdict_on_random_k_flips_when_the_curves_flip(tmp_path: Path) -> None:
-    frames, _ = from_attempts(synthetic.item_store(tmp_path, seeds=3).all_valid())
-    frames = restrict(frames, list(frames.runs["key"][frames.runs["workers"] == 8]))
-    claim = "fig3.randomk-ends-below"
-    assert words("fig3", frames)[claim] == "same direction"
+    store = Store(tmp_path)
+    for method in ("dense", "topk", "randomk"):
+        for seed in range(3):
+            synthetic.learned(store, synthetic.learning_config(method, seed))
+    frames = synthetic.frames_of(store)
     swap = {"topk": "randomk", "randomk": "topk", "dense": "dense"}
     swapped = frames.runs.assign(**{"method.name": frames.runs["method.name"].map(swap)})
-    assert words("fig3", frames._replace(runs=swapped))[claim] == "other direction"
+    for runs, word in ((frames.runs, "same direction"), (swapped, "other direction")):
+        assert words("fig3", frames._replace(runs=runs))["fig3.randomk-ends-below"] == word
 
 
 @pytest.mark.usefixtures("one_launch_decides")
 def test_the_verdict_on_speed_flips_when_top_k_gets_faster(tmp_path: Path) -> None:
-    claim = "speed.faster.dense-topk"
-    for slow, expected in ((1.0, "same direction"), (0.5, "other direction")):
-        store = Store(tmp_path / expected)
-        timing = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
+    timing = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
+    for factor, word in ((1.0, "same direction"), (0.5, "other direction")):
+        store = Store(tmp_path / word)
         for seed in range(3):
-            for method, factor in (("dense", 1.0), ("topk", slow)):
+            for method, slow in (("dense", 1.0), ("topk", factor)):
                 config = synthetic.config(method, timing=timing, seed=seed)
-                synthetic.timed(store, config, slow=factor, gpu=A100)
-        frames, _ = from_attempts(store.all_valid())
-        assert words("speed", frames)[claim] == expected
+                synthetic.timed(store, config, slow, gpu=A100)
+        assert words("speed", synthetic.frames_of(store))["speed.faster.dense-topk"] == word
 
 
 @pytest.mark.usefixtures("one_launch_decides")
@@ -365,9 +314,8 @@ def test_the_verdict_on_compression_flips_when_selection_dominates(tmp_path: Pat
     store = Store(tmp_path)
     for seed in range(3):
         synthetic.timed(store, synthetic.config("topk", seed=seed), gpu=A100)
-    frames, _ = from_attempts(store.all_valid())
-    claim = "fig4.compression-dominates"
-    assert words("fig4", frames)[claim] == "other direction"
+    frames = synthetic.frames_of(store)
     more = 10 * frames.steps["select_s"]
-    steps = frames.steps.assign(select_s=more, step_s=frames.steps["step_s"] + 0.9 * more)
-    assert words("fig4", frames._replace(steps=steps))[claim] == "same direction"
+    longer = frames.steps.assign(select_s=more, step_s=frames.steps["step_s"] + 0.9 * more)
+    for steps, word in ((frames.steps, "other direction"), (longer, "same direction")):
+        assert words("fig4", frames._replace(steps=steps))["fig4.compression-dominates"] == word
