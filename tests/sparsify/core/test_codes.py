@@ -8,16 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import (
-    E3M0,
-    Int8,
-    Levels,
-    Membership,
-    PlainValues,
-    Statistical2,
-    Symmetric2,
-    code_named,
-)
+from sparsify.core.codes import Levels, Membership, code_named
 from sparsify.ranges import Code
 
 WORDS = get_args(Code)
@@ -26,6 +17,7 @@ DTYPES = [torch.float32, torch.float64]
 SCALE_BYTES = {"int8": 4, "e3m0": 4, "symmetric2": 8, "statistical2": 16}
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "e3m0": 4, "symmetric2": 2, "statistical2": 2}
 EXACT = 1e-6  # relative: scales travel as fp32
+every_code = pytest.mark.parametrize("word", WORDS)
 
 
 def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -33,27 +25,26 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def trip(word: Code, values: Tensor, counts: list[int] | None = None) -> Tensor:
-    """The values as receivers read them."""
-    code, parts = code_named(word), Membership.of(counts or [len(values)], values)
+    """Return the values as receivers read them."""
+    code = code_named(word)
+    parts = Membership.of(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
     assert len(message) == code.nbytes(parts.counts, values.dtype)
     shifted = torch.cat([message.new_zeros(3), message])[3:]  # from the middle of a message
-    read = code.decode(message, parts, values.dtype)
-    torch.testing.assert_close(
-        code.decode(shifted, parts, values.dtype), read, rtol=0, atol=0, equal_nan=True
-    )
+    read, read_again = (code.decode(sent, parts, values.dtype) for sent in (message, shifted))
+    torch.testing.assert_close(read_again, read, rtol=0, atol=0, equal_nan=True)
     assert read.dtype == values.dtype
     return read
 
 
 def gaussian_choice(chunks: int = 300) -> Tensor:
-    """The 64 largest of each 4096 numbers of a bell."""
+    """Return the 64 largest of each 4096 numbers of a bell."""
     return largest(random(chunks * 4096))
 
 
 def heavy_tailed_choice(chunks: int = 300) -> Tensor:
-    """The same of Student's t with 3 degrees of freedom."""
+    """Return the 64 largest of each 4096 numbers of Student's t with 3 degrees of freedom."""
     n = chunks * 4096
     squares = torch.stack([random(n, seed).square() for seed in (2, 3, 4)])
     return largest(random(n, 1) / squares.mean(dim=0).sqrt())
@@ -65,83 +56,74 @@ def largest(values: Tensor) -> Tensor:
 
 
 def squared_error(word: Code, values: Tensor) -> float:
-    """Relative to the values' own square."""
+    """Return the error relative to the values' own square."""
     return float((trip(word, values) - values).square().sum() / values.square().sum())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("word", WORDS)
-def test_messages_have_the_stated_size(word: Code, dtype: torch.dtype) -> None:
+@every_code
+def test_messages_have_the_stated_size(word: Code) -> None:
     """Empty tensors have scales, too; and nothing at all is a message of no values."""
-    bits = 8 * dtype.itemsize if word == "as_is" else BITS[word]
-    for counts in [[1], [0], [7, 0, 1], [64, 63, 130], []]:
-        k = sum(counts)
-        nbytes = code_named(word).nbytes(counts, dtype)
-        assert nbytes == SCALE_BYTES.get(word, 0) * len(counts) + -(-k * bits // 8)
-        if counts:
-            assert len(trip(word, random(k, dtype=dtype), counts)) == k
+    for dtype in DTYPES:
+        bits = 8 * dtype.itemsize if word == "as_is" else BITS[word]
+        for counts in [[1], [0], [7, 0, 1], [64, 63, 130], []]:
+            k = sum(counts)
+            nbytes = code_named(word).nbytes(counts, dtype)
+            assert nbytes == SCALE_BYTES.get(word, 0) * len(counts) + -(-k * bits // 8)
+            if counts:
+                assert len(trip(word, random(k, dtype=dtype), counts)) == k
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("word", WORDS)
-def test_each_tensor_has_scales_of_its_own(word: Code, dtype: torch.dtype) -> None:
+@every_code
+def test_each_tensor_has_scales_of_its_own(word: Code) -> None:
     """However different they are, and wherever one ends."""
     counts = [64, 1, 0, 131]
-    pieces = [random(n, n, dtype) * 10.0 ** (-3 * at) for at, n in enumerate(counts)]
-    together = trip(word, torch.cat(pieces), counts)
-    for piece, read in zip(pieces, together.split(counts), strict=True):
-        torch.testing.assert_close(read, trip(word, piece), rtol=1e-6, atol=0)  # sums of another order
+    for dtype in DTYPES:
+        pieces = [random(n, n, dtype) * 10.0 ** (-3 * at) for at, n in enumerate(counts)]
+        together = trip(word, torch.cat(pieces), counts)
+        for piece, read in zip(pieces, together.split(counts), strict=True):
+            torch.testing.assert_close(read, trip(word, piece), rtol=1e-6, atol=0)  # sums of another order
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("word", WORDS)
-def test_zeros_stay_zeros(word: Code, dtype: torch.dtype) -> None:
-    assert trip(word, torch.zeros(130, dtype=dtype), [64, 66]).tolist() == 130 * [0.0]
-
-
-@pytest.mark.parametrize("value", [1.0, -3.0, 0.1, -1e-30, 1e30, 1e-44])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("word", WORDS)
-def test_a_constant_and_a_single_value_are_kept(word: Code, dtype: torch.dtype, value: float) -> None:
+@every_code
+def test_a_constant_and_a_single_value_are_kept(word: Code) -> None:
     """To bf16's own precision there, else to that of fp32, which is coarse below 1e-38."""
-    rounding = 2**-8 if word == "bf16" else EXACT if abs(value) > 1e-38 else 0.1
-    if word == "bf16" and abs(value) < 1e-38:
-        return  # below what bf16 can tell from 0
-    for values in (torch.full((1,), value), torch.full((77,), value)):
-        torch.testing.assert_close(trip(word, values.to(dtype)), values.to(dtype), rtol=rounding, atol=0)
+    for value in (0.0, 1.0, -3.0, 0.1, -1e-30, 1e30, 1e-44):
+        is_tiny = 0 < abs(value) < 1e-38
+        if is_tiny and word == "bf16":
+            continue  # below what bf16 can tell from 0
+        rounding = 2**-8 if word == "bf16" else 0.1 if is_tiny else EXACT
+        for dtype in DTYPES:
+            for k in (1, 77):
+                values = torch.full((k,), value, dtype=dtype)
+                torch.testing.assert_close(trip(word, values), values, rtol=rounding, atol=0)
 
 
-@pytest.mark.parametrize("strange", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("word", COARSE)
-def test_a_tensor_that_is_not_finite_is_read_as_nan_throughout(word: Code, strange: float) -> None:
-    values = random(30)
-    values[12] = strange
-    read = trip(word, values, [10, 10, 10])
-    assert read[10:20].isnan().all()
-    assert read[:10].isfinite().all()
-    assert read[20:].isfinite().all()
+def test_numbers_that_are_not_finite_stay_where_they_are_or_make_their_tensor_nan() -> None:
+    for strange in (torch.nan, torch.inf, -torch.inf):
+        values = random(30)
+        values[12] = strange
+        for word in ("as_is", "fp32"):
+            read = trip(word, values.float())
+            torch.testing.assert_close(read, values.float(), rtol=0, atol=0, equal_nan=True)
+        for word in COARSE:
+            read = trip(word, values, [10, 10, 10])
+            assert read.isnan().tolist() == [False] * 10 + [True] * 10 + [False] * 10, (word, strange)
 
 
-@pytest.mark.parametrize("word", ["as_is", "fp32"])
-def test_plain_numbers_keep_nan_and_infinity_where_they_are(word: Code) -> None:
-    values = torch.tensor([1.0, torch.nan, torch.inf, -2.0])
-    torch.testing.assert_close(trip(word, values), values, rtol=0, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("word", COARSE)
-def test_what_is_read_is_read_alike_when_it_is_sent_on(word: Code) -> None:
+def test_what_is_read_is_read_alike_when_it_is_sent_on() -> None:
     """Levels are their own nearest levels; of the published bins only where they are not cut anew."""
-    if word == "statistical2":
-        return
-    once = trip(word, gaussian_choice(4))
-    torch.testing.assert_close(trip(word, once), once, rtol=EXACT, atol=0)
+    for word in COARSE:
+        if word != "statistical2":
+            once = trip(word, gaussian_choice(4))
+            torch.testing.assert_close(trip(word, once), once, rtol=EXACT, atol=0)
 
 
 def test_int8_errs_by_half_a_step() -> None:
     for values in (random(5000), heavy_tailed_choice(4)):
         step = values.abs().max() / 127
-        assert (trip("int8", values) - values).abs().max() <= step / 2 * (1 + 1e-5)
-        assert trip("int8", values).unique().numel() <= 255
+        read = trip("int8", values)
+        assert (read - values).abs().max() <= step / 2 * (1 + 1e-5)
+        assert read.unique().numel() <= 255
 
 
 def test_e3m0_reads_the_nearest_power_of_two() -> None:
@@ -151,8 +133,6 @@ def test_e3m0_reads_the_nearest_power_of_two() -> None:
     read = trip("e3m0", values)
     nearest = (values.abs()[:, None] - levels).abs().min(dim=1).values
     torch.testing.assert_close((read - values).abs(), nearest, rtol=1e-9, atol=1e-12)
-    errors, bounds = (read - values).abs(), torch.maximum(values.abs() / 3, scale / 128)
-    assert (errors <= bounds * (1 + EXACT)).all()
     assert (read.sign() * values.sign() >= 0).all()
 
 
@@ -163,10 +143,9 @@ def test_symmetric_codes_keep_signs_and_means() -> None:
     values = gaussian_choice(20)
     read = trip("symmetric2", values)
     assert torch.equal(read.sign(), values.sign())
-    assert read.unique().numel() == 4
-    for level in read.abs().unique():
-        torch.testing.assert_close(values.abs()[read.abs() == level].mean(), level, rtol=EXACT, atol=0)
     low, high = read.abs().unique().tolist()
+    for level in (low, high):
+        assert values.abs()[read.abs() == level].mean() == pytest.approx(level, rel=EXACT)
     is_near = (values.abs() - low).abs() < (values.abs() - high).abs()
     assert (is_near == (read.abs() == low)).double().mean() > 0.97  # the border of one round less
 
@@ -182,24 +161,21 @@ def test_statistical_codes_are_those_of_the_published_code() -> None:
     torch.testing.assert_close(trip("statistical2", values), expected, rtol=EXACT, atol=EXACT)
 
 
-def test_on_top_k_of_a_bell_the_published_bins_say_one_bit_only() -> None:
-    assert trip("statistical2", gaussian_choice()).unique().numel() <= 3
-    assert squared_error("statistical2", gaussian_choice()) == pytest.approx(0.0125, rel=0.1)
-
-
 def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_published_ones() -> None:
-    """On the largest 1.56 % of a bell, and of heavy tails. Symmetric codes have less than half the error."""
+    """On the largest 1.56 % of a bell, and of heavy tails. Symmetric codes have less than half the error; the
+    published bins say one bit only.
+    """
     for values, most in ((gaussian_choice(), 0.0058), (heavy_tailed_choice(), 0.212)):
         error = {word: squared_error(word, values) for word in WORDS}
         assert error["as_is"] == 0 <= error["fp32"] < error["bf16"] < error["int8"]
         assert error["int8"] < min(error["e3m0"], error["symmetric2"])
         assert error["symmetric2"] < 0.5 * error["statistical2"]
         assert error["symmetric2"] < most
+    assert trip("statistical2", gaussian_choice()).unique().numel() <= 3
+    assert squared_error("statistical2", gaussian_choice()) == pytest.approx(0.0125, rel=0.1)
 
 
 def test_codes_have_names() -> None:
-    found = [type(code_named(word)) for word in WORDS]
-    assert found == [PlainValues, PlainValues, PlainValues, Int8, E3M0, Symmetric2, Statistical2]
     assert [word for word in WORDS if code_named(word).is_exact] == ["as_is", "fp32"]
     with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
         code_named("int4")  # a wrong word, as an unchecked script has it

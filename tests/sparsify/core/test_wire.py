@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import Tensor
 
 import sparsify
 from sparsify.core.wire import BLOCK, Wire, joined, split
@@ -15,106 +16,85 @@ from sparsify.select import sample
 from sparsify.types import Sparse
 from tests.sparsify.laws import live
 
-CPU = torch.device("cpu")
-
-
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-
-
-NARROW = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
+NARROW: dict[ValueType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 WIRES = [Wire(*both) for both in product(get_args(Index), get_args(ValueType))]
 
 
 def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> Sparse:
     own = torch.Generator().manual_seed(n + k)
-    return Sparse(sample(n, k, 7, CPU), torch.randn(k, generator=own).to(dtype))
+    return Sparse(sample(n, k, 7, torch.device("cpu")), torch.randn(k, generator=own).to(dtype))
 
 
-def in_order(one: Sparse) -> tuple[list[int], list[float]]:
-    order = one.indices.argsort()
-    return one.indices[order].tolist(), one.values[order].tolist()
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("wire", WIRES, ids=repr)
-def test_what_is_written_is_read(wire: Wire, dtype: torch.dtype) -> None:
-    """Odd numbers of elements too, behind which wide types would not be aligned; and no elements."""
-    n = 3 * BLOCK + 11
-    for k in (0, 1, 7, 1000):
-        sent = part(n, k, dtype)
-        message = wire.write(sent, n)
-        assert message.dtype == torch.uint8
-        assert len(message) == wire.nbytes(k, n, dtype)
-        assert wire.count(len(message), n, dtype) == k
-        received = wire.read(message, k, n, dtype)
-        assert received.values.dtype == dtype
-        assert in_order(received) == in_order(wire.rounded(sent))
-
-
-@pytest.mark.parametrize("wire", WIRES, ids=repr)
-@pytest.mark.parametrize("offset", [1, 3, 4, 8])
-def test_a_message_is_read_from_the_middle_of_a_buffer(wire: Wire, offset: int) -> None:
-    n, k = 1000, 13
-    sent = part(n, k, torch.float64)
+def check_trip(wire: Wire, sent: Sparse, n: int, offset: int = 0) -> Tensor:
+    """Check that what is read is what was sent, with rounded values, in any order; return the message."""
+    k = len(sent.values)
     message = wire.write(sent, n)
     buffer = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), message])
-    assert in_order(wire.read(buffer[offset:], k, n, torch.float64)) == in_order(wire.rounded(sent))
+    received = wire.read(buffer[offset:], k, n, sent.values.dtype)
+    expected = wire.rounded(sent)
+    order, expected_order = (indices.argsort() for indices in (received.indices, sent.indices))
+    assert received.values.dtype == sent.values.dtype
+    assert torch.equal(received.indices[order], sent.indices[expected_order])
+    assert torch.equal(received.values[order], expected.values[expected_order])
+    return message
 
 
-@pytest.mark.parametrize(
-    ("index", "nbytes"), [("int32", 10 * (4 + 4)), ("int64", 10 * (8 + 4)), ("delta16", 10 * (2 + 4) + 4 * 3)]
-)
-def test_messages_have_the_stated_size(index: Index, nbytes: int) -> None:
+@pytest.mark.parametrize("wire", WIRES, ids=repr)
+def test_what_is_written_is_read(wire: Wire) -> None:
+    """Odd numbers of elements too, behind which wide types would not be aligned; no elements; and from the
+    middle of a buffer.
+    """
+    n = 3 * BLOCK + 11
+    for dtype in DTYPES:
+        for k, offset in ((0, 0), (1, 1), (7, 3), (13, 4), (13, 8), (1000, 0)):
+            message = check_trip(wire, part(n, k, dtype), n, offset)
+            assert message.dtype == torch.uint8
+            assert len(message) == wire.nbytes(k, n, dtype)
+            assert wire.count(len(message), n, dtype) == k
+
+
+def test_messages_have_the_stated_size() -> None:
     n = 2 * BLOCK + 1  # three blocks
-    assert Wire(index).nbytes(10, n, torch.float32) == nbytes
-    assert Wire(index, "bf16").nbytes(10, n, torch.float32) == nbytes - 20
-    assert len(Wire(index).write(part(n, 10), n)) == nbytes
+    sizes: dict[Index, int] = {"int32": 4, "int64": 8, "delta16": 2}
+    for index, per_element in sizes.items():
+        nbytes = 10 * (per_element + 4) + (4 * 3 if index == "delta16" else 0)
+        assert Wire(index).nbytes(10, n, torch.float32) == nbytes
+        assert Wire(index, "bf16").nbytes(10, n, torch.float32) == nbytes - 20
 
 
-def test_short_offsets_reach_across_the_borders_of_blocks() -> None:
-    n = 4 * BLOCK  # and nothing in the third
+def test_indices_reach_to_the_borders_of_their_types() -> None:
+    """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
+    n = 4 * BLOCK
     indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, BLOCK // 2, 3 * BLOCK])
-    sent = Sparse(indices, torch.arange(7.0))
     wire = Wire("delta16")
-    received = wire.read(wire.write(sent, n), 7, n, torch.float32)
-    assert in_order(received) == in_order(sent)
-    assert received.indices.tolist() == sorted(indices.tolist())
-    for n in (BLOCK - 1, BLOCK, BLOCK + 1):
-        last = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
-        assert in_order(wire.read(wire.write(last, n), 2, n, torch.float32)) == in_order(last)
+    check_trip(wire, Sparse(indices, torch.arange(7.0)), n)
+    two_values = torch.tensor([1.0, 2.0])
+    borders: list[tuple[Index, int]] = [
+        ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
+        ("int64", 2**31 + 1),
+    ]  # fmt: skip
+    for index, n in borders:
+        check_trip(Wire(index), Sparse(torch.tensor([n - 1, 0]), two_values), n)
+    with pytest.raises(ValueError, match=rf"a bucket of {n} elements needs index='int64'"):
+        Wire().write(Sparse(torch.tensor([n - 1, 0]), two_values), n)
 
 
-@pytest.mark.parametrize("value", ["fp32", "bf16", "fp16"])
-def test_values_are_rounded_to_the_nearest_of_their_type(value: ValueType) -> None:
+def test_values_are_rounded_to_the_nearest_of_their_type() -> None:
     exact = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-9, 1 + 2**-12, -3.14159, 1e-8, 0.0], dtype=torch.float64)
     sent = Sparse(torch.arange(7), exact)
-    wire = Wire("int32", value)
-    received = wire.read(wire.write(sent, 7), 7, 7, torch.float64)
-    assert torch.equal(received.values, exact.to(NARROW[value]).double())
-    assert torch.equal(wire.rounded(sent).values, received.values)
-    assert (wire.rounded(sent).values != exact).any()
+    for value, dtype in NARROW.items():
+        rounded = Wire("int32", value).rounded(sent).values
+        assert torch.equal(rounded, exact.to(dtype).double())
+        assert (rounded != exact).any()
+    assert Wire().rounded(sent) is sent  # values as they are are not copied
 
 
-def test_values_as_they_are_are_not_copied() -> None:
-    sent = part(100, 5)
-    assert Wire().rounded(sent) is sent
-
-
-def test_int32_ends_at_two_to_the_31() -> None:
-    n = 2**31
-    edge = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
-    assert in_order(Wire().read(Wire().write(edge, n), 2, n, torch.float32)) == in_order(edge)
-    beyond = Sparse(torch.tensor([n]), torch.tensor([1.0]))
-    with pytest.raises(ValueError, match=rf"a bucket of {n + 1} elements needs index='int64'"):
-        Wire().write(beyond, n + 1)
-    wide = Wire("int64")
-    assert in_order(wire_trip(wide, beyond, n + 1)) == in_order(beyond)
-
-
-def wire_trip(wire: Wire, sent: Sparse, n: int) -> Sparse:
-    return wire.read(wire.write(sent, n), len(sent.values), n, sent.values.dtype)
+def test_what_fp16_cannot_hold_is_cut_to_its_largest_and_the_rest_is_owed() -> None:
+    method = sparsify.build("topk", density=0.5, value="fp16")
+    lived = live(method, 2, steps=1, shapes=[(2,)], make=lambda *where: torch.tensor([1e6, 0.0]).double())
+    assert lived[0].updates[0].tolist() == [65504.0, 0.0]
+    assert lived[0].residual.tolist() == [1e6 - 65504.0, 0.0]
 
 
 def test_unknown_encodings_are_answered_with_those_there_are() -> None:
@@ -125,17 +105,6 @@ def test_unknown_encodings_are_answered_with_those_there_are() -> None:
 
 
 def test_fields_of_several_widths_are_joined_and_split() -> None:
-    fields = [
-        torch.arange(3, dtype=torch.uint8), torch.arange(5, dtype=torch.int16),
-        torch.arange(1, dtype=torch.float64), torch.empty(0), torch.arange(3, dtype=torch.int32),
-    ]  # fmt: skip
-    message = joined(*fields)
-    found = split(message, *((field.dtype, len(field)) for field in fields))
-    assert all(torch.equal(a, b) for a, b in zip(fields, found, strict=True))
-
-
-def test_what_fp16_cannot_hold_is_cut_to_its_largest_and_the_rest_is_owed() -> None:
-    method = sparsify.build("topk", density=0.5, value="fp16")
-    lived = live(method, 2, steps=1, shapes=[(2,)], make=lambda *where: torch.tensor([1e6, 0.0]).double())
-    assert lived[0].updates[0].tolist() == [65504.0, 0.0]
-    assert lived[0].residual.tolist() == [1e6 - 65504.0, 0.0]
+    kinds = {torch.uint8: 3, torch.int16: 5, torch.float64: 1, torch.float32: 0, torch.int32: 3}
+    fields = [torch.arange(length, dtype=dtype) for dtype, length in kinds.items()]
+    assert all(map(torch.equal, split(joined(*fields), *kinds.items()), fields))
