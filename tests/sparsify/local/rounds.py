@@ -1,20 +1,25 @@
-"""Strategies of local steps, and some rounds of each, for whatever workers there are."""
+"""Workers that train by local steps, strategies of local steps, and rounds of each for any communicator."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import sparsify
-from sparsify.comm import Comm, CountingComm
-from sparsify.local.strategy import Local, Nesterov
-from tests.sparsify.local.test_local import INNER, anchor, fill, flat, model_of, wrapped
+from sparsify.comm import Comm, CountingComm, virtual
+from sparsify.doors.engine import StepReport
+from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.strategy import Local, Nesterov, Outer
+from tests.conftest import there
 
-EVERY, STEPS = 4, 14
+MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+SIZE, EVERY, STEPS = 3, 4, 14
 SENT = 8  # column of an interface
 STRATEGIES: dict[str, Local] = {
     name: sparsify.build(name, every=EVERY)
@@ -25,20 +30,146 @@ STRATEGIES: dict[str, Local] = {
 }
 
 
+def matrices(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in parameters if p.ndim == 2]
+
+
+class Inner(NamedTuple):
+    """Inner optimizers by name."""
+
+    sgd: MakeInner = lambda ps: torch.optim.SGD(ps, lr=0.05)
+    momentum: MakeInner = lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9)
+    adamw: MakeInner = lambda ps: torch.optim.AdamW(ps, lr=0.01)
+    muon: MakeInner = lambda ps: torch.optim.Muon(matrices(ps), lr=0.01)
+
+
+INNER = Inner()
+
+
+def model_of(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """Return two blocks with matrices and vectors."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3)).to(dtype)
+
+
+def fill(model: nn.Module, rank: int, step: int, share: int = 0) -> Tensor:
+    """Add the gradients of a batch that is this worker's own; return the loss."""
+    draws = torch.Generator().manual_seed(1000 * step + 10 * rank + share)
+    dtype = next(model.parameters()).dtype
+    inputs = torch.randn(8, 6, generator=draws, dtype=dtype)
+    labels = torch.randint(3, (8,), generator=draws)
+    loss = functional.cross_entropy(model(inputs), labels)
+    loss.backward()
+    return loss.detach()
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def wrapped(
+    inner: MakeInner, model: nn.Module, strategy: Local, comm: Comm | None, **options: Any
+) -> LocalOptimiser:
+    found = sparsify.distribute(inner([*model.parameters()]), model, strategy, comm, **options)
+    assert isinstance(found, LocalOptimiser)
+    return found
+
+
+class Worker:
+    """A worker's model and optimizer, and its batches, one a step."""
+
+    def __init__(
+        self,
+        strategy: Local,
+        comm: Comm | None,
+        inner: MakeInner = INNER.adamw,
+        model: nn.Module | None = None,
+        **options: Any,
+    ) -> None:
+        self.model = model or model_of()
+        self.optimiser = wrapped(inner, self.model, strategy, comm, **options)
+        self.rank = self.optimiser.comm.rank
+
+    def backward(self) -> None:
+        """Take the gradients of the next batch."""
+        self.optimiser.zero_grad()
+        fill(self.model, self.rank, self.optimiser.steps)
+
+    def train(self, until: int) -> None:
+        """Step until so many steps have been made in all."""
+        while self.optimiser.steps < until:
+            self.backward()
+            self.optimiser.step()
+
+    def own(self) -> Tensor:
+        """(n,) a copy of the parameters."""
+        return flat(self.model)
+
+    def anchor(self) -> Tensor:
+        """(n,) a copy of the anchor."""
+        with self.optimiser.at_anchor():
+            return flat(self.model)
+
+    def report(self) -> StepReport:
+        return there(self.optimiser.last_report)
+
+
+class History(NamedTuple):
+    """The steps of one worker: tensors (n,) and numbers after each of them."""
+
+    own: list[Tensor]  # parameters
+    anchors: list[Tensor]
+    drifts: list[Tensor]  # by which the parameters differed from the anchor before what was due
+    sent: list[int]  # bytes, as reported
+    counted: list[int]  # bytes, as the communicator counted them
+    worker: Worker
+
+
+def live(
+    strategy: Local, size: int = SIZE, steps: int = 3 * EVERY, inner: MakeInner = INNER.adamw, **options: Any
+) -> list[History]:
+    """Train for some steps on virtual ranks."""
+
+    def body(comm: Comm) -> History:
+        counting = CountingComm(comm)
+        # All begin from rank 0's parameters.
+        worker = Worker(strategy, counting, inner, model_of(comm.rank), **options)
+        history = History([], [], [], [], [], worker)
+        for _ in range(steps):
+            before = counting.sent_bytes
+            worker.backward()
+            worker.optimiser.step_alone()
+            history.drifts.append(worker.anchor() - worker.own())
+            worker.optimiser.exchange()
+            history.own.append(worker.own())
+            history.anchors.append(worker.anchor())
+            history.sent.append(worker.report().wire_bytes)
+            history.counted.append(counting.sent_bytes - before)
+        return history
+
+    return virtual.run(size, body)
+
+
+def local(name: str, outer: Outer | None = None, every: int = EVERY, **others: Any) -> Local:
+    """Return any method of every step, every few steps."""
+    known = sparsify.defaults(name)
+    wanted = {"density": 0.2, "scope": "layer", "momentum": 0.0}  # which the outer step has
+    method = sparsify.build(name, **{key: wanted[key] for key in wanted if key in known})
+    return Local(every, method, outer or Nesterov(), **others)
+
+
 def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
     """(2, n): parameters and anchor at the end, in mid-round."""
-    model = model_of()
-    optimiser = wrapped(INNER.adamw, model, strategy, comm, **options)
-    for step in range(STEPS):
-        optimiser.zero_grad()
-        fill(model, optimiser.comm.rank, step)
-        optimiser.step()
-    return torch.stack([flat(model), anchor(optimiser, model)])
+    worker = Worker(strategy, comm, **options)
+    worker.train(STEPS)
+    return torch.stack([worker.own(), worker.anchor()])
 
 
 def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
-    counting, model = CountingComm(comm), nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))
+    counting = CountingComm(comm)
+    model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))
     optimiser = wrapped(INNER.adamw, model, strategy, counting)
     sent = [(left_by(interface), counting.sent_bytes)]
     for _ in range(2 * EVERY):
@@ -51,8 +182,10 @@ def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
 
 def left_by(interface: str) -> int:
     """Bytes that have left by this interface, once no more do."""
-    before, now = -1, 0
+    before = -1
+    now = 0
     while now != before:
         time.sleep(0.05)
-        before, now = now, int(Path("/proc/net/dev").read_text().partition(f"{interface}:")[2].split()[SENT])
+        before = now
+        now = int(Path("/proc/net/dev").read_text().partition(f"{interface}:")[2].split()[SENT])
     return now

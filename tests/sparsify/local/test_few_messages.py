@@ -9,41 +9,34 @@ import torch
 from torch import Tensor, nn
 
 import sparsify
-from sparsify.comm import CountingComm, virtual
+from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.local import few_messages
 from sparsify.local.few_messages import groups
+from tests.sparsify.local.rounds import INNER, wrapped
 
-SIZES = [
-    (7, 3),
-    (5,),
-    (),
-    (64, 2),
-    (1,),
-]  # whose codes of four bits end within a byte, and off a float's place
+# Their codes of four bits end within a byte, and off a float's place.
+SIZES = [(7, 3), (5,), (), (64, 2), (1,)]
 WAYS: list[tuple[str, dict[str, Any]]] = [
-    ("diloco", {}), ("localsgd", {}), ("muloco", {}), ("streaming_diloco", {"fragments": 1, "delay": 0}),
-    ("streaming_diloco", {"fragments": 1, "delay": 0, "feedback": "gradient"}), ("desloc", {}),
-    ("sparseloco", {"density": 0.25}),
+    ("diloco", {}), ("localsgd", {}), ("muloco", {}), ("desloc", {}), ("sparseloco", {"density": 0.25}),
+    ("streaming_diloco", {"fragments": 1, "delay": 0, "feedback": "gradient"}),
 ]  # fmt: skip
 
 
-def trained(comm: virtual.VirtualComm, name: str, settings: dict[str, Any]) -> tuple[list[Tensor], int]:
-    """The parameters after three rounds of two steps, and the collectives of the last one."""
+def trained(comm: Comm, name: str, settings: dict[str, Any]) -> tuple[list[Tensor], int]:
+    """Return the parameters after three rounds of two steps, and the collectives of the last step."""
     drawn = torch.Generator().manual_seed(0)
     model = nn.ParameterList([nn.Parameter(torch.randn(size, generator=drawn)) for size in SIZES])
-    counting, own = CountingComm(comm), torch.Generator().manual_seed(1 + comm.rank)
-    strategy = sparsify.build(name, every=2, **settings)
-    inner: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    if name == "desloc":
-        inner = torch.optim.AdamW(model.parameters(), 0.1)
-    optimiser = sparsify.distribute(inner, model, strategy, comm=counting)
+    counting = CountingComm(comm)
+    inner = INNER.adamw if name == "desloc" else INNER.sgd
+    optimiser = wrapped(inner, model, sparsify.build(name, every=2, **settings), counting)
+    own = torch.Generator().manual_seed(1 + comm.rank)
     before = 0
-    for step in range(6):
-        before = counting.collectives if step == 5 else before
+    for _ in range(6):
+        before = counting.collectives
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=own)
         optimiser.step()
-    return [p.detach().clone() for p in model.parameters()], counting.collectives - before
+    return [*model.parameters()], counting.collectives - before
 
 
 @pytest.mark.parametrize(("name", "settings"), WAYS)

@@ -17,17 +17,11 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.local.guards import ParameterGuard
 from sparsify.local.strategy import Local, Outer
-from tests.sparsify.local.test_local import INNER, fill, flat, model_of, there, wrapped
-from tests.sparsify.local.uses_guards import (
-    NEUTRAL,
-    REFUSED,
-    Wrapped,
-    evaluate,
-    lived,
-    net,
-    step,
-    told,
-)
+from tests.conftest import there
+from tests.sparsify.local.rounds import INNER, MakeInner, Worker, fill, flat, model_of, wrapped
+from tests.sparsify.local.uses_guards import NEUTRAL, REFUSED, Wrapped, lived, net, told
+
+EVERY_2 = sparsify.diloco(every=2)
 
 
 def wrap(comm: Comm, strategy: Local) -> Wrapped:
@@ -36,86 +30,78 @@ def wrap(comm: Comm, strategy: Local) -> Wrapped:
     return Wrapped(model, inner, sparsify.distribute(inner, model, strategy, comm))
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_an_exchange_would_undo_is_refused(case: str) -> None:
-    change, sentence = REFUSED[case]
-    (said,) = virtual.run(1, lambda comm: told(partial(wrap, comm), comm.rank, change))
-    assert sentence in said
+def test_what_an_exchange_would_undo_is_refused() -> None:
+    def body(comm: Comm) -> None:
+        for case, (change, sentence) in REFUSED.items():
+            assert sentence in told(partial(wrap, comm), comm.rank, change), case
+
+    virtual.run(1, body)
 
 
-@pytest.mark.parametrize("case", NEUTRAL)
-def test_what_changes_no_weights_changes_no_training(case: str) -> None:
-    def ends(comm: Comm) -> tuple[Tensor, Tensor]:
-        make = partial(wrap, comm)
-        return lived(make, comm.rank, NEUTRAL[case]), lived(make, comm.rank, NEUTRAL["nothing"])
+def test_what_changes_no_weights_changes_no_training() -> None:
+    def body(comm: Comm) -> None:
+        ends = {case: lived(partial(wrap, comm), comm.rank, change) for case, change in NEUTRAL.items()}
+        for case, end in ends.items():
+            assert torch.equal(end, ends["nothing"]), case
 
-    for changed, plain in virtual.run(2, ends):
-        assert torch.equal(changed, plain)
+    virtual.run(2, body)
 
 
 def test_weights_that_each_step_clips_in_a_hook_count_as_its_own() -> None:
-    def ends(comm: Comm) -> tuple[float, float]:
-        own = wrap(comm, sparsify.localsgd(every=2))
+    def body(comm: Comm) -> None:
+        worker = Worker(sparsify.localsgd(every=2), comm)
 
         @torch.no_grad()
         def clip(*_: Any) -> None:
-            for p in own.model.parameters():
+            for p in worker.model.parameters():
                 p.clamp_(-0.1, 0.1)
 
-        own.optimiser.register_step_post_hook(clip)
-        for number in range(4):
-            step(own, number, comm.rank)
-        largest = [float(p.detach().abs().max()) for p in own.model.parameters() if p.requires_grad]
-        return min(largest), max(largest)
+        worker.optimiser.register_step_post_hook(clip)
+        worker.train(4)
+        for p in worker.model.parameters():
+            assert 0 < p.abs().max() <= 0.1 + 1e-7
 
-    for smallest, largest in virtual.run(2, ends):
-        assert 0 < smallest <= largest <= 0.1 + 1e-7
+    virtual.run(2, body)
 
 
 def test_embeddings_that_limit_their_norms_in_the_forward_pass_are_trained() -> None:
-    def ends(comm: Comm) -> Tensor:
+    def body(comm: Comm) -> Tensor:
         model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 2))
-        optimiser = wrapped(INNER.sgd, model, sparsify.diloco(every=2), comm)
+        optimiser = wrapped(INNER.sgd, model, EVERY_2, comm)
         for _ in range(4):
             optimiser.zero_grad()
             model(torch.arange(5)).square().mean().backward()
             optimiser.step()
         return flat(model)
 
-    first, second = virtual.run(2, ends)
-    assert torch.equal(first, second)
+    assert torch.equal(*virtual.run(2, body))
 
 
 def test_of_two_optimisers_that_share_a_layer_the_older_one_is_refused() -> None:
     def body(comm: Comm) -> None:
-        first = wrap(comm, sparsify.diloco(every=2))
-        step(first, 0, comm.rank)
-        layer = torch.optim.SGD(first.model.body.parameters(), lr=0.0)
-        sparsify.distribute(layer, first.model, sparsify.diloco(every=2), comm)
+        first = Worker(EVERY_2, comm)
+        first.train(1)
+        layer = INNER.sgd([*first.model.get_submodule("0").parameters()])
+        sparsify.distribute(layer, first.model, EVERY_2, comm)
         with pytest.raises(
             ValueError, match=r"wrapped anew since.*give each optimiser parameters of its own"
         ):
-            step(first, 1, comm.rank)
+            first.train(2)
 
     virtual.run(1, body)
 
 
 def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
-        model = net()
-        optimisers = [
-            sparsify.distribute(
-                torch.optim.SGD(part.parameters(), 0.1), model, sparsify.diloco(every=2), comm
-            )
-            for part in (model.body, model.output)
-        ]
-        unrelated = wrap(comm, sparsify.diloco(every=9))
-        step(unrelated, 0, comm.rank)
-        other = evaluate(unrelated)
-        for number in range(5):
+        model = model_of()
+        parts = [[*model.get_submodule(name).parameters()] for name in ("0", "2")]
+        optimisers = [sparsify.distribute(INNER.sgd(part), model, EVERY_2, comm) for part in parts]
+        unrelated = Worker(sparsify.diloco(every=9), comm)
+        unrelated.train(1)
+        other = unrelated.own()
+        for step in range(5):
             model.zero_grad()
-            images = torch.randn(8, 6, generator=torch.Generator().manual_seed(10 * number + comm.rank))
-            model(images).square().mean().backward()
+            fill(model, comm.rank, step)
             for optimiser in optimisers:
                 optimiser.step()
         own = flat(model)
@@ -125,7 +111,7 @@ def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
                 assert torch.equal(flat(model), anchor)
             with pytest.raises(ValueError, match=r"within `with optimiser\.at_anchor"):
                 optimisers[0].step()
-            assert torch.equal(evaluate(unrelated), other)
+            assert torch.equal(unrelated.own(), other)
         assert torch.equal(flat(model), own)
         return own, anchor
 
@@ -135,75 +121,64 @@ def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
 
 
 def test_at_the_anchor_a_model_may_be_moved_and_left_in_any_order() -> None:
-    def ends(comm: Comm) -> tuple[Tensor, Tensor]:
-        found = []
-        for is_moved in (False, True):
-            own = wrap(comm, sparsify.diloco(every=3))
-            for number in range(8):
-                step(own, number, comm.rank)
-                if is_moved:
-                    kept = flat(own.model)
-                    first, second = own.optimiser.at_anchor(), own.optimiser.at_anchor()
-                    first.__enter__()
-                    anchor = evaluate(own)
-                    own.model.double().float()  # as to save it elsewhere
-                    second.__enter__()
-                    first.__exit__(None, None, None)
-                    assert torch.equal(evaluate(own), anchor)
-                    second.__exit__(None, None, None)
-                    assert torch.equal(flat(own.model), kept)
-            found.append(flat(own.model))
-        return found[0], found[1]
-
-    for plain, moved in virtual.run(2, ends):
-        assert torch.equal(plain, moved)
-
-
-def test_what_would_lose_a_worker_s_steps_is_refused() -> None:
-    """The anchor is loaded in the middle of a round; or a saved state where its values would be replaced."""
-
     def body(comm: Comm) -> None:
-        own = wrap(comm, sparsify.diloco(every=3))
-        for number in range(4):
-            step(own, number, comm.rank)
-        with own.optimiser.at_anchor():
-            anchor = copy.deepcopy(own.model.state_dict())
-            with pytest.raises(ValueError, match="load_state_dict within `with"):
-                own.optimiser.load_state_dict({})
-        own.model.load_state_dict(anchor)
-        with pytest.raises(ValueError, match=r"^body\.weight was loaded or written to"):
-            step(own, 4, comm.rank)
+        moved, plain = (Worker(sparsify.diloco(every=3), comm) for _ in range(2))
+        plain.train(8)
+        for step in range(1, 9):
+            moved.train(step)
+            own = moved.own()
+            first, second = (moved.optimiser.at_anchor() for _ in range(2))
+            first.__enter__()
+            anchor = moved.own()
+            for p in moved.model.parameters():  # as to save it elsewhere
+                p.data = p.data.clone()
+            second.__enter__()
+            first.__exit__(None, None, None)
+            assert torch.equal(moved.own(), anchor)
+            second.__exit__(None, None, None)
+            assert torch.equal(moved.own(), own)
+        assert torch.equal(moved.own(), plain.own())
+
+    virtual.run(2, body)
+
+
+def test_a_loaded_anchor_would_lose_steps_and_the_refusal_names_what_was_written_to() -> None:
+    def body(comm: Comm) -> None:
+        worker = Worker(sparsify.diloco(every=3), comm)
+        worker.train(4)
+        with worker.optimiser.at_anchor():
+            anchor = copy.deepcopy(worker.model.state_dict())
+        worker.model.load_state_dict(anchor)
+        with pytest.raises(ValueError, match=r"^0\.weight was loaded or written to"):
+            worker.train(5)
+        other = Worker(sparsify.localsgd(every=3), comm)
+        other.train(1)
+        other.model.get_parameter("2.weight").data[0, 0] += 1
+        with pytest.raises(
+            ValueError, match=r"^2\.weight was .* Load weights before sparsify\.distribute or"
+        ):
+            other.train(2)
 
     virtual.run(1, body)
 
 
-def test_the_refusal_names_what_was_written_to() -> None:
-    def body(comm: Comm) -> None:
-        own = wrap(comm, sparsify.localsgd(every=3))
-        step(own, 0, comm.rank)
-        own.model.output.weight.data[0, 0] += 1
-        with pytest.raises(ValueError, match=r"^output\.weight was loaded or written to"):
-            step(own, 1, comm.rank)
+class Half(Outer):
+    """An outer step of a user's own, that does not say what it is."""
 
-    virtual.run(1, body)
+    lr = 0.5
+
+    def step(self, anchor: Any, drift: Any, state: Any) -> None:
+        torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
 
 
 def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
-    def body(comm: Comm) -> str:
-        model = net()
+    def body(comm: Comm) -> None:
         outer = Half()
         outer.lr = 0.5 + 0.1 * comm.rank
-        try:
-            sparsify.distribute(
-                torch.optim.SGD(model.parameters(), 0.1), model, Local(2, sparsify.topk(0.5), outer), comm
-            )
-        except RuntimeError as error:
-            return str(error)
-        return "nothing"
+        with pytest.raises(RuntimeError, match=r"the workers disagree on strategy.*Half\(lr=0.6\)"):
+            Worker(Local(2, sparsify.topk(0.5), outer), comm)
 
-    for said in virtual.run(2, body):
-        assert "the workers disagree on strategy" in said
-        assert "Half(lr=0.6)" in said
+    virtual.run(2, body)
 
 
 class Master(torch.optim.Optimizer):
@@ -223,28 +198,26 @@ class Master(torch.optim.Optimizer):
                 p.copy_(master)
 
 
-@pytest.mark.parametrize("strategy", ["diloco", "streaming_diloco", "sparseloco"])
-def test_master_weights_follow_the_exchange(strategy: str) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [
+        ("diloco", {}),
+        ("streaming_diloco", {"fragments": 2, "delay": 1}),
+        ("sparseloco", {"density": 0.3}),
+    ],
+)
+def test_master_weights_follow_the_exchange(strategy: str, own: dict[str, Any]) -> None:
     """Otherwise each worker would go on from its own, as if nothing had been exchanged."""
-    own: dict[str, Any] = {"fragments": 2, "delay": 1} if strategy == "streaming_diloco" else {}
-    own |= {"density": 0.3} if strategy == "sparseloco" else {}
 
-    def body(comm: Comm, inner: Callable[[Any], torch.optim.Optimizer]) -> Tensor:
-        model = net()
-        trained = [p for p in model.parameters() if p.requires_grad]
-        optimiser = sparsify.distribute(inner(trained), model, sparsify.build(strategy, every=3, **own), comm)
-        wrapped_model = Wrapped(model, optimiser.optimiser, optimiser)
-        for number in range(14):
-            step(wrapped_model, number, comm.rank)
-        return flat(model)
-
-    def plain(params: Any) -> torch.optim.Optimizer:
-        return torch.optim.SGD(params, lr=0.05, momentum=0.9)
+    def body(comm: Comm, inner: MakeInner) -> Tensor:
+        built = sparsify.build(strategy, every=3, **own)
+        worker = Worker(built, comm, inner, model_of(dtype=torch.float32))
+        worker.train(14)
+        return worker.own()
 
     with_master = virtual.run(2, lambda comm: body(comm, lambda params: Master(params, lr=0.05)))
-    without = virtual.run(2, lambda comm: body(comm, plain))
-    for ours, theirs in zip(with_master, without, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    without = virtual.run(2, lambda comm: body(comm, INNER.momentum))
+    torch.testing.assert_close(with_master, without, rtol=1e-4, atol=1e-5)
 
 
 class Averaged(torch.optim.SGD):
@@ -253,59 +226,6 @@ class Averaged(torch.optim.SGD):
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
-
-
-def test_optimisers_with_weights_of_their_own_are_refused() -> None:
-    def body(comm: Comm) -> None:
-        model = net()
-        with pytest.raises(ValueError, match="Averaged has the modes train and eval"):
-            sparsify.distribute(Averaged(model.parameters(), 0.1), model, sparsify.diloco(every=2), comm)
-
-    virtual.run(1, body)
-
-
-def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_made() -> None:
-    def sent(comm: Comm, every: int, **options: Any) -> list[float]:
-        strategy = Local(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
-        model = nn.Linear(64, 64)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm, **options)
-        densities = []
-        for number in range(12):
-            if not options:
-                optimiser.epoch = number // 6
-            optimiser.zero_grad()
-            model(torch.randn(4, 64)).square().mean().backward()
-            optimiser.step()
-            if (number + 1) % every == 0:
-                densities.append(round(there(optimiser).sent_density, 2))
-        return densities
-
-    for every in (2, 3, 6):
-        (counted,) = virtual.run(1, partial(sent, every=every, steps_per_epoch=6))
-        (told_epoch,) = virtual.run(1, partial(sent, every=every))
-        assert counted == told_epoch == [0.5] * (6 // every) + [0.02] * (6 // every)
-
-
-def test_a_moment_that_one_worker_lacks_is_refused_by_all() -> None:
-    def body(comm: Comm) -> str:
-        model = model_of()
-        optimiser = wrapped(INNER.adamw, model, sparsify.desloc(2, 1, 1), comm)
-        for number in range(2):
-            optimiser.zero_grad()
-            fill(model, comm.rank, number)
-            if comm.rank == 1:
-                model.get_parameter("2.bias").grad = None
-            try:
-                optimiser.step()
-            except ValueError as error:
-                return str(error)
-        return "nothing"
-
-    for said in virtual.run(2, body):
-        assert "AdamW keeps no 'exp_avg' of 2.bias to be averaged (rank 1)" in said
-
-
-# --- steps that are not local
 
 
 class Averaging(torch.optim.SGD):
@@ -319,26 +239,45 @@ class Averaging(torch.optim.SGD):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_an_optimiser_that_communicates_in_its_step_is_refused() -> None:
-    model = net()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    sharing = ZeroRedundancyOptimizer(trained, torch.optim.SGD, lr=0.1)
+def test_optimisers_that_keep_other_weights_or_communicate_in_their_steps_are_refused() -> None:
+    def worker_of(make: Any, **options: Any) -> Worker:
+        return Worker(EVERY_2, None, lambda params: make(params, lr=0.1, **options))
+
+    with pytest.raises(ValueError, match="Averaged has the modes train and eval"):
+        worker_of(Averaged)
     with pytest.raises(ValueError, match="ZeroRedundancyOptimizer shares the parameters out"):
-        sparsify.distribute(sharing, model, sparsify.diloco(every=2))
-    inner = Averaging(trained, lr=0.1)
-    own = Wrapped(model, inner, sparsify.distribute(inner, model, sparsify.diloco(every=2)))
+        worker_of(ZeroRedundancyOptimizer, optimizer_class=torch.optim.SGD)
     with pytest.raises(ValueError, match="Averaging communicates with other workers within its step"):
-        step(own, 0, 0)
-    plain = torch.optim.SGD(trained, lr=0.1)
-    own = Wrapped(model, plain, sparsify.distribute(plain, model, sparsify.diloco(every=2)))
-    plain.register_step_post_hook(reduce_something)
-    for number in range(4):
-        step(own, number, 0)
+        worker_of(Averaging).train(1)
+    plain = worker_of(torch.optim.SGD)
+    plain.optimiser.optimiser.register_step_post_hook(reduce_something)
+    plain.train(4)
 
 
 def reduce_something(*_: Any) -> None:
-    """As for a log."""
+    """Communicate as for a log."""
     dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("every", [2, 3, 6])
+def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_made(every: int) -> None:
+    def body(comm: Comm, **options: Any) -> list[float]:
+        strategy = Local(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
+        model = nn.Linear(64, 64)
+        optimiser = wrapped(INNER.sgd, model, strategy, comm, **options)
+        densities = []
+        for number in range(12):
+            if not options:
+                optimiser.epoch = number // 6
+            optimiser.zero_grad()
+            model(torch.randn(4, 64)).square().mean().backward()
+            optimiser.step()
+            if (number + 1) % every == 0:
+                densities.append(round(there(optimiser.last_report).sent_density, 2))
+        return densities
+
+    expected = [0.5] * (6 // every) + [0.02] * (6 // every)
+    assert virtual.run(1, partial(body, steps_per_epoch=6)) == virtual.run(1, body) == [expected]
 
 
 # --- states of any optimizer
@@ -359,84 +298,63 @@ class SignMomentum(torch.optim.Optimizer):
                 p.sub_(momentum.sign(), alpha=group["lr"])
 
 
-class Half(Outer):
-    """An outer step of a user's own, that does not say what it is."""
-
-    lr = 0.5
-
-    def step(self, anchor: Any, drift: Any, state: Any) -> None:
-        torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
-
-
 INNERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "SGD": lambda ps: torch.optim.SGD(ps, lr=0.02, momentum=0.9),
+    "SGD": INNER.momentum,
     "Muon": lambda ps: torch.optim.Muon(ps, lr=0.02),
     "Adafactor": lambda ps: torch.optim.Adafactor(ps, lr=0.02),
     "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.02),
     "one's own": SignMomentum,
 }
-METHODS: dict[str, Any] = {
-    "topk": sparsify.topk(0.5),
-    "diloco": sparsify.diloco(every=2),
-    "own outer step": lambda: Local(2, sparsify.topk(0.5), Half()),
-}
+METHODS = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
 
 
-@pytest.mark.parametrize("method", METHODS)
+class Pair:
+    """A model of one matrix, and what averages it."""
+
+    def __init__(self, inner: str, method: Any, comm: Comm) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model = nn.Linear(6, 3, bias=False)
+        self.rank = comm.rank
+        self.optimiser: Any = sparsify.distribute(
+            INNERS[inner](self.model.parameters()), self.model, method, comm
+        )
+
+    def train(self, steps: range) -> None:
+        for number in steps:
+            self.optimiser.zero_grad()
+            draws = torch.Generator().manual_seed(100 * number + self.rank)
+            self.model(torch.randn(5, 6, generator=draws)).square().mean().backward()
+            self.optimiser.step()
+
+
 @pytest.mark.parametrize("inner", INNERS)
-def test_training_resumes_to_the_bit_with_any_inner_optimiser(inner: str, method: str) -> None:
-    def body(comm: Comm) -> tuple[Tensor, Tensor]:
-        def made(weights: Tensor | None = None) -> tuple[nn.Module, Any]:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                model = nn.Linear(6, 3, bias=False)
-            if weights is not None:
-                model.load_state_dict({"weight": weights})
-            chosen = METHODS[method]
-            strategy = chosen() if method == "own outer step" else chosen
-            return model, sparsify.distribute(INNERS[inner](model.parameters()), model, strategy, comm)
+def test_training_resumes_to_the_bit_with_any_inner_optimiser(inner: str) -> None:
+    def body(comm: Comm, method: Any) -> None:
+        first = Pair(inner, method, comm)
+        first.train(range(3))
+        saved = copy.deepcopy(first.optimiser.state_dict())
+        weights = copy.deepcopy(first.model.state_dict())
+        first.train(range(3, 6))
+        for num_loads in (1, 2):
+            again = Pair(inner, method, comm)
+            again.model.load_state_dict(weights)
+            for _ in range(num_loads):
+                again.optimiser.load_state_dict(copy.deepcopy(saved))
+            again.train(range(3, 6))
+            assert torch.equal(flat(again.model), flat(first.model))
 
-        def train(model: nn.Module, optimiser: Any, steps: range) -> Tensor:
-            for number in steps:
-                optimiser.zero_grad()
-                fill_of(model, comm.rank, number)
-                optimiser.step()
-            return flat(model)
-
-        model, optimiser = made()
-        train(model, optimiser, range(3))
-        saved = copy.deepcopy(optimiser.state_dict())
-        weights = model.get_parameter("weight").detach().clone()
-        end = train(model, optimiser, range(3, 6))
-        ends = []
-        for _ in range(2):  # into one that has loaded nothing yet, and again
-            model, optimiser = made(weights)
-            optimiser.load_state_dict(copy.deepcopy(saved))
-            optimiser.load_state_dict(copy.deepcopy(saved))
-            ends.append(train(model, optimiser, range(3, 6)))
-        assert torch.equal(*ends)
-        return end, ends[0]
-
-    for end, resumed in virtual.run(2, body):
-        assert torch.equal(end, resumed)
-
-
-def fill_of(model: nn.Module, rank: int, number: int) -> None:
-    draws = torch.Generator().manual_seed(100 * number + rank)
-    model(torch.randn(5, 6, generator=draws)).square().mean().backward()
+    for method in METHODS:
+        virtual.run(2, partial(body, method=method))
 
 
 def test_the_state_of_another_kind_of_optimiser_is_still_refused() -> None:
     def body(comm: Comm) -> None:
-        states = {}
-        for name in ("Muon", "SGD"):
-            model = nn.Linear(6, 3, bias=False)
-            optimiser = sparsify.distribute(INNERS[name](model.parameters()), model, sparsify.topk(0.5), comm)
-            fill_of(model, 0, 0)
-            optimiser.step()
-            states[name] = optimiser.state_dict()
+        muon, sgd = (Pair(name, sparsify.topk(0.5), comm) for name in ("Muon", "SGD"))
+        muon.train(range(1))
+        sgd.train(range(1))
         with pytest.raises(ValueError, match="is of another optimiser than SGD"):
-            optimiser.load_state_dict(states["Muon"])
+            sgd.optimiser.load_state_dict(muon.optimiser.state_dict())
 
     virtual.run(1, body)
 
@@ -455,12 +373,9 @@ def test_a_change_of_any_type_is_noticed() -> None:
 def test_a_scripted_model_is_wrapped() -> None:
     def body(comm: Comm) -> Tensor:
         with pytest.warns(FutureWarning, match=r"torch\.jit\.script"):
-            model = torch.jit.script(nn.Linear(6, 3))
-        optimiser = wrapped(INNER.sgd, model, sparsify.localsgd(every=1), comm)
-        optimiser.zero_grad()
-        fill_of(model, comm.rank, 0)
-        optimiser.step()
-        return flat(model)
+            model: Any = torch.jit.script(model_of())
+        worker = Worker(sparsify.localsgd(every=1), comm, model=model)
+        worker.train(1)
+        return worker.own()
 
-    first, second = virtual.run(2, body)
-    assert torch.equal(first, second)
+    assert torch.equal(*virtual.run(2, body))

@@ -11,42 +11,47 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.strategy import HeavyBall, Nesterov, Plain
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Plain
 from sparsify.method import Dense
-from sparsify.methods.noloco import PairAverage
+from sparsify.methods.noloco import PairAverage, pairs
 from sparsify.methods.qgz import QuantisedReduce
-from tests.sparsify.local.test_local import INNER, Inner, anchor, flat, live, model_of, there, wrapped
+from sparsify.types import BucketContext, SeenStep
+from tests.conftest import there
+from tests.sparsify.local.rounds import EVERY, INNER, SIZE, Inner, MakeInner, Worker, flat, live, model_of
 
-SIZE, EVERY, ROUNDS, SIDE, K = 3, 4, 6, 4, 2
+ROUNDS, SIDE, K = 6, 4, 2
 SHAPE = (8, 12)  # six chunks of 4 x 4
 
 
-def moved(rank: int, turn: int) -> Tensor:
-    """By how much the local steps of a round move a worker's parameters, whatever they are."""
+def drift(rank: int, turn: int) -> Tensor:
+    """Return anchor less parameters after the local steps of a round, whatever they are."""
     draws = torch.Generator().manual_seed(100 * turn + rank)
     return torch.randn(SHAPE, generator=draws, dtype=torch.float64)
 
 
-def anchors(strategy: Any) -> list[Tensor]:
-    """The anchor at the end of the rounds, of each worker."""
+def begin_at_zero(model: nn.Linear, strategy: Local, comm: Comm, **options: Any) -> Worker:
+    """Wrap a model of one fragment, with zeros for parameters and anchor."""
+    nn.init.zeros_(model.weight)
+    return Worker(strategy, comm, INNER.sgd, model, **options)
+
+
+def anchors(strategy: Local, size: int = SIZE, **options: Any) -> list[Tensor]:
+    """Return the anchor of each worker at the end of the rounds, in which only first steps move anything."""
 
     def body(comm: Comm) -> Tensor:
         model = nn.Linear(SHAPE[1], SHAPE[0], bias=False, dtype=torch.float64)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm)
-        with torch.no_grad():
-            model.weight.zero_()
-            optimiser.fragments[0].anchor[0].zero_()
+        worker = begin_at_zero(model, strategy, comm, **options)
         for turn in range(ROUNDS):
             for step in range(EVERY):
-                model.weight.grad = -moved(comm.rank, turn) / 0.05 * (step == 0)
-                optimiser.step()
-        return anchor(optimiser, model)
+                model.weight.grad = drift(comm.rank, turn) / 0.05 * (step == 0)
+                worker.optimiser.step()
+        return worker.anchor().view(SHAPE)
 
-    return virtual.run(SIZE, body)
+    return virtual.run(size, body)
 
 
 def chunks(matrix: Any) -> Any:
-    """A view (6, 4, 4) of its chunks, as a copy; and back by `whole`."""
+    """Return the chunks (6, 4, 4) of a matrix as rows, a copy; `whole` is the way back."""
     rows, columns = SHAPE
     return matrix.reshape(rows // SIDE, SIDE, columns // SIDE, SIDE).swapaxes(1, 2).reshape(-1, SIDE * SIDE)
 
@@ -57,14 +62,16 @@ def whole(parts: Any) -> Any:
 
 
 def sparseloco_in_numpy(lr: float, decay: float, senders: bool, clip: bool, momentum: float) -> Any:
-    """Algorithm 1, with the changes that public codes make to it."""
-    theta, velocity = np.zeros(SHAPE), np.zeros(SHAPE)
+    """Return the last anchor of algorithm 1, with the changes that public codes make to it."""
+    theta = np.zeros(SHAPE)
+    velocity = np.zeros(SHAPE)
     residuals = [np.zeros(SHAPE) for _ in range(SIZE)]
     for turn in range(ROUNDS):
         sent = []
         for rank in range(SIZE):
-            acc = decay * residuals[rank] - moved(rank, turn).numpy()
-            rows, kept = chunks(acc), np.zeros((6, SIDE * SIDE))
+            acc = decay * residuals[rank] + drift(rank, turn).numpy()
+            rows = chunks(acc)
+            kept = np.zeros((6, SIDE * SIDE))
             best = np.argsort(-np.abs(rows), axis=1)[:, :K]
             np.put_along_axis(kept, best, np.take_along_axis(rows, best, 1), 1)
             sent.append(whole(kept))
@@ -78,9 +85,13 @@ def sparseloco_in_numpy(lr: float, decay: float, senders: bool, clip: bool, mome
     return theta
 
 
-@pytest.mark.parametrize("senders", [False, True])
-@pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize(("decay", "momentum"), [(0.95, 0.0), (1.0, 0.0), (0.9, 0.5)])
+@pytest.mark.parametrize(
+    ("senders", "clip", "decay", "momentum"),
+    [
+        (False, False, 0.95, 0.0), (True, True, 0.95, 0.0), (True, False, 1.0, 0.0), (False, True, 1.0, 0.0),
+        (True, True, 0.9, 0.5), (False, False, 0.9, 0.5),
+    ],
+)  # fmt: skip
 def test_sparseloco_is_algorithm_1_whatever_is_switched_on(
     senders: bool, clip: bool, decay: float, momentum: float
 ) -> None:
@@ -92,27 +103,66 @@ def test_sparseloco_is_algorithm_1_whatever_is_switched_on(
     assert all(torch.equal(first, other) for other in others)
     expected = sparseloco_in_numpy(0.8, decay, senders, clip, momentum)
     # Norms travel as fp32.
-    np.testing.assert_allclose(first.view(SHAPE).numpy(), expected, rtol=0, atol=1e-6 if clip else 1e-12)
+    np.testing.assert_allclose(first.numpy(), expected, rtol=0, atol=1e-6 if clip else 1e-12)
 
 
 def test_sparseloco_whole_without_decay_is_local_sgd() -> None:
     """Density 1, no decay, plain numbers: plain averaging of the drift."""
     strategy = sparsify.sparseloco(every=EVERY, density=1.0, decay=1.0, code="as_is")
-    for ours, theirs in zip(
-        live(strategy)[0].anchors, live(sparsify.localsgd(every=EVERY))[0].anchors, strict=True
-    ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    ours, theirs = (live(each)[0].anchors for each in (strategy, sparsify.localsgd(every=EVERY)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> None:
+    """Worker by worker."""
+    strategy = sparsify.noloco(every=EVERY, lr=0.6, momentum=0.5)
+    assert ANCHORS_AGREE in strategy.broken_laws()
+    found = anchors(strategy, size, seed=3)
+    phi = [torch.zeros(SHAPE, dtype=torch.float64)] * size
+    momentum = list(phi)
+    draws = strategy.method.init(torch.empty(phi[0].numel()), BucketContext(3, 0, 0))
+    for turn in range(ROUNDS):
+        routes = dict(pairs(size, draws.key()))
+        pulled = []
+        for rank in range(size):
+            both = [rank, routes.get(rank, rank)]
+            moved = torch.stack([drift(each, turn) for each in both]).mean(0)
+            mean = torch.stack([phi[each] for each in both]).mean(0)
+            momentum[rank] = 0.5 * momentum[rank] - 0.6 * moved + 0.6 * (mean - phi[rank])
+            pulled.append(phi[rank] + momentum[rank])
+        phi = pulled
+    torch.testing.assert_close(found, phi, rtol=1e-12, atol=1e-12)
+    assert torch.equal(found[0], found[1]) == (size == 2)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_them(size: int) -> None:
+    """All are charged what a worker with a partner sends, as for every collective; nobody alone counts."""
+    strategy = sparsify.noloco(every=EVERY)
+    histories = live(strategy, size, ROUNDS * EVERY, check=False)
+    n = flat(model_of()).numel()
+    nbytes = n * torch.float64.itemsize * (size > 1)
+    for history in histories:
+        assert history.worker.optimiser.num_elements == n
+        assert history.sent == history.counted == [*[0] * (EVERY - 1), 2 * nbytes] * ROUNDS
+    seen = SeenStep(((n,),), n, torch.float64, size, 0, [])
+    assert strategy.method.promised(seen) == (nbytes, nbytes)
+    draws = strategy.method.init(torch.empty(n), BucketContext(0, 0, 0))
+    for _ in range(ROUNDS):
+        route = pairs(size, draws.key())
+        assert len({source for source, _ in route}) == len(route) == size - size % 2
 
 
 @pytest.mark.parametrize("inner", Inner._fields)
-@pytest.mark.parametrize("name", ["sparseloco", "streaming_diloco", "muloco", "diloco", "localsgd"])
-def test_published_methods_agree_with_every_inner_optimiser(name: str, inner: str) -> None:
-    own: dict[str, Any] = {"fragments": 2} if name == "streaming_diloco" else {}
-    strategy = sparsify.build(name, every=EVERY, **own)
-    first, *others = live(strategy, inner=getattr(INNER, inner))
-    for other in others:
-        assert torch.equal(first.anchors[-1], other.anchors[-1])
-    assert not torch.equal(first.anchors[-1], flat(model_of()))
+def test_published_methods_agree_with_every_inner_optimiser(inner: str) -> None:
+    make: MakeInner = getattr(INNER, inner)
+    for name in ("sparseloco", "streaming_diloco", "muloco", "diloco", "localsgd"):
+        own: dict[str, Any] = {"fragments": 2} if name == "streaming_diloco" else {}
+        first, *others = live(sparsify.build(name, every=EVERY, **own), inner=make)
+        for other in others:
+            assert torch.equal(first.anchors[-1], other.anchors[-1]), name
+        assert not torch.equal(first.anchors[-1], flat(model_of())), name
 
 
 def test_a_chunk_of_4096_takes_112_bytes_and_a_tensor_its_scales() -> None:
@@ -120,10 +170,10 @@ def test_a_chunk_of_4096_takes_112_bytes_and_a_tensor_its_scales() -> None:
 
     def body(comm: Comm) -> int:
         model = nn.Linear(256, 128, bias=False)  # eight chunks of 64 x 64
-        optimiser = wrapped(INNER.sgd, model, sparsify.sparseloco(every=1), comm)
+        worker = Worker(sparsify.sparseloco(every=1), comm, INNER.sgd, model)
         model.weight.grad = torch.randn(128, 256, generator=torch.Generator().manual_seed(comm.rank))
-        optimiser.step()
-        return int(there(optimiser).wire_bytes)
+        worker.optimiser.step()
+        return worker.report().wire_bytes
 
     assert virtual.run(2, body) == [8 * 112 + 16] * 2
 
@@ -133,19 +183,16 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
 
     def body(comm: Comm) -> tuple[Tensor, int]:
         model = nn.Linear(8, 1, bias=False)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm)
-        with torch.no_grad():
-            model.weight.zero_()
-            optimiser.fragments[0].anchor[0].zero_()
+        optimiser = begin_at_zero(model, strategy, comm).optimiser
         optimiser.step()
         model.weight.grad = torch.tensor([[1.0, -0.7, 0.3, 0.2, 0.05, 0.009, 0.007, -0.0]]) / 0.05
-        drifts: list[Tensor] = []
-        optimiser.fragments[0].watch = lambda average: drifts.extend(piece.clone() for piece in average)
+        averages: list[Tensor] = []
+        optimiser.fragments[0].watch = lambda average: averages.extend(piece.clone() for piece in average)
         optimiser.step()
-        return drifts[0], there(optimiser).wire_bytes
+        return averages[0], there(optimiser.last_report).wire_bytes
 
-    (drift, nbytes), _ = virtual.run(2, body)
-    assert drift.tolist() == [1.0, -0.5, 0.25, 0.25, 0.0625, 0.015625, 0.0, 0.0]
+    (average, nbytes), _ = virtual.run(2, body)
+    assert average.tolist() == [1.0, -0.5, 0.25, 0.25, 0.0625, 0.015625, 0.0, 0.0]
     assert nbytes == 8 // 2 + 4
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from sparsify.comm import Comm, virtual
 from sparsify.local.strategy import Local, Plain
 from sparsify.method import Dense
-from tests.sparsify.local.test_local import anchor, flat, wrapped
+from tests.sparsify.local.rounds import Worker
 
 # By delay and mix: of the fragment that a step of 3, 6, 9, 12, 15 exchanges, the replica and its anchor then.
 # Where the last anchor is missing, theirs stopped before it wrote it. Their mix of 1 is left out: no replica
@@ -38,16 +38,17 @@ def test_fragments_delay_and_mix_give_torchfts_published_numbers(delay: int, mix
         for p in model.parameters():
             nn.init.ones_(p)
         strategy = Local(6, Dense("layer"), Plain(2.0), fragments=2, delay=delay, mix=mix)
-        optimiser = wrapped(lambda ps: torch.optim.SGD(ps, lr=1.0), model, strategy, comm)
-        own, anchors = list[float](), list[float]()
+        worker = Worker(strategy, comm, lambda ps: torch.optim.SGD(ps, lr=1.0), model)
+        own = list[float]()
+        anchors = list[float]()
         for step in range(1 - delay, 16):
             for p in model.parameters():
                 p.grad = torch.full_like(p, 2.0 if step > 0 else 0.0)
-            optimiser.step()
+            worker.optimiser.step()
             if step > 0 and step % 3 == 0:
                 which = 1 if step % 2 else 0  # ours exchanges the first fragment at the end of a round
-                own.append(float(flat(model)[which]))
-                anchors.append(float(anchor(optimiser, model)[which]))
+                own.append(float(worker.own()[which]))
+                anchors.append(float(worker.anchor()[which]))
         return own, anchors
 
     published = PUBLISHED[delay, mix]

@@ -59,7 +59,11 @@ def step(wrapped: Wrapped, number: int, rank: int) -> None:
 
 
 def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], object]) -> None:
-    state = {name: torch.randn_like(tensor) for name, tensor in wrapped.model.state_dict().items()}
+    """Load other weights, but for those that are frozen."""
+    state = {
+        name: tensor if name.startswith("frozen") else torch.randn_like(tensor)
+        for name, tensor in wrapped.model.state_dict().items()
+    }
     load(wrapped.model, state)
 
 
@@ -155,6 +159,13 @@ def resume(wrapped: Wrapped) -> None:
     wrapped.model.load_state_dict(weights)
 
 
+def load_others_and_resume(wrapped: Wrapped) -> None:
+    """Load the state after the model: its parameters are the worker's own."""
+    saved = copy.deepcopy(wrapped.optimiser.state_dict())
+    load_others(wrapped, nn.Module.load_state_dict)
+    wrapped.optimiser.load_state_dict(saved)
+
+
 NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
     "nothing": lambda wrapped: None,
     "loaded again": load_again,
@@ -163,6 +174,7 @@ NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
     "evaluated": evaluate,
     "evaluated at the anchor": evaluate_anchor,
     "resumed": resume,
+    "loaded, and then resumed": load_others_and_resume,
 }
 
 
