@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-import torch
 
 from experiments.training import datasets
 from experiments.training.settings import Train
@@ -48,15 +48,15 @@ def test_phases_are_added_up_and_the_rest_is_unaccounted() -> None:
     assert timer.resolve(alone) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "synchronised"), [("serialised", 4), ("production", 0), ("as_published", 0)]
-)
-def test_only_serialised_waits_for_the_device_within_a_step(mode: str, synchronised: int) -> None:
-    calls = []
-    timer = PhaseTimer(mode, Clock(), synchronise=lambda: calls.append(1))
-    with timer.step(), timer.phase("forward"):
-        pass
-    assert len(calls) == synchronised
+def test_only_serialised_waits_for_the_device_within_a_step() -> None:
+    for mode, num_waits in (("serialised", 4), ("production", 0), ("as_published", 0)):
+        synchronise = Mock()
+        timer = PhaseTimer(mode, Clock(), synchronise)
+        with timer.step(), timer.phase("forward"):
+            pass
+        assert synchronise.call_count == num_waits, mode
+    with pytest.raises(ValueError, match=", ".join(MODES)):
+        PhaseTimer("fast")
 
 
 def test_production_splits_collectives_by_the_shortest_over_the_ranks() -> None:
@@ -101,48 +101,36 @@ def test_a_step_that_failed_is_no_sample() -> None:
     assert len(timer.resolve(alone)) == 1
 
 
-def test_an_unknown_mode_lists_the_modes() -> None:
-    with pytest.raises(ValueError, match=", ".join(MODES)):
-        PhaseTimer("fast")
+def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
+    """Train on two virtual ranks; return their logs."""
 
-
-def trained(mode: str, method: str = "topk", steps: int = 12, **task: object) -> list[Lines]:
-    """Train the VGG-16 of the digits (14.7 million gradients) on two virtual ranks; returns their logs."""
-    torch.set_num_threads(1)
-    name = "vgg16_digits" if steps < 10 else "cnn_digits"
-    data = datasets.load("digits32" if steps < 10 else "digits", None, CPU)
-    train = Train(validate="epoch" if steps >= 10 else "never")
     # The published operators: the fast ones would leave too little to be told apart from nothing.
-    how: dict[str, Any] = {
-        "name": name, "task": task, "data": data, "steps": steps, "train": train, "select": "torch",
-    }  # fmt: skip
-
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
-        trainer(comm, PhaseTimer(mode, comm.now), method, log, **how).run()
+        trainer(comm, PhaseTimer(mode, comm.now), method, log, select="torch", **settings).run()
         return log
 
     return virtual.run(2, body)
 
 
-def test_serialised_phases_add_up_to_the_step_within_2_percent() -> None:
-    for log in trained("serialised", steps=3, batch_size=8):
-        for step in log.of("step"):
+def test_serialised_phases_add_up_to_the_step_and_the_control_spends_next_to_nothing_on_selection() -> None:
+    """Of the VGG-16 of the digits (14.7 million gradients); Top-k's own share, beside it, is not small."""
+    task = {"batch_size": 8}
+    data = datasets.load("digits32", None, CPU)
+    share = {}
+    for method in ("control", "topk"):
+        logs = trained("serialised", method, name="vgg16_digits", data=data, steps=2, task=task)
+        for step in (step for log in logs for step in log.of("step")):
             assert set(step["phases"]) == {*EXPLAINED, "wait", "transfer"}
             explained = math.fsum(step["phases"].values())
             assert 0.98 * step["step_s"] <= explained <= step["step_s"]
-
-
-def test_the_control_method_spends_next_to_nothing_on_selection() -> None:
-    """Of a step with 14.7 million gradients; Top-k's own share, beside it, is not small."""
-    share = {}
-    for method in ("control", "topk"):
-        step = trained("serialised", method, steps=3, batch_size=8)[0].of("step")[-1]
-        share[method] = step["phases"]["select"] / step["step_s"]
+        last = logs[0].of("step")[-1]
+        share[method] = last["phases"]["select"] / last["step_s"]
     assert share["control"] < 0.02
     assert share["topk"] > 0.1
 
 
 def test_as_published_communication_is_one_unsplit_wait() -> None:
-    phases = [set(step["phases"]) for log in trained("as_published") for step in log.of("step")]
+    logs = trained("as_published", "topk", steps=6, train=Train(validate="epoch"))
+    phases = [set(step["phases"]) for log in logs for step in log.of("step")]
     assert set.union(*phases) <= {*EXPLAINED, "synchronize", "validate"}
