@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
@@ -19,10 +19,9 @@ from experiments.training.language.optimisers import MuonBesideAdamW
 from experiments.training.replicas.shared import set_learning_rate, step
 from experiments.training.task import Task
 from experiments.worker.memory import remembered_bytes
-from tests.training.test_text import rhyme
+from tests.training.tasks import CPU, backward, batches_of, learn, model_of, rhyme
 from tests.worker.runs import stopped_and_straight
 
-CPU = torch.device("cpu")
 SMALL = {"width": 16, "layers": 2, "heads": 2, "batch_size": 10, "lr_warmup_epochs": 0}
 LEARNS = {"adamw": 0.01, "muon": 0.02, "sgd": 0.1}  # learning rates
 
@@ -43,11 +42,6 @@ def words(model: GPT, rows: int = 3) -> Tensor:
     return torch.randint(len(model.words.weight), shape, generator=torch.Generator().manual_seed(1))
 
 
-def backward(task: Task, model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
-    model.zero_grad()
-    task.loss(model(batch[0]), batch[1]).backward()
-
-
 def test_a_later_word_changes_no_earlier_output() -> None:
     model = network()
     asked = words(model)
@@ -58,27 +52,19 @@ def test_a_later_word_changes_no_earlier_output() -> None:
         after = model(other)
         assert torch.equal(after[:, :place], before[:, :place])
         assert (after[:, place:] != before[:, place:]).any(-1).all()  # and all that follow see it
+    assert torch.allclose(model(asked[:, :5]), before[:, :5], rtol=1e-12)  # and so does a shorter text
 
 
-def test_a_shorter_text_has_the_beginning_of_a_longer_one_s_outputs() -> None:
-    model = network()
-    asked = words(model)
-    assert torch.allclose(model(asked[:, :5]), model(asked)[:, :5], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "classes", "length", "parameters"),
-    [
+def test_presets_are_as_large_as_they_say() -> None:
+    for name, classes, length, parameters in (
         ("gpt_ptb", 10_000, 35, 1_681_280),
         ("gpt_ptbchars", 51, 64, 411_520),
         ("gpt10m_ptbchars", 51, 64, 10_691_712),
-    ],
-)
-def test_presets_are_as_large_as_they_say(name: str, classes: int, length: int, parameters: int) -> None:
-    with torch.device("meta"):
-        model = TASKS.build(name, {}).network(0, length, classes)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert f"{parameters:,}" in TASKS.docstring(name)
+    ):
+        with torch.device("meta"):
+            model = TASKS.build(name, {}).network(0, length, classes)
+        assert sum(p.numel() for p in model.parameters()) == parameters
+        assert f"{parameters:,}" in TASKS.docstring(name)
 
 
 def test_a_new_one_knows_nothing_and_its_stream_does_not_grow_with_its_layers() -> None:
@@ -98,15 +84,7 @@ def test_a_new_one_knows_nothing_and_its_stream_does_not_grow_with_its_layers() 
 
 @pytest.mark.parametrize("optimiser", LEARNS)
 def test_each_optimiser_learns_a_rhyme(optimiser: str, tmp_path: Path) -> None:
-    data = rhyme(tmp_path)
-    task = built(optimiser=optimiser, lr=LEARNS[optimiser])
-    model = task.model(data, 0, CPU, torch.float32)
-    inner, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
-    before = task.evaluate(model, data, torch.float32)
-    for done in range(60):
-        backward(task, model, next(batches))
-        step(inner, task.learning_rate(done, 6))  # of 10 epochs
-    after = task.evaluate(model, data, torch.float32)
+    before, after = learn(built(optimiser=optimiser, lr=LEARNS[optimiser]), rhyme(tmp_path), steps=60)
     assert after.loss < before.loss / 2
     assert after.top1 is not None
     assert after.top1 > 90
@@ -141,44 +119,21 @@ def test_matrices_of_layers_are_muon_s_and_all_else_adamw_s() -> None:
 
 
 def test_it_steps_as_muon_and_adamw_do_by_themselves(tmp_path: Path) -> None:
-    data, task = rhyme(tmp_path), built(optimiser="muon", muon_factor=2.0)
-    models = [task.model(data, 0, CPU, torch.float32) for _ in range(2)]
-    together, alone = task.optimiser(models[0]), task.optimiser(models[1])
+    data = rhyme(tmp_path)
+    task = built(optimiser="muon", muon_factor=2.0)
+    models = [model_of(task, data) for _ in range(2)]
+    together, alone = map(task.optimiser, models)
     assert isinstance(alone, MuonBesideAdamW)
-    batches = task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
+    batches = batches_of(task, data)
     for _ in range(3):
         batch = next(batches)
         for model in models:
             backward(task, model, batch)
         step(together, 0.01)
-        for group in (*alone.muon.param_groups, *alone.adamw.param_groups):
-            group["lr"] = 0.01 * group["lr_factor"]
-        alone.muon.step(), alone.adamw.step()
+        set_learning_rate(alone, 0.01)
+        alone.muon.step()
+        alone.adamw.step()
     assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
-
-
-@pytest.mark.parametrize("optimiser", LEARNS)
-def test_a_state_that_was_saved_goes_on_to_the_same_bits(optimiser: str, tmp_path: Path) -> None:
-    data, task = rhyme(tmp_path), built(optimiser=optimiser)
-    model = task.model(data, 0, CPU, torch.float32)
-    inner = task.optimiser(model)
-    batches = [
-        next(task.batches(data, 0, 1, 0, torch.Generator(), torch.float32, first=at)) for at in range(6)
-    ]
-    for batch in batches[:3]:
-        backward(task, model, batch)
-        step(inner, 0.01)
-    torch.save([model.state_dict(), inner.state_dict()], tmp_path / "saved.pt")
-    parameters, state = torch.load(tmp_path / "saved.pt", weights_only=True)
-    again = task.model(data, 1, CPU, torch.float32)
-    again.load_state_dict(parameters)
-    other = task.optimiser(again)
-    other.load_state_dict(state)
-    for batch in batches[3:]:
-        for one, its in ((model, inner), (again, other)):
-            backward(task, one, batch)
-            step(its, 0.01)
-    assert all(map(torch.equal, model.parameters(), again.parameters()))
 
 
 @pytest.mark.usefixtures("every_step")
@@ -194,13 +149,12 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
+def test_what_can_t_be_trained_is_refused() -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
         ({"heads": 3}, r"width=16 can't be divided among heads=3; take a multiple of it"),
         (
             {"lr_warmup_epochs": 2, "lr_cosine_epochs": 2},
-            r"lr_cosine_epochs=2 is not after lr_warmup_epochs=2",
+            "lr_cosine_epochs=2 is not after lr_warmup_epochs=2",
         ),
         (
             {"optimiser": "adam"},
@@ -210,11 +164,10 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
         ({"muon_factor": 2}, r"muon_factor=2 has no effect with optimiser=adamw.*take optimiser=muon$"),
         ({"optimiser": "sgd", "beta2": 0.9}, r"beta2=0.9 has no effect with optimiser=sgd.*adamw or muon$"),
         ({"lr_end": 1.5}, r"lr_end=1.5 is out of range: it must be a number in \[0, 1\]"),
-    ],
-)
-def test_what_can_t_be_trained_is_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        built(**values)
+    ]
+    for values, why in refusals:
+        with pytest.raises(ValueError, match=why):
+            built(**values)
 
 
 def test_a_method_with_momentum_inside_takes_sgd_and_no_other() -> None:
@@ -230,9 +183,9 @@ def test_memory_counts_what_an_optimiser_holds_after_a_step(tmp_path: Path) -> N
     data = rhyme(tmp_path)
     for optimiser in LEARNS:
         task = built(optimiser=optimiser)
-        model = task.model(data, 0, CPU, torch.float32)
+        model = model_of(task, data)
         inner = task.optimiser(model)
-        backward(task, model, (data.train.images[:2], data.train.labels[:2]))
+        backward(task, model, next(batches_of(task, data)))
         inner.step()
         held = [value for state in inner.state.values() for value in state.values()]
         assert remembered_bytes(inner) == sum(t.nbytes for t in held if t is not None and t.numel() > 1)

@@ -12,9 +12,9 @@ from experiments.training import datasets
 from experiments.training.datasets import Dataset, _presets
 from experiments.training.language.tasks import HIDDEN, hidden
 from experiments.training.task import UNASKED
-from tests.conftest import Command, refused
+from tests.conftest import Command, refused, there
+from tests.training.tasks import CPU, batches_of, evaluate, learn, model_of, rhyme
 
-CPU = torch.device("cpu")
 LINES = ["a b a c", "", "b a d"]
 
 
@@ -22,13 +22,6 @@ def text(folder: Path, masked: bool = False, length: int = 3) -> Dataset:
     (folder / "train.txt").write_text("\n".join(LINES) + "\n")
     (folder / "test.txt").write_text("a nobody b a\n")
     return _presets.read_text("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
-
-
-def rhyme(folder: Path, masked: bool = False) -> Dataset:
-    """A text in which each word follows from the one before."""
-    (folder / "train.txt").write_text("one two three four five six\n" * 100)
-    (folder / "test.txt").write_text("one two three four five six\n" * 20)
-    return _presets.read_text("rhyme", folder, ("train.txt", "test.txt"), 7, CPU, masked)
 
 
 def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:
@@ -57,9 +50,10 @@ def test_a_vocabulary_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert data.train.images.max() == 2  # what is unknown
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "why"),
-    [
+def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "text" / "train.txt"
+    path.parent.mkdir()
+    for name, content, why in (
         ("text64", b"", "has 0 words, and a sequence has 64"),
         ("text64", b"too few words\n", "has 4 words"),
         ("text64", b"\xff\xfe\x00", "no text in UTF-8"),
@@ -68,27 +62,16 @@ def test_a_vocabulary_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("textchars", b"", "has 0 characters, and a sequence has 64"),
         ("textchars", b"\xff\xfe\x00", "no text in UTF-8"),
         ("textchars", b"zero \0 bytes\n" * 10, "bytes that are zero"),
-    ],
-)
-def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: bytes, why: str) -> None:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    (folder / "train.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{folder}/train.txt.*{why}.*put plain text there"):
-        datasets.load(name, tmp_path, CPU)
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{path}.*{why}.*put plain text there"):
+            datasets.load(name, tmp_path, CPU)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"ptb.train.txt can't be read \(No such file"):
-        datasets.load("ptb", tmp_path, CPU)
-
-
-@pytest.mark.parametrize("name", ["ptb", "ptb64", "ptbchars"])
-def test_a_folder_without_mikolov_s_files_is_another_s(name: str, tmp_path: Path) -> None:
-    (tmp_path / "ptb").mkdir()
-    (tmp_path / "ptb" / "wsj_0001.mrg").write_text("( (S (NP-SBJ (NNP Pierre) (NNP Vinken))))")
-    with pytest.raises(ValueError, match=r"ptb/ptb.train.txt can't be read .*put plain text there"):
-        datasets.load(name, tmp_path, CPU)
+def test_a_folder_without_mikolov_s_files_is_another_s(tmp_path: Path) -> None:
+    for name in ("ptb", "ptb64", "ptbchars"):
+        with pytest.raises(ValueError, match=r"ptb/ptb.train.txt can't be read .*put plain text there"):
+            datasets.load(name, tmp_path, CPU)
 
 
 def test_a_binary_file_ends_a_run_with_a_sentence(tmp_path: Path, here: Command) -> None:
@@ -99,10 +82,10 @@ def test_a_binary_file_ends_a_run_with_a_sentence(tmp_path: Path, here: Command)
     refused(done, "text/train.txt is no text in UTF-8", "put plain text there")
 
 
-@pytest.mark.parametrize("name", ["ptb", "ptb64", "ptbchars", "text", "text64", "textchars", "mnist"])
-def test_files_need_a_folder(name: str) -> None:
-    with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
-        datasets.load(name, None, CPU)
+def test_files_need_a_folder() -> None:
+    for name in ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars", "mnist"):
+        with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
+            datasets.load(name, None, CPU)
 
 
 def test_hidden_words_are_asked_for_and_no_others() -> None:
@@ -120,18 +103,9 @@ def test_hidden_words_are_asked_for_and_no_others() -> None:
 
 
 def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path) -> None:
-    data = rhyme(tmp_path)
     task = TASKS.build("smalllstm_ptb", {"width": 16, "layers": 1, "batch_size": 10, "lr": 0.5})
-    model = task.model(data, 0, CPU, torch.float32)
-    optimiser, batches = task.optimiser(model), task.batches(data, 0, 1, 0, torch.Generator(), torch.float32)
-    before = task.evaluate(model, data, torch.float32)
-    for _ in range(60):
-        inputs, labels = next(batches)
-        optimiser.zero_grad()
-        task.loss(model(inputs), labels).backward()
-        optimiser.step()
-    after = task.evaluate(model, data, torch.float32)
-    assert before.top1 < 50 < 99 < after.top1 <= 100
+    before, after = learn(task, rhyme(tmp_path), steps=60)
+    assert there(before.top1) < 50 < 99 < there(after.top1) <= 100
     assert after.loss < before.loss
 
 
@@ -142,15 +116,15 @@ def test_a_text_of_one_word_has_an_accuracy(tmp_path: Path) -> None:
     data = _presets.read_text("word", tmp_path, ("train.txt", "test.txt"), 7, CPU)
     task = TASKS.build("smalllstm_ptb", {"width": 4, "layers": 1})
     assert data.classes == 3
-    assert task.evaluate(task.model(data, 0, CPU, torch.float32), data, torch.float32).top5 == 100
+    assert evaluate(task, model_of(task, data), data).top5 == 100
 
 
 def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     data = rhyme(tmp_path, masked=True)
     task = TASKS.build("berttiny_text64", {"width": 8, "layers": 1, "heads": 2, "batch_size": 10})
-    model = task.model(data, 0, CPU, torch.float32)
-    assert task.evaluate(model, data, torch.float32) == task.evaluate(model, data, torch.float32)
-    batches = task.batches(data, 0, 1, 0, torch.Generator().manual_seed(0), torch.float32)
-    (first, _), (second, _) = next(batches), next(batches)
+    model = model_of(task, data)
+    assert evaluate(task, model, data) == evaluate(task, model, data)
+    batches = batches_of(task, data)
+    first, second = next(batches)[0], next(batches)[0]
     assert not torch.equal(first, second)
