@@ -74,29 +74,33 @@ def test_speeds_phases_and_validations_are_read(tmp_path: Path) -> None:
     assert training.means(SPARSE) == pytest.approx(expected)
     assert training.windows().to_dict("records") == [{"window": 0, "until": 41, "ms": 250.0}]
     assert training.epochs == [
-        (1, 0.020327, 9.422477, 21.271756, 67.266614),
-        (2, 0.020327, 9.422477, 39.7, 67.266614),
+        (epoch, 0.020327, 9.422477, top1, 67.266614) for epoch, top1 in ((1, 21.271756), (2, 39.7))
     ]
 
 
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        (
-            (*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")),
-            f"line {len(WHOLE) + 1} is not of a known form",
-        ),
-        ((*WHOLE[:-1], WHOLE[-1][:-20]), f"line {len(WHOLE)} is not of a known form"),
+def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
+    last = len(WHOLE)
+    for lines, why in (
+        ([*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")], f"line {last + 1} is not of a known form"),
+        ([*WHOLE[:-1], WHOLE[-1][:-20]], f"line {last} is not of a known form"),
         (WHOLE[2:], "another job"),
         ([line.replace("batch_size=128", "batch_size=32") for line in WHOLE], "another job"),
-        ((*WHOLE, window(0.2, 1.0)), "not as many lines of each"),
-        ((*WHOLE, phases(0, 1, 1, 1), phases(0, 1, 1, 1)), "not as many lines of each"),
-        ((*WHOLE, validated(4, 1.0)), "an epoch twice, or lacks one"),
-    ],
-)
-def test_what_is_not_understood_is_refused(tmp_path: Path, lines: Sequence[str], why: str) -> None:
-    with pytest.raises(Damaged, match=why):
-        read_training(log(tmp_path, lines), SPARSE)
+        ([*WHOLE, window(0.2, 1.0)], "not as many lines of each"),
+        ([*WHOLE, phases(0, 1, 1, 1), phases(0, 1, 1, 1)], "not as many lines of each"),
+        ([*WHOLE, validated(4, 1.0)], "an epoch twice, or lacks one"),
+    ):
+        with pytest.raises(Damaged, match=why):
+            read_training(log(tmp_path, lines), SPARSE)
+    for lines, why in (
+        ([*ITERATION[:3], "COMM_TOTAL=0.1, COMM_"], "line 4 is not of a known form"),
+        (["COMP=nan", *ITERATION[1:]], "line 1 is not of a known form"),
+        (ITERATION[:3], "2 lines of compression and 1 of communication"),
+        (ITERATION[2:], "0 lines of compression and 2 of communication"),
+    ):
+        with pytest.raises(Damaged, match=why):
+            read_iterations(log(tmp_path, lines), SPARSE)
+    with pytest.raises(Damaged, match=r"github\.com/kljp/topk_results"):
+        read_training(tmp_path / "topk.e1", SPARSE)
 
 
 def test_an_iteration_is_least_mean_and_greatest_over_ranks(tmp_path: Path) -> None:
@@ -108,6 +112,9 @@ def test_an_iteration_is_least_mean_and_greatest_over_ranks(tmp_path: Path) -> N
     }  # fmt: skip
 
 
+ITERATION = [comp(0.1), comp(0.1), comm(0.1), comm(0.1)]
+
+
 def test_dense_training_prints_no_compression(tmp_path: Path) -> None:
     lines = [f"COMM={seconds:.6f}" for seconds in (0.001, 0.003, 0.002, 0.004)]
     table = read_iterations(log(tmp_path, lines), DENSE)
@@ -116,34 +123,11 @@ def test_dense_training_prints_no_compression(tmp_path: Path) -> None:
 
 
 def test_an_iteration_whose_lines_mix_is_left_out_and_still_counted(tmp_path: Path) -> None:
-    whole = [comp(0.1), comp(0.1), comm(0.1), comm(0.1)]
     mixed = [comp(0.1), comm(0.1), comp(0.1), comm(0.1)]
-    table = read_iterations(log(tmp_path, [*whole, *mixed, *whole]), SPARSE)
+    table = read_iterations(log(tmp_path, [*ITERATION, *mixed, *ITERATION]), SPARSE)
     assert table["iteration"].to_list() == [0, 2]
-
-
-def test_four_lines_together_of_two_iterations_are_no_iteration(tmp_path: Path) -> None:
-    """They look whole, but the first line of communication belongs to the iteration before."""
+    # These four together look whole, but the first line of communication is of the iteration before.
     first = [comp(0.1), comp(0.1), comm(0.1)]
     second = [comp(0.2), comp(0.2), comm(0.1), comm(0.2)]
     last = [comp(0.3), comm(0.2), comp(0.3), comm(0.3), comm(0.3)]
     assert len(read_iterations(log(tmp_path, [*first, *second, *last]), SPARSE)) == 0
-
-
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        ([comp(0.1), comp(0.1), comm(0.1), "COMM_TOTAL=0.1, COMM_"], "line 4 is not of a known form"),
-        (["COMP=nan", comp(0.1), comm(0.1), comm(0.1)], "line 1 is not of a known form"),
-        ([comp(0.1), comp(0.1), comm(0.1)], "2 lines of compression and 1 of communication"),
-        ([comm(0.1), comm(0.1)], "0 lines of compression and 2 of communication"),
-    ],
-)
-def test_lines_that_are_broken_or_missing_are_refused(tmp_path: Path, lines: Sequence[str], why: str) -> None:
-    with pytest.raises(Damaged, match=why):
-        read_iterations(log(tmp_path, lines), SPARSE)
-
-
-def test_a_log_that_is_missing_says_where_it_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(Damaged, match=r"github\.com/kljp/topk_results"):
-        read_training(tmp_path / "topk.e1", SPARSE)

@@ -14,22 +14,16 @@ A100_TOPK, A100_DENSE, A100_RANDOMK = (JOB["A100", method] for method in ("topk"
 V100_TOPK = JOB["V100", "topk"]
 
 
-def ordinary(job: int, loop_starts: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Lateness and communication of each settled iteration without a stall."""
-    table = rederived.settled(job)
-    table = table[table["long_waits"] == 0]
-    if not loop_starts:
-        table = table[table["iteration"] % 48 != 0]
-    return (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy(), table["comm_mean_ms"].to_numpy()
-
-
-@pytest.mark.parametrize("loop_starts", [True, False])
-@pytest.mark.parametrize("job", [A100_TOPK, A100_RANDOMK, V100_TOPK])
-def test_the_line_is_that_of_least_squares(job: int, loop_starts: bool) -> None:
-    late, wait = ordinary(job, loop_starts)
-    slope, intercept = np.polyfit(late, wait, 1)
-    line = rederived.lateness_line(job, loop_starts)
-    assert [part[0] for part in line] == pytest.approx([slope, intercept, np.corrcoef(late, wait)[0, 1]])
+def test_the_line_is_that_of_least_squares_over_iterations_without_a_stall() -> None:
+    for job in (A100_TOPK, A100_RANDOMK, V100_TOPK):
+        table = rederived.settled(job)
+        ordinary = table[table["long_waits"] == 0]
+        for loop_starts, rows in ((True, ordinary), (False, ordinary[ordinary["iteration"] % 48 != 0])):
+            late = rows["comp_max_ms"] - rows["comp_mean_ms"]
+            slope, intercept = np.polyfit(late, rows["comm_mean_ms"], 1)
+            r = np.corrcoef(late, rows["comm_mean_ms"])[0, 1]
+            found = [part[0] for part in rederived.lateness_line(job, loop_starts)]
+            assert found == pytest.approx([slope, intercept, r]), (job, loop_starts)
 
 
 def test_the_published_times_are_those_of_the_published_speeds() -> None:
@@ -40,16 +34,14 @@ def test_the_published_times_are_those_of_the_published_speeds() -> None:
 def test_the_sparse_filter_gives_the_paper_s_communication() -> None:
     """16.86 and 1.00 ms; 1.24 for dense is of the dense filter, of which a lower limit can be known."""
     filtered = {job: rederived.filtered_communication_ms(job) for job in JOB.values()}
-    assert filtered[A100_TOPK].sparse == pytest.approx(16.86, abs=0.005)
-    assert filtered[A100_RANDOMK].sparse == pytest.approx(1.00, abs=0.005)
-    assert filtered[A100_DENSE].sparse == pytest.approx(1.148, abs=0.001)
+    for job, sparse_ms in ((A100_TOPK, 16.86), (A100_RANDOMK, 1.00), (A100_DENSE, 1.148)):
+        assert filtered[job].sparse == pytest.approx(sparse_ms, abs=0.005)
     assert filtered[A100_DENSE].dense == pytest.approx(1.215, abs=0.001)
     assert all(of.sparse < of.dense for of in filtered.values())
 
 
 def test_topk_waits_for_the_last_selection_on_the_a100_and_only_in_part_on_the_v100() -> None:
-    share = estimate(rederived.waiting_share(A100_TOPK))
-    assert share.value == pytest.approx(0.94, abs=0.005)
+    assert estimate(rederived.waiting_share(A100_TOPK)).value == pytest.approx(0.94, abs=0.005)
     for loop_starts, r, intercept in ((True, 0.95, 1.4), (False, 0.99, 1.1)):
         line = rederived.lateness_line(A100_TOPK, loop_starts)
         assert line.slope[0] == pytest.approx(1, abs=0.02)
@@ -65,10 +57,7 @@ def test_intervals_hold_their_estimate_and_are_the_same_each_time() -> None:
     assert low < value.value < high
     rederived.sums.cache_clear()
     assert estimate(rederived.compression_ms(A100_TOPK)) == value
-
-
-def test_enough_blocks_are_left_for_a_verdict() -> None:
-    assert estimate(rederived.communication_ms(A100_TOPK)).n == 34
+    assert estimate(rederived.communication_ms(A100_TOPK)).n == 34  # blocks, enough for a verdict
 
 
 def test_the_nodes_differ_by_more_than_their_link() -> None:
