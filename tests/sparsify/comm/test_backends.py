@@ -17,8 +17,8 @@ from tests.sparsify import worker_functions
 from tests.sparsify.worker_functions import on_processes
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_virtual_ranks_train_to_the_weights_of_gloo_processes(size: int, tmp_path: Path) -> None:
+def test_virtual_ranks_train_to_the_weights_of_gloo_processes(tmp_path: Path) -> None:
+    size = 3
     real = on_processes(worker_functions.weights_after_20_steps, size, tmp_path)
     simulated = virtual.run(size, lambda comm: worker_functions.weights_after_20_steps(comm, comm.now))
     start = TASKS.build("cnn_digits", {})
@@ -36,7 +36,7 @@ def test_virtual_ranks_train_to_the_weights_of_gloo_processes(size: int, tmp_pat
                 assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, 4])
 def test_every_method_does_the_same_on_virtual_ranks_and_on_gloo_processes(size: int, tmp_path: Path) -> None:
     real = on_processes(worker_functions.updates_of_every_method, size, tmp_path)
     simulated = virtual.run(size, lambda comm: worker_functions.updates_of_every_method(comm, comm.now))
@@ -49,17 +49,13 @@ def test_every_method_does_the_same_on_virtual_ranks_and_on_gloo_processes(size:
                 assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("where", ["virtual", "gloo"])
-def test_a_late_rank_shows_as_wait_on_the_others_and_not_as_transfer(where: str, tmp_path: Path) -> None:
-    if where == "gloo":
-        found = on_processes(worker_functions.one_late_rank, 2, tmp_path)
-    else:
-        found = virtual.run(2, lambda comm: worker_functions.one_late_rank(comm, comm.now))
+def test_a_late_rank_shows_as_wait_on_the_others_and_not_as_transfer(tmp_path: Path) -> None:
+    """A machine that is busy may delay anything by some milliseconds; a tenth of the delay is 40 ms."""
+    real = on_processes(worker_functions.one_late_rank, 2, tmp_path)
+    simulated = virtual.run(2, lambda comm: worker_functions.one_late_rank(comm, comm.now))
     late = worker_functions.LATE_S
-    for mode in ("serialised", "production"):
-        (wait_0, transfer_0), (wait_1, transfer_1) = (found[rank][mode].tolist() for rank in (0, 1))
-        # A machine that is busy may delay anything by some milliseconds; a tenth of the delay is 40 ms.
-        assert wait_0 == pytest.approx(late, abs=0.1 * late), mode
-        assert wait_1 < 0.1 * late, mode
-        assert transfer_0 < 0.1 * late, mode
-        assert transfer_1 < 0.1 * late, mode
+    for on_time, delayed in (real, simulated):
+        for mode in ("serialised", "production"):
+            waits_and_transfers = torch.cat([on_time[mode], delayed[mode]])
+            expected = waits_and_transfers.new_tensor([late, 0.0, 0.0, 0.0])
+            torch.testing.assert_close(waits_and_transfers, expected, rtol=0.0, atol=0.1 * late)

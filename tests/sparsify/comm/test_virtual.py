@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from sparsify import cost
 from sparsify.comm import virtual
+from sparsify.comm.clocks import ClockMark
 from sparsify.comm.virtual import VirtualComm
 from sparsify.cost import Link, Network
+
+LINK = Link(alpha_s=1.0, beta_s_per_byte=0.5)
 
 
 def test_collectives_give_every_rank_the_same() -> None:
@@ -64,8 +69,7 @@ def test_grad_mode_belongs_to_the_rank() -> None:
 
 
 def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
-    link, late_s = Link(alpha_s=1.0, beta_s_per_byte=0.5), 0.05
-    nbytes = 8
+    late_s = 0.05
 
     def body(comm: VirtualComm) -> tuple[float, float]:
         if comm.rank == 1:
@@ -74,12 +78,11 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
         comm.all_gather(torch.zeros(1, dtype=torch.float64))
         return before, comm.now()
 
-    (early, end_0), (late, end_1) = virtual.run(2, body, Network(link))
-    price = link.seconds(cost.all_gather(nbytes, 2))
+    (early, end_0), (late, end_1) = virtual.run(2, body, Network(LINK))
+    price = LINK.seconds(cost.all_gather(8, 2))
     assert price == 1.0 + 0.5 * 8
-    assert (
-        late - early >= late_s * 0.9
-    )  # rank 0 is not charged for rank 1's sleep, though both share a process
+    # Rank 0 is not charged for rank 1's sleep, though both share a process.
+    assert late - early >= late_s * 0.9
     assert end_0 == pytest.approx(late + price, abs=0.01)
     assert end_1 == pytest.approx(late + price, abs=0.01)
 
@@ -93,9 +96,13 @@ class Instant(NamedTuple):
         return 1e3 * (end.at_s - self.at_s)
 
 
+def seconds_between(marks: list[ClockMark]) -> list[float]:
+    return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+
+
 def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> None:
     """Over three collectives: late ranks are waited for, the link is paid, and a vote moves no clock."""
-    device_s, link = 0.0, Link(alpha_s=1.0, beta_s_per_byte=0.5)
+    device_s = 0.0
 
     def body(comm: VirtualComm) -> list[float]:
         nonlocal device_s
@@ -109,11 +116,11 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
             marks.append(comm.mark())
             collective()
             marks.append(comm.mark())
-        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+        return seconds_between(marks)
 
-    price = link.seconds(cost.all_gather(8, 3))
+    price = LINK.seconds(cost.all_gather(8, 3))
     found = virtual.run(
-        3, body, Network(link), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
+        3, body, Network(LINK), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
     )
     assert found == [
         [0.0, 20.0 + price, 2.0, 0.0, 5.0, 0.0],
@@ -122,14 +129,15 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
     ]
 
 
-LINK, NODES = Link(1.0, 0.5), Network(Link(1.0, 0.5), Link(0.25, 0.125), per_node=2)
+NODES = Network(LINK, Link(0.25, 0.125), per_node=2)
 
 
 def seconds_of_each_collective(network: Network) -> list[float]:
-    """That rank 0 of four spends in each, by a clock that shows nothing but the network."""
+    """Return what rank 0 of four spends in each, by a clock that shows nothing but the network."""
 
     def body(comm: VirtualComm) -> list[float]:
-        data, marks = torch.zeros(4, dtype=torch.float64), [comm.mark()]
+        data = torch.zeros(4, dtype=torch.float64)
+        marks = [comm.mark()]
         for call in (
             lambda: comm.all_reduce(data),
             lambda: comm.all_gather(data),
@@ -140,7 +148,7 @@ def seconds_of_each_collective(network: Network) -> list[float]:
         ):
             call()
             marks.append(comm.mark())
-        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+        return seconds_between(marks)
 
     return virtual.run(4, body, network, event=lambda: Instant(0.0))[0]
 
@@ -148,35 +156,36 @@ def seconds_of_each_collective(network: Network) -> list[float]:
 def test_each_collective_costs_what_the_network_says() -> None:
     calls = {"all_reduce": 32, "all_gather": 32, "broadcast": 32, "all_to_all": 24}
     routes = [[(0, 1), (2, 3)], [(1, 2)]]
-    for network in (Network(LINK), NODES):
+    flat = Network(LINK)
+    for network in (flat, NODES):
         expected = [network.seconds(call, nbytes, 4) for call, nbytes in calls.items()]
         expected += [network.permute_seconds(32, route) for route in routes]
         assert seconds_of_each_collective(network) == expected
-    assert seconds_of_each_collective(NODES) != seconds_of_each_collective(Network(LINK))
+    assert seconds_of_each_collective(NODES) != seconds_of_each_collective(flat)
+    # Nodes of one worker are a flat network; what is inside joins nobody.
+    of_one = Network(LINK, Link(9.0, 9.0), per_node=1)
+    assert seconds_of_each_collective(of_one) == seconds_of_each_collective(flat)
 
 
-def test_nodes_of_one_worker_are_a_flat_network() -> None:
-    flat = seconds_of_each_collective(Network(LINK))
-    assert seconds_of_each_collective(Network(LINK, LINK, per_node=1)) == flat
-    other_inside = Network(LINK, Link(9.0, 9.0), per_node=1)  # which joins nobody
-    assert seconds_of_each_collective(other_inside) == flat
-
-
-def test_ranks_at_different_collectives_are_named() -> None:
-    def body(comm: VirtualComm) -> None:
+WRONG: dict[str, Callable[[VirtualComm], object]] = {
+    r"not stand at the same.*0: 'all_gather', 1: 'barrier'": lambda comm: (
         comm.barrier() if comm.rank else comm.all_gather(torch.zeros(1))
+    ),
+    r"rank 0 waits in barrier, but ended already: ranks \[1\]": lambda comm: (
+        None if comm.rank else comm.barrier()
+    ),
+    r"rank 0 expects pieces of \[1, 3\], and gets \[1, 1\]": lambda comm: comm.all_to_all(
+        torch.zeros(4), [1, 3], [1, 3]
+    ),
+}
 
-    with pytest.raises(RuntimeError, match=r"not stand at the same.*0: 'all_gather', 1: 'barrier'"):
-        virtual.run(2, body)
 
-
-def test_a_rank_that_ends_early_is_named() -> None:
-    def body(comm: VirtualComm) -> None:
-        if comm.rank == 0:
-            comm.barrier()
-
-    with pytest.raises(RuntimeError, match=r"rank 0 waits in barrier, but ended already: ranks \[1\]"):
-        virtual.run(2, body)
+def test_ranks_that_do_not_meet_are_named() -> None:
+    for sentence, body in WRONG.items():
+        with pytest.raises(RuntimeError, match=sentence):
+            virtual.run(2, body)
+    with pytest.raises(ValueError, match="at least one rank"):
+        virtual.run(0, lambda comm: None)
 
 
 def test_an_error_of_one_rank_ends_all_and_their_clean_up_runs() -> None:
@@ -196,19 +205,6 @@ def test_an_error_of_one_rank_ends_all_and_their_clean_up_runs() -> None:
     assert sorted(closed) == [0, 1, 2]
 
 
-def test_no_rank_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one rank"):
-        virtual.run(0, lambda comm: None)
-
-
-def test_pieces_of_other_lengths_than_were_expected_are_told() -> None:
-    def body(comm: VirtualComm) -> None:
-        comm.all_to_all(torch.zeros(4), [1, 3], [1, 3])
-
-    with pytest.raises(RuntimeError, match=r"rank 0 expects pieces of \[1, 3\], and gets \[1, 1\]"):
-        virtual.run(2, body)
-
-
 def test_an_error_in_what_is_made_once_is_every_ranks() -> None:
     calls = []
 
@@ -225,18 +221,23 @@ def test_an_error_in_what_is_made_once_is_every_ranks() -> None:
     assert calls == ["made"]
 
 
-@pytest.mark.parametrize("elements", [0, 1, 1000, 100_003])
-def test_sums_are_taken_in_rank_order_whatever_the_pieces(elements: int) -> None:
+def test_sums_are_taken_in_rank_order_whatever_the_pieces() -> None:
     """Bit for bit what adding whole tensors gives; and where two ranks bring the same memory."""
-    brought = [torch.randn(elements, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
-    expected = (brought[0] + brought[1]) + brought[2]
-    for total in virtual.run(3, lambda comm: comm.all_reduce(brought[comm.rank].clone())):
-        assert torch.equal(total, expected)
-    ones = torch.ones(elements)
-    for total in virtual.run(2, lambda comm: comm.all_reduce(ones.clone() if comm.rank else ones)):
-        assert torch.equal(total, torch.full((elements,), 2.0))
-    one = torch.ones(elements)
-    assert torch.equal(virtual.run(2, lambda comm: comm.all_reduce(one))[1], torch.full((elements,), 2.0))
+
+    def check_sum(brought: list[Tensor], expected: Tensor) -> None:
+        for total in virtual.run(len(brought), lambda comm: comm.all_reduce(brought[comm.rank])):
+            assert torch.equal(total, expected)
+
+    for elements in (0, 1, 100_003):
+        first, second, third = (
+            torch.randn(elements, generator=torch.Generator().manual_seed(rank)) for rank in range(3)
+        )
+        check_sum([first, second, third], (first + second) + third)
+        ones = torch.ones(elements)
+        twos = ones + ones
+        check_sum([ones, ones.clone()], twos)
+        one = torch.ones(elements)
+        check_sum([one, one], twos)
 
 
 def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
@@ -249,7 +250,7 @@ def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
         marks.append(comm.mark())
         comm.barrier()
         marks.append(comm.mark())
-        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
+        return seconds_between(marks)
 
     found = virtual.run(3, body, event=lambda: Instant(0.0))
     assert found == [[0.0, 0.25], [0.25, 0.0], [0.0, 0.25]]
