@@ -18,7 +18,7 @@ from sparsify.doors.engine import StepReport
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.methods import per_step
-from sparsify.types import NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
+from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
 from tests.conftest import there
 from tests.sparsify.limits import limits
 
@@ -236,3 +236,22 @@ def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> N
     if NOTHING_IS_LOST not in method.broken_laws() and updates[0].dtype == torch.float64:
         seen, accounted = mass(lived)
         torch.testing.assert_close(accounted, seen, rtol=tolerance, atol=tolerance * float(seen.abs().max()))
+
+
+def check_excuses(method: Method, at_1: Method, rounding: float = 1e-6) -> None:
+    """Check that the laws that a method breaks, and its like at density 1, are those that it names."""
+    lived = live(method, 4, steps=6)
+    check_laws(method, lived, 1e-6)
+    seen, accounted = mass(lived)
+    is_balanced = torch.allclose(accounted, seen, rtol=1e-6, atol=1e-6)
+    assert is_balanced is (NOTHING_IS_LOST not in method.broken_laws())
+    is_dense = distance_from_dense(at_1, 4) < rounding
+    assert is_dense is (DENSE_AT_DENSITY_1 not in at_1.broken_laws())
+    assert all(method.broken_laws().values())
+
+
+def distance_from_dense(method: Method, size: int) -> float:
+    """Return the largest difference between the method's first update and the mean of the gradients."""
+    lived = live(method, size, steps=1)
+    mean = torch.stack([rank.gradients[0] for rank in lived]).mean(dim=0)
+    return float((lived[0].updates[0] - mean).abs().max())

@@ -1,72 +1,229 @@
-"""What MiCRO, ExDyna and DEFT share."""
+"""MiCRO, ExDyna and DEFT, whose workers select in parts of their own, against transcriptions."""
 
 from __future__ import annotations
 
-from typing import get_args
+from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
+from torch.nn import Parameter
 
 import sparsify
+from sparsify.comm import virtual
+from sparsify.doors.aggregator import Aggregator
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.methods.exdyna import ExDyna
+from sparsify.methods.deft import Deft, fragments, packed, shares
+from sparsify.methods.exdyna import ExDyna, block_size, rebalance
 from sparsify.methods.micro import Micro, Threshold
 from sparsify.ranges import FollowRule
+from sparsify.select import split_evenly
 from tests.sparsify.laws import SHAPES, gradient, live
-from tests.sparsify.methods.replays import select
+from tests.sparsify.methods.replays import (
+    Array,
+    Chooser,
+    check_choices,
+    indices_of_largest,
+    select_on_ranks,
+)
 
 EXCLUSIVE = ["deft", "exdyna", "micro"]
+RULES: list[FollowRule] = ["intended", "published"]
+NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
+
+
+@dataclass
+class ExclusiveChooser:
+    """MiCRO's algorithm; with `blocks`, ExDyna's."""
+
+    n: int
+    workers: int
+    k: int
+    threshold: float
+    rule: str
+    blocks: int = 0
+    held: list[int] = field(default_factory=list)  # units of each partition
+
+    def __post_init__(self) -> None:
+        self.unit = self.n // self.blocks // 32 * 32 if self.blocks else 1
+        self.held = split_evenly(self.blocks or self.n, self.workers)
+
+    def choose(self, accs: list[Array], step: int) -> list[Array]:
+        ends = self.unit * np.cumsum(self.held)[:-1]
+        parts = np.split(np.arange(self.n), ends)  # the last one has the rest
+        union: list[int] = []
+        loads = [0] * self.workers
+        for worker, acc in enumerate(accs):
+            at = (step + worker) % self.workers
+            chosen = parts[at][abs(acc[parts[at]]) >= self.threshold]
+            if not chosen.size:
+                chosen = parts[at][[step % len(parts[at])]]
+            loads[at] = len(chosen)
+            union.extend(chosen)
+        self.follow(len(union) / self.k)
+        if self.blocks:
+            self.rebalance(loads)
+        return [np.array(union)] * self.workers
+
+    def follow(self, r: float) -> None:
+        if r > 1.1:
+            self.threshold *= 1.005
+        elif r > 0.909:
+            self.threshold *= 1.00125 if self.rule == "published" or r > 1 else 0.9987
+        else:
+            self.threshold *= 0.995
+
+    def rebalance(self, loads: list[int]) -> None:
+        total = sum(loads)
+        mean = total / self.workers
+        moved = int(self.unit * total / self.n)
+        for i in range(self.workers - 1):
+            left = loads[i] / mean
+            right = loads[i + 1] / mean
+            if left > 1.05 and right < 0.95238:
+                source, target = i, i + 1
+            elif left < 0.95238 and right > 1.05:
+                source, target = i + 1, i
+            else:
+                continue
+            if self.held[source] - 1 >= self.blocks / (4 * self.workers):
+                self.held[source] -= 1
+                self.held[target] += 1
+                loads[source] -= moved
+                loads[target] += moved
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_micro_is_the_papers_algorithm(size: int, rule: str) -> None:
+    method = sparsify.build("micro", density=0.1, threshold=2.2, rule=rule)
+    chooser = ExclusiveChooser(NUMEL, size, int(0.1 * NUMEL), 2.2, rule)
+    check_choices(live(method, size, steps=25), chooser.choose)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_exdyna_is_the_papers_algorithm_and_blocks_move(size: int, rule: str) -> None:
+    def skewed(rank: int, step: int, shape: tuple[int, ...]) -> torch.Tensor:
+        return gradient(rank, step, shape) * torch.linspace(0.5, 2, shape[0]).double()
+
+    method = sparsify.build("exdyna", density=0.1, threshold=3.0, rule=rule, blocks=20)
+    chooser = ExclusiveChooser(1330, size, 133, 3.0, rule, blocks=20)
+    before = chooser.held[-1]
+    check_choices(live(method, size, steps=15, make=skewed, shapes=[(1330,)]), chooser.choose)
+    assert size == 1 or chooser.held[-1] < before  # the last partition has the largest gradients
+
+
+def deft_chooser(workers: int, density: float) -> Chooser:
+    """DEFT of the toy model's tensors."""
+    pieces: list[Array] = []
+    start = 0
+    for shape in reversed(SHAPES):
+        size = torch.Size(shape).numel()
+        count = workers if size > NUMEL / workers else 1
+        pieces += np.array_split(np.arange(start, start + size), count)
+        start += size
+    lengths = np.array([len(piece) for piece in pieces])
+
+    def choose(accs: list[Array], step: int) -> list[Array]:
+        norms = np.array([np.linalg.norm(accs[step % workers][piece]) for piece in pieces])
+        heaviest_first = np.argsort(-norms, kind="stable")
+        ks = np.zeros(len(pieces), int)
+        k_left = int(density * NUMEL)
+        norm_left = norms.sum()
+        for i in heaviest_first:
+            ks[i] = np.clip(int(k_left * norms[i] / norm_left + 1e-12), 1, lengths[i])
+            k_left -= ks[i]
+            norm_left -= norms[i]
+        for i in heaviest_first:
+            more = min(max(k_left, 0), lengths[i] - ks[i])
+            ks[i] += more
+            k_left -= more
+        # Who selects a fragment: the packing decides.
+        weights = lengths * np.where(ks > 1, np.log2(ks), 1)
+        loads = np.zeros(workers)
+        union: list[int] = []
+        for i in np.argsort(-weights, kind="stable"):
+            owner = loads.argmin()
+            loads[owner] += weights[i]
+            acc = accs[(owner - step) % workers]
+            union.extend(pieces[i][indices_of_largest(acc[pieces[i]], ks[i])])
+        return [np.array(union)] * workers
+
+    return choose
+
+
+@pytest.mark.parametrize("density", [0.05, 0.3])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_deft_is_the_papers_algorithm(size: int, density: float) -> None:
+    check_choices(live(sparsify.build("deft", density=density), size, steps=6), deft_chooser(size, density))
 
 
 @pytest.mark.parametrize("name", EXCLUSIVE)
-@pytest.mark.parametrize("size", [1, 3, 16])
-def test_each_worker_selects_in_a_part_of_its_own_so_nothing_is_sent_twice(name: str, size: int) -> None:
+def test_each_worker_selects_in_a_part_of_its_own_so_nothing_is_sent_twice(name: str) -> None:
     method = sparsify.build(name, density=0.1)
     assert isinstance(method, Sparsifier)
-    selector = method.select
-    accs = [gradient(rank, 0, (227,)) for rank in range(size)]
-    shapes = tuple(SHAPES[::-1])
-    chosen, _ = select(selector, size, accs, 22, steps=4, shapes=shapes)
-    for step in range(4):
-        assert len(set(chosen[0][step])) == len(chosen[0][step])
-        assert all(rank[step] == chosen[0][step] for rank in chosen)
+    for size in (1, 3, 16):
+        accs = [gradient(rank, 0, (NUMEL,)) for rank in range(size)]
+        chosen, _ = select_on_ranks(method.select, accs, 22, 4, tuple(SHAPES[::-1]))
+        assert all(rank == chosen[0] for rank in chosen)
+        assert all(len(set(step)) == len(step) for step in chosen[0])
 
 
-@pytest.mark.parametrize("name", EXCLUSIVE)
-def test_two_host_synchronisations_however_many_tensors(name: str) -> None:
-    """Published DEFT waits once per fragment."""
-    lived = live(sparsify.build(name, density=0.1), 4, shapes=[(5, 3)] * 20)
-    assert all(rank.host_syncs == [2] * 5 for rank in lived)
+@pytest.mark.parametrize(("name", "size"), [("micro", 1), ("micro", 4), ("exdyna", 2)])
+@pytest.mark.parametrize("is_fixed", [True, False], ids=["fixed signs", "random signs"])
+def test_the_threshold_rises_until_as_much_leaves_as_comes_in(name: str, size: int, is_fixed: bool) -> None:
+    """On a stationary gradient: the docstring's fixed point, from below. Magnitudes are 0.8 on average."""
+    density = 0.05
+    expected = 0.8 / density if is_fixed else density**-0.5
+
+    def body(comm: virtual.VirtualComm) -> tuple[float, float]:
+        method = sparsify.build(name, density=density, threshold=0.4 * expected)
+        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(1000)))], comm)
+        generator = torch.Generator().manual_seed(comm.rank)
+        same = torch.randn(1000, generator=generator)
+        counts = []
+        for _ in range(400):
+            grad = same if is_fixed else torch.randn(1000, generator=generator)
+            aggregator.gradients.flat.copy_(grad)
+            counts.append(aggregator.aggregate().selected)
+        return aggregator.states[0].select.value, sum(counts[-100:]) / 100
+
+    threshold, count = virtual.run(size, body)[0]
+    assert 0.7 * expected < threshold < 2 * expected
+    assert count == pytest.approx(density * 1000, rel=0.2)
 
 
-def test_the_published_factors_and_the_branch_that_never_runs() -> None:
-    for selector in (Micro("published"), Micro("intended")):
-        for count, factor in ((112, 1.005), (105, 1.00125), (50, 0.995)):
-            state = Threshold(Workspace(torch.empty(0)), 1.0)
-            selector.follow(count, 100, 4, state)
-            assert state.value == factor
-    in_band = {rule: Threshold(Workspace(torch.empty(0)), 1.0) for rule in get_args(FollowRule)}
-    for rule, state in in_band.items():
-        Micro(rule).follow(95, 100, 4, state)
-    assert in_band["published"].value == 1.00125  # above its aim and below: it always rises
-    assert in_band["intended"].value == 0.9987
+@pytest.mark.parametrize(
+    ("rule", "count", "factor"),
+    [
+        *((rule, *case) for rule in RULES for case in ((112, 1.005), (105, 1.00125), (50, 0.995))),
+        ("published", 95, 1.00125),  # above its aim and below: it always rises
+        ("intended", 95, 0.9987),
+    ],
+)
+def test_the_published_factors_and_the_branch_that_never_runs(
+    rule: FollowRule, count: int, factor: float
+) -> None:
+    state = Threshold(Workspace(torch.empty(0)), 1.0)
+    Micro(rule).follow(count, 100, 4, state)
+    assert state.value == factor
 
 
 def test_the_published_threshold_runs_away_where_the_workers_are_more_than_k() -> None:
     """Each worker sends one element at least, so that r = P / k lies above the band for ever."""
-    ends = {}
-    for rule in ("published", "intended"):
-        accs = [gradient(rank, 0, (50,)) for rank in range(4)]
-        _, states = select(Micro(rule, threshold=50.0), 4, accs, 2, steps=100)
-        ends[rule] = states[0].value
-    assert ends["published"] == pytest.approx(50 * 1.005**100, rel=1e-12)
-    assert ends["intended"] < 50
+    accs = [gradient(rank, 0, (50,)) for rank in range(4)]
+    published, intended = (
+        select_on_ranks(Micro(rule, threshold=50.0), accs, 2, steps=100)[1][0].value
+        for rule in ("published", "intended")
+    )
+    assert published == pytest.approx(50 * 1.005**100, rel=1e-12)
+    assert intended < 50
 
 
 def test_the_first_threshold_is_the_published_one() -> None:
-    n, k = 400, 25
-    _, states = select(Micro(), 2, [torch.zeros(n)] * 2, k)
+    _, states = select_on_ranks(Micro(), [torch.zeros(400)] * 2, 25)
     # Two elements were sent of 25: below the band.
     assert states[0].value == 0.995 / (2 * 25**0.5)
 
@@ -74,30 +231,104 @@ def test_the_first_threshold_is_the_published_one() -> None:
 @pytest.mark.parametrize("selector", [Micro(), ExDyna()])
 def test_thresholds_and_blocks_are_alike_on_all_workers(selector: Micro) -> None:
     accs = [gradient(rank, 0, (3000,)) * (1 + rank) for rank in range(3)]
-    _, states = select(selector, 3, accs, 300, steps=20)
-    assert {(state.value, state.step, tuple(state.blocks)) for state in states} == {
-        (states[0].value, 20, tuple(states[0].blocks))
-    }
+    _, states = select_on_ranks(selector, accs, 300, steps=20)
+    assert states[0].step == 20
+    for state in states[1:]:
+        assert (state.value, state.step, state.blocks) == (states[0].value, 20, states[0].blocks)
 
 
 @pytest.mark.parametrize("selector", [Micro(threshold=9.0), ExDyna(threshold=9.0)])
 def test_a_worker_that_finds_nothing_sends_one_element_another_one_in_each_step(selector: Micro) -> None:
-    chosen, _ = select(selector, 2, [torch.zeros(8), torch.zeros(8)], 2, steps=5)
+    chosen, _ = select_on_ranks(selector, [torch.zeros(8)] * 2, 2, steps=5)
     # In step t worker r looks at partition (t + r) mod 2; the union is listed in the order of the workers.
     assert chosen[0] == [[0, 4], [5, 1], [2, 6], [7, 3], [0, 4]]
 
 
 @pytest.mark.parametrize("selector", [Micro(), ExDyna()])
-@pytest.mark.parametrize(("n", "size"), [(1, 4), (3, 4), (5, 16), (33, 4), (227, 1)])
-def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(
-    selector: Micro, n: int, size: int
-) -> None:
+def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(selector: Micro) -> None:
     """Published ExDyna divides by zero below 32,768 elements, and both stop where P = 1."""
-    chosen, _ = select(selector, size, [torch.zeros(n)] * size, 1, steps=3)
-    assert [len(step) for step in chosen[0]] == [min(n, size)] * 3
+    for n, size in ((1, 4), (3, 4), (5, 16), (33, 4), (227, 1)):
+        chosen, _ = select_on_ranks(selector, [torch.zeros(n)] * size, 1, steps=3)
+        assert [len(step) for step in chosen[0]] == [min(n, size)] * 3
+
+
+def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest() -> None:
+    assert block_size(14_728_266, 1024, 8) == 14_368  # VGG-16
+    assert block_size(32 * 1024, 1024, 8) == 32
+    assert block_size(32 * 1024 - 1, 1024, 8) == 32  # fewer blocks
+    assert block_size(100, 1024, 8) == 3
+    assert block_size(5, 1024, 8) == 1
+    assert split_evenly(10, 4) == [3, 3, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "loads", "expected"),
+    [
+        ([8, 8, 8], [20, 10, 6], [7, 9, 8]),  # mean 12: the second pair are both below it
+        ([7, 9, 8], [6, 20, 10], [8, 7, 9]),  # one to the left, one to the right
+        ([8, 8, 8], [12, 12, 12], [8, 8, 8]),
+        ([2, 8, 14], [30, 3, 3], [2, 8, 14]),  # a quarter of 8 stays
+    ],
+)
+def test_one_block_moves_from_a_neighbour_with_too_much_to_one_with_too_little(
+    blocks: list[int], loads: list[int], expected: list[int]
+) -> None:
+    held = list(blocks)
+    rebalance(held, list(loads), 1.0)
+    assert held == expected
+
+
+def test_exdyna_balances_what_micro_leaves_unbalanced() -> None:
+    """load_inc of the public code: P max(k_i) / k - 1."""
+    scale = torch.linspace(0.2, 3, 3200).double()
+    accs = [gradient(rank, 0, (3200,)) * scale for rank in range(4)]
+    _, states = select_on_ranks(ExDyna(threshold=3.0, blocks=100), accs, 320, steps=150)
+    large = (torch.stack(accs).abs() >= 3).sum(dim=0)
+
+    def imbalance(blocks: list[int]) -> float:
+        loads = [int(part.sum()) for part in large.split([32 * held for held in blocks])]
+        return 4 * max(loads) / sum(loads) - 1
+
+    assert imbalance([25, 25, 25, 25]) > 1
+    assert imbalance(states[0].blocks) < 0.1
+
+
+def test_deft_cuts_tensors_of_more_than_their_share_and_leaves_out_empty_pieces() -> None:
+    assert fragments([10, 3, 90], 4) == [10, 3, 23, 23, 22, 22]
+    assert fragments([2, 0], 4) == [1, 1]
+    assert fragments([10, 3, 90], 1) == [10, 3, 90]
+
+
+def test_deft_shares_k_by_the_norms() -> None:
+    assert shares([6.0, 3.0, 1.0], [100, 100, 100], 20) == [12, 6, 2]
+    assert shares([6.0, 3.0, 1.0], [5, 100, 100], 20) == [5, 11, 4]  # a full fragment's share goes to others
+    assert shares([0.0, 0.0], [10, 10], 4) == [3, 1]
+    assert shares([1e4, 1e-13, 3.0], [7, 7, 7], 21) == [7, 7, 7]
+    assert sum(shares([float("nan"), float("inf"), 1.0], [7, 7, 7], 9)) >= 9
+
+
+def test_deft_packs_the_heaviest_first_into_the_lightest_bin() -> None:
+    assert packed([3.0, 9.0, 4.0, 5.0], 2) == [0, 0, 1, 1]
+    assert packed([1.0], 3) == [0]
+
+
+def test_deft_sends_one_element_of_each_fragment_at_least_which_raises_the_density() -> None:
+    lived = live(sparsify.build("deft", density=0.02), 2, shapes=[(3,)] * 40)
+    assert int(0.02 * 120) == 2
+    assert lived[0].selected == [40] * 5
 
 
 def test_all_of_a_bucket_is_sent_where_k_is_n() -> None:
-    for name in ("micro", "exdyna"):
-        lived = live(sparsify.build(name, density=1.0), 3, make=lambda *at: 1e-9 * gradient(*at))
-        assert lived[0].selected == [227] * 5
+    for name in EXCLUSIVE:
+        for size in (1, 3):
+            lived = live(sparsify.build(name, density=1.0), size, make=lambda *at: 1e-9 * gradient(*at))
+            assert lived[0].selected == [NUMEL] * 5, (name, size)
+
+
+def test_the_leaders_norms_decide_for_all() -> None:
+    """Worker 0 has everything in the first tensor, worker 1 in the second; they take turns to lead."""
+    quiet = torch.full((50,), 1e-6).double()
+    loud = torch.arange(1, 51).double()
+    accs = [torch.cat([loud, quiet]), torch.cat([quiet, loud])]
+    chosen, _ = select_on_ranks(Deft(), accs, 20, steps=2, shapes=((50,), (50,)))
+    assert [sum(index < 50 for index in step) for step in chosen[0]] == [19, 1]
