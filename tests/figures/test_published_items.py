@@ -1,4 +1,4 @@
-"""Items of published facts: drawn without runs, the same each time, refused where a table was changed."""
+"""Items of published facts: what their pages and verdicts say without runs; refused where a table changed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.pictures import style
 from analysis.published import tables
 from analysis.records.frames import empty
 from experiments import figures
 from experiments.figures.runs import name_and_configs
 from tests.conftest import Command, refused
+from tests.figures import made_up
 
 ITEMS = [item for item in sorted(figures.shipped()) if not figures.has_runs(item)]
-LOGS = [item for item in ITEMS if item.endswith("-logs")]
 # The words of the verdicts, by the beginning of the claim, that a reader would not expect.
 UNEXPECTED = {
     "time per iteration without validation, Top-k / dense": "corrected",
@@ -38,45 +37,31 @@ UNEXPECTED = {
 
 
 def page(item: str) -> str:
-    return figures.page(
-        item, empty(), figures.PUBLISHED, item, figures.judge(item, empty()), figures.tables(item, empty())
-    )
+    """Return the page of an item without runs."""
+    return made_up.page(item, empty(), figures.PUBLISHED)
 
 
-def test_they_are_there() -> None:
+def test_each_page_says_that_nothing_was_measured_here_and_names_the_logs() -> None:
     assert {"fig3-logs", "fig4-logs", "speed-logs", "eghlidi-table1-published", "local-costs"} <= set(ITEMS)
-
-
-@pytest.mark.parametrize("item", ITEMS)
-def test_each_draws_without_runs_and_the_same_bytes(item: str, tmp_path: Path) -> None:
-    module = figures.load(item)
-    drawn = [style.save(module.draw(empty(), figures.PUBLISHED), tmp_path, name) for name in ("a", "b")]
-    assert all(axes.has_data() for axes in module.draw(empty(), figures.PUBLISHED).axes)
-    for suffix in (".png", ".pdf", ".svg"):
-        first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
-        assert first == second
-
-
-@pytest.mark.parametrize("item", ITEMS)
-def test_each_page_says_that_nothing_was_measured_here(item: str) -> None:
-    text = page(item)
-    assert f"![{item}]({item}.png)" in text
-    assert "not measured by this project" in text
-    assert not re.search(r"\bnan\b", text.lower())
-    assert "| reproduced |" not in text
-
-
-@pytest.mark.parametrize("item", LOGS)
-def test_the_logs_are_named_and_not_their_author_s_code(item: str) -> None:
-    assert "github.com/kljp/topk_results" in page(item)
+    for item in ITEMS:
+        text = page(item)
+        assert f"![{item}]({item}.png)" in text
+        assert "not measured by this project" in text
+        assert not re.search(r"\bnan\b", text.lower())
+        assert "| reproduced |" not in text
+        assert ("github.com/kljp/topk_results" in text) == item.endswith("-logs")
 
 
 def test_verdicts_are_those_of_the_published_numbers() -> None:
     words = {judged.claim.text: judged.word for item in ITEMS for judged in figures.judge(item, empty())}
     for beginning, expected in UNEXPECTED.items():
-        (word,) = {word for text, word in words.items() if text.startswith(beginning)}
-        assert word == expected, beginning
+        assert {word for text, word in words.items() if text.startswith(beginning)} == {expected}, beginning
     assert "reproduced" not in words.values()
+    by_number: dict[str, str] = {}
+    for judged in figures.judge("speed-logs", empty()):
+        if judged.ours is not None:
+            number = f"{judged.ours.value:.3f}"
+            assert by_number.setdefault(number, judged.word) == judged.word, "a number with two words"
 
 
 def test_the_numbers_of_the_picture_are_those_of_the_verdicts() -> None:
@@ -84,14 +69,6 @@ def test_the_numbers_of_the_picture_are_those_of_the_verdicts() -> None:
     assert "| Top-k 8 A100 / dense 8 A100 | 4.67 | 7.268 [7.162, 7.376] |" in text
     assert "| dense 8 V100 / dense 8 A100 | 1.374 | 1.389 [1.355, 1.423] |" in text
     assert "| 4.67 x | 7.268 x [7.162, 7.376] (n = 138 windows) |  |" in text
-
-
-def test_no_number_of_the_logs_has_two_words() -> None:
-    words: dict[str, set[str]] = {}
-    for judged in figures.judge("speed-logs", empty()):
-        if judged.ours is not None:
-            words.setdefault(f"{judged.ours.value:.3f}", set()).add(judged.word)
-    assert all(len(found) == 1 for found in words.values()), words
 
 
 def test_the_parts_of_a_bar_add_up_to_the_iteration() -> None:
@@ -113,11 +90,8 @@ def test_the_printed_table_has_48_values_and_standard_sgd_twice() -> None:
     assert len(module.rows_over_workers()) == 11
 
 
-def test_words_that_would_change_nothing_are_refused(here: Command) -> None:
+def test_runs_are_neither_chosen_nor_queued(here: Command) -> None:
     refused(here("reproduce", "fig4-logs", "profile=laptop"), "fig4-logs", "no runs", "profile=laptop")
-
-
-def test_there_is_nothing_to_queue() -> None:
     with pytest.raises(ValueError, match="fig4-logs has no runs to queue"):
         name_and_configs(["fig4-logs"])
 

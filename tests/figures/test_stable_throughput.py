@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from functools import partial
+from itertools import product
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from analysis.claims import Verdict
 from analysis.records.configs import variant_configs
-from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames
 from experiments import figures
 from experiments.figures import _large as large
 from experiments.figures import _predicted
@@ -19,82 +17,57 @@ from experiments.figures import zhang_stable_throughput as item
 from experiments.figures._predicted import Work
 from experiments.figures.runs import configs_of
 from tests.conftest import there
+from tests.figures.made_up import PROFILES, TURNS, RecordBuilder, verdict
 
 TASK = "berttiny_ptb64"
-ELEMENTS = 10_000_000  # of task=vector
 STEP_S = {"dense": 0.4, "topk": 0.25, "oktopk": 0.2, "stable_topk": 0.15}
 SELECT_S = {"dense": 0.0, "topk": 0.03, "oktopk": 0.06, "stable_topk": 0.01}
 FALLS = {"dense": 0.50, "topk": 0.40, "oktopk": 0.35, "stable_topk": 0.40}  # of the loss, in an epoch
 EPOCHS, EVERY = 10, 25
-SEEDS = (0, 1, 2)
 Numbers = dict[str, float]
+NO_CHANGE: Numbers = {}
 
 
-def frames(
-    step_s: Numbers | None = None, select_s: Numbers | None = None, falls: Numbers | None = None
-) -> Frames:
-    """Trainings of a small model, its steps in turns on virtual workers, and vectors of two processes."""
-    rows, steps, epochs = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
-    turns = {
-        "group": "g", "alternate.block_steps": 2, "alternate.limit_min": 3, "alternated.half_width": 0.01,
-        "alternated.stopped": "half-width", "timing.mode": "serialised", "train.validate": "never", "seed": 0,
-    }  # fmt: skip
-    shared = {"timing.warmup_steps": 1, "provenance_json": json.dumps({}), "task.batch_size": 4}
+def frames(step_s: Numbers = NO_CHANGE, select_s: Numbers = NO_CHANGE, falls: Numbers = NO_CHANGE) -> Frames:
+    """Return trainings of a small model, its steps in turns on virtual workers, and vectors of two processes;
+    with some numbers changed.
+    """
+    records = RecordBuilder({"timing.warmup_steps": 1, "task.batch_size": 4, "timing.mode": "serialised"})
     virtual = {
         "workers": 4, "cluster.where": "virtual", "simulated": True, "task.name": TASK,
         "cluster.link.name": "ethernet_1g",
     }  # fmt: skip
-    local = {"workers": 2, "cluster.where": "local", "simulated": False, "task.name": "vector"}
-    local |= {"task.elements": ELEMENTS, "cluster.link.name": "loopback"}
+    local = {"workers": 2, "cluster.where": "local", "task.name": "vector", "task.elements": 10_000_000}
+    training = virtual | {
+        "train.validate": "epoch", "timing.mode": "production", "steps_total": EPOCHS * EVERY,
+    }  # fmt: skip
+    for name, seed in product(STEP_S, range(3)):
+        fall = (FALLS | falls)[name]
+        epochs = [
+            {"epoch": epoch, "step": epoch * EVERY, "train_loss": 9 - fall * epoch}
+            for epoch in range(1, EPOCHS + 1)
+        ]
+        records.add_run(f"{name}-{seed}", training | {"method.name": name, "seed": seed}, epochs=epochs)
     for name in STEP_S:
-        fall = (falls or {}).get(name, FALLS[name])
-        for seed in SEEDS:
-            key = f"{name}-{seed}"
-            rows.append(shared | virtual | {
-                "key": key, "run_id": key, "method.name": name, "seed": seed, "train.validate": "epoch",
-                "timing.mode": "production", "steps_total": EPOCHS * EVERY,
-            })  # fmt: skip
-            epochs += [
-                {"key": key, "epoch": epoch, "step": epoch * EVERY, "train_loss": 9 - fall * epoch}
-                for epoch in range(1, EPOCHS + 1)
-            ]
-        took = {
-            "step": (step_s or {}).get(name, STEP_S[name]),
-            "select": (select_s or {}).get(name, SELECT_S[name]),
-        }
-        for kind, of_kind in (("step", virtual), ("select", local)):
-            key = f"{name}-{kind}"
-            rows.append(
-                shared | of_kind | turns | {"key": key, "run_id": kind, "variant": name, "method.name": name}
-            )
-            for step in range(66):
-                parts = {"forward_s": 0.001} | ({"select_s": took["select"]} if kind == "select" else {})
-                steps.append({
-                    "key": key, "rank": 0, "step": step, "epoch": 0, "block": step // 2,
-                    "step_s": took[kind] + 0.001 * (kind == "select"), **parts,
-                })  # fmt: skip
-    return empty()._replace(
-        runs=runs_frame(rows), steps=typed("steps", pd.DataFrame(steps)),
-        epochs=typed("epochs", pd.DataFrame(epochs)),
-    )  # fmt: skip
+        turns = TURNS | {"group": "g", "train.validate": "never", "variant": name, "method.name": name}
+        step = {"step_s": (STEP_S | step_s)[name], "forward_s": 0.001}
+        selecting = {"forward_s": 0.001, "select_s": (SELECT_S | select_s)[name]}
+        for settings, row in ((virtual, step), (local, selecting)):
+            own = settings | turns | {"run_id": settings["task.name"]}
+            key = f"{name}-{settings['task.name']}"
+            records.add_run(key, own, 66 * [row], block_steps=2, first_block=0)
+    return records.frames()
 
 
-def verdict(begin: str, of: Frames) -> Verdict:
-    found = [each for each in figures.judge("stable-throughput", of) if each.claim.text.startswith(begin)]
-    return found[0]
-
-
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
-def test_what_is_trained_takes_turns_as_well_and_so_does_a_vector(profile: str) -> None:
-    configs = configs_of("stable-throughput", profile)
-    turns = [config for config in configs if config["variants"]]
-    trained = {config["task"]["name"] for config in configs if not config["variants"]}
-    assert {config["task"]["name"] for config in turns} == trained | {"vector"}
-    for config in turns:
-        assert list(variant_configs(config)) == list(large.LOOKS)
-    for config in configs:
-        if config["task"]["name"] in trained:
-            assert config["cluster"]["where"] == "virtual"
+def test_what_is_trained_takes_turns_as_well_and_so_does_a_vector() -> None:
+    for profile in PROFILES:
+        configs = configs_of("stable-throughput", profile)
+        turns = [config for config in configs if config["variants"]]
+        trained = {config["task"]["name"] for config in configs if not config["variants"]}
+        assert {config["task"]["name"] for config in turns} == trained | {"vector"}
+        assert all(list(variant_configs(config)) == list(large.LOOKS) for config in turns)
+        of_trained = [config for config in configs if config["task"]["name"] in trained]
+        assert {config["cluster"]["where"] for config in of_trained} == {"virtual"}
 
 
 def test_time_to_the_loss_that_all_reach_is_steps_times_a_step() -> None:
@@ -105,31 +78,27 @@ def test_time_to_the_loss_that_all_reach_is_steps_times_a_step() -> None:
     assert value.value == pytest.approx(7 * STEP_S["dense"] / (9 * STEP_S["stable_topk"]))
 
 
-@pytest.mark.parametrize(
-    ("begin", "turned"),
-    [
-        ("a step of Stable Top-K is shorter", {"step_s": {"stable_topk": 0.3}}),
-        ("Stable Top-K is down to the same loss before dense", {"step_s": {"dense": 0.01}}),
-        ("Stable Top-K is down to the same loss before Ok-Topk", {"falls": {"stable_topk": 0.05}}),
-        ("Ok-Topk adds more to computing", {"select_s": {"stable_topk": 0.5}}),
-    ],
-)
-def test_an_ordering_is_indicated_at_most_and_turns_round(begin: str, turned: dict[str, Numbers]) -> None:
-    here, there = verdict(begin, frames()), verdict(begin, frames(**turned))
-    assert {here.word, there.word} == {"indicated"}
-    assert here.reason.endswith("; in this direction")
-    assert there.reason.endswith("; not in this direction")
+def test_an_ordering_is_indicated_at_most_and_turns_round() -> None:
+    usual, of = frames(), partial(verdict, "stable-throughput")
+    for begins, turned in (
+        ("a step of Stable Top-K is shorter", frames(step_s={"stable_topk": 0.3})),
+        ("Stable Top-K is down to the same loss before dense", frames(step_s={"dense": 0.01})),
+        ("Stable Top-K is down to the same loss before Ok-Topk", frames(falls={"stable_topk": 0.05})),
+        ("Ok-Topk adds more to computing", frames(select_s={"stable_topk": 0.5})),
+    ):
+        assert {of(usual, begins).word, of(turned, begins).word} == {"indicated"}
+        assert of(usual, begins).reason.endswith("; in this direction")
+        assert of(turned, begins).reason.endswith("; not in this direction")
 
 
-def test_hours_of_large_models_are_not_comparable() -> None:
+def test_hours_of_large_models_are_not_comparable_and_times_are_called_simulated() -> None:
     found = [each for each in figures.judge("stable-throughput", frames()) if "hours" in each.claim.text]
     assert found[0].claim.paper == pytest.approx(84.3 / 41.8, abs=0.01)
     assert {each.word for each in found if each.ours is not None} == {"not comparable"}
-
-
-def test_all_that_is_claimed_of_times_says_that_it_is_simulated() -> None:
     assert all("simulated" in claim.text for claim in item.claims() if claim.timed)
-    assert {each.word for each in figures.judge("stable-throughput", empty())} == {"not run"}
+    gains, curves, _ = item.draw(frames(), "laptop").axes
+    assert "simulated" in gains.get_ylabel()
+    assert "simulated" in curves.get_xlabel()
 
 
 def test_the_computing_that_gives_a_ratio_gives_it() -> None:
@@ -143,18 +112,7 @@ def test_the_computing_that_gives_a_ratio_gives_it() -> None:
 
 
 def test_stable_top_k_sends_values_without_indices() -> None:
-    link, n, size = _predicted.ethernet(10), 1_000_000, 8
+    link, size = _predicted.ethernet(10), 8
     sent = 4 * 2 * 10_000 * (size - 1) // size
-    assert _predicted.exchange_s("stable_topk", n, 0.01, size, link) == pytest.approx(
-        6 * _predicted.ALPHA_S + sent * 8e-10
-    )
-
-
-def test_it_is_drawn_and_told_as_simulated() -> None:
-    gains, curves, predicted = item.draw(frames(), "laptop").axes
-    assert gains.has_data()
-    assert "simulated" in gains.get_ylabel()
-    assert "simulated" in curves.get_xlabel()
-    assert len(predicted.lines) == 2 * (len(STEP_S) - 1) + 2  # two links, and what was published of two
-    assert "*Simulated*" in figures.caption("stable-throughput", frames(), "laptop")
-    assert all("simulated" in table.title for table in figures.tables("stable-throughput", frames()))
+    took_s = _predicted.exchange_s("stable_topk", 1_000_000, 0.01, size, link)
+    assert took_s == pytest.approx(6 * _predicted.ALPHA_S + sent * 8e-10)
