@@ -47,15 +47,13 @@ def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> N
 
 def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered_by_its_steps() -> None:
     slower = replace(cell(word="slower"), sooner=Value(0.5, 0.4, 0.6, 5))
-    first = [cell(entry, minutes=Value(minutes)) for entry, minutes in (("a", 1.0), ("b", 2.0))]
-    second = [
-        replace(slower, entry=entry, minutes=Value(minutes)) for entry, minutes in (("a", 2.0), ("b", 1.0))
-    ]
+    quick, slow = Value(1.0), Value(2.0)
+    first = [cell("a", minutes=quick), cell("b", minutes=slow)]
+    second = [replace(slower, entry="a", minutes=slow), replace(slower, entry="b", minutes=quick)]
     (found,) = agreements([*first, MISSED], [*second, MISSED])
     assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
     assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
     assert (found.contained, found.same_word) == (0, 0)
-    quick, slow = Value(1.0), Value(2.0)
     (found,) = agreements(
         [replace(MISSED, step_ms=quick), replace(MISSED, entry="d", step_ms=slow)],
         [replace(MISSED, step_ms=slow), replace(MISSED, entry="d", step_ms=quick)],

@@ -101,7 +101,8 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     words: dict[str, tuple[Word, float]] = {
-        "a": ("misses the target", 9.0), "b": ("slower", 0.5), "dense": ("baseline", 0.0), "c": ("faster", 3.0),
+        "a": ("misses the target", 9.0), "b": ("slower", 0.5), "dense": ("baseline", 0.0),
+        "c": ("faster", 3.0),
     }  # fmt: skip
     cells = [replace(cell(name, word=word), sooner=Value(gain)) for name, (word, gain) in words.items()]
     ordered = [each.entry for each in table_of(cells, "gpt-ptb", 4, "internet_100m_50ms")]
