@@ -13,16 +13,15 @@ import io
 import json
 import os
 import random
+import re
 import resource
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,118 +36,140 @@ from msgspec import Struct, structs
 
 from analysis.records import parquet, schema
 from analysis.records.configs import flatten, measured_config, run_id, run_key
-from analysis.records.files import PART
 from analysis.records.frames import empty
-from analysis.records.store import Attempt
 from analysis.records.visible import visible
 from experiments import figures
 from experiments.__main__ import main as command_line
 from experiments.commands import report, reproduce, run
 from experiments.config import compose
-from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import LAUNCHES, configs_of, launched
-from experiments.launch.bad_nodes import LEDGER
 from tests.analysis import synthetic
 from tests.analysis.broken_lines import BROKEN
 
 DEADLINE_S = 60  # of one command
 MEMORY = 3 * 2**30  # bytes that a command may ask for; a log may have one
-ITEM, PROFILE = "fig1", "smoke"  # two runs, drawn in half a second
+ITEM = "fig1"  # two runs, drawn in half a second
+PROFILE = "smoke"
 ON_SLURM = ["method=topk", "task=cnn_digits", "profile=smoke", "cluster=devcluster", "container=none"]
 SWEEP = "runs-001"
+CONFIGS = [*configs_of(ITEM, PROFILE), compose.resolve(ON_SLURM)]
+# A figure's two runs, and one of a sweep. What is damaged belongs to the victims, to both of them alike.
+BYSTANDER, *VICTIMS = (run_id(config) for config in CONFIGS)
 
 
-@dataclass(frozen=True)
-class Results:
-    """A folder of results in which the attempts of two runs, the victims, are to be damaged alike."""
-
-    root: Path
-
-    @property
-    def folders(self) -> Folders:
-        return Folders(self.root)
-
-    @property
-    def victims(self) -> list[Attempt]:
-        """A figure's run, and one of a sweep."""
-        store = self.folders.store
-        return [Attempt(store.root / run_id(config) / "001") for config in (_of_figure()[1], _of_sweep())]
-
-    @property
-    def bystander(self) -> Attempt:
-        """The figure's other run."""
-        return Attempt(self.folders.store.root / run_id(_of_figure()[0]) / "001")
-
-    @property
-    def index(self) -> Path:
-        return self.folders.index / f"{ITEM}-{PROFILE}.json"
-
-    @property
-    def cached(self) -> list[Path]:
-        """The folders of the victims' own tables."""
-        found = (self.folders.records / "attempts").glob("*")
-        return [path for path in found if any(path.name.startswith(v.run_id) for v in self.victims)]
-
-
-def _of_figure() -> list[Config]:
-    return configs_of(ITEM, PROFILE)
-
-
-def _of_sweep() -> Config:
-    return compose.resolve(ON_SLURM)
-
-
-def make(root: Path) -> Results:
-    """Whole records, their tables and pictures, a sweep, and the notes of its jobs."""
-    results = Results(root)
-    folders = results.folders
-    for config in (*_of_figure(), _of_sweep()):
-        synthetic.made(folders.store, config).update(
-            started="2026-01-01T00:00:00Z", ended="2026-01-01T00:01:00Z"
-        )
-    runs = [attempt.run_id for attempt in results.victims]
-    for attempt in results.victims:
-        attempt.update(resumed=[{"step": 3, "at": "2026-01-01T00:00:00Z", "host": "n1"}])
-        attempt.update(sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None)
-        attempt.note_job(schema.JobNote("12_0"))
-        start = folders.launch(attempt) / "start-12_0-0"
-        start.mkdir(parents=True)
-        (start / "progress.json").write_text('{"step": 3, "steps": 8}')
-        (folders.launch(attempt) / "worker0_log.err").write_text("a line\n")
-    sweep = folders.sweeps / SWEEP
-    (sweep / "a0").mkdir(parents=True)
-    (sweep / "a0" / "12_0_0_log.out").write_text("a line\n")
+def make(root: Path) -> Folders:
+    """Make whole records, their tables and pictures, a sweep, and the notes of its jobs."""
+    folders = Folders(root)
+    day = {"started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:01:00Z"}
+    for config in CONFIGS:
+        attempt = synthetic.made(folders.store, config)
+        attempt.update(**day)
+        if attempt.run_id in VICTIMS:
+            resumed = [{"step": 3, "at": day["started"], "host": "n1"}]
+            attempt.update(resumed=resumed, sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None)
+            attempt.note_job(schema.JobNote("12_0"))
+            _write(folders.launch(attempt) / "start-12_0-0" / "progress.json", '{"step": 3, "steps": 8}')
+            _write(folders.launch(attempt) / "worker0_log.err", "a line\n")
     array = {
         "name": f"{SWEEP}-a0", "folder": "a0", "shape": "1 node", "nodes": 1, "time_min": 10,
-        "jobs": [{"id": "12_0", "runs": runs}],
+        "jobs": [{"id": "12_0", "runs": VICTIMS}],
     }  # fmt: skip
-    record = {"name": SWEEP, "words": ON_SLURM, "created": "2026-01-01T00:00:00Z", "arrays": [array]}
-    (sweep / "sweep.json").write_text(json.dumps({**record, "slurm_conf": None}))
-    for words in (["collect"], ["reproduce", ITEM, f"profile={PROFILE}"], ["report", "--drawn"]):
-        ended = carry_out(results, words)
-        assert ended.code == 0, (words, ended)
-    return results
+    sweep = {
+        "name": SWEEP,
+        "words": ON_SLURM,
+        "created": day["started"],
+        "arrays": [array],
+        "slurm_conf": None,
+    }
+    _write(folders.sweeps / SWEEP / "sweep.json", json.dumps(sweep))
+    _write(folders.sweeps / SWEEP / "a0" / "12_0_0_log.out", "a line\n")
+    for name in ("collect", "reproduce", "report"):
+        ended = carry_out(folders, COMMANDS[name])
+        assert ended.code == 0, (name, ended)
+    return folders
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
 
 
 # --- kinds of damage
 # ------------------------------------------------------------------------------------------
-Damage = Callable[[Results], None]
+Damage = Callable[[Folders], None]
+
+# Paths in a results folder: {run} is each victim, * anything.
+ATTEMPT = "runs/{run}/001"
+LOG = "runs/{run}/001/rank0.jsonl"
+FILES = {
+    "run.json": "runs/{run}/001/run.json",
+    "config.json": "runs/{run}/001/config.json",
+    "rank0.jsonl": LOG,
+    "job.json": "runs/{run}/001/job.json",
+    "progress.json": "launch/*/start-*/progress.json",
+    "sweep.json": f"sweeps/{SWEEP}/sweep.json",
+    "index": f"records/figures/{ITEM}-{PROFILE}.json",
+    "cached steps": "records/attempts/{run}*/steps.parquet",
+    "cached spans": "records/attempts/{run}*/spans.parquet",
+    "collected runs": "records/runs.parquet",
+    "collected steps": "records/steps.parquet",
+    "a log": "launch/*/*.err",
+    "a job's log": "sweeps/*/a0/*.out",
+    "picture": f"figures/{ITEM}-{PROFILE}.png",
+    "page": f"figures/{ITEM}-{PROFILE}.md",
+}
+FOLDERS = {
+    "runs": "runs",
+    "a run": "runs/{run}",
+    "an attempt": ATTEMPT,
+    "records": "records",
+    "cached": "records/attempts/{run}*",
+    "indices": "records/figures",
+    "figures": "figures",
+    "sweeps": "sweeps",
+    "launch": "launch",
+    "results": ".",
+}
+BESIDE = {  # what may lie where nothing is, or something else
+    "a run": "runs/notes",
+    "an attempt": "runs/{run}/002",
+    "a log": "runs/{run}/001/rank2.jsonl",
+    "a manifest": "runs/{run}/001/.run.json.part",
+    "a record": "runs/{run}/001/own/notes",
+    "a checkpoint": "runs/{run}/001/checkpoints/3",
+    "tables": "records/.runs.part",
+    "a listing": "records/listed",
+    "cached tables": "records/attempts/notes",
+    "an index": "records/figures/notes.json",
+    "a sweep's index": "records/sweeps/notes.json",
+    "a picture": "figures/notes.png",
+    "a sweep": "sweeps/notes",
+    "a sweep's file": "sweeps/notes/sweep.json",
+    "a job's log": f"sweeps/{SWEEP}/a0/12_0_1_log.out",
+    "a launch": "launch/notes",
+    "a ledger": "launch/node-failures.jsonl",
+    "a start": "launch/{run}-001/start-12_0-1",
+    "a note of progress": "launch/{run}-001/start-12_0-1/progress.json",
+    "a worker's log": "launch/{run}-001/worker1_log.err",
+    "a benchmark": "bench/methods-notes.jsonl",
+    "a report's row": "report/kept/runs-here.json",
+    "a page": "report/data/run/notes.js",
+}
 
 
-def _dotted(of: Any) -> list[str]:
-    """Every field of a file's schema, also those of the objects within it."""
-    found = list[str]()
-    for info in structs.fields(of):
-        found.append(info.name)
-        inner = [kind for kind in (info.type, *get_args(info.type)) if isinstance(kind, type(Struct))]
-        if inner and get_origin(info.type) not in (list, dict):
-            found += [f"{info.name}.{below}" for below in _dotted(inner[0])]
-    return found
+def paths(folders: Folders, template: str) -> list[Path]:
+    """Return the paths that a template means in a results folder."""
+    found = list[Path]()
+    for run_name in VICTIMS:
+        name = template.format(run=run_name)
+        found += folders.results.glob(name) if "*" in name else [folders.results / name]
+    return [*dict.fromkeys(found)]
 
 
 VALUES: dict[str, Any] = {
+    "missing": KeyError,
     "null": None, "true": True, "-1": -1, "1.5": 1.5, "2**70": 2**70, "10**400": 10**400, "inf": float("inf"),
     "nan": float("nan"), "text": "x", "nothing": "", "surrogate": "\ud800", "escape": "\x1b[2J\n\0", "[]": [],
     "[5]": [5], "{}": {}, "{x: 5}": {"x": 5}, "{x: 2**70}": {"x": 2**70}, "5": 5, "0": 0, "long": "x" * 5_000,
@@ -177,33 +198,20 @@ def _forbidden(path: Path, content: bytes) -> None:
     path.chmod(0)
 
 
-SPECIAL: dict[str, Callable[[Path, bytes], object]] = {  # in place of a file, of which this was the content
+CHANGES: dict[str, Callable[[Path, bytes], object]] = {  # in place of a file, of which this was the content
     "missing": lambda path, content: None,
     "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
     "byte order mark": lambda path, content: path.write_bytes(b"\xef\xbb\xbf" + content),
     "garbage after it": lambda path, content: path.write_bytes(content + b"garbage"),
-    "FIFO": lambda path, content: os.mkfifo(path),
-    "folder": lambda path, content: path.mkdir(),
-    "/dev/zero": lambda path, content: path.symlink_to("/dev/zero"),
-    "link to itself": lambda path, content: path.symlink_to(path.name),
-    "dangling link": lambda path, content: path.symlink_to("nowhere"),
     "64 GiB": _huge,
     "no permission": _forbidden,
 }
 
 
-def _special(name: str, path: Path) -> None:
-    """Put something else where a file belongs."""
-    content = path.read_bytes() if path.is_file() else b""
-    path.unlink(missing_ok=True)
-    SPECIAL[name](path, content)
-
-
 def _deep_folders(path: Path) -> None:
     """Make more folders in each other than Python calls functions in each other."""
     path.mkdir()
-    chain = "/".join(["d"] * 1_100)
-    subprocess.run(["mkdir", "-p", chain], cwd=path, check=True)
+    subprocess.run(["mkdir", "-p", "d/" * 1_100], cwd=path, check=True)
 
 
 def _socket(path: Path) -> None:
@@ -216,7 +224,7 @@ def _socket(path: Path) -> None:
 # Making folders that deep takes a second: they are put where something walks into folders, or removes them.
 DEEP = "deep folders"
 WITH_DEEP = ("a record", "tables", "a page")
-ODD: dict[str, Callable[[Path], object]] = {  # what may lie in a folder beside what belongs there
+THINGS: dict[str, Callable[[Path], object]] = {  # what may lie in place of what belongs there, or beside it
     "file": lambda path: path.write_bytes(b"\xff\0"),
     "folder": Path.mkdir,
     DEEP: _deep_folders,
@@ -228,218 +236,145 @@ ODD: dict[str, Callable[[Path], object]] = {  # what may lie in a folder beside 
     "link to its folder": lambda path: path.symlink_to("."),
     "dangling link": lambda path: path.symlink_to("nowhere"),
 }
+INSTEAD = ("folder", "FIFO", "/dev/zero", "link to itself", "dangling link")
 
 
-def _beside(places: Sequence[str], name: str, results: Results) -> None:
-    """Put this thing beside what belongs there, in each of these places of BESIDE that is still free."""
-    for path in (path for place in places for path in BESIDE[place](results)):
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            ODD[name](path)
-
-
-def _put(tree: Any, dotted: Sequence[str], value: Any) -> None:
-    *above, name = dotted
-    for part in above:
-        tree = tree[int(part)] if isinstance(tree, list) else tree.setdefault(part, {})
-    at: Any = int(name) if isinstance(tree, list) else name
-    if value is KeyError:
-        del tree[at]
+def _replace(path: Path, name: str) -> None:
+    """Put something else where a file or a folder belongs."""
+    content = path.read_bytes() if path.is_file() else b""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if name in CONTENTS:
+        path.write_bytes(CONTENTS[name])
+    elif name in THINGS:
+        THINGS[name](path)
     else:
-        tree[at] = value
+        CHANGES[name](path, content)
 
 
-def _change(path: Path, dotted: Sequence[str], value: Any) -> None:
-    """Another value of one leaf of a JSON file."""
-    content = json.loads(path.read_text())
-    _put(content, dotted, value)
-    path.write_text(json.dumps(content))
-
-
-def _change_line(attempt: Attempt, number: int, line: Callable[[str], str]) -> None:
-    """Another line in a rank's log, and a manifest that says that it belongs there."""
-    path = attempt.rank_path(0)
-    lines = path.read_text().splitlines()
-    lines[number] = line(lines[number])
-    path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogateescape"))
-    _sign(attempt)
-
-
-def _replace_line(raw: bytes, attempt: Attempt) -> None:
-    """Put these bytes in place of a line, and a manifest beside them that says that they belong there."""
-    path = attempt.rank_path(0)
-    lines = path.read_bytes().splitlines()
-    lines[2] = raw
-    path.write_bytes(b"\n".join([*lines, b""]))
-    _sign(attempt)
-
-
-def _sign(attempt: Attempt) -> None:
-    manifest = json.loads((attempt.path / "run.json").read_text())
-    manifest["files"] = {
-        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
-        for path in sorted(attempt.path.glob("rank*.jsonl"))
-    }
-    (attempt.path / "run.json").write_text(json.dumps(manifest))
-
-
-FILES: dict[str, Callable[[Results], list[Path]]] = {
-    "run.json": lambda results: [attempt.path / "run.json" for attempt in results.victims],
-    "config.json": lambda results: [attempt.path / "config.json" for attempt in results.victims],
-    "rank0.jsonl": lambda results: [attempt.rank_path(0) for attempt in results.victims],
-    "job.json": lambda results: [attempt.path / "job.json" for attempt in results.victims],
-    "progress.json": lambda results: [*results.folders.scratch.glob("*/start-*/progress.json")],
-    "sweep.json": lambda results: [results.folders.sweeps / SWEEP / "sweep.json"],
-    "index": lambda results: [results.index],
-    "cached steps": lambda results: [path / "steps.parquet" for path in results.cached],
-    "cached spans": lambda results: [path / "spans.parquet" for path in results.cached],
-    "collected runs": lambda results: [results.folders.records / "runs.parquet"],
-    "collected steps": lambda results: [results.folders.records / "steps.parquet"],
-    "a log": lambda results: [
-        *results.folders.scratch.glob("*/*.err"), *results.folders.sweeps.glob("*/a0/*.out")
-    ],
-    "picture": lambda results: [results.folders.figures / f"{ITEM}-{PROFILE}.png"],
-    "page": lambda results: [results.folders.figures / f"{ITEM}-{PROFILE}.md"],
-}  # fmt: skip
-BESIDE: dict[str, Callable[[Results], list[Path]]] = {
-    "a run": lambda results: [results.folders.store.root / "notes"],
-    "an attempt": lambda results: [attempt.path.parent / "002" for attempt in results.victims],
-    "a log": lambda results: [attempt.path / "rank2.jsonl" for attempt in results.victims],
-    "a manifest": lambda results: [attempt.path / ".run.json.part" for attempt in results.victims],
-    "a record": lambda results: [attempt.path / "own" / "notes" for attempt in results.victims],
-    "a checkpoint": lambda results: [attempt.checkpoints / "3" for attempt in results.victims],
-    "tables": lambda results: [results.folders.records / f".runs{PART}"],
-    "a listing": lambda results: [results.folders.records / "listed"],
-    "cached tables": lambda results: [results.folders.records / "attempts" / "notes"],
-    "an index": lambda results: [results.folders.index / "notes.json"],
-    "a sweep's index": lambda results: [results.folders.sweep_index / "notes.json"],
-    "a picture": lambda results: [results.folders.figures / "notes.png"],
-    "a sweep": lambda results: [results.folders.sweeps / "notes"],
-    "a sweep's file": lambda results: [results.folders.sweeps / "notes" / "sweep.json"],
-    "a job's log": lambda results: [results.folders.sweeps / SWEEP / "a0" / "12_0_1_log.out"],
-    "a launch": lambda results: [results.folders.scratch / "notes"],
-    "a ledger": lambda results: [results.folders.scratch / LEDGER],
-    "a start": lambda results: [results.folders.launch(run) / "start-12_0-1" for run in results.victims],
-    "a note of progress": lambda results: [
-        results.folders.launch(run) / "start-12_0-1" / "progress.json" for run in results.victims
-    ],
-    "a worker's log": lambda results: [
-        results.folders.launch(run) / "worker1_log.err" for run in results.victims
-    ],
-    "a benchmark": lambda results: [results.root / "bench" / "methods-notes.jsonl"],
-    "a report's row": lambda results: [results.folders.report / "kept" / "runs-here.json"],
-    "a page": lambda results: [results.folders.report / "data" / "run" / "notes.js"],
-}
-MANIFEST = (
-    *_dotted(schema.Manifest), "files.rank0.jsonl", "files.rank0.jsonl.bytes", "files.rank0.jsonl.sha256",
-    "provenance.versions.torch", "provenance.clocks_mhz", "resumed.0", "resumed.0.step", "resumed.0.at",
-)  # fmt: skip
-FOLDERS: dict[str, Callable[[Results], list[Path]]] = {
-    "runs": lambda results: [results.folders.store.root],
-    "a run": lambda results: [attempt.path.parent for attempt in results.victims],
-    "an attempt": lambda results: [attempt.path for attempt in results.victims],
-    "records": lambda results: [results.folders.records],
-    "cached": lambda results: results.cached,
-    "indices": lambda results: [results.folders.index],
-    "figures": lambda results: [results.folders.figures],
-    "sweeps": lambda results: [results.folders.sweeps],
-    "launch": lambda results: [results.folders.scratch],
-    "results": lambda results: [results.root],
-}
-CONFIG = sorted(
-    {
-        ".".join(leaf.split(".")[:depth])
-        for config in (_of_figure()[1], _of_sweep())
-        for leaf in ("unknown", *flatten(measured_config(config)))
-        for depth in (1, 2, 3)
-    }
-)
-LINE = ("kind", *_dotted(schema.StepLine), "phases.forward", "phases.\ud800", "unknown")
-EPOCH: dict[str, Any] = {"kind": "epoch", "epoch": 1, "step": 8, "val_top1": 50.0, "val_loss": 1.0}
-LOOK: dict[str, Any] = {
-    "kind": "look", "step": 3, "what": "norms", "of": "all", "xs": [0.0, 1.0], "values": [1.0, 2.0]
-}  # fmt: skip
-
-
-def _on_files(of: Callable[[Results], list[Path]], act: Callable[[Path], object], results: Results) -> None:
-    for path in of(results):
-        act(path)
-
-
-def _on_victims(act: Callable[[Attempt], object], results: Results) -> None:
-    for attempt in results.victims:
-        act(attempt)
-
-
-def _replace_folder(name: str, path: Path) -> None:
-    shutil.rmtree(path)
-    if name == "empty":
-        path.mkdir()
-    else:
-        _special(name, path)
-
-
-def _with_line(dotted: str, value: Any, text: str) -> str:
-    content = json.loads(text)
-    with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
-        _put(content, dotted.split("."), value)
-    return json.dumps(content)
-
-
-def _and(line: str, lines: list[str]) -> list[str]:
-    return [*lines, line]
+def _add_thing(path: Path, name: str) -> None:
+    with contextlib.suppress(OSError):  # another thing is there
+        path.parent.mkdir(parents=True, exist_ok=True)
+        THINGS[name](path)
 
 
 def _split(dotted: str) -> list[str]:
-    """At dots, but not at that of a file's name."""
-    return dotted.replace("rank0.jsonl", "rank0/jsonl").replace(".", " ").replace("/", ".").split(" ")
+    return re.split(r"\.(?!jsonl)", dotted)
 
 
-def _change_leaf(dotted: str, value: Any, attempt: Attempt) -> None:
+def _put(tree: Any, dotted: str, value: Any) -> None:
+    """Give a leaf of a JSON object another value, or remove it."""
+    *above, name = _split(dotted)
+    for part in above:
+        tree = tree[int(part)] if isinstance(tree, list) else tree.setdefault(part, {})
+    place: Any = int(name) if isinstance(tree, list) else name
+    if value is KeyError:
+        del tree[place]
+    else:
+        tree[place] = value
+
+
+def _with_leaf(text: str, dotted: str, value: Any) -> str:
+    content = json.loads(text)
     with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
-        _change(attempt.path / "run.json", _split(dotted), value)
+        _put(content, dotted, value)
+    return json.dumps(content)
 
 
-def _all_lines(write: Callable[[list[str]], list[str]], attempt: Attempt) -> None:
-    path = attempt.rank_path(0)
-    path.write_text("".join(line + "\n" for line in write(path.read_text().splitlines())))
-    _sign(attempt)
+def _change_leaf(path: Path, dotted: str, value: Any) -> None:
+    path.write_text(_with_leaf(path.read_text(), dotted, value))
 
 
-def _copy_run(name: str, attempt: Attempt) -> None:
-    """A second folder, named by hand."""
-    target = attempt.path.parent if name.isdigit() or name == "²" else attempt.path.parent.parent
-    shutil.copytree(attempt.path, target / name if target == attempt.path.parent else target / name / "001")
+def _change_config_and_key(path: Path, dotted: str, value: Any) -> None:
+    """Write a config that is not what was written, where all that names its run says that it is."""
+    attempt = path.parent
+    config = json.loads(path.read_text())
+    try:
+        _put(config, dotted, value)
+        name = run_id(config)
+        key = run_key(config)
+        (attempt.parent.parent / name).mkdir()
+    except (LookupError, TypeError, AttributeError, ValueError, OSError):
+        return  # it has no such leaf, no id can be made of it, or no folder of such a name
+    path.write_text(json.dumps(config))
+    for field, changed in (("key", key), ("run_id", name)):
+        _change_leaf(attempt / "run.json", field, changed)
+    attempt.rename(attempt.parent.parent / name / attempt.name)
+    attempt.parent.rmdir()
+    root = attempt.parent.parent.parent
+    for note in (root / FILES["sweep.json"], root / FILES["index"]):
+        note.write_text(note.read_text().replace(json.dumps(attempt.parent.name), json.dumps(name)))
 
 
-def _rename_rank(name: str, attempt: Attempt) -> None:
-    shutil.copyfile(attempt.rank_path(0), attempt.path / name)
-    _sign(attempt)
+Lines = list[str]
 
 
-def _other_columns(
-    write: Callable[[Any], Any], of: Callable[[Results], list[Path]], results: Results
-) -> None:
-    """Tables that another version of the code may have left."""
-    for folder in of(results):
-        for name in ("runs", "steps", "epochs", "spans"):
-            table = pq.read_table(folder / f"{name}.parquet")
-            pq.write_table(pa.table(write(table)), folder / f"{name}.parquet")
+def _edit_log(path: Path, edit: Callable[[Lines], Lines]) -> None:
+    """Change the lines of a rank's log, and let the manifest say that they belong there."""
+    lines = edit(path.read_text().splitlines())
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+    _sign(path)
+
+
+def _sign(log: Path) -> None:
+    manifest = log.with_name("run.json")
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": sha256(path.read_bytes()).hexdigest()}
+        for path in sorted(log.parent.glob("rank*.jsonl"))
+    }
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": files}))
+
+
+def _copy_log(path: Path, name: str) -> None:
+    shutil.copyfile(path, path.with_name(name))
+    _sign(path)
+
+
+def _change_columns(folder: Path, change: Callable[[Any], Any]) -> None:
+    """Write tables that another version of the code may have left."""
+    for name in ("runs", "steps", "epochs", "spans"):
+        path = folder / f"{name}.parquet"
+        pq.write_table(pa.table(change(pq.read_table(path))), path)
 
 
 def _with_cells(column: str, value: str, table: Any) -> Any:
-    """The table with this text in each row of a column, where it has that."""
+    """Return the table with this text in each row of a column, where it has that."""
     if column not in table.column_names:
         return table
     texts = pa.array([value] * len(table), pa.string())
     return table.set_column(table.column_names.index(column), column, texts)
 
 
+def _leaves(struct: Any) -> list[str]:
+    """Return every field of a file's schema, also those of the objects within it."""
+    found = list[str]()
+    for info in structs.fields(struct):
+        found.append(info.name)
+        inner = [kind for kind in (info.type, *get_args(info.type)) if isinstance(kind, type(Struct))]
+        if inner and get_origin(info.type) not in (list, dict):
+            found += [f"{info.name}.{below}" for below in _leaves(inner[0])]
+    return found
+
+
+MANIFEST = (
+    *_leaves(schema.Manifest), "files.rank0.jsonl", "files.rank0.jsonl.bytes", "files.rank0.jsonl.sha256",
+    "provenance.versions.torch", "provenance.clocks_mhz", "resumed.0", "resumed.0.step", "resumed.0.at",
+)  # fmt: skip
+CONFIG = {
+    ".".join(leaf.split(".")[:depth])
+    for config in CONFIGS
+    for leaf in ("unknown", *flatten(measured_config(config)))
+    for depth in (1, 2, 3)
+}
 IN_SWEEP = (
     "name", "created", "slurm_conf", "arrays", "arrays.0", "arrays.0.nodes", "arrays.0.jobs",
     "arrays.0.jobs.0", "arrays.0.jobs.0.id", "arrays.0.jobs.0.runs", "arrays.0.jobs.0.runs.0",
 )  # fmt: skip
-ALL_LINES: dict[str, Callable[[list[str]], list[str]]] = {
+LINE = ("kind", *_leaves(schema.StepLine), "phases.forward", "phases.\ud800", "unknown")
+EPOCH = '{"kind": "epoch", "epoch": 1, "step": 8, "val_top1": 50.0, "val_loss": 1.0}'
+LOOK = '{"kind": "look", "step": 3, "what": "norms", "of": "all", "xs": [0.0, 1.0], "values": [1.0, 2.0]}'
+LINES: dict[str, Callable[[Lines], Lines]] = {
     "none": lambda lines: [],
     "a step twice": lambda lines: [*lines, lines[-1]],
     "a step missing": lambda lines: [*lines[:3], *lines[4:]],
@@ -455,217 +390,178 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
     "null": lambda table: {name: [None] * len(table) for name in table.column_names},
     "other names": lambda table: table.rename_columns([f"{name}!" for name in table.column_names]),
     "three million rows": lambda table: {name: pa.nulls(3_000_000) for name in table.column_names},
+    "pandas' words": lambda table: table.replace_schema_metadata({"pandas": "[]"}),
     "configs that are lists": partial(_with_cells, "config_json", "[1]"),
     "configs that are nested": partial(_with_cells, "config_json", "[" * 50_000),
     "configs that are no JSON": partial(_with_cells, "config_json", "{x"),
     "ends without a zone": partial(_with_cells, "ended", "0001-01-01"),
     "runs outside of the folder": partial(_with_cells, "run_id", "../../../../../etc"),
-    "pandas' words": lambda table: table.replace_schema_metadata({"pandas": "[]"}),
 }
 
 
 def kinds() -> dict[str, Damage]:
-    """Every kind of damage, by a name that says what it does."""
-    found: dict[str, Damage] = {"none": lambda results: None}
-    for what, of in FILES.items():
-        for name, content in CONTENTS.items():
-            found[f"{what}: {name}"] = partial(_on_files, of, partial(_write, content))
-        for name in SPECIAL:
+    """Return every kind of damage, by a name that says what it does."""
+    found: dict[str, Damage] = {"none": lambda folders: None}
+
+    def add(name: str, template: str, act: Callable[..., object], *words: object) -> None:
+        found[name] = partial(_act_on, [template], act, words)
+
+    for what, template in FILES.items():
+        for name in (*CONTENTS, *CHANGES, *INSTEAD):
             if name != "no permission" or os.geteuid():
-                found[f"{what}: {name}"] = partial(_on_files, of, partial(_special, name))
-    for dotted in MANIFEST:
-        for name, value in {"missing": KeyError, **VALUES}.items():
-            act = partial(_change_leaf, dotted, value)
-            found[f"run.json {dotted}: {name}"] = partial(_on_victims, act)
-    for dotted in CONFIG:
-        for name, value in {"missing": KeyError, **VALUES}.items():
-            if name in FEW:
-                change = partial(_change_config, dotted, value)
-                found[f"config.json {dotted}: {name}"] = partial(_on_victims, change)
-            found[f"config.json and its key, {dotted}: {name}"] = partial(
-                _change_config_and_key, dotted, value
-            )
-    for kind, line in (("epoch", EPOCH), ("look", LOOK)):
-        for dotted in (*line, *_dotted(schema.EpochLine if kind == "epoch" else schema.LookLine)):
-            for name, value in {"missing": KeyError, **VALUES}.items():
-                damaged_line = _with_line(dotted, value, json.dumps(line))
-                add = partial(_all_lines, partial(_and, damaged_line))
-                found[f"a line of {kind}, {dotted}: {name}"] = partial(_on_victims, add)
-    for name, values in (("fewer", [1.0]), ("more", [1.0] * 3), ("nothing", [])):
-        text = json.dumps(LOOK | {"values": values})
-        found[f"a line of look, values: {name}"] = partial(
-            _on_victims, partial(_all_lines, partial(_and, text))
-        )
+                add(f"{what}: {name}", template, _replace, name)
+    for what, template in FOLDERS.items():
+        for name in ("missing", *INSTEAD):
+            add(f"{what} as a folder: {name}", template, _replace, name)
+    for name, value in VALUES.items():
+        for dotted in MANIFEST:
+            add(f"run.json {dotted}: {name}", FILES["run.json"], _change_leaf, dotted, value)
+        for dotted in CONFIG:
+            both = f"config.json and its key, {dotted}: {name}"
+            add(both, FILES["config.json"], _change_config_and_key, dotted, value)
+        for dotted in CONFIG if name in FEW else ():
+            add(f"config.json {dotted}: {name}", FILES["config.json"], _change_leaf, dotted, value)
+        for dotted in IN_SWEEP if name in FEW else ():
+            add(f"sweep.json {dotted}: {name}", FILES["sweep.json"], _change_leaf, dotted, value)
+        for dotted in LINE:
+            edit = partial(_edit_line, 2, partial(_with_leaf, dotted=dotted, value=value))
+            add(f"a line's {dotted!a}: {name}", LOG, _edit_log, edit)
+        for kind, line, struct in (("epoch", EPOCH, schema.EpochLine), ("look", LOOK, schema.LookLine)):
+            for dotted in ("kind", *_leaves(struct)):
+                edit = partial(_append, _with_leaf(line, dotted, value))
+                add(f"a line of {kind}, {dotted}: {name}", LOG, _edit_log, edit)
+    for name, values in {"fewer": [1.0], "more": [1.0] * 3, "nothing": []}.items():
+        edit = partial(_append, _with_leaf(LOOK, "values", values))
+        add(f"a line of look, values: {name}", LOG, _edit_log, edit)
     for name, raw in BROKEN.items():
-        found[f"a line: {name}"] = partial(_on_victims, partial(_replace_line, raw))
-    for name in ODD:
-        places = [place for place in BESIDE if name != DEEP or place in WITH_DEEP]
-        for place in places:
-            found[f"beside {place}: {name}"] = partial(_beside, [place], name)
-        found[f"beside everything: {name}"] = partial(_beside, [*{*places} - {"a log"}], name)
-    for dotted in LINE:
-        for name, value in {"missing": KeyError, **VALUES}.items():
-            act = partial(_change_line, number=2, line=partial(_with_line, dotted, value))
-            found[f"a line's {dotted!a}: {name}"] = partial(_on_victims, act)
-    for name, write in ALL_LINES.items():
-        found[f"lines: {name}"] = partial(_on_victims, partial(_all_lines, write))
-    for name in ("copy of a run", "000", "002", "1" * 300, "²", "٣"):
-        if len(name) < 255:
-            found[f"a copy named {name!a}"] = partial(_on_victims, partial(_copy_run, name))
+        text = raw.decode(errors="surrogateescape")
+        add(f"a line: {name}", LOG, _edit_log, partial(_edit_line, 2, lambda line, text=text: text))
+    for name, edit in LINES.items():
+        add(f"lines: {name}", LOG, _edit_log, edit)
+    for name in THINGS:
+        places = {what: path for what, path in BESIDE.items() if name != DEEP or what in WITH_DEEP}
+        for what, template in places.items():
+            add(f"beside {what}: {name}", template, _add_thing, name)
+        others = [template for what, template in places.items() if what != "a log"]
+        found[f"beside everything: {name}"] = partial(_act_on, others, _add_thing, [name])
+    for name in ("../../copy of a run/001", "../000", "../002", "../²", "../٣"):
+        add(f"a copy named {name!a}", ATTEMPT, lambda path, name: shutil.copytree(path, path / name), name)
     for name in ("rank7.jsonl", "rankx.jsonl", "rank².jsonl", "rank.jsonl", "rank01.jsonl"):
-        found[f"a log named {name!a}"] = partial(_on_victims, partial(_rename_rank, name))
-    for what, of in FOLDERS.items():
-        for name in ("empty", "missing", "FIFO", "dangling link", "link to itself", "/dev/zero"):
-            found[f"{what} as a folder: {name}"] = partial(_on_files, of, partial(_replace_folder, name))
-    for name, columns in COLUMNS.items():
+        add(f"a log named {name!a}", LOG, _copy_log, name)
+    for name, change in COLUMNS.items():
         for what in ("cached", "records"):
-            found[f"columns, {what}: {name}"] = partial(_other_columns, columns, FOLDERS[what])
-    for dotted in IN_SWEEP:
-        for name in FEW:
-            found[f"sweep.json {dotted}: {name}"] = partial(_change_sweep, dotted, VALUES[name])
+            add(f"columns, {what}: {name}", FOLDERS[what], _change_columns, change)
     return found
 
 
-def _write(content: bytes, path: Path) -> None:
-    path.write_bytes(content)
+def _act_on(
+    templates: Sequence[str], act: Callable[..., object], words: Sequence[object], folders: Folders
+) -> None:
+    for template in templates:
+        for path in paths(folders, template):
+            act(path, *words)
 
 
-def _change_config(dotted: str, value: Any, attempt: Attempt) -> None:
-    _change(attempt.path / "config.json", dotted.split("."), value)
+def _edit_line(number: int, edit: Callable[[str], str], lines: Lines) -> Lines:
+    return [*lines[:number], edit(lines[number]), *lines[number + 1 :]]
 
 
-def _change_config_and_key(dotted: str, value: Any, results: Results) -> None:
-    """A config that is not what was written, where all that names its run says that it is."""
-    notes = [results.folders.sweeps / SWEEP / "sweep.json", results.index]
-    for attempt in results.victims:
-        path = attempt.path / "config.json"
-        config = json.loads(path.read_text())
-        try:
-            _put(config, dotted.split("."), value)
-            name, key = run_id(config), run_key(config)
-            (attempt.path.parent.parent / name).mkdir()
-        except (LookupError, TypeError, AttributeError, ValueError, OSError):
-            continue  # it has no such leaf, no id can be made of it, or no folder of such a name
-        path.write_text(json.dumps(config))
-        _change(attempt.path / "run.json", ["key"], key)
-        _change(attempt.path / "run.json", ["run_id"], name)
-        attempt.path.rename(attempt.path.parent.parent / name / attempt.path.name)
-        attempt.path.parent.rmdir()
-        for note in notes:
-            note.write_text(note.read_text().replace(json.dumps(attempt.run_id), json.dumps(name)))
-
-
-def _change_sweep(dotted: str, value: Any, results: Results) -> None:
-    _change(results.folders.sweeps / SWEEP / "sweep.json", dotted.split("."), value)
+def _append(line: str, lines: Lines) -> Lines:
+    return [*lines, line]
 
 
 # --- commands
 # -------------------------------------------------------------------------------------------------
-def commands() -> dict[str, list[str]]:
-    """Every command that reads, with words that mean the victims."""
-    first, second = (run_id(config) for config in (_of_figure()[1], _of_sweep()))
-    return {
-        "collect": ["collect"],
-        "figures": ["figures", ITEM],
-        "status": ["status"],
-        "status RUN": ["status", second],
-        "why": ["why", first],
-        "why --against": ["why", first, "--against", second],
-        "list": ["list"],
-        "compare": ["compare", "cluster=local", "x=method.sampling", "y=step_s"],
-        "logs": ["logs", second],
-        "plan": ["plan", *ON_SLURM],
-        "cancel": ["cancel", SWEEP],
-        "run": ["run", *_words_of_figure()],
-        "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
-        "trace": ["trace", first],
-        "run again": ["run", f"again={second}"],
-        "report": ["report", "--drawn"],
-    }
-
-
+FIRST, SECOND = VICTIMS
+COMMANDS = {  # every command that reads, with words that mean the victims
+    "collect": ["collect"],
+    "figures": ["figures", ITEM],
+    "status": ["status"],
+    "status RUN": ["status", SECOND],
+    "why": ["why", FIRST],
+    "why --against": ["why", FIRST, "--against", SECOND],
+    "list": ["list"],
+    "compare": ["compare", "cluster=local", "x=method.sampling", "y=step_s"],
+    "logs": ["logs", SECOND],
+    "plan": ["plan", *ON_SLURM],
+    "cancel": ["cancel", SWEEP],
+    "run": ["run", *launched(figures.load(ITEM).runs(PROFILE), LAUNCHES[PROFILE])[1].words()],
+    "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
+    "trace": ["trace", FIRST],
+    "run again": ["run", f"again={SECOND}"],
+    "report": ["report", "--drawn"],
+}
 # Commands that go on without a record, and damage that leaves all other records as they were.
 OF_ALL = ("collect", "figures", "status", "list", "compare", "plan", "run", "reproduce", "report")
 OF_ONE_RECORD = (
     "run.json", "config.json", "rank0.jsonl", "job.json", "progress.json", "cached ", "a line", "lines:",
-    "a copy named", "a log named", "a log:", "a run as a folder", "an attempt as a folder", "beside ",
+    "a copy named", "a log named", "a log:", "a job's log:", "a run as a folder",
+    "an attempt as a folder", "beside ",
 )  # fmt: skip
-
-
-def _words_of_figure() -> list[str]:
-    return launched(figures.load(ITEM).runs(PROFILE), LAUNCHES[PROFILE])[1].words()
 
 
 @dataclass(frozen=True)
 class Ended:
     """How a command ended."""
 
-    code: int | None  # None: it did not
+    code: int | None  # None: it let something escape
+    said: str
     out: str
-    err: str
-    error: str = ""  # what it let escape
-    took_s: float = 0.0
+    error: str
+    took_s: float
 
     @property
     def fault(self) -> str:
-        """What is wrong with that; empty where nothing is."""
-        if self.error:
-            return self.error
-        if "Traceback" in self.out + self.err:
-            return "Traceback"
-        if self.out + self.err != visible(self.out + self.err):
-            return "obeyed by a terminal"
-        if self.code not in (0, 1, 2):
-            return f"exit code {self.code}"
-        return "no word" if self.code and not (self.out + self.err).strip() else ""
+        """Return what is wrong with that; empty where nothing is."""
+        faults = {
+            self.error: bool(self.error),
+            "Traceback": "Traceback" in self.said,
+            "obeyed by a terminal": self.said != visible(self.said),
+            f"exit code {self.code}": self.code not in (0, 1, 2),
+            "no word": bool(self.code) and not self.said.strip(),
+            f"took {self.took_s:.0f} s": self.took_s > DEADLINE_S,
+        }
+        return ", ".join(fault for fault, holds in faults.items() if holds)
 
 
-class Hangs(BaseException):
-    """A command took longer than DEADLINE_S."""
-
-
-def _measured(planned: Sequence[PlannedRun], folders: Folders, *_: object, **__: object) -> None:
-    """In place of measuring, which takes seconds: invented records."""
+def _invent(planned: Sequence[PlannedRun], folders: Folders, *_: object, **__: object) -> None:
+    """Invent records instead of measuring, which takes seconds."""
     for wanted in planned:
         synthetic.made(folders.store, wanted.config)
 
 
-def carry_out(results: Results, words: Sequence[str]) -> Ended:
-    """A command in this process, where there is no SLURM, and where runs are not measured but invented."""
-    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
+    """Carry out a command in this process, where there is no SLURM, and where runs are not measured."""
+    out = io.StringIO()
+    err = io.StringIO()
     code, error = None, ""
-    only = {ITEM: figures.items()[ITEM]}
+    began = time.monotonic()
     if words[0] == "trace":  # which writes into the folder that one is in
-        words = [*words, "--out", str(results.root.parent / "trace.json")]
-    surroundings = {"SPARSIFY_RESULTS": str(results.root), "PATH": "/nowhere", "FORCE": ""}
+        words = [*words, "--out", str(folders.results.parent / "trace.json")]
+    surroundings = {"SPARSIFY_RESULTS": str(folders.results), "PATH": "/nowhere", "FORCE": ""}
     with (
         mock.patch.dict(os.environ, surroundings),
-        mock.patch.object(run, "carry_out", _measured),
-        mock.patch.object(reproduce, "carry_out", _measured),
+        mock.patch.object(run, "carry_out", _invent),
+        mock.patch.object(reproduce, "carry_out", _invent),
         mock.patch.object(report.Shipped, "frames", empty()),  # hundreds of runs, which are whole
-        mock.patch.object(figures, "items", return_value=only),
+        mock.patch.object(figures, "items", return_value={ITEM: figures.items()[ITEM]}),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        _deadline(),
         _bounded(),
     ):
         try:
             code = command_line(words)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        except Hangs:
-            error = "hangs"
         except BaseException as escaped:
             where = traceback.extract_tb(escaped.__traceback__)[-1]
-            error = (
-                f"{type(escaped).__name__}: {str(escaped)[:80]} ({Path(where.filename).name}:{where.lineno})"
-            )
-    return Ended(code, out.getvalue(), err.getvalue(), error, time.monotonic() - began)
+            error = f"{type(escaped).__name__}: {str(escaped)[:80]} ({where.filename}:{where.lineno})"
+    return Ended(code, out.getvalue() + err.getvalue(), out.getvalue(), error, time.monotonic() - began)
 
 
 @contextlib.contextmanager
 def _bounded() -> Iterator[None]:
-    """What reads a device to its end gets no memory, instead of all that there is."""
+    """Give no memory, instead of all that there is, to what reads a device to its end."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + MEMORY, before[1]))
@@ -675,77 +571,51 @@ def _bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@contextlib.contextmanager
-def _deadline() -> Iterator[None]:
-    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:  # pytest has one
-        yield
-        return
-
-    def late(*_: object) -> None:
-        raise Hangs
-
-    signal.signal(signal.SIGALRM, late)
-    signal.alarm(DEADLINE_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-
-
-def unjust(results: Results, collected: Ended) -> str:
-    """What is wrong with what `collect` made of a folder; empty where nothing is."""
-    if collected.code != 0:
-        return "" if "experiments: " in collected.err else "collect says nothing"
-    there = set(parquet.read_parquet(results.folders.records).runs["run_id"])
-    said = collected.out + collected.err
-    if results.bystander.path.is_dir() and results.bystander.run_id not in there:
-        return "a whole record was not used"
-    lost = [a.run_id for a in results.victims if a.path.parent.is_dir() and a.run_id not in there]
-    unnamed = [run for run in lost if run not in said]
-    return f"{len(unnamed)} records left out and not named" if unnamed else ""
-
-
-def stopped(kind: str, name: str, ended: Ended) -> str:
-    """Return what is wrong where a record's damage ends a command that others would have sufficed for; empty
-    where nothing is.
-    """
+def find_fault(kind: str, folders: Folders, name: str) -> str:
+    """Carry out a command on results with this damage; return what is wrong, empty where nothing is."""
+    ended = carry_out(folders, COMMANDS[name])
     is_of_one = kind.startswith(OF_ONE_RECORD)
     if name == "compare" and kind.startswith("config.json and its key"):
         is_of_one = False  # it is a record of something else, which may not compare
-    return f"stopped: {ended.err.strip()[-200:]}" if ended.code and is_of_one and name in OF_ALL else ""
+    if ended.code and is_of_one and name in OF_ALL:
+        return f"stopped by a record that others do without: {ended}"
+    return ended.fault or (_find_loss(folders, ended) if name == "collect" else "")
 
 
-def damaged(base: Results, into: Path, damage: Damage) -> Results:
-    """A copy of these results, damaged."""
-    shutil.copytree(base.root, into, symlinks=True)
-    results = Results(into)
-    damage(results)
-    return results
+def _find_loss(folders: Folders, collected: Ended) -> str:
+    """Return what `collect` left out and did not name; empty where there is nothing."""
+    if collected.code != 0:
+        return "" if "experiments: " in collected.said else "collect says nothing"
+    there = set(parquet.read_parquet(folders.records).runs["run_id"])
+    stored = {name for name in (BYSTANDER, *VICTIMS) if (folders.store.root / name).is_dir()}
+    unnamed = {name for name in stored - there if name == BYSTANDER or name not in collected.said}
+    return f"left out and not named: {unnamed}" if unnamed else ""
+
+
+def damage_copy(whole: Folders, into: Path, damage: Damage) -> Folders:
+    """Damage a copy of these results."""
+    shutil.copytree(whole.results, into, symlinks=True)
+    folders = Folders(into)
+    damage(folders)
+    return folders
 
 
 def main(words: Sequence[str]) -> int:
     names = [word for word in words if not word.isdigit()]
-    every = {k: d for k, d in kinds().items() if not names or any(name in k for name in names)}
-    if most := [int(word) for word in words if word.isdigit()]:
-        every = {k: every[k] for k in random.Random(0).sample(sorted(every), min(most[0], len(every)))}
-    faults, cases, longest = Counter[str](), 0, 0.0
+    every = {kind: act for kind, act in kinds().items() if not names or any(name in kind for name in names)}
+    most = min([len(every), *(int(word) for word in words if word.isdigit())])
+    faults = 0
     with tempfile.TemporaryDirectory() as folder:
-        base = make(Path(folder) / "whole")
-        for number, (kind, damage) in enumerate(every.items()):
-            if number % 20 == 0:
-                print(f"{number} of {len(every)} kinds, {cases} cases", file=sys.stderr, flush=True)
-            for name, call in commands().items():
-                results = damaged(base, Path(folder) / f"{number}", damage)
-                ended = carry_out(results, call)
-                fault = ended.fault or stopped(kind, name, ended)
-                fault = fault or (unjust(results, ended) if name == "collect" else "")
-                cases, longest = cases + 1, max(longest, ended.took_s)
+        whole = make(Path(folder) / "whole")
+        for kind in random.Random(0).sample(sorted(every), most):
+            for name in COMMANDS:
+                damaged = damage_copy(whole, Path(folder) / "damaged", every[kind])
+                fault = find_fault(kind, damaged, name)
                 if fault:
-                    faults[name] += 1
+                    faults += 1
                     print(f"{kind} | {name} | {fault}", flush=True)
-                subprocess.run(["rm", "-rf", str(results.root)], check=True)  # however deep it is
-    print(f"{len(every)} kinds of damage, {cases} cases, the longest {longest:.1f} s; faults: {dict(faults)}")
+                subprocess.run(["rm", "-rf", str(damaged.results)], check=True)  # however deep it is
+    print(f"{most} kinds of damage, {len(COMMANDS)} commands, {faults} faults")
     return bool(faults)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
+from experiments.config.folders import Folders
 from tests.commands import damage
-from tests.commands.damage import Results
 
 KINDS = damage.kinds()
 FELL = [  # what strangers met
@@ -21,69 +23,67 @@ FELL = [  # what strangers met
     "beside a record: link to itself", "columns, cached: configs that are lists",
     "columns, records: ends without a zone", "columns, records: pandas' words",
 ]  # fmt: skip
-SAMPLE = [*FELL, *sorted(random.Random(12).sample(sorted(KINDS.keys() - {*FELL}), 10))]
+SAMPLE = [*FELL, *random.Random(12).sample(sorted(KINDS), 6)]
 # Commands that draw take half a second: one kind for each file that they read.
-DRAWN = [
-    ("figures", "run.json: not UTF-8"),
-    ("figures", "index: 5"),
-    ("figures", "columns, cached: others"),
-    ("figures", "picture: folder"),
-    ("figures", "a line: a look with 5000 lists"),
-    ("reproduce", "a line: not UTF-8 in a look"),
-]
+DRAWN = {
+    "run.json: not UTF-8": "figures",
+    "index: 5": "figures",
+    "columns, cached: others": "figures",
+    "picture: folder": "figures",
+    "a line: a look with 5000 lists": "figures",
+    "a line: not UTF-8 in a look": "reproduce",
+}
+SLOW = ("compare", "trace", "run again", "report")
+QUICK = damage.COMMANDS.keys() - {"figures", "reproduce", *SLOW}
 WALKING = ("collect", "list", "status", "report", "why", "logs")  # commands that look into folders
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     return damage.make(tmp_path_factory.mktemp("whole") / "results")
 
 
-@pytest.mark.parametrize("kind", SAMPLE)
-def test_a_bad_attempt_is_named_and_left_out_and_the_others_are_used(
-    whole: Results, kind: str, tmp_path: Path
-) -> None:
-    results = damage.damaged(whole, tmp_path / "results", KINDS[kind])
-    for name, words in damage.commands().items():
-        if name not in ("figures", "reproduce"):
-            ended = damage.carry_out(results, words)
-            assert ended.fault == "", (name, ended)
-            assert damage.stopped(kind, name, ended) == "", (name, ended)
-            if name == "collect":
-                assert damage.unjust(results, ended) == "", ended
+def carry_out_all(whole: Folders, kind: str, names: Collection[str], folder: Path) -> Folders:
+    """Carry out commands, one after the other, on a copy of the results that has this damage."""
+    folders = damage.damage_copy(whole, folder / kind.replace("/", " "), KINDS[kind])
+    for name in sorted(names):
+        assert damage.find_fault(kind, folders, name) == "", (kind, name)
+    return folders
 
 
-@pytest.mark.parametrize("name", damage.ODD)
-def test_what_lies_beside_records_stops_nobody(whole: Results, name: str, tmp_path: Path) -> None:
-    kind = f"beside everything: {name}"
-    results = damage.damaged(whole, tmp_path / "results", KINDS[kind])
-    try:
-        for command in WALKING:
-            ended = damage.carry_out(results, damage.commands()[command])
-            assert ended.fault == "", (command, ended)
-            assert ended.code == 0 or command == "logs", (command, ended)  # there may be no log
-    finally:
-        subprocess.run(["rm", "-rf", str(results.root)], check=True)  # pytest removes none that deep
+def test_a_bad_attempt_is_named_and_left_out_and_the_others_are_used(whole: Folders, tmp_path: Path) -> None:
+    for kind in SAMPLE:
+        carry_out_all(whole, kind, QUICK, tmp_path)
 
 
-@pytest.mark.parametrize(("name", "kind"), DRAWN)
-def test_what_is_damaged_stops_no_figure(whole: Results, name: str, kind: str, tmp_path: Path) -> None:
-    results = damage.damaged(whole, tmp_path / "results", KINDS[kind])
-    ended = damage.carry_out(results, damage.commands()[name])
-    assert ended.fault == "", ended
-    drawn = results.folders.figures / f"{damage.ITEM}-{damage.PROFILE}.png"
-    assert ended.code == (1 if drawn.is_dir() else 0), ended
+@pytest.mark.extended
+def test_commands_that_take_longer_end_well_as_well(whole: Folders, tmp_path: Path) -> None:
+    for kind in FELL:
+        carry_out_all(whole, kind, SLOW, tmp_path)
 
 
-def test_what_is_whole_is_used_and_nothing_is_said(whole: Results, tmp_path: Path) -> None:
-    results = damage.damaged(whole, tmp_path / "results", KINDS["none"])
-    collected = damage.carry_out(results, ["collect"])
-    assert collected.out.startswith("3 runs, ")
-    for name, words in damage.commands().items():
-        ended = damage.carry_out(results, words)
-        told = (ended.out + ended.err).splitlines()
-        assert not [line for line in told if line.startswith("left out")], name
-        assert ended.code == 0 or name == "cancel", (name, ended)  # there is no SLURM to ask
+def test_what_lies_beside_records_stops_nobody(whole: Folders, tmp_path: Path) -> None:
+    for thing in damage.THINGS:
+        folders = carry_out_all(whole, f"beside everything: {thing}", WALKING, tmp_path)
+        subprocess.run(["rm", "-rf", str(folders.results)], check=True)  # pytest removes none that deep
+
+
+def test_what_is_damaged_stops_no_figure(whole: Folders, tmp_path: Path) -> None:
+    for kind, name in DRAWN.items():
+        folders = damage.damage_copy(whole, tmp_path / kind, KINDS[kind])
+        ended = damage.carry_out(folders, damage.COMMANDS[name])
+        assert ended.fault == "", ended
+        drawn = folders.figures / f"{damage.ITEM}-{damage.PROFILE}.png"
+        assert ended.code == (1 if drawn.is_dir() else 0), ended
+
+
+def test_what_is_whole_is_used_and_nothing_is_said(whole: Folders, tmp_path: Path) -> None:
+    folders = damage.damage_copy(whole, tmp_path / "results", KINDS["none"])
+    for name, words in damage.COMMANDS.items():
+        ended = damage.carry_out(folders, words)
+        assert not re.search("(?m)^left out", ended.said), name
+        assert ended.code == 0, (name, ended)
+        assert name != "collect" or ended.said.startswith("3 runs, ")
 
 
 REMOVED_AT: dict[str, int] = {}  # a folder -> how many more of its files are opened before it is removed
@@ -103,14 +103,11 @@ sys.addaudithook(_remove_when_read)
 
 
 @pytest.mark.parametrize("name", ["collect", "status", "run"])
-def test_results_may_be_removed_while_a_command_reads_them(whole: Results, name: str, tmp_path: Path) -> None:
-    opened = 1
-    while True:
-        results = damage.damaged(whole, tmp_path / f"{opened}", KINDS["none"])
-        REMOVED_AT[str(results.root)] = opened
-        ended = damage.carry_out(results, damage.commands()[name])
-        assert ended.fault == "", (opened, ended)
-        if REMOVED_AT.pop(str(results.root), None) is not None:
+def test_results_may_be_removed_while_a_command_reads_them(whole: Folders, name: str, tmp_path: Path) -> None:
+    for opened in range(1, 1_000, 7):
+        folders = damage.damage_copy(whole, tmp_path / f"{opened}", KINDS["none"])
+        REMOVED_AT[str(folders.results)] = opened
+        assert damage.find_fault("none", folders, name) == "", opened
+        if REMOVED_AT.pop(str(folders.results), None) is not None:
             break
-        opened += 2
     assert opened > 3
