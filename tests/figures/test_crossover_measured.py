@@ -36,7 +36,7 @@ def line(method: str, gbit_s: float, launch: int) -> float:
 
 
 def frames(ratio: Line = line) -> Frames:
-    """Return three launches over each link in which a step of dense takes a second; serialised ones have parts."""
+    """Return three launches over each link: a step of dense takes a second, serialised ones have parts."""
     everywhere = {
         "task.name": TASK, "task.batch_size": BATCH, "workers": 2, "parameters": ELEMENTS,
         "cluster.where": "netns", "train.validate": "never",

@@ -6,16 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.claims import judge
 from analysis.records.attempts import from_attempts
 from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames
 from analysis.records.store import Store
+from experiments import figures
 from experiments.figures import yoon2022_straggler as straggler
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
 from tests.analysis.values import interval
 from tests.conftest import there
+from tests.figures.made_up import PROFILES
 
 pytestmark = pytest.mark.usefixtures("one_launch_decides")
 
@@ -24,7 +25,7 @@ SLOPE, INTERCEPT_MS = 0.75, 3.0
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    """Communication on both ranks together is SLOPE x lateness + INTERCEPT_MS, and a little noise."""
+    """Return steps whose communication on both ranks is SLOPE x lateness + INTERCEPT_MS, and a little noise."""
     timing = {"mode": "serialised", "warmup_steps": 2, "span_steps": None}
     store = Store(tmp_path_factory.mktemp("runs"))
     attempt = synthetic.alternated(
@@ -39,34 +40,36 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     return found._replace(steps=steps.assign(late_s=late, wait_s=wait, transfer_s=0.0))
 
 
-@pytest.mark.parametrize("method", straggler.METHODS)
-def test_slope_and_intercept_are_those_of_the_steps(frames: Frames, method: str) -> None:
-    for found, true in ((straggler.slope(frames, method), SLOPE), (straggler.intercept(frames, method), 3.0)):
-        low, high = interval(found)
-        assert low < true < high
-        assert there(found).value == pytest.approx(true, rel=0.01)
-        assert there(found)[3:5] == (40, "blocks")
+def judged(frames: Frames) -> list[str]:
+    """Return the words on the slope, and on what it is caused by."""
+    return [verdict.word for verdict in figures.judge("straggler", frames)]
+
+
+def test_slope_and_intercept_are_those_of_the_steps(frames: Frames) -> None:
+    for method in straggler.METHODS:
+        for found, true in (
+            (straggler.slope(frames, method), SLOPE),
+            (straggler.intercept(frames, method), INTERCEPT_MS),
+        ):
+            low, high = interval(found)
+            assert low < true < high
+            assert there(found).value == pytest.approx(true, rel=0.01)
+            assert there(found)[3:5] == (40, "blocks")
 
 
 def test_a_slope_far_from_the_published_one_is_not_reproduced(frames: Frames) -> None:
-    slope, *causes = judge(straggler.claims(), frames, {})
-    assert slope.word == "not reproduced"
-    assert {verdict.word for verdict in causes} == {"holds"}
-    steps = frames.steps
-    steeper = frames._replace(steps=steps.assign(wait_s=steps["wait_s"] / SLOPE))
-    assert judge(straggler.claims(), steeper, {})[0].word == "reproduced"
-
-
-def test_waiting_that_no_lateness_explains_is_not_blamed_on_it(frames: Frames) -> None:
+    slope, *causes = judged(frames)
+    assert slope == "not reproduced"
+    assert set(causes) == {"holds"}
+    steeper = frames.steps.assign(wait_s=frames.steps["wait_s"] / SLOPE)
+    assert judged(frames._replace(steps=steeper))[0] == "reproduced"
     draws = np.random.default_rng(1)
     aimless = frames.steps.assign(wait_s=0.05 * draws.random(len(frames.steps)))
-    causes = judge(straggler.claims(), frames._replace(steps=aimless), {})[1:]
-    assert {verdict.word for verdict in causes} == {"does not hold"}
+    assert set(judged(frames._replace(steps=aimless))[1:]) == {"does not hold"}
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
-def test_all_methods_meet_the_same_late_worker_in_turns(profile: str) -> None:
-    for config in configs_of("straggler", profile):
+def test_all_methods_meet_the_same_late_worker_in_turns() -> None:
+    for config in (config for profile in PROFILES for config in configs_of("straggler", profile)):
         assert tuple(variant_configs(config)) == straggler.METHODS
         assert config["late"] == {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 1}
         assert config["cluster"]["where"] == "local"  # real processes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,7 @@ from experiments.figures.papers import value
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
 from tests.analysis.values import interval
+from tests.figures.made_up import PROFILES
 
 TIMED = ("fig1", "fig4", "speed", "fig4-fast", "speed-fast")
 
@@ -30,43 +33,39 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     return from_attempts([synthetic.alternated(store, ["dense", "topk", "randomk"], timing=timing)])[0]
 
 
-@pytest.mark.parametrize("item", TIMED)
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
-def test_every_timing_item_is_measured_in_turns_against_dense(item: str, profile: str) -> None:
-    for config in configs_of(item, profile):
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_timing_item_is_measured_in_turns_against_dense(profile: str) -> None:
+    for config in (config for item in TIMED for config in configs_of(item, profile)):
         variants = variant_configs(config)
         assert next(iter(variants)) == "dense"
         assert all(variant["method"].get("density_warmup", []) == [] for variant in variants.values())
 
 
 def test_random_k_is_measured_with_both_of_its_draws() -> None:
-    for item in ("fig4", "speed"):
+    for item, (name, sampling) in product(
+        ("fig4", "speed"), (("randomk", "permutation"), ("randomk-hash", "hash"))
+    ):
         variants = variant_configs(configs_of(item, "laptop")[0])
-        assert variants["randomk"]["method"]["sampling"] == "permutation"
-        assert variants["randomk-hash"]["method"]["sampling"] == "hash"
+        assert variants[name]["method"]["sampling"] == sampling
 
 
 def test_as_published_a_turn_is_whole_epochs() -> None:
-    published = [
-        config for config in configs_of("speed", "paper") if config["timing"]["mode"] == "as_published"
-    ]
+    modes = [(config, config["timing"]["mode"]) for config in configs_of("speed", "paper")]
+    published = [config for config, mode in modes if mode == "as_published"]
     assert len(published) == 3
     for config in published:
         assert config["alternate"]["block_steps"] % yoon2022.STEPS_PER_EPOCH == 0
         assert config["train"]["validate"] == "epoch"
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
-def test_the_protocol_is_measured_in_whole_epochs_with_one_counted_validation_each(profile: str) -> None:
-    for config in configs_of("speed-protocol", profile):
+def test_the_protocol_is_measured_in_whole_epochs_with_one_counted_validation_each() -> None:
+    for config in (config for profile in PROFILES for config in configs_of("speed-protocol", profile)):
         epoch = config["train"]["epoch_steps"] or yoon2022.STEPS_PER_EPOCH
         assert config["alternate"]["block_steps"] == epoch
         # The first step of a turn is not counted, and must not be the one that validates.
         assert config["timing"]["warmup_steps"] % epoch != 0
-        validating = {
-            name: variant["train"]["validate"] == "epoch" for name, variant in variant_configs(config).items()
-        }
-        assert validating == {name: name.endswith("-published") for name in validating}
+        for name, variant in variant_configs(config).items():
+            assert (variant["train"]["validate"] == "epoch") == name.endswith("-published")
 
 
 def test_fig1_shows_the_warm_step_nearest_to_the_median_of_those_that_fig4_shows(frames: Frames) -> None:
@@ -81,10 +80,9 @@ def test_fig1_shows_the_warm_step_nearest_to_the_median_of_those_that_fig4_shows
 
 
 def test_picture_and_table_of_fig4_show_the_same_mean(frames: Frames) -> None:
-    for method in ("dense", "topk", "randomk"):
-        parts = yoon2022_fig4.parts_ms(frames, method)
+    for method in yoon2022.METHODS:
         step = yoon2022_fig4.step_ms(frames, method)
-        assert sum(parts.values()) == pytest.approx(step.value)
+        assert sum(yoon2022_fig4.parts_ms(frames, method).values()) == pytest.approx(step.value)
         low, high = interval(step)
         assert low < step.value < high
 
