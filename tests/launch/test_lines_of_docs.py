@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm import jobs
-from tests.conftest import ROOT, fine
+from tests.conftest import ROOT, fine, process
 from tests.launch.trouble_there import Bench
-from tests.launch.troubled import await_
-from tests.slurm.devcluster import Environment, of_this_venv, say
+from tests.slurm.devcluster import Environment, of_this_venv
 from tests.test_readme import LINES, WITH_RUNS
 
 SLURM = "newer"
@@ -50,10 +48,8 @@ def bench(devcluster: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.parent.mkdir(parents=True)
     default = "defaults:\n- devcluster\n- override /container@_global_.container: none\n- _self_\n"
     file.write_text(f"{default}slurm_conf: {devcluster['SLURM_CONF']}\n")
-    bench = Bench(tmp_path / "results", devcluster)
-    for name, value in {**bench.reaching, "SPARSIFY_CONF": str(tmp_path / "conf")}.items():
-        monkeypatch.setenv(name, value)
-    return bench
+    monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path / "conf"))
+    return Bench.reached(tmp_path / "results", devcluster, monkeypatch)
 
 
 def carried_out(line: str, bench: Bench, around: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -65,15 +61,7 @@ def carried_out(line: str, bench: Bench, around: dict[str, str]) -> subprocess.C
         at = words.index("--") if "--" in words else len(words)  # what follows is for sbatch
         words[at:at] = SMALL
     words = [sys.executable, *words[1:]] if words[0] == "python" else words
-    return subprocess.run(
-        words,
-        cwd=ROOT,
-        env={**bench.environment, **around},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    return process(*words, env={**bench.environment, **around})
 
 
 def test_the_commands_for_a_cluster_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
@@ -83,7 +71,7 @@ def test_the_commands_for_a_cluster_work_in_their_order(bench: Bench, tmp_path: 
     store = bench.folders.store
     for line in found:
         fine(carried_out(line, bench, {"SPARSIFY_CONF": str(tmp_path / "conf")}))
-        bench.await_end([store.attempts(run)[-1] for run in store.runs()])
+        bench.await_end(bench.newest())
     assert len(store.all_valid()) == len(store.runs()) > 4
 
 
@@ -95,6 +83,5 @@ def test_what_is_said_of_sbatch_works(line: str, bench: Bench, tmp_path: Path) -
         carried_out(line, bench, {"SBATCH_OUTPUT": str(log), "SPARSIFY_CONF": str(tmp_path / "conf")})
     )
     (job,) = re.findall(r"Submitted batch job (\d+)", done.stdout)
-    await_(lambda: job not in jobs.live([job]), "the end of the job", pause=0.5)
-    assert "ExitCode=0:0" in say(bench.environment, "scontrol", "show", "job", job), log.read_text()
+    bench.await_job(job, log)
     assert bench.folders.store.all_valid()

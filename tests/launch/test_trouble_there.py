@@ -19,11 +19,8 @@ pytestmark = pytest.mark.slurm
 @pytest.fixture(scope="module")
 def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
-    bench = Bench(tmp_path_factory.mktemp("trouble"), devcluster)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in bench.reaching.items():
-            patch.setenv(name, value)
-        return whats_wrong(bench)
+        return whats_wrong(Bench.reached(tmp_path_factory.mktemp("trouble"), devcluster, patch))
 
 
 def whats_wrong(bench: Bench) -> dict[str, list[str]]:

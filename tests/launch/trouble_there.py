@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import pytest
 
 from analysis.records.files import read_json
 from analysis.records.store import Attempt
@@ -52,16 +53,38 @@ class Bench:
         return self.surroundings["SLURM_CONF"]
 
     @property
+    def conf(self) -> str:
+        """The word of a command that names this cluster."""
+        return f"cluster.slurm_conf={self.slurm_conf}"
+
+    @property
     def folders(self) -> Folders:
         return Folders(self.results)
+
+    @classmethod
+    def reached(cls, results: Path, surroundings: dict[str, str], patch: pytest.MonkeyPatch) -> Bench:
+        """Return one whose cluster this process, too, speaks to."""
+        bench = cls(results, surroundings)
+        for name, value in bench.reaching.items():
+            patch.setenv(name, value)
+        return bench
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return python("-m", "experiments", *words, env=self.environment, timeout_s=DEADLINE_S)
 
+    def newest(self) -> list[Attempt]:
+        """The last attempt of each run."""
+        store = self.folders.store
+        return [store.attempts(run)[-1] for run in store.runs()]
+
+    def await_job(self, job: str, log: Path) -> None:
+        """Until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""
+        await_(lambda: job not in jobs.live([job]), "the end of the job", pause=0.5)
+        assert "ExitCode=0:0" in say(self.environment, "scontrol", "show", "job", job), log.read_text()
+
     def submit(self, *words: str) -> list[Attempt]:
         """The attempts that were queued."""
-        where = ("cluster=devcluster", f"cluster.slurm_conf={self.slurm_conf}")
-        done = fine(self.command("submit", *WORDS, *where, *words))
+        done = fine(self.command("submit", *WORDS, "cluster=devcluster", self.conf, *words))
         sweep = read_json(self.folders.sweeps / done.stdout.strip() / "sweep.json")
         assert sweep is not None, done.stderr
         runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]

@@ -25,10 +25,7 @@ SMOKE = (
 
 @pytest.fixture
 def bench(each_slurm: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    bench = Bench(tmp_path / "results", each_slurm)
-    for name, value in bench.reaching.items():
-        monkeypatch.setenv(name, value)
-    return bench
+    return Bench.reached(tmp_path / "results", each_slurm, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +62,7 @@ def test_a_sites_own_sbatch_and_what_its_manual_advises_to_export(
     for name, value in EXPORTED.items():
         monkeypatch.setenv(name, value)
     there = replace(bench, surroundings={**bench.surroundings, "PATH": path})
-    done = fine(there.command("run", *SMOKE, f"cluster.slurm_conf={bench.slurm_conf}"))
+    done = fine(there.command("run", *SMOKE, bench.conf))
     assert "SBATCH_PARTITION=urgent (--partition=devel counts); SBATCH_WAIT=1" in done.stderr
     (attempt,) = bench.folders.store.all_valid()
     job = say(bench.environment, "scontrol", "--oneliner", "show", "job", str(attempt.job.id)).split()
@@ -73,13 +70,16 @@ def test_a_sites_own_sbatch_and_what_its_manual_advises_to_export(
 
 
 def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> None:
-    conf = f"cluster.slurm_conf={bench.slurm_conf}"
-    name = fine(bench.command("submit", *SMOKE, conf, "cluster.sbatch=['--hold']")).stdout.strip()
+    name = fine(bench.command("submit", *SMOKE, bench.conf, "cluster.sbatch=['--hold']")).stdout.strip()
     assert "1 queued" in bench.command("status", name).stdout
     assert "cancelled 1 job" in fine(bench.command("cancel", name)).stdout
-    (run,) = bench.folders.store.runs()
-    bench.await_end(bench.folders.store.attempts(run))
-    for words in (("status", name), ("list",), ("why", run)):  # no two of them tell of it otherwise
+    (attempt,) = bench.newest()
+    bench.await_end([attempt])
+    for words in (
+        ("status", name),
+        ("list",),
+        ("why", attempt.run_id),
+    ):  # no two of them tell of it otherwise
         assert "cancelled" in fine(bench.command(*words)).stdout
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm.emulated import network, switch
-from slurm.emulated.network import EmulatedLink
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork
 
 NUMBERS = itertools.count(1)
 GONE_S = 10.0
 
 
 def may_have_networks() -> bool:
+    """Tell whether this machine allows networks of namespaces."""
     try:
         network.has_root()
     except ValueError:
@@ -25,8 +29,6 @@ def may_have_networks() -> bool:
 
 
 needs_namespaces = pytest.mark.skipif(not may_have_networks(), reason="this machine allows no namespaces")
-
-
 needs_tun = pytest.mark.skipif(
     not os.access(switch.TUN, os.R_OK | os.W_OK), reason=f"nobody may use {switch.TUN} here"
 )
@@ -35,6 +37,16 @@ needs_tun = pytest.mark.skipif(
 def a_link(bytes_per_s: float) -> EmulatedLink:
     """One that no other network of this machine has: its processes are known by its alpha."""
     return EmulatedLink("test", (1000 * os.getpid() + next(NUMBERS)) * 1e-13, 1 / bytes_per_s)
+
+
+@contextmanager
+def opened(link: EmulatedLink, *how: Any) -> Iterator[EmulatedNetwork]:
+    """Open a network within a block: its nodes, by which means, and on which CPUs."""
+    made = EmulatedNetwork(link, *how)
+    try:
+        yield made
+    finally:
+        made.close()
 
 
 def processes(link: EmulatedLink) -> list[int]:

@@ -19,10 +19,17 @@ import pytest
 from slurm.emulated import network, switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_root
 from tests.conftest import ROOT, there
-from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, processes
+from tests.slurm.emulated.links import (
+    a_link,
+    await_gone,
+    devices,
+    needs_namespaces,
+    opened,
+    processes,
+)
 
 SLOW, FAST = 4e6, 1e9  # bytes per second
-SET_UPS, KILLED = 6, 2  # the same with 50 and 10 by `python tests/slurm/emulated/test_network.py`
+SET_UPS, KILLED = 6, 2
 KILLED_WITHIN_S = 0.5
 # Receives from so many senders, and tells when all has come; sends so many bytes to a node.
 RECEIVE = """
@@ -79,39 +86,39 @@ def seconds_to_send(made: EmulatedNetwork, senders: list[int], num_bytes: int) -
 @needs_namespaces
 def test_what_two_nodes_send_to_a_third_takes_its_port_as_long_as_both() -> None:
     """So a switch's port is limited, too: incast is no faster than the receiver's link."""
-    made = EmulatedNetwork(a_link(SLOW), 3)
-    try:
+    with opened(a_link(SLOW), 3) as made:
         assert seconds_to_send(made, [1, 2], 1_000_000) > 0.9 * 2_000_000 / SLOW
-    finally:
-        made.close()
 
 
 @needs_namespaces
 def test_nodes_see_each_other_and_nothing_else_and_the_machine_sees_none_of_them() -> None:
-    before, link = devices(), a_link(FAST)
-    made = EmulatedNetwork(link, 2)
-    try:
-        listed = subprocess.run(
-            [*made.enter(0), "ip", "-o", "-4", "addr"], capture_output=True, text=True, check=True
-        )
-        assert [line.split()[1] for line in listed.stdout.splitlines()] == ["lo", "eth0"]
-        routes = subprocess.run([*made.enter(0), "ip", "route"], capture_output=True, text=True, check=True)
-        assert routes.stdout.split()[:3] == ["10.77.0.0/16", "dev", "eth0"]
+    before = devices()
+    link = a_link(FAST)
+    with opened(link, 2) as made:
+        assert [line.split()[1] for line in printed(made, "-o", "-4", "addr").splitlines()] == ["lo", "eth0"]
+        assert printed(made, "route").split()[:3] == ["10.77.0.0/16", "dev", "eth0"]
         assert devices() == before
         assert processes(link)
-    finally:
-        made.close()
+        # Ctrl-C is for the starter alone: its workers save before the network may go.
+        assert os.getpgid(made.made.pid) != os.getpgid(0)
     await_gone(link)
     made.close()  # harmless
 
 
-def set_up_and_tear_down(times: int, killed: int, seed: int) -> None:
-    """Networks with a process on a node, one after the other, some killed at any moment, also during the
-    set-up. No process is left, and without one there is no namespace that has no name.
+def printed(made: EmulatedNetwork, *words: str) -> str:
+    """Return what ip prints on node 0."""
+    return subprocess.run([*made.enter(0), "ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+@needs_namespaces
+def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> None:
+    """One after the other, with a process on a node, some killed at any moment, also during the set-up. No
+    process is left, and without one there is no namespace that has no name.
     """
-    drawn, before = random.Random(seed), devices()
-    fatal = set(drawn.sample(range(times), killed))
-    for at in range(times):
+    drawn = random.Random(0)
+    before = devices()
+    fatal = drawn.sample(range(SET_UPS), KILLED)
+    for at in range(SET_UPS):
         link = a_link(FAST)
         if at in fatal:
             command = [sys.executable, "-c", STARTER, json.dumps(link._asdict())]
@@ -119,59 +126,57 @@ def set_up_and_tear_down(times: int, killed: int, seed: int) -> None:
                 time.sleep(drawn.uniform(0, KILLED_WITHIN_S))
                 starter.kill()
         else:
-            made = EmulatedNetwork(link, 3)
-            subprocess.run([*made.enter(2), "true"], check=True)
-            made.close()
+            with opened(link, 3) as made:
+                subprocess.run([*made.enter(2), "true"], check=True)
         await_gone(link)
     assert devices() == before
 
 
 @needs_namespaces
-def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> None:
-    set_up_and_tear_down(SET_UPS, KILLED, seed=0)
-
-
-@needs_namespaces
 def test_a_holder_that_is_killed_takes_its_network_with_it() -> None:
     link = a_link(FAST)
-    made = EmulatedNetwork(link, 2)
-    os.kill(made.made.pid, signal.SIGKILL)
-    await_gone(link)
-    made.close()
+    with opened(link, 2) as made:
+        os.kill(made.made.pid, signal.SIGKILL)
+        await_gone(link)
 
 
-@needs_namespaces
-def test_ctrl_c_is_for_the_starter_alone() -> None:
-    """Its workers save before the network may go."""
-    made = EmulatedNetwork(a_link(FAST), 1)
-    try:
-        assert os.getpgid(made.made.pid) != os.getpgid(0)
-    finally:
-        made.close()
+@pytest.mark.parametrize(
+    ("link", "nodes", "sentence"),
+    [
+        (("loopback", None, None), 2, "has beta_s_per_byte=None, so there is no bandwidth"),
+        (("mine", 0, 0), 2, "has beta_s_per_byte=0.*above 0"),
+        (("mine", 0, 1e-9), 1001, "1000 nodes at most, and this one would have 1001; take fewer workers"),
+        (("test", 11.0, 1e-6), 2, "has alpha_s=11, and no run would end over it; take 10 at most"),
+        (("test", 0.02, 1.0), 2, "has beta_s_per_byte=1, and"),
+        (("test", 0.02, 1e-6, 1.0), 2, "has down_s_per_byte=1, and"),
+        (("test", 0.02, 1e-6, None, 1.0), 2, "has jitter_s=1 and alpha_s=0.02.*no longer than the delay"),
+        (
+            ("test", 0.02, 1e-6, None, 0.0, 0.9),
+            2,
+            "has loss=0.9, and no run would end over it; take 0.3 at most",
+        ),
+    ],
+)
+def test_links_over_which_no_run_would_end_are_refused(
+    link: tuple[Any, ...], nodes: int, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        check(EmulatedLink(*link), nodes)
 
 
-def test_a_link_without_bandwidth_is_refused() -> None:
-    with pytest.raises(ValueError, match="link=loopback has beta_s_per_byte=None, so there is no bandwidth"):
-        check(EmulatedLink("loopback", None, None), 2)
-    with pytest.raises(ValueError, match=r"link=mine has beta_s_per_byte=0.*above 0"):
-        check(EmulatedLink("mine", 0, 0), 2)
-    with pytest.raises(
-        ValueError, match=r"1000 nodes at most, and this one would have 1001; take fewer workers"
-    ):
-        check(EmulatedLink("mine", 0, 1e-9), 1001)
-
-
-def test_a_machine_without_the_programs_is_told_which(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("platform", "sentence"),
+    [
+        ("linux", r"tc is not on the PATH; install iproute2, or take cluster=virtual"),
+        ("darwin", r"Linux's network namespaces, and this is darwin; take cluster=virtual"),
+    ],
+)
+def test_a_machine_that_can_have_no_networks_is_told_why(
+    platform: str, sentence: str, fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
-    with pytest.raises(ValueError, match=r"tc is not on the PATH; install iproute2, or take cluster=virtual"):
-        has_root()
-
-
-def test_other_systems_are_told_what_to_do(fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(
-        ValueError, match=r"Linux's network namespaces, and this is darwin; take cluster=virtual"
-    ):
+    with pytest.raises(ValueError, match=sentence):
         has_root()
 
 
@@ -216,9 +221,3 @@ def test_in_a_user_namespace_both_are_entered(monkeypatch: pytest.MonkeyPatch) -
     assert made.enter(1) == ["nsenter", *user, "--net=/proc/12/fd/5", "--"]
     made.in_user_namespace = False
     assert made.enter(0) == ["nsenter", "--net=/proc/12/fd/4", "--"]
-
-
-if __name__ == "__main__":
-    began = time.perf_counter()
-    set_up_and_tear_down(50, 10, seed=1)
-    print(f"50 networks, 10 of them killed: nothing is left; {time.perf_counter() - began:.1f} s")
