@@ -1,12 +1,13 @@
 """What worker processes and virtual ranks of the tests do: module-level functions over a communicator.
 
-As a program, `python -m tests.sparsify.worker_functions FUNCTION RANK SIZE FOLDER [horovod]`, it is one
-process of a group, over gloo or Horovod.
+As a program, `python -m tests.sparsify.worker_functions MODULE:FUNCTION RANK SIZE FOLDER [horovod]`, it is
+one process of a group, over gloo or Horovod.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import re
 import subprocess
@@ -604,27 +605,28 @@ def on_processes(
     comm: str = "torch",
     forks: bool = True,
     nodes: EmulatedNetwork | None = None,
-) -> list[dict[str, torch.Tensor]]:
-    """Run a function of this file as `size` processes, over gloo or Horovod.
+) -> list[dict[str, Any]]:
+    """Run a function of a module as `size` processes, over gloo or Horovod.
 
     Args:
         forks: they begin from one that has loaded torch; not over Horovod, nor on nodes.
         nodes: each process is on its own one of these.
 
     Returns:
-        What each returned; nothing of one that was lost.
+        What each returned: tensors, numbers, text, and containers of these; nothing of one that was lost.
     """
     # Shorter cycles than the millisecond of each negotiation of Horovod's: these tests make thousands.
     calm = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HOROVOD_CYCLE_TIME": "0.1"}
     calm["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     surroundings = {**os.environ, **calm} | ({"GLOO_SOCKET_IFNAME": switch.INTERFACE} if nodes else {})
-    orders = [(body.__name__, rank, size, str(folder), comm) for rank in range(size)]
-    processes: Sequence[Any] = [
-        _forked(surroundings, each)
-        if forks and comm == "torch" and not nodes
-        else _of_its_own(surroundings, each, nodes.enter(rank) if nodes else [])
-        for rank, each in enumerate(orders)
-    ]
+    name = f"{body.__module__}:{body.__name__}"
+    processes: list[Any] = []
+    for rank in range(size):
+        orders = (name, rank, size, str(folder), comm)
+        if forks and comm == "torch" and not nodes:
+            processes.append(_forked(surroundings, orders))
+        else:
+            processes.append(_of_its_own(surroundings, orders, nodes.enter(rank) if nodes else []))
     try:
         assert [process.wait(timeout=200) for process in processes] == [0] * size
     finally:
@@ -655,7 +657,7 @@ def _work(surroundings: Mapping[str, str], orders: tuple[str, int, int, str, str
     main(*orders)
 
 
-def main(function: str, rank: int, size: int, at: str, kind: str = "torch") -> None:
+def main(body: str, rank: int, size: int, at: str, kind: str = "torch") -> None:
     folder, comm = Path(at), cast(Any, None)
     if kind == "horovod":
         from sparsify.comm.horovod import HorovodComm
@@ -666,7 +668,8 @@ def main(function: str, rank: int, size: int, at: str, kind: str = "torch") -> N
         comm = HorovodComm.meet(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
     else:
         comm = TorchComm.start(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
-    found = globals()[function](comm, time.perf_counter)
+    module, _, name = body.partition(":")
+    found = getattr(importlib.import_module(module), name)(comm, time.perf_counter)
     torch.save(found, folder / f"{rank}.pt")
     comm.barrier()
     comm.close()
