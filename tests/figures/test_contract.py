@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.attempts import from_attempts
 from analysis.records.frames import empty
-from analysis.records.store import Store
 from experiments import figures
 from experiments.figures import (
     _contract,
@@ -58,8 +56,8 @@ from experiments.figures import (
     zhang_stable_sweep,
     zhang_stable_throughput,
 )
-from tests.analysis import synthetic
 from tests.conftest import Command, refused
+from tests.figures.made_up import page
 
 # mypy compares each file with the protocol here.
 SHIPPED: list[_contract.Figure] = [
@@ -112,47 +110,68 @@ def test_every_shipped_file_is_checked_by_its_types() -> None:
     assert len(SHIPPED) == len(figures.shipped())
 
 
-def test_title_runs_and_draw_are_enough(write: Write, tmp_path: Path) -> None:
+def test_title_runs_and_draw_are_enough(write: Write) -> None:
+    """Functions of its own, imported ones and parameters with defaults are nobody's business."""
     write(LEAST)
     figures.check("density")
     assert figures.find("thesis/density") == "density"
     assert figures.tables("density", empty()) == []
     assert figures.judge("density", empty()) == []
     assert figures.bibtex("density") == ""
-    frames, _ = from_attempts([synthetic.timed(Store(tmp_path / "runs"), synthetic.config())])
-    assert "synthetic CPU" in figures.caption("density", frames, "smoke")
-    assert "Nothing here is judged" in figures.page("density", frames, "smoke", "x", [], [])
+    assert "Nothing here is judged" in page("density", empty())
+    more = "def lines(frames): ...\nHEIGHT = 3\nBIBTEX = '@misc{mine}'\n"
+    text = LEAST.replace("(frames, profile)", "(frames, profile, axes=None)") + more
+    write("from math import sqrt\n" + text, "own_more.py")
+    figures.check("more")
+    assert figures.bibtex("more") == "@misc{mine}"
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (LEAST.replace("def runs", "def rnus"), ["has no runs"]),
-        (LEAST.replace("TITLE", "TITEL"), ["has no TITLE"]),
-        (LEAST.replace("draw(frames, profile)", "draw(frame, profile)"),
-         ["line 6", "draw(frame, profile) is called as draw(frames, profile)"]),
-        (LEAST + "def table(frames, profile): ...\n",
-         ["line 8", "table(frames, profile) is called as table(frames)"]),
-        (LEAST + "table = 5\n", ["table is no function; write def table(frames)"]),
-        (LEAST + "def cliams(): ...\n", ["line 8", "nothing asks a figure for cliams; did you mean claims?"]),
-        (LEAST + "SCALES = {}\n", ["SCALES; did you mean SCALE?"]),
-        (LEAST + "SCALE = {'wrokers': 8}\n", ["SCALE has 'wrokers'", "workers"]),
-        (LEAST.replace("return [[", "return {'laptpo': 1}[profile] and [["),
-         ["line 4", "runs('smoke') raised KeyError: 'smoke'"]),
-        (LEAST.replace("return [[", "return [").replace("]]", "]"),
-         ["line 3", "[['method=topk', 'seed=0']]"]),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_refused_with_its_line_before_anything_runs(
-    text: str, said: list[str], write: Write, here: Command
-) -> None:
-    path = write(text)
-    refused(here("reproduce", "density", "profile=smoke"), str(path), *said)
+QUESTION = """
+from analysis.claims import Claim
+from analysis.stats import Value
+
+def claims():
+    return [Claim("a", None, "", "", "ordering", 0.0, "", lambda frames: Value(1.0))]
+"""
+TWICE = QUESTION.replace("return [Claim", "return 2 * [Claim")
+EMULATED = LEAST.replace('"method=topk"', '"method=topk", "cluster=netns"')
+OF_TEXT = LEAST.replace('"method=topk"', '"method=topk", "task=berttiny_text64"')
+MISTAKES = [
+    (LEAST.replace("def runs", "def rnus"), ["has no runs"]),
+    (LEAST.replace("TITLE", "TITEL"), ["has no TITLE"]),
+    (LEAST.replace("draw(frames, profile)", "draw(frame, profile)"),
+     ["line 6", "draw(frame, profile) is called as draw(frames, profile)"]),
+    (LEAST + "def table(frames, profile): ...\n",
+     ["line 8", "table(frames, profile) is called as table(frames)"]),
+    (LEAST + "table = 5\n", ["table is no function; write def table(frames)"]),
+    (LEAST + "def cliams(): ...\n", ["line 8", "nothing asks a figure for cliams; did you mean claims?"]),
+    (LEAST + "SCALES = {}\n", ["SCALES; did you mean SCALE?"]),
+    (LEAST + "SCALE = {'wrokers': 8}\n", ["SCALE has 'wrokers'", "workers"]),
+    (LEAST.replace("return [[", "return {'laptpo': 1}[profile] and [["),
+     ["line 4", "runs('smoke') raised KeyError: 'smoke'"]),
+    (LEAST.replace("return [[", "return [").replace("]]", "]"), ["line 3", "[['method=topk', 'seed=0']]"]),
+    # Claims that cannot be made, ids and answers:
+    (LEAST + "def claims():\n    return [Claim(text='a')]\n", ["line 9", "claims() raised NameError"]),
+    (LEAST + QUESTION.replace(")]", ', answers=("yoon2022.99",))]'), ["yoon2022.99", "no paper states"]),
+    (LEAST + TWICE, ["two claims have the id item12.a"]),
+    # Rules that leave open what they are about: a number of a paper without what was run there, a time over no
+    # link or an unknown one, an accuracy whose chance level nobody knows, a band around nothing.
+    (LEAST + QUESTION.replace("None", "1.5"), ["line", "has a published number", "give SCALE"]),
+    (EMULATED + QUESTION.replace(")]", ", timed=True)]"), ["line", "over emulated links", "give link"]),
+    (LEAST + QUESTION.replace(")]", ", link='ethernet_2h')]"), ["line", "ethernet_2h", "ethernet_2g"]),
+    (OF_TEXT + QUESTION.replace('None, ""', 'None, "points"'),
+     ["line", "berttiny_text64", "what guessing gives"]),
+    (LEAST + QUESTION.replace('"ordering"', '"ratio"'),
+     ["line", "a band around the paper's number", "take kind"]),
+]  # fmt: skip
 
 
-def test_claims_that_cannot_be_made_are_refused_before_anything_runs(write: Write, here: Command) -> None:
-    path = write(LEAST + "def claims():\n    return [Claim(text='a')]\n")
-    refused(here("reproduce", "density", "profile=smoke"), f"{path}, line 9", "claims() raised NameError")
+def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, here: Command) -> None:
+    for number, (text, said) in enumerate(MISTAKES):
+        path = write(text, f"own_item{number}.py")
+        refused(here("reproduce", f"item{number}", "profile=smoke"), str(path), *said)
+        path.unlink()
+    path = write(MISTAKES[10][0])
     refused(here("plan", "density", "cluster=generic_slurm"), f"{path}, line 9")
 
 
@@ -168,70 +187,16 @@ def test_a_broken_file_is_named_and_stops_no_other_figure(
     assert str(sound) not in done.stderr
 
 
-QUESTION = """
-from analysis.claims import Claim
-from analysis.stats import Value
-
-def claims():
-    return [Claim("a", PAPER, "", "", "ordering", 0.0, "", lambda frames: Value(1.0))]
-"""
-
-
-def test_ids_and_answers_are_checked_before_anything_runs(write: Write, here: Command) -> None:
-    path = write(LEAST + QUESTION.replace("PAPER", "None").replace(")]", ', answers=("yoon2022.99",))]'))
-    refused(here("reproduce", "density", "profile=smoke"), str(path), "yoon2022.99", "no paper states")
-    twice = QUESTION.replace("PAPER", "None").replace("return [Claim", "return 2 * [Claim")
-    path = write(LEAST + twice, "own_twice.py")
-    refused(here("reproduce", "twice", "profile=smoke"), str(path), "two claims have the id twice.a")
-
-
 def test_a_claim_without_an_id_has_one_that_its_text_gives(write: Write) -> None:
-    write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"').replace("PAPER", "None"))
-    assert [claim.id for claim in figures.claims("density")] == ["density.top-k-0.1-ends-above"]
-
-
-def test_a_rule_that_leaves_open_what_it_is_about_is_refused_before_anything_runs(
-    write: Write, here: Command
-) -> None:
-    """A paper's number without what was run there, a time over no link or an unknown one, an accuracy whose
-    chance level nobody knows, a band around nothing; a question of one's own needs none of them.
-    """
-    own, published = (QUESTION.replace("PAPER", paper) for paper in ("None", "1.5"))
-    emulated, of_text = (
-        LEAST.replace('"method=topk"', f'"method=topk", "{word}"')
-        for word in ("cluster=netns", "task=berttiny_text64")
-    )
-    for number, (head, question, words) in enumerate(
-        (
-            (LEAST, published, ["has a published number", "give SCALE"]),
-            (emulated, own.replace(")]", ", timed=True)]"), ["over emulated links", "give link"]),
-            (LEAST, own.replace(")]", ", link='ethernet_2h')]"), ["ethernet_2h", "ethernet_2g"]),
-            (of_text, own.replace('None, ""', 'None, "points"'), ["berttiny_text64", "what guessing gives"]),
-            (LEAST, own.replace('"ordering"', '"ratio"'), ["a band around the paper's number", "take kind"]),
-        )
-    ):
-        path = write(head + question, f"own_item{number}.py")
-        refused(here("reproduce", f"item{number}", "profile=smoke"), str(path), "line", *words)
-    write(LEAST + own)
+    write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"'))
     figures.check("density")
+    assert [claim.id for claim in figures.claims("density")] == ["density.top-k-0.1-ends-above"]
 
 
 def test_every_paper_is_cited_in_one_place() -> None:
     assert figures.bibtex("fig3").startswith("@misc{yoon2022empirical,")
     assert figures.bibtex("fig3") == figures.bibtex("fig4-logs")
     assert figures.bibtex("methods") == ""
-
-
-def test_a_file_may_cite_its_own_paper(write: Write) -> None:
-    write(LEAST + "BIBTEX = '@misc{mine}'\n")
-    assert figures.bibtex("density") == "@misc{mine}"
-
-
-def test_a_contract_is_asked_of_a_file_that_has_more(write: Write) -> None:
-    """Functions of its own, imported ones and parameters with defaults are nobody's business."""
-    write("from math import sqrt\n" + LEAST.replace("(frames, profile)", "(frames, profile, axes=None)")
-          + "def lines(frames): ...\nHEIGHT = 3\n")  # fmt: skip
-    figures.check("density")
 
 
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
@@ -254,7 +219,6 @@ def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch:
     with pytest.raises(ValueError, match=r"no claim of shi2019\.yaml 'bond' \(did you mean 'bound'\?\)"):
         papers.claim("shi2019.bond", lambda frames: None)
     monkeypatch.setattr(papers, "claims", lambda paper: {"half": {"text": "something", "kind": "ordering"}})
-    with pytest.raises(
-        ValueError, match=r"the claim shi2019\.half lacks unit, source, tolerance, reason: give"
-    ):
+    lacking = r"the claim shi2019\.half lacks unit, source, tolerance, reason: give"
+    with pytest.raises(ValueError, match=lacking):
         papers.claim("shi2019.half", lambda frames: None)

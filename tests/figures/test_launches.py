@@ -10,18 +10,20 @@ import pytest
 
 from analysis.records.configs import run_id
 from experiments.commands import reproduce
-from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import LAUNCHES, MORE_LAUNCHES, configs_of, more_configs_of
 from tests.analysis import synthetic
 
 
-def test_every_launch_of_one_number_comes_before_those_of_the_next() -> None:
-    """So that the launches of one picture are spread over the time that all take."""
-    found = configs_of("slow-links", "laptop")
-    timed = [config for config in found if config.variants]
-    assert [config.seed for config in timed] == [seed for seed in (0, 1, 2) for _ in range(len(timed) // 3)]
+def planned(item: str, profile: str = "laptop", *words: str) -> list[PlannedRun]:
+    """Return the runs of an item."""
+    return [PlannedRun(config, None) for config in configs_of(item, profile, words)]
+
+
+def seeds(runs: list[PlannedRun]) -> list[int]:
+    """Return the number of the launch of each run."""
+    return [run.config.seed for run in runs]
 
 
 def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
@@ -29,18 +31,8 @@ def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
     assert (len(base), len(more)) == (len(LAUNCHES["laptop"]), len(MORE_LAUNCHES["laptop"]))
     assert {config.alternate.limit_min for config in (*base, *more)} == {4 / 3}
     assert len({run_id(config) for config in (*base, *more)}) == 5
-
-
-def test_who_asks_for_a_seed_gets_one_launch() -> None:
-    (only,) = configs_of("crossover", "laptop", ["seed=7"])
-    assert only.seed == 7
+    assert seeds(planned("crossover", "laptop", "seed=7")) == [7]  # who asks for one gets one
     assert more_configs_of("crossover", "laptop", ["seed=7"]) == []
-
-
-def begun(folders: Folders, config: Config, ago_min: float) -> None:
-    at = datetime.now(timezone.utc) - timedelta(minutes=ago_min)
-    attempt = synthetic.made(folders.store, config.as_dict())
-    attempt.update(started=at.strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 @pytest.mark.parametrize(
@@ -50,74 +42,60 @@ def begun(folders: Folders, config: Config, ago_min: float) -> None:
 def test_launches_of_another_occasion_wait_for_it(
     ago_min: tuple[float, ...], is_due: bool, tmp_path: Path
 ) -> None:
-    folders, configs = Folders(tmp_path), configs_of("fig4-fast", "laptop")
-    for config, ago in zip(configs, ago_min, strict=False):
-        begun(folders, config, ago)
-    due = reproduce._due([PlannedRun(config, None) for config in configs], folders)
+    folders, runs = Folders(tmp_path), planned("fig4-fast")
+    for run, ago in zip(runs, ago_min, strict=False):
+        began = datetime.now(timezone.utc) - timedelta(minutes=ago)
+        attempt = synthetic.made(folders.store, run.config.as_dict())
+        attempt.update(started=began.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    due = reproduce._due(runs, folders)
     assert (due is not None) == is_due
     if due:
-        least = 30 - max(ago_min, default=0.0)
         wait = (due - datetime.now().astimezone()).total_seconds() / 60
-        assert wait == pytest.approx(least, abs=0.2)
+        assert wait == pytest.approx(30 - max(ago_min, default=0.0), abs=0.2)
 
 
-def test_launches_are_drawn_after_each_and_all_else_is_carried_out_together() -> None:
-    timed = [PlannedRun(config, None) for config in configs_of("slow-links", "laptop")]
+def test_launches_are_spread_and_drawn_after_each_and_all_else_is_carried_out_together() -> None:
+    timed = planned("slow-links")
     rounds = reproduce.in_rounds(timed)
-    assert [{run.config.seed for run in each} for each in rounds] == [{0}, {1}, {2}]
+    assert [set(seeds(each)) for each in rounds] == [{0}, {1}, {2}]
     assert [run for each in rounds for run in each] == timed
-    trained = [PlannedRun(config, None) for config in configs_of("fig3", "laptop")]
-    (together,) = reproduce.in_rounds(trained)
-    assert [run.config.seed for run in together] == sorted(run.config.seed for run in trained)
+    assert seeds(timed) == sorted(seeds(timed))
+    (together,) = reproduce.in_rounds(planned("fig3"))
+    assert seeds(together) == sorted(seeds(together))
     assert reproduce.in_rounds([]) == [[]]
+    queued = planned("fig4", "laptop", "cluster=generic_slurm")  # jobs are submitted at once
+    assert len(queued) == 3
+    assert reproduce.in_rounds(queued) == [queued]
 
 
 def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders, drawn = Folders(tmp_path), list[list[str]]()
+    drawn = list[int]()
 
     def draw_local(item: str, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
-        drawn.append(names)
+        drawn.append(len(names))
+        if len(names) == 3:
+            raise KeyError("dense")
         return SimpleNamespace(picture=f"{item}-{profile}.png")
 
     monkeypatch.setattr(reproduce, "draw_local", draw_local)
-    planned = [PlannedRun(config, None) for config in configs_of("local-loss", "smoke", [])]
-    seconds = iter(range(0, 40 * len(planned), 40))  # a run every 40 s, and a picture a minute at most
+    folders, runs = Folders(tmp_path), planned("local-loss", "smoke")
+    seconds = iter(range(0, 40 * len(runs), 40))  # a run every 40 s, and a picture a minute at most
     monkeypatch.setattr(reproduce, "monotonic", lambda: next(seconds))
-    early = reproduce.EarlyPictures("local-loss", "smoke", planned, [], folders)
-    for run in planned:
+    early = reproduce.EarlyPictures("local-loss", "smoke", runs, [], folders)
+    for run in runs:
         synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
         early.draw()
-    assert len(planned) > 3
-    assert [len(names) for names in drawn] == [*range(1, len(planned), 2)]  # the last is for all
-
-
-def test_an_early_picture_that_fails_is_told_and_ends_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(*_: object) -> None:
-        raise KeyError("dense")
-
-    monkeypatch.setattr(reproduce, "draw_local", broken)
-    planned = [PlannedRun(config, None) for config in configs_of("local-loss", "smoke", [])]
-    early = reproduce.EarlyPictures("local-loss", "smoke", planned, [], folders := Folders(tmp_path))
-    synthetic.ended(folders.store, planned[0].config.as_dict(), 80.0, 0.5)
-    early.draw()
-    assert f"no picture of 1 of {len(planned)} runs: 'dense'" in capsys.readouterr().err
+    assert len(runs) > 3
+    assert drawn == [*range(1, len(runs), 2)]  # the last is for all
+    assert f"no picture of 3 of {len(runs)} runs: 'dense'" in capsys.readouterr().err  # and ends no run
 
 
 def test_nothing_is_drawn_again_of_what_was_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = Folders(tmp_path)
+    folders, runs = Folders(tmp_path), planned("fig3")
     monkeypatch.setattr(reproduce, "draw_local", lambda *_: pytest.fail("drawn"))
-    (planned,) = reproduce.in_rounds([PlannedRun(config, None) for config in configs_of("fig3", "laptop")])
-    synthetic.ended(folders.store, planned[0].config.as_dict(), 80.0, 0.5)
-    reproduce.EarlyPictures("fig3", "laptop", planned, [], folders).draw()
-
-
-def test_jobs_of_a_cluster_are_submitted_at_once() -> None:
-    queued = [PlannedRun(config, None) for config in configs_of("fig4", "laptop", ["cluster=generic_slurm"])]
-    assert len(queued) == 3
-    assert reproduce.in_rounds(queued) == [queued]
+    synthetic.ended(folders.store, runs[0].config.as_dict(), 80.0, 0.5)
+    reproduce.EarlyPictures("fig3", "laptop", runs, [], folders).draw()
