@@ -26,86 +26,86 @@ class Steps:
     def __init__(
         self, comm: virtual.VirtualComm, mode: str = "serialised", stops: Callable[[], int] = lambda: 0
     ) -> None:
-        self.log, self.timer, self.done = Lines(), PhaseTimer(mode, comm.now, stops=stops), 0
+        self.rank = comm.rank
+        self.done = 0
+        self.log = Lines()
+        self.timer = PhaseTimer(mode, comm.now, stops=stops)
         self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
         parameters = [("weight", Parameter(torch.zeros(10)))]
         self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)
 
-    def make(self, epoch: int, *losses: float) -> None:
-        for loss in losses:
-            self.aggregator.gradients.flat.copy_(torch.arange(1.0, 11.0))
-            with self.timer.step():
-                report = self.aggregator.aggregate()
-            finite = self.aggregator.gradients.finite()
-            self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
-            self.done += 1
+    def make(self, epoch: int, loss: float, is_finite: bool = True) -> None:
+        self.aggregator.gradients.flat.copy_(torch.arange(1.0, 11.0))
+        with self.timer.step():
+            report = self.aggregator.aggregate()
+        finite = torch.tensor([is_finite])
+        self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
+        self.done += 1
+
+    def end_epoch(self, epoch: int) -> None:
         self.step_log.write()
+        self.step_log.end_epoch(epoch, self.done - 1, METRICS if self.rank == 0 else None)
 
 
-def test_an_epochs_means_are_of_its_own_steps() -> None:
+def test_steps_are_written_once_and_an_epochs_means_are_of_its_own_on_the_worker_that_validated() -> None:
     def body(comm: virtual.VirtualComm) -> Lines:
         steps = Steps(comm)
-        steps.make(0, 1.0, 3.0)
-        steps.step_log.end_epoch(0, 1, METRICS)
-        steps.make(1, 10.0)
-        steps.make(1, 20.0, 60.0)
-        steps.step_log.end_epoch(1, 4, METRICS)
+        steps.make(0, 1.0)
+        steps.make(0, 3.0)
+        steps.end_epoch(0)
+        for loss in (10.0, 20.0, 60.0):
+            steps.make(1, loss)
+            steps.step_log.write()
+        steps.end_epoch(1)
         return steps.log
 
-    (log,) = virtual.run(1, body)
+    log, other = virtual.run(2, body)
+    assert other.of("epoch") == []
     first, second = log.of("epoch")
     assert (first["epoch"], first["step"], first["train_loss"]) == (1, 2, 2.0)
     assert (second["epoch"], second["step"], second["train_loss"]) == (2, 5, 30.0)
     assert (first["val_loss"], first["val_top1"], first["val_top5"]) == METRICS
     assert second["sent_density"] == pytest.approx(0.2)
-    assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in log.of("step")))
-
-
-def test_a_step_with_a_stop_on_any_worker_says_so_on_all_and_counts_for_no_time() -> None:
-    """Others may wait within a step for a worker that was stopped before it."""
-    stops = [0, 0]
-
-    def body(comm: virtual.VirtualComm) -> Lines:
-        steps = Steps(comm, stops=lambda: stops[comm.rank])
-        steps.make(0, 1.0)
-        stops[1] = 2
-        steps.make(0, 1.0, 1.0)
-        steps.step_log.end_epoch(0, 2, METRICS)
-        return steps.log
-
-    for log in virtual.run(2, body):
-        assert [step["stops"] for step in log.of("step")] == [0, 2, 0]
-        first, _, last = (step["step_s"] for step in log.of("step"))
-        assert log.of("epoch")[0]["wall_s"] == pytest.approx(first + last)
-
-
-def test_steps_are_counted_from_0_and_epochs_from_1_and_are_written_once() -> None:
-    def body(comm: virtual.VirtualComm) -> Lines:
-        steps = Steps(comm)
-        steps.make(0, 1.0, 2.0)
-        steps.make(0, 3.0)
-        return steps.log
-
-    (log,) = virtual.run(1, body)
-    assert [(step["step"], step["epoch"], step["loss"]) for step in log.of("step")] == [
-        (0, 1, 1.0), (1, 1, 2.0), (2, 1, 3.0)
-    ]  # fmt: skip
-    for step in log.of("step"):
+    steps = log.of("step")
+    assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in steps))
+    assert [step["step"] for step in steps] == [0, 1, 2, 3, 4]
+    assert [step["epoch"] for step in steps] == [1, 1, 2, 2, 2]
+    assert [step["loss"] for step in steps] == [1, 3, 10, 20, 60]
+    for step in steps:
         assert step["sent_density"] == 0.2
         assert step["update_density"] == pytest.approx(0.2)  # a float32 on its way
 
 
+def test_a_step_with_a_stop_on_any_worker_says_so_on_all_and_counts_for_no_time() -> None:
+    """Others may wait within a step for a worker that was stopped before it."""
+
+    def body(comm: virtual.VirtualComm) -> Lines:
+        stops = 0
+        steps = Steps(comm, stops=lambda: stops)
+        steps.make(0, 1.0)
+        stops = 2 * comm.rank
+        steps.make(0, 1.0)
+        steps.make(0, 1.0)
+        steps.end_epoch(0)
+        return steps.log
+
+    logs = virtual.run(2, body)
+    for log in logs:
+        assert [step["stops"] for step in log.of("step")] == [0, 2, 0]
+    first, _, last = (step["step_s"] for step in logs[0].of("step"))
+    assert logs[0].of("epoch")[0]["wall_s"] == pytest.approx(first + last)
+
+
 def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
     """The first one, by step and then by rank; before that nobody looks."""
+    first_bad_step = [4, 3, 9]  # of each rank
 
     def body(comm: virtual.VirtualComm) -> str:
         steps = Steps(comm, "production")
-        steps.make(0, 1.0, 2.0)
-        for step in range(3):
-            finite = torch.tensor([not (step >= 1 and comm.rank == 1) and not (step == 2 and comm.rank == 0)])
-            with steps.timer.step():
-                report = steps.aggregator.aggregate()
-            steps.step_log.observe(2 + step, 0, torch.tensor(0.0), 0.1, report, steps.aggregator, finite)
+        for step in range(5):
+            steps.make(0, 1.0, is_finite=step < first_bad_step[comm.rank])
+            if step == 1:
+                steps.step_log.write()
         with pytest.raises(NonFinite) as caught:
             steps.step_log.write()
         return str(caught.value)
@@ -116,23 +116,16 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
     ] * 3  # fmt: skip
 
 
-def test_only_the_worker_that_validated_records_the_epoch() -> None:
-    def body(comm: virtual.VirtualComm) -> Lines:
-        steps = Steps(comm)
-        steps.make(0, 1.0)
-        steps.step_log.end_epoch(0, 0, METRICS if comm.rank == 0 else None)
-        return steps.log
-
-    assert [len(log.of("epoch")) for log in virtual.run(2, body)] == [1, 0]
-
-
 def test_an_interrupted_epoch_goes_on_with_the_steps_that_it_had() -> None:
     def body(comm: virtual.VirtualComm) -> Lines:
-        before, after = Steps(comm), Steps(comm)
-        before.make(0, 1.0, 2.0)
+        before = Steps(comm)
+        before.make(0, 1.0)
+        before.make(0, 2.0)
+        before.step_log.write()
+        after = Steps(comm)
         after.step_log.restore(before.step_log.state())
         after.make(0, 6.0)
-        after.step_log.end_epoch(0, 2, METRICS)
+        after.end_epoch(0)
         return after.log
 
     (log,) = virtual.run(1, body)
