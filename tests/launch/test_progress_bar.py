@@ -30,8 +30,9 @@ class Clock:
 
 
 def lines_of(showing: list[list[RunProgress]], every_s: float = LINE_S + 1) -> list[str]:
-    """What a stream that is no terminal gets, with so much time between two looks."""
-    clock, stream = Clock(), io.StringIO()
+    """Return what a stream that is no terminal gets, with so much time between two looks."""
+    clock = Clock()
+    stream = io.StringIO()
     bar = ProgressBar(LABELS, stream, clock)
     for running in showing:
         bar.show(running, 2)
@@ -48,11 +49,11 @@ def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then() -> None:
 
 
 def test_accuracy_is_said_where_it_is_known_and_no_time_where_nothing_was_measured() -> None:
-    said = lines_of(
-        [[RunProgress("run2", Progress(0))]] * 2 + [[RunProgress("run2", Progress(9, 10, 1.0, 71.26))]]
-    )
-    assert said[0] == "topk density=0.005 seed=2: starting; 0 of 3 done, 2 waiting"
-    assert said[1] == "topk density=0.005 seed=2: 9/10 steps, top-1 71.3 %; 0 of 3 done, 2 waiting"
+    looks = [Progress(0), Progress(0), Progress(9, 10, 1.0, 71.26)]
+    said = lines_of([[RunProgress("run2", look)] for look in looks])
+    begins = "topk density=0.005 seed=2: "
+    assert said[0] == f"{begins}starting; 0 of 3 done, 2 waiting"
+    assert said[1] == f"{begins}9/10 steps, top-1 71.3 %; 0 of 3 done, 2 waiting"
 
 
 def test_variants_that_take_turns_go_on_beyond_their_least_number_of_rounds() -> None:
@@ -61,18 +62,17 @@ def test_variants_that_take_turns_go_on_beyond_their_least_number_of_rounds() ->
     assert "-" not in said[-1].partition(";")[2]
 
 
-@pytest.mark.parametrize(("step_s", "look_s"), [(0.01, 0.1), (1.0, 0.1), (20.0, 0.1), (0.01, 15.0)])
-def test_the_time_left_is_right_where_steps_take_alike_however_they_are_seen(
-    step_s: float, look_s: float
-) -> None:
+def test_the_time_left_is_right_where_steps_take_alike_however_they_are_seen() -> None:
     """Many steps between two looks, or many looks between two steps."""
-    speed = Speed()
-    for look in range(1000):
-        now = look * look_s
-        speed.see(7 + int(now / step_s), now)
-        left_s = speed.left_s(STEPS - int(now / step_s), now)
-        if now > 2 * step_s + look_s:
-            assert left_s == pytest.approx(STEPS * step_s - now, rel=0.01)
+    for step_s, look_s in [(0.01, 0.1), (1.0, 0.1), (20.0, 0.1), (0.01, 15.0)]:
+        speed = Speed()
+        for look in range(1000):
+            now = look * look_s
+            steps = int(now / step_s)
+            speed.see(7 + steps, now)
+            left_s = speed.left_s(STEPS - steps, now)
+            if now > 2 * step_s + look_s:
+                assert left_s == pytest.approx(STEPS * step_s - now, rel=0.01)
 
 
 def test_the_time_left_forgets_what_was_long_ago_and_never_counts_what_resuming_took() -> None:
@@ -86,12 +86,15 @@ def test_the_time_left_forgets_what_was_long_ago_and_never_counts_what_resuming_
     assert speed.left_s(600, 1000.0) == 0  # late, and never below
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0, "0 s"), (3, "5 s"), (88, "90 s"), (91, "2 min"), (5000, "83 min"), (6000, "1.7 h")],
-)
-def test_times_are_as_coarse_as_they_are_known(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
+def test_times_are_as_coarse_as_they_are_known() -> None:
+    assert list(map(duration, [0, 3, 88, 91, 5000, 6000])) == [
+        "0 s",
+        "5 s",
+        "90 s",
+        "2 min",
+        "83 min",
+        "1.7 h",
+    ]
 
 
 SHOW = """
