@@ -1,4 +1,4 @@
-"""A checkout of one's own, in which methods can be added: all that is not changed are links."""
+"""Make a checkout of one's own, in which methods can be added: all that is not changed are links."""
 
 from __future__ import annotations
 
@@ -19,28 +19,22 @@ LINKED = ("analysis", "conf", "docs", "slurm", "tests", "pyproject.toml", "const
 
 @pytest.fixture(scope="session")
 def own_checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of that checkout."""
     folder = tmp_path_factory.mktemp("own")
     for name in LINKED:
         (folder / name).symlink_to(ROOT / name)
     for name in ("sparsify", "experiments"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "results" / "shipped").mkdir(parents=True)
-    for name in (
-        "runs.parquet",
-        "epochs.parquet",
-        "steps.parquet",
-        "spans.parquet",
-        "looks.parquet",
-        "verdicts.csv",
-    ):
-        file = f"results/shipped/{name}"
-        (folder / file).symlink_to(ROOT / file)
+    shipped = Path("results", "shipped")
+    (folder / shipped).mkdir(parents=True)
+    for file in [*(ROOT / shipped).glob("*.parquet"), ROOT / shipped / "verdicts.csv"]:
+        (folder / shipped / file.name).symlink_to(file)
     return folder
 
 
 @pytest.fixture(scope="session")
 def command(own_checkout: Path) -> Command:
-    """Calls a command in that checkout."""
+    """Return a function that calls a command in that checkout and checks its exit code."""
 
     def call(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(

@@ -18,13 +18,15 @@ from analysis.benchmark.files import read
 from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
-pytestmark = [needs_namespaces, pytest.mark.own_processes]
+pytestmark = [needs_namespaces, pytest.mark.own_processes, pytest.mark.extended]
 Members = dict[str, bytes]
+Change = Callable[[Members], None]
+Said = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def entered(own_checkout: Path, command: Command) -> Path:
-    """The files of the baseline and of a method that is new."""
+    """Return the files of the baseline and of a method that is new."""
     command("new", "method", "comb")
     path = own_checkout / "sparsify" / "methods" / "comb.py"
     path.write_text(path.read_text() + '\n\nSEARCH = {"scope": ["global", "layer"]}\n')
@@ -61,7 +63,7 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
         for name in names:
             after = read(entered / name).frames
             for one, other in zip(before[name], after, strict=True):
-                pd.testing.assert_frame_equal(rows_of(one), rows_of(other), check_dtype=False)
+                pd.testing.assert_frame_equal(sorted_rows(one), sorted_rows(other), check_dtype=False)
         alone = command("enter", "dense", "profile=smoke", "--train").stderr
         assert f"{names[0]} stays as it is, for it has 5 launches" in alone
         assert len(read(entered / names[0]).frames.runs) == len(before[names[0]].runs)
@@ -80,41 +82,37 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
             path.rename(own_checkout / "results" / path.name)
 
 
-def rows_of(frame: pd.DataFrame) -> pd.DataFrame:
+def sorted_rows(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows and columns of a table in an order of their own."""
     order = [name for name in ("key", "rank", "step", "epoch") if name in frame]
     sorted_: pd.DataFrame = frame.sort_values(order).sort_index(axis="columns").reset_index(drop=True)
     return sorted_
 
 
-def test_the_entry_is_checked_by_others(entered: Path, command: Command) -> None:
+def test_the_entry_is_checked_by_others_and_the_pages_have_its_row(
+    entered: Path, own_checkout: Path, command: Command
+) -> None:
     said = command("enter", "--check", str(entered / "comb-smoke-v1.entry"), "--draw", "3").stdout
-    assert "came out again to the bit" in said
-    assert "by processes came out again" in said
+    for words in ("came out again to the bit", "by processes came out again", "as the rules ask"):
+        assert words in said
     assert said.count("✓") >= 7
-    assert "as the rules ask" in said
-
-
-def test_the_pages_have_its_row(entered: Path, own_checkout: Path, command: Command) -> None:
     command("benchmark", "--profile", "smoke")
-    pages = own_checkout / "results" / "benchmark" / "smoke"
-    assert "entry-comb.html" in (pages / "index.html").read_text()
-    row = (pages / "link-ethernet_1g.html").read_text()
-    assert "comb" in row
-    card = (pages / "entry-comb.html").read_text()
-    assert "all state is saved" in card
-    assert "<code>method.scope=" in card
-    rules = (pages / "rules.html").read_text()
-    assert "<strong>Equal tuning.</strong>" in rules
-    for page in pages.glob("*.html"):
-        assert "<script>" not in page.read_text()
+    folder = own_checkout / "results" / "benchmark" / "smoke"
+    pages = {page.stem: page.read_text() for page in folder.glob("*.html")}
+    for name, words in (
+        ("index", "entry-comb.html"), ("link-ethernet_1g", "comb"), ("entry-comb", "all state is saved"),
+        ("entry-comb", "<code>method.scope="), ("rules", "<strong>Equal tuning.</strong>"),
+    ):  # fmt: skip
+        assert words in pages[name]
+    assert not any("<script>" in text for text in pages.values())
 
 
-def rewritten(entry: Path, change: Callable[[Members], None], honest: bool = True) -> Path:
-    """A copy of an entry in which something was changed by hand; `honest`: with digests that fit."""
+def change_entry(entry: Path, change: Change, is_honest: bool) -> Path:
+    """Write a copy of an entry in which something was changed by hand; `is_honest`: with digests that fit."""
     with zipfile.ZipFile(entry) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     change(members)
-    if honest:
+    if is_honest:
         said = json.loads(members["entry.json"])
         said["tables"] = {name: hashlib.sha256(members[name]).hexdigest() for name in said["tables"]}
         members["entry.json"] = json.dumps(said).encode()
@@ -125,119 +123,100 @@ def rewritten(entry: Path, change: Callable[[Members], None], honest: bool = Tru
     return path
 
 
-def table(members: Members, name: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> None:
-    """Change a table, and keep what its file says of itself."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def in_table(name: str, column: str, change: Callable[[pd.Series[Any]], pd.Series[Any]]) -> Change:
+    """Return a change of a column, which keeps what the file of the table says of itself."""
 
-    before = pq.read_table(io.BytesIO(members[name]))
-    after = pa.Table.from_pandas(change(before.to_pandas()), schema=before.schema, preserve_index=False)
-    buffer = io.BytesIO()
-    pq.write_table(after, buffer)
-    members[name] = buffer.getvalue()
+    def apply(members: Members) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
+        before = pq.read_table(io.BytesIO(members[name]))
+        rows = before.to_pandas()
+        rows[column] = change(rows[column])
+        after = pa.Table.from_pandas(rows, schema=before.schema, preserve_index=False)
+        buffer = io.BytesIO()
+        pq.write_table(after, buffer)
+        members[name] = buffer.getvalue()
 
-def statement(members: Members, change: Callable[[dict[str, Any]], None]) -> None:
-    said = json.loads(members["entry.json"])
-    change(said)
-    members["entry.json"] = json.dumps(said).encode()
-
-
-def lower_losses(members: Members) -> None:
-    table(members, "epochs.parquet", lambda rows: rows.assign(val_loss=0.5 * rows["val_loss"]))
+    return apply
 
 
-def fewer_bytes(members: Members) -> None:
-    def halve(rows: pd.DataFrame) -> pd.DataFrame:
-        name = "interface.counted_bytes"
-        found: pd.DataFrame = rows.assign(**{name: 0.5 * rows[name]})
-        return found
+def in_statement(change: Callable[[Said, Said], object]) -> Change:
+    """Return a change of an entry's statement, and of the only task in it."""
 
-    table(members, "runs.parquet", halve)
-
-
-def other_choice(members: Members) -> None:
-    def change(said: dict[str, Any]) -> None:
+    def apply(members: Members) -> None:
+        said = json.loads(members["entry.json"])
         (task,) = said["tasks"].values()
-        task["trials"] = task["trials"][:-1]
+        change(said, task)
+        members["entry.json"] = json.dumps(said).encode()
 
-    statement(members, change)
-
-
-def other_settings(members: Members) -> None:
-    statement(members, lambda said: said.update(settings={"method": "comb", "method.density": 0.5}))
+    return apply
 
 
-def other_code(members: Members) -> None:
-    statement(members, lambda said: said.update(code=said["code"] + "\n"))
+def reverse_rates(said: Said, task: Said) -> None:
+    """Give each trial the rate of another one."""
+    rates = [trial["rate"] for trial in task["trials"]]
+    for trial, rate in zip(task["trials"], reversed(rates), strict=True):
+        trial["rate"] = rate
 
 
-def unsaid_law(members: Members) -> None:
-    def change(said: dict[str, Any]) -> None:
-        said["laws"].append({"name": "nothing is lost", "holds": False, "why": "no reason"})
-
-    statement(members, change)
-
-
-def other_rates(members: Members) -> None:
-    def change(said: dict[str, Any]) -> None:
-        (task,) = said["tasks"].values()
-        rates = [trial["rate"] for trial in task["trials"]]
-        for trial, rate in zip(task["trials"], reversed(rates), strict=True):
-            trial["rate"] = rate
-
-    statement(members, change)
+def drop_launches(said: Said, task: Said) -> None:
+    """Leave the last launch of each cell out, the baseline's too."""
+    for which in ("launches", "baseline"):
+        for of_links in task[which].values():
+            for keys in of_links.values():
+                keys.pop()
 
 
-def fewer_launches(members: Members) -> None:
-    def change(said: dict[str, Any]) -> None:
-        (task,) = said["tasks"].values()
-        for which in ("launches", "baseline"):
-            for of_links in task[which].values():
-                for keys in of_links.values():
-                    keys.pop()
-
-    statement(members, change)
-
-
-def fewer_steps(members: Members) -> None:
-    table(members, "epochs.parquet", lambda rows: rows.assign(step=rows["step"] // 2))
-
-
-def other_seeds(members: Members) -> None:
-    table(members, "runs.parquet", lambda rows: rows.assign(seed=rows["seed"] + 1))
-
-
-def other_tier(members: Members) -> None:
-    statement(members, lambda said: said.update(tier="labtop"))
-
-
-def odd_name(members: Members) -> None:
-    statement(members, lambda said: said.update(name="../../x"))
-
-
-CHANGES = {
+NEEDLESS = {"name": "nothing is lost", "holds": False, "why": "no reason"}
+OTHER_SETTINGS = {"method": "comb", "method.density": 0.5}
+lower_losses = in_table("epochs.parquet", "val_loss", lambda losses: 0.5 * losses)
+# What was changed, and how; whether digests were made to fit; what is said.
+CHANGES: dict[str, tuple[Change, bool, str]] = {
     "a record edited by hand": (lower_losses, False, "is not what its statement has the digest of"),
     "and its digest with it": (lower_losses, True, "came out otherwise here"),
-    "bytes understated": (fewer_bytes, True, "something is sent that nobody counts"),
-    "a trial left out": (other_choice, True, "its trials or trainings are not those"),
-    "other settings than were run": (other_settings, True, "its trials or trainings are not those"),
-    "rates exchanged": (other_rates, True, "its trials or trainings are not those"),
-    "a launch left out": (fewer_launches, True, "it has 4 launches with the baseline"),
-    "curves with fewer steps": (fewer_steps, True, "its curves have other steps than the rules'"),
-    "seeds renamed": (other_seeds, True, "made with other settings than the rules'"),
-    "another tier": (other_tier, True, "did you mean 'laptop'"),
-    "a name that is a path": (odd_name, True, "can't be an entry's name"),
-    "other code": (other_code, True, "the file of comb is another one here"),
-    "an excuse that is not needed": (unsaid_law, True, "names other broken laws"),
-}
+    "bytes understated": (
+        in_table("runs.parquet", "interface.counted_bytes", lambda counted: 0.5 * counted),
+        True, "something is sent that nobody counts",
+    ),
+    "a trial left out": (
+        in_statement(lambda said, task: task["trials"].pop()),
+        True, "its trials or trainings are not those",
+    ),
+    "other settings than were run": (
+        in_statement(lambda said, task: said.update(settings=OTHER_SETTINGS)),
+        True, "its trials or trainings are not those",
+    ),
+    "rates exchanged": (in_statement(reverse_rates), True, "its trials or trainings are not those"),
+    "a launch left out": (in_statement(drop_launches), True, "it has 4 launches with the baseline"),
+    "curves with fewer steps": (
+        in_table("epochs.parquet", "step", lambda steps: steps // 2),
+        True, "its curves have other steps than the rules'",
+    ),
+    "seeds renamed": (
+        in_table("runs.parquet", "seed", lambda seeds: seeds + 1),
+        True, "made with other settings than the rules'",
+    ),
+    "another tier": (
+        in_statement(lambda said, task: said.update(tier="labtop")), True, "did you mean 'laptop'",
+    ),
+    "a name that is a path": (
+        in_statement(lambda said, task: said.update(name="../../x")), True, "can't be an entry's name",
+    ),
+    "other code": (
+        in_statement(lambda said, task: said.update(code=said["code"] + "\n")),
+        True, "the file of comb is another one here",
+    ),
+    "an excuse that is not needed": (
+        in_statement(lambda said, task: said["laws"].append(NEEDLESS)), True, "names other broken laws",
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_an_entry_that_was_changed_is_refused(entered: Path, command: Command, name: str) -> None:
-    change, honest, said = CHANGES[name]
-    path = rewritten(entered / "comb-smoke-v1.entry", change, honest)
-    found = command("enter", "--check", str(path), "--draw", "1", code=1).stdout
-    path.unlink()
-    assert said in found, found
-    assert "refused" in found
+def test_an_entry_that_was_changed_is_refused(entered: Path, command: Command) -> None:
+    for name, (change, is_honest, said) in CHANGES.items():
+        path = change_entry(entered / "comb-smoke-v1.entry", change, is_honest)
+        found = command("enter", "--check", str(path), "--draw", "1", code=1).stdout
+        path.unlink()
+        assert said in found, (name, found)
+        assert "refused" in found

@@ -40,7 +40,6 @@ class Every(ExactlyK):
     shared = True
 
     def init(self, like: Tensor, context: BucketContext) -> Draws:
-        self.rank = 0 if False else None if False else 0
         return Draws(context.shared)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
@@ -57,10 +56,13 @@ class Fewer(AllReduce):
         from sparsify.types import PromisedBytes
         found = super().promised(seen)
         return PromisedBytes(found.least // 2, found.most // 2)
-'''.replace("        self.rank = 0 if False else None if False else 0\n", "")
+'''
 FINE = "pass"
-CHEATS = {
-    "reads_data": ("", 'open("/etc/hostname").read()', "AllReduce()", "open is no part of a method"),
+READING = 'open("/etc/hostname").read()'
+GLOBALS = "torch.Tensor.__repr__.__globals__"
+# Imports, what `select` does besides, the exchange, and what is said.
+BY_ITS_TEXT = {
+    "reads_data": ("", READING, "AllReduce()", "open is no part of a method"),
     "imports_data": (
         "from experiments.training import datasets", FINE, "AllReduce()",
         "experiments.training.datasets is not for methods to use",
@@ -69,13 +71,14 @@ CHEATS = {
         "import torch.distributed as dist", "dist.is_initialized() and dist.all_reduce(acc)", "AllReduce()",
         "torch.distributed is not for methods to use",
     ),
+}  # fmt: skip
+BY_WHAT_IT_DOES = {
     "hides_reading": (
-        "", 'torch.Tensor.__repr__.__globals__["__builtins__"]["open"]("/etc/hostname").read()',
+        "", f'{GLOBALS}["__builtins__"]["open"]("/etc/hostname").read()',
         "AllReduce()", "a method has nothing but what it is handed",
     ),
     "hides_sending": (
-        "", 'd = torch.Tensor.__repr__.__globals__["torch"].__dict__["distributed"]; '
-        "d.is_initialized() and d.all_reduce(acc)",
+        "", f'd = {GLOBALS}["torch"].__dict__["distributed"]; d.is_initialized() and d.all_reduce(acc)',
         "AllReduce()", "a method communicates by Comm alone",
     ),
     "keeps_state_outside": (
@@ -90,51 +93,59 @@ CHEATS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHEATS)
-def test_a_planted_cheat_cannot_enter(name: str, own_checkout: Path, command: Command) -> None:
-    imports, cheat, exchange, said = CHEATS[name]
-    text = TEMPLATE.format(name=name, imports=imports, cheat=cheat, exchange=exchange)
-    path = own_checkout / "sparsify" / "methods" / f"{name}.py"
-    path.write_text(text)
+def written(name: str, imports: str, cheat: str, exchange: str) -> str:
+    """Return the text of a method's file."""
+    return TEMPLATE.format(name=name, imports=imports, cheat=cheat, exchange=exchange)
+
+
+def refusal(name: str, files: dict[str, str], own_checkout: Path, command: Command) -> str:
+    """Return what is said of a method with these files, which must not enter."""
+    paths = {own_checkout / "sparsify" / "methods" / file: text for file, text in files.items()}
+    for path, text in paths.items():
+        path.write_text(text)
     try:
         refused = command("enter", name, "--laws", code=2).stderr
     finally:
-        path.unlink()
-    assert said in refused, refused
+        for path in paths:
+            path.unlink()
     assert f"{name} can't enter" in refused
+    return refused
+
+
+def test_a_cheat_is_seen_in_the_text_of_a_method(tmp_path: Path) -> None:
+    path = tmp_path / "cheat.py"
+    path.write_text(written("fair", "", FINE, "AllReduce()"))
+    assert [*faults(path)] == []
+    for name, (imports, cheat, exchange, said) in BY_ITS_TEXT.items():
+        path.write_text(written(name, imports, cheat, exchange))
+        (fault,) = faults(path)
+        assert said in fault
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", BY_WHAT_IT_DOES)
+def test_a_cheat_is_seen_in_what_a_method_does(name: str, own_checkout: Path, command: Command) -> None:
+    imports, cheat, exchange, said = BY_WHAT_IT_DOES[name]
+    files = {f"{name}.py": written(name, imports, cheat, exchange)}
+    assert said in refusal(name, files, own_checkout, command)
 
 
 def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: Command) -> None:
-    methods = own_checkout / "sparsify" / "methods"
-    text = TEMPLATE.format(
-        name="has_help", imports="from sparsify.methods import _help", cheat="_help.look()",
-        exchange="AllReduce()",
-    )  # fmt: skip
-    helper = 'def look() -> str:\n    return open("/etc/hostname").read()\n'
-    files = {methods / "has_help.py": text, methods / "_help.py": helper}
-    for path, content in files.items():
-        path.write_text(content)
-    try:
-        refused = command("enter", "has_help", "--laws", code=2).stderr
-    finally:
-        for path in files:
-            path.unlink()
+    text = written("has_help", "from sparsify.methods import _help", "_help.look()", "AllReduce()")
+    files = {"has_help.py": text, "_help.py": f"def look() -> str:\n    return {READING}\n"}
+    refused = refusal("has_help", files, own_checkout, command)
     assert "_help.py, line 2: open is no part of a method" in refused
 
 
 def test_the_files_of_a_method_are_those_that_it_imports() -> None:
     assert [path.name for path in files_of("topk")] == ["topk.py"]
-    assert {path.name for path in files_of("muloco")} >= {
-        "muloco.py",
-        "qgz.py",
-        "_scatter.py",
-        "_quantise.py",
-    }
+    imported = {"muloco.py", "qgz.py", "_scatter.py", "_quantise.py"}
+    assert {path.name for path in files_of("muloco")} >= imported
     assert code_of("topk") == (METHODS.folder / "topk.py").read_text()
     assert "# --- _chunked.py" in code_of("demo")
     assert files_of("mymethod") == []
 
 
-@pytest.mark.parametrize("name", METHODS.names())
-def test_no_method_of_the_repository_reaches_past_what_it_is_handed(name: str) -> None:
-    assert [fault for path in files_of(name) for fault in faults(path)] == []
+def test_no_method_of_the_repository_reaches_past_what_it_is_handed() -> None:
+    paths = {path for name in METHODS.names() for path in files_of(name)}
+    assert [fault for path in paths for fault in faults(path)] == []
