@@ -15,41 +15,30 @@ TINY = "reduced scale: task tiny instead of large"
 
 
 def verdict(
-    word: Word = "reproduced",
-    ours: Value | None = THREE,
-    scale: str = "",
-    group: str = "",
-    tolerance: float = 0.6,
+    word: Word = "reproduced", ours: Value | None = THREE, scale: str = "", group: str = "", **more: object
 ) -> Verdict:
-    claim = Claim(
-        "text", 92.99, "ms", "source", "shape", tolerance, "reason.", lambda frames: ours, group=group
-    )
-    return Verdict(claim, ours, word, scale, "why")
+    claim = Claim("text", 92.99, "ms", "source", "shape", 0.6, "reason.", lambda frames: ours, group=group)
+    return Verdict(replace(claim, **more), ours, word, scale, "why")  # type: ignore[arg-type]  # of any field
 
 
 def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
-    judged = verdict("not reproduced", scale=TINY)
-    table = verdicts.as_table([("fig3", judged)])
+    table = verdicts.as_table([("fig3", verdict("not reproduced", scale=TINY))])
     assert table.title == f"a: {TINY}"
     assert table.header() == ["verdict", "claim", "paper", "ours", "because", "scale"]
     assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]]
+    assert verdicts.ours_text(verdict(ours=Value(91.0))) == "91 ms (n = 1 run)"
 
 
 def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -> None:
     judged, other = verdict("not reproduced", scale=TINY), verdict(scale="emulated link")
     table = verdicts.as_table([("fig3", judged), ("fig2", judged), ("fig1", verdict()), ("fig4", other)])
     assert table.title == ""
-    assert verdicts.scales_table([("fig3", judged), ("fig4", other)]).texts() == [
-        ["a", TINY], ["b", "emulated link"],
-    ]  # fmt: skip
     assert [(*row[:2], row[-1]) for row in table.texts()] == [
         ("not reproduced", "fig3", "a"), ("not reproduced", "fig2", "a"), ("reproduced", "fig1", ""),
         ("reproduced", "fig4", "b"),
     ]  # fmt: skip
-
-
-def test_one_run_is_no_runs() -> None:
-    assert verdicts.ours_text(verdict(ours=Value(91.0))) == "91 ms (n = 1 run)"
+    scales = verdicts.scales_table([("fig3", judged), ("fig4", other)])
+    assert scales.texts() == [["a", TINY], ["b", "emulated link"]]
 
 
 def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
@@ -66,21 +55,18 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
     assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
     table = verdicts.counts_table(rows)
     assert (table.header(), table.texts()) == (["not reproduced", "reproduced", "holds"], [["1", "3", "1"]])
-
-
-def test_what_was_measured_comes_before_what_was_not() -> None:
-    rows = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
-    assert verdicts.counts(rows) == {"holds": 1}
+    # What was measured comes before what was not.
+    two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
+    assert verdicts.counts(two) == {"holds": 1}
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
     judged = replace(
-        verdict("reproduced", scale=TINY, group="cause", tolerance=4.0), flips="so from step 5 of 9 on",
+        verdict(scale=TINY, group="cause", tolerance=4.0), flips="so from step 5 of 9 on",
         launches=6, occasions=2, link_asked=1.0, link_found=0.86, registered=True, chance=10.0,
     )  # fmt: skip
-    (row, absent) = csv.DictReader(
-        verdicts.as_csv([("fig3", judged), ("fig4", verdict("not run", None))]).splitlines()
-    )
+    rows = [("fig3", judged), ("fig4", verdict("not run", None))]
+    (row, absent) = csv.DictReader(verdicts.as_csv(rows).splitlines())
     assert row == {
         "item": "fig3", "id": "", "claim": "text", "paper": "92.99", "ours": "91", "low": "90", "high": "92",
         "n": "3", "of": "runs", "unit": "ms", "verdict": "reproduced", "adjusted": "reproduced",
@@ -93,29 +79,24 @@ def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> 
 
 def test_no_table_shows_nan() -> None:
     rows = [("a", verdict("inconclusive", Value(math.nan, n=n))) for n in (1, 2, 3)]
-    assert "nan" not in verdicts.as_table(rows).markdown().lower()
-    assert "nan" not in verdicts.as_csv(rows).lower()
+    assert "nan" not in (verdicts.as_table(rows).markdown() + verdicts.as_csv(rows)).lower()
 
 
-def ordering(half: float, word: Word = "holds") -> Verdict:
-    """A difference of 1 from a limit of 0, whose interval over three runs is so wide."""
+def ordering(half: float, word: Word = "holds") -> tuple[str, Verdict]:
+    """Return a difference of 1 from a limit of 0, whose interval over three runs is so wide."""
     ours = Value(1.0, 1.0 - half, 1.0 + half, 3)
-    claim = Claim("text", None, "ms", "source", "ordering", 0.0, "reason.", lambda frames: ours)
-    return Verdict(claim, ours, word, "", "why")
+    return "item", verdict(word, ours, kind="ordering", paper=None, tolerance=0.0)
 
 
 def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together() -> None:
     """Holm: the smallest of m p-values counts m times, the next m - 1 times."""
     sure, near = ordering(0.05), ordering(0.99)
-    assert (sure.p_value < 0.01, 0.04 < near.p_value < 0.05) == (True, True)
-    assert verdicts.adjusted([("a", near)]) == ["holds"]
-    assert verdicts.adjusted([("a", near), ("b", sure), ("c", ordering(5.0, "inconclusive"))]) == [
-        "holds", "holds", "inconclusive",
-    ]  # fmt: skip
-    assert verdicts.adjusted([("a", near), ("b", near)]) == ["inconclusive", "inconclusive"]
-
-
-def test_what_is_exact_remains() -> None:
-    exact = Verdict(ordering(0.0).claim, Value.exact(1.0, 1, "counts"), "holds", "", "why")
+    assert sure[1].p_value < 0.01
+    assert 0.04 < near[1].p_value < 0.05
+    assert verdicts.adjusted([near]) == ["holds"]
+    rows = [near, sure, ordering(5.0, "inconclusive")]
+    assert verdicts.adjusted(rows) == ["holds", "holds", "inconclusive"]
+    assert verdicts.adjusted([near, near]) == ["inconclusive", "inconclusive"]
+    exact = replace(sure[1], ours=Value.exact(1.0, 1, "counts"))
     assert exact.p_value == 0
     assert verdicts.adjusted([("a", exact)] * 50) == ["holds"] * 50
