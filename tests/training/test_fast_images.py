@@ -11,8 +11,7 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets, networks
 from experiments.training.datasets import Dataset, Split
 from experiments.training.task import FastImages
-
-CPU = torch.device("cpu")
+from tests.training.tasks import CPU, model_of
 
 
 @pytest.fixture
@@ -50,7 +49,7 @@ def test_what_images_hardly_have_is_not_blown_up() -> None:
 
 def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: FastImages) -> None:
     data = coloured()
-    model = task.model(data, 0, CPU, torch.float32)
+    model = model_of(task, data)
     inputs, _ = task.asked(data, data.train, torch.float32)
     (whitening,) = (layer for layer in model.modules() if isinstance(layer, networks.Whitening))
     variances = whitening(inputs).transpose(0, 1).flatten(1).var(1)

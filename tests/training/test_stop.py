@@ -37,49 +37,44 @@ def test_all_stop_after_the_same_step_whoever_was_told() -> None:
     assert 777 < steps[0] < 777 + 2 * stop_rules.VOTES_S / 1e-3 + 2
 
 
-class CountsVotes:
-    """A communicator of one, for votes only."""
+class Alone:
+    """A communicator of one, for votes only, each of which travels for a while."""
 
     rank, size = 0, 1
 
-    def __init__(self) -> None:
-        self.votes, self.word = 0, 0
+    def __init__(self, travel_s: float = 0.0) -> None:
+        self.travel_s = travel_s
+        self.now = self.arrives = self.waited_s = 0.0
+        self.votes = self.word = 0
 
     def lagged_max(self, word: int) -> int:
+        left_s = max(0.0, self.arrives - self.now)
+        self.now += left_s
+        self.waited_s += left_s
+        self.arrives = self.now + self.travel_s
         before, self.word = self.word, word
         self.votes += 1
         return before
 
+    def take_steps(self, count: int, step_s: float) -> Agreement:
+        agreement = Agreement(cast(Comm, self), Stop(), None, lambda: self.now)
+        for _ in range(count):
+            self.now += step_s
+            agreement.after_step()
+        return agreement
 
-@pytest.mark.parametrize(("step_s", "fewest", "most"), [(0.001, 3, 9), (10.0, 1000, 1000)])
-def test_short_steps_share_a_vote_and_long_ones_do_not(step_s: float, fewest: int, most: int) -> None:
-    alone, now = CountsVotes(), [0.0]
-    agreement = Agreement(cast(Comm, alone), Stop(), None, lambda: now[0])
-    for _ in range(1000):
-        now[0] += step_s
-        agreement.after_step()
-    assert fewest <= alone.votes <= most
+
+def test_short_steps_share_a_vote_and_long_ones_do_not() -> None:
+    for step_s, fewest, most in ((0.001, 3, 9), (10.0, 1000, 1000)):
+        alone = Alone()
+        alone.take_steps(1000, step_s)
+        assert fewest <= alone.votes <= most
 
 
 def test_votes_that_travel_for_long_are_rare() -> None:
-    now, waited = [0.0], [0.0]
-
-    class Travels(CountsVotes):
-        """A vote of which a worker waits for what is left of 1.4 s."""
-
-        cast_at = 0.0
-
-        def lagged_max(self, word: int) -> int:
-            left = max(0.0, self.cast_at + 1.4 - now[0])
-            now[0], waited[0] = now[0] + left, waited[0] + left
-            self.cast_at = now[0]
-            return super().lagged_max(word)
-
-    agreement = Agreement(cast(Comm, Travels()), Stop(), None, lambda: now[0])
-    for _ in range(10_000):
-        now[0] += 0.1
-        agreement.after_step()
-    assert waited[0] < 0.01 * now[0]
+    alone = Alone(travel_s=1.4)
+    agreement = alone.take_steps(10_000, 0.1)
+    assert alone.waited_s < 0.01 * alone.now
     assert agreement.votes_s <= stop_rules.SELDOM_S
 
 

@@ -64,7 +64,8 @@ def test_the_promise_of_the_wrapper_costs_one_wait_a_step(
             optimiser.zero_grad()
             model(torch.ones(2, 6)).sum().backward()
             comm.barrier()
-            watch.on, before = True, host_sync.num_syncs()
+            before = host_sync.num_syncs()
+            watch.on = True
             optimiser.step()
             comm.barrier()
             watch.on = False
