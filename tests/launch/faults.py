@@ -15,6 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from tests.conftest import take_signals
@@ -23,12 +24,16 @@ from tests.launch.troubled import Outcome, weights
 
 
 def row(does: str, outcomes: Sequence[Outcome]) -> str:
-    whole = sum(not outcome.faults for outcome in outcomes)
-    told = sum(bool(outcome.said) for outcome in outcomes)
-    others = Counter(", ".join(outcome.faults) for outcome in outcomes if outcome.faults)
-    wrong = "; ".join(f"{times} x {what}" for what, times in others.items())
-    interrupted, left = sum(o.interrupted for o in outcomes), sum(o.left for o in outcomes)
-    return f"| {does} | {len(outcomes)} | {interrupted} | {told} | {whole} | {wrong} | {left} |"
+    """Return a line of the table."""
+    wrong = Counter(", ".join(outcome.faults) for outcome in outcomes if outcome.faults)
+    numbers = [
+        sum(outcome.interrupted for outcome in outcomes),
+        sum(outcome.said != "" for outcome in outcomes),
+        len(outcomes) - wrong.total(),
+        "; ".join(f"{times} x {what}" for what, times in wrong.items()),
+        sum(outcome.left for outcome in outcomes),
+    ]
+    return f"| {does} | {len(outcomes)} | {' | '.join(map(str, numbers))} |"
 
 
 SIDE_BY_SIDE = 5  # runs on this machine; they wait for much
@@ -45,31 +50,25 @@ USUAL = (
 
 def main(words: Sequence[str]) -> int:
     take_signals()
-    wanted = [(name, int(times)) for name, _, times in (word.partition("=") for word in words or USUAL)]
     for seed in range(trouble_here.SEEDS):
         weights(seed, trouble_here.BATCH_SIZE)  # only one at a time can be computed in this process
-    bad = False
+    has_failed = False
     print(HEAD, "|---" * HEAD.count(" |") + "|", sep="\n")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        here = {
-            name: [
-                pool.submit(trouble_here.run, name, at, Path(folder, f"{name}-{at}")) for at in range(times)
-            ]
-            for name, times in wanted
-            if name in trouble_here.TROUBLES
-        }
-        for name, times in wanted:
-            if name in here:
+        for word in words or USUAL:
+            name, _, times = word.partition("=")
+            numbers = range(int(times))
+            if name in trouble_here.TROUBLES:
                 does = trouble_here.TROUBLES[name].does
-                outcomes = [run.result() for run in here[name]]
+                outcomes = [*pool.map(partial(trouble_here.run, name, Path(folder)), numbers)]
             else:
                 does = str(trouble_there.TROUBLES[name][0].__doc__)
-                outcomes = trouble_there.runs(name, range(times), Path(folder) / name)
+                outcomes = trouble_there.runs(name, numbers, Path(folder) / name)
             print(row(does, outcomes), flush=True)
-            for said in {outcome.said for outcome in outcomes if outcome.said}:
+            for said in {outcome.said for outcome in outcomes} - {""}:
                 print(f"    {said}", file=sys.stderr, flush=True)
-            bad |= any(outcome.faults or outcome.left for outcome in outcomes)
-    return bool(bad)
+            has_failed |= any(outcome.faults or outcome.left for outcome in outcomes)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

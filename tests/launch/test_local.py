@@ -51,7 +51,7 @@ def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
 
 
 def test_workers_end_with_their_starter_and_the_next_one_does_each_step_once(tmp_path: Path) -> None:
-    outcome = trouble_here.run("starter-kill", 0, tmp_path)
+    outcome = trouble_here.run("starter-kill", tmp_path, 0)
     assert outcome == Outcome(interrupted=True, faults=[], said="", left=0)
 
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import psutil
 
 from analysis.records.files import read_json
-from experiments.config.folders import Folders
+from analysis.records.store import Store
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, processes_of
 from tests.worker.runs import start_python, workers_of
 
@@ -30,22 +30,14 @@ class Case(NamedTuple):
     results: Path
     process: subprocess.Popen[str]
 
-    @property
-    def folders(self) -> Folders:
-        return Folders(self.results)
-
-    @property
-    def attempt(self) -> Path:
-        return next(self.results.glob("runs/*/*/run.json")).parent
-
     def step(self) -> int:
         """Steps done."""
-        notes = [note for path in self.results.glob("launch/*/progress.json") if (note := read_json(path))]
-        return max((int(note["step"]) for note in notes), default=0)
+        notes = map(read_json, self.results.glob("launch/*/progress.json"))
+        return max((int(note["step"]) for note in notes if note), default=0)
 
 
 def tell(number: signal.Signals, group: bool = False) -> Callable[[Case], None]:
-    """This signal to the starter alone, or to all."""
+    """Return what sends this signal to the starter alone, or to all."""
 
     def act(case: Case) -> None:
         (os.killpg if group else os.kill)(case.process.pid, number)
@@ -56,8 +48,7 @@ def tell(number: signal.Signals, group: bool = False) -> Callable[[Case], None]:
 def tell_twice(case: Case) -> None:
     os.killpg(case.process.pid, signal.SIGINT)
     time.sleep(0.2)
-    with contextlib.suppress(ProcessLookupError):  # it was quicker
-        os.killpg(case.process.pid, signal.SIGINT)
+    os.killpg(case.process.pid, signal.SIGINT)
 
 
 def reboot(case: Case) -> None:
@@ -67,18 +58,17 @@ def reboot(case: Case) -> None:
 
 
 def kill_one_worker(case: Case) -> None:
-    workers = [*workers_of(case.results).values()]
-    with contextlib.suppress(ProcessLookupError, IndexError):
-        os.kill(random.choice(workers), signal.SIGKILL)
+    os.kill(random.choice([*workers_of(case.results).values()]), signal.SIGKILL)
 
 
-def remove_logs(case: Case) -> None:
-    for path in case.attempt.glob("rank*.jsonl"):
-        path.unlink()
+def remove(pattern: str) -> Callable[[Case], None]:
+    """Return what removes these files of the attempt."""
 
+    def act(case: Case) -> None:
+        for path in case.results.glob(f"runs/*/*/{pattern}"):
+            path.unlink()
 
-def remove_manifest(case: Case) -> None:
-    (case.attempt / "run.json").unlink()
+    return act
 
 
 def remove_results(case: Case) -> None:
@@ -105,8 +95,8 @@ TROUBLES = {
     "twice": Trouble("Ctrl-C twice", tell_twice),
     "worker": Trouble("SIGKILL to a worker", kill_one_worker),
     "reboot": Trouble("SIGKILL to all at once, as by a reboot", reboot),
-    "logs": Trouble("the logs are removed", remove_logs),
-    "manifest": Trouble("the manifest is removed", remove_manifest),
+    "logs": Trouble("the logs are removed", remove("rank*.jsonl")),
+    "manifest": Trouble("the manifest is removed", remove("run.json")),
     "results": Trouble("all results are removed", remove_results),
     "torchrun": Trouble("SIGKILL to torchrun", tell(signal.SIGKILL), TORCHRUN),
     "torchrun-int": Trouble("Ctrl-C under torchrun", tell(signal.SIGINT, group=True), TORCHRUN),
@@ -115,30 +105,32 @@ WHERE = ("virtual", "virtual", "local")  # in turn: two ranks in one process, an
 SEEDS, BATCH_SIZE = 2, 16
 
 
-def run(name: str, number: int, results: Path) -> Outcome:
+def run(name: str, folder: Path, number: int) -> Outcome:
     """Start a run, trouble it at a random step, and ask for it again at once, as impatient people do."""
+    results = folder / f"{name}-{number}"
     trouble = TROUBLES[name]
     where = "local" if trouble.starter else WHERE[number % len(WHERE)]
-    chance = random.Random(f"{name} {number}")
-    command = (*trouble.starter, "-m", "experiments", "run")
-    words = (*command, *WORDS, f"cluster={where}", f"seed={number % SEEDS}", f"task.batch_size={BATCH_SIZE}")
+    own = (f"cluster={where}", f"seed={number % SEEDS}", f"task.batch_size={BATCH_SIZE}")
+    words = (*trouble.starter, "-m", "experiments", "run", *WORDS, *own)
     first = Case(results, start_python(results, *words))
-    at = chance.randrange(1, STEPS * 3 // 4)
+    at = random.Random(f"{name} {number}").randrange(1, STEPS * 3 // 4)
     await_(lambda: first.step() >= at or first.process.poll() is not None, f"step {at}", pause=0.02)
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it was quicker
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, IndexError):  # it was quicker
         trouble.act(first)
-    second = start_python(results, *words)
-    ends = [process.communicate(timeout=DEADLINE_S) for process in (first.process, second)]
-    said = [
-        next((line for line in err.splitlines() if SENTENCE.match(line)), f"nothing but {err!r}")
-        for process, (_, err) in zip((first.process, second), ends, strict=True)
-        if process.returncode > 0
-    ]
-    faults = ["a traceback"] * any("Traceback" in err and not trouble.starter for _, err in ends)
-    attempts = [
-        attempt for run in first.folders.store.runs() for attempt in first.folders.store.attempts(run)
-    ]
+    said = []
+    faults = []
+    for process in (first.process, start_python(results, *words)):
+        _, errors = process.communicate(timeout=DEADLINE_S)
+        if process.returncode > 0:
+            lines = [line for line in errors.splitlines() if SENTENCE.match(line)]
+            said += lines[:1] or [f"nothing but {errors!r}"]
+        if "Traceback" in errors and not trouble.starter:
+            faults.append("a traceback")
+    store = Store(results / "runs")
+    attempts = [attempt for run in store.runs() for attempt in store.attempts(run)]
     whole = [attempt for attempt in attempts if attempt.state == "ok"]
-    faults += [f"{len(whole)} whole attempts"] * (len(whole) != 1)
-    faults += [fault for attempt in whole for fault in faults_in(attempt)]
+    if len(whole) != 1:
+        faults.append(f"{len(whole)} whole attempts")
+    for attempt in whole:
+        faults += faults_in(attempt)
     return Outcome(first.process.returncode != 0, faults, "; ".join(said), len(left_of(results)))

@@ -56,23 +56,19 @@ def weights(seed: int, batch_size: int) -> str:
 
 
 def faults_in(attempt: Attempt) -> list[str]:
-    """What is wrong with a record that should be whole; nothing, if nothing was lost or done twice."""
-    found = []
+    """Return what is wrong with a record that should be whole: nothing, if nothing was lost or done twice."""
     if not attempt.is_valid(verify=True):
         return [f"it is {attempt.state}: {attempt.manifest.get('why')}"]
+    found = []
     if attempt.manifest["weights"] != weights(seed_of(attempt), attempt.config["task"]["batch_size"]):
         found.append("other weights")
     if not attempt.manifest["agreed"]:
         found.append("the workers disagree")
-    for path in attempt.rank_paths():
-        lines, broken = read_lines(path)
+    for rank in range(attempt.config["workers"]):
+        lines, broken = read_lines(attempt.rank_path(rank))
         steps = [line["step"] for line in lines if line["kind"] == "step"]
         if steps != [*range(STEPS)] or broken:
-            found.append(
-                f"{path.name}: {len(steps)} steps, {len(set(steps))} different, {broken} broken lines"
-            )
-    if len(attempt.rank_paths()) != attempt.config["workers"]:
-        found.append(f"{len(attempt.rank_paths())} logs")
+            found.append(f"rank {rank}: {len(steps)} steps, {len({*steps})} different, {broken} broken lines")
     if list(attempt.path.glob("checkpoints/*")):
         found.append("checkpoints were left")
     return found
