@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
 
 from analysis.records.attempts import from_attempts
@@ -31,28 +30,22 @@ def frames(store: Store) -> Frames:
     synthetic.timed(store, synthetic.config("dense"))
     synthetic.timed(store, synthetic.config("topk"))
     synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
-    return from_attempts(store.all_valid())[0]
+    return synthetic.frames_of(store)
 
 
 def test_parquet_gives_back_what_it_was_given(frames: Frames, tmp_path: Path) -> None:
     write_parquet(frames, tmp_path)
-    for name, before, after in zip(Frames._fields, frames, read_parquet(tmp_path), strict=True):
-        texts = [own for own in before if not is_numeric_dtype(before[own])]
-        missing = {str(own): before[own].astype(object).where(before[own].notna(), None) for own in texts}
+    read = read_parquet(tmp_path)
+    for name, before, after in zip(Frames._fields, frames, read, strict=True):
+        texts = before.select_dtypes(exclude="number").astype(object)
         # float32 on disk keeps seven digits of steps and spans
-        assert_frame_equal(after, before.assign(**missing), check_dtype=name != "runs", rtol=1e-6)
-    steps = read_parquet(tmp_path).steps
-    assert (steps["wire_bytes"] == frames.steps["wire_bytes"]).all()
-    assert (steps["start_s"] == frames.steps["start_s"]).all()
-
-
-def test_a_text_that_stands_in_many_rows_is_in_memory_once(frames: Frames, tmp_path: Path) -> None:
-    """Rules of 14,000 characters stand in each row of thousands."""
-    write_parquet(frames, tmp_path)
-    runs, steps, *_ = read_parquet(tmp_path)
-    timed = steps["key"][steps["key"] == runs["key"][0]]
-    assert len(timed) > 1
-    assert len({id(key) for key in timed}) == 1
+        expected = before.assign(**texts.where(texts.notna(), None))
+        assert_frame_equal(after, expected, check_dtype=name != "runs", rtol=1e-6)
+    for column in ("wire_bytes", "start_s"):
+        assert read.steps[column].eq(frames.steps[column]).all()
+    # A text that stands in many rows is in memory once: rules of 14,000 characters in each row of thousands.
+    keys = read.steps["key"]
+    assert len({id(key) for key in keys[keys == keys[0]]}) == 1 < (keys == keys[0]).sum()
 
 
 def test_parquet_is_the_same_bytes_twice_and_no_pickle(frames: Frames, tmp_path: Path) -> None:
@@ -75,13 +68,6 @@ def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None
     assert list(empty().steps.columns) == list(frames.steps.columns)
 
 
-def test_a_corrupt_parquet_file_is_named(frames: Frames, tmp_path: Path) -> None:
-    write_parquet(frames, tmp_path)
-    (tmp_path / "steps.parquet").write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(ValueError, match=r"steps\.parquet is not a whole Parquet file"):
-        read_parquet(tmp_path)
-
-
 PANDAS = {  # metadata that pandas would obey
     "no JSON": b"{bad",
     "not UTF-8": b"\xff\xfe",
@@ -95,34 +81,28 @@ PANDAS = {  # metadata that pandas would obey
 }
 
 
-@pytest.mark.parametrize("name", PANDAS)
-def test_what_a_file_says_to_pandas_is_not_obeyed(frames: Frames, name: str, tmp_path: Path) -> None:
+def test_what_a_file_says_to_pandas_is_not_obeyed_and_a_corrupt_file_is_named(
+    frames: Frames, tmp_path: Path
+) -> None:
     path, *_ = write_parquet(frames, tmp_path)
     before = read_parquet(tmp_path).runs
     table = pq.read_table(path)
-    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"pandas": PANDAS[name]}), path)
-    assert_frame_equal(read_parquet(tmp_path).runs, before)
-
-
-def test_a_copy_that_names_another_run_is_made_again(store: Store, tmp_path: Path) -> None:
-    first, second = (synthetic.timed(store, synthetic.config(name)) for name in ("dense", "topk"))
-    for attempt in (first, second):
-        cached(attempt, tmp_path)
-    copies = {path.name.rpartition("-001-")[0]: path for path in (tmp_path / "attempts").iterdir()}
-    shutil.rmtree(copies[first.run_id])
-    shutil.copytree(copies[second.run_id], copies[first.run_id])
-    assert set(cached(first, tmp_path)[0].runs["run_id"]) == {first.run_id}
+    for metadata in PANDAS.values():
+        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"pandas": metadata}), path)
+        assert_frame_equal(read_parquet(tmp_path).runs, before)
+    (tmp_path / "steps.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(ValueError, match=r"steps\.parquet is not a whole Parquet file"):
+        read_parquet(tmp_path)
 
 
 def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_path: Path) -> None:
-    auto = synthetic.config("topk")
-    auto["method"] = auto["method"] | {"density": "auto"}
-    for config in (auto, synthetic.config("topk"), synthetic.config("dense")):
+    for density in ("auto", 0.001):
+        config = synthetic.config("topk")
+        config["method"]["density"] = density
         synthetic.timed(store, config)
-    frames, _ = from_attempts(store.all_valid())
+    frames = synthetic.frames_of(store)
     write_parquet(frames, tmp_path)
-    read = combine(read_parquet(tmp_path), frames)
-    assert set(read.runs["method.density"].dropna()) == {"auto", "0.001"}
+    assert set(combine(read_parquet(tmp_path), frames).runs["method.density"]) == {"auto", "0.001"}
 
 
 def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> None:
@@ -143,28 +123,33 @@ def test_a_copy_of_an_attempts_tables_is_made_again_where_it_is_damaged_or_of_an
     attempt = synthetic.timed(store, synthetic.config())
     first, _ = cached(attempt, tmp_path)
     (copy,) = (tmp_path / "attempts").iterdir()
-    before = {path.name: path.read_bytes() for path in copy.iterdir()}
-    for name, raw in before.items():
+    before = {path: path.read_bytes() for path in copy.iterdir()}
+    for path, raw in before.items():
         middle = len(raw) // 3
-        (copy / name).write_bytes(raw[:middle] + bytes([raw[middle] ^ 255]) + raw[middle + 1 :])
+        path.write_bytes(raw[:middle] + bytes([raw[middle] ^ 255]) + raw[middle + 1 :])
         again, notes = cached(attempt, tmp_path)
         assert notes == []
         assert_frame_equal(again.steps, first.steps)
-        assert {path.name: path.read_bytes() for path in copy.iterdir()} == before
+        assert {path: path.read_bytes() for path in copy.iterdir()} == before
+    other = synthetic.timed(store, synthetic.config("topk"))
+    cached(other, tmp_path)
+    (copy_of_other,) = {*(tmp_path / "attempts").iterdir()} - {copy}
+    shutil.rmtree(copy)
+    shutil.copytree(copy_of_other, copy)  # which names another run
+    assert set(cached(attempt, tmp_path)[0].runs["run_id"]) == {attempt.run_id}
     attempt.update(parameters=7)
     assert cached(attempt, tmp_path)[0].runs["parameters"].tolist() == [7]
 
 
 def test_a_copy_may_be_made_by_several_at_a_time(store: Store, tmp_path: Path) -> None:
     attempt = synthetic.timed(store, synthetic.config())
-    for times in range(5):
-        folder = tmp_path / str(times)
+    for folder in (tmp_path / "a", tmp_path / "b"):
         with ThreadPoolExecutor(6) as pool:
             found = [*pool.map(cached, [attempt] * 6, [folder] * 6)]
         for frames, notes in found:
             assert notes == []
+            assert len(frames.steps) == 2 * 20
             assert_frame_equal(frames.steps, found[0][0].steps)
-            assert len(frames.steps)
         assert len([*(folder / "attempts").iterdir()]) == 1
 
 

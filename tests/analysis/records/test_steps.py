@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import from_attempts, of_attempt
+from analysis.records.attempts import of_attempt
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
 from analysis.records.store import Store
@@ -19,62 +19,54 @@ from tests.analysis import synthetic
 
 @pytest.fixture(scope="module")
 def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs")).all_valid())[0]
+    return synthetic.frames_of(synthetic.item_store(tmp_path_factory.mktemp("runs")))
 
 
-@pytest.mark.parametrize(
-    ("step_s", "at_least", "dropped"),
-    [
-        ([1.0] * 20, 4, 4),  # steady steps lose only what was declared
-        ([1.0] * 9 + [50.0] + [1.0] * 20, 4, 4),  # one slow step is no warm-up
+@pytest.fixture(scope="module")
+def topk(frames: Frames) -> str:
+    return synthetic.key(frames, "topk")
+
+
+def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and_at_most_half() -> None:
+    steady = [1.0] * 20
+    for step_s, at_least, dropped in (
+        (steady, 4, 4),  # steady steps lose only what was declared
+        ([*steady[:9], 50.0, *steady], 4, 4),  # one slow step is no warm-up
         ([2.0**-i for i in range(20)], 0, 10),  # never more than half
-        ([1.0] * 6, 50, 3),
+        (steady[:6], 50, 3),
         ([], 5, 0),
-    ],
-)
-def test_warm_up_is_at_least_what_was_declared_and_at_most_half(
-    step_s: list[float], at_least: int, dropped: int
-) -> None:
-    assert warm_up(step_s, at_least) == dropped
-
-
-def test_warm_up_lasts_until_the_rolling_median_settles() -> None:
+    ):
+        assert warm_up(step_s, at_least) == dropped
     falling = [10 * 0.8**i for i in range(8)] + [1.0] * 32
-    dropped = warm_up(falling, at_least=0)
-    assert 3 <= dropped <= 8
-    assert np.median(falling[dropped : dropped + WINDOW]) == pytest.approx(1.0, rel=0.5)
+    left = falling[warm_up(falling, at_least=0) :]
+    assert 32 <= len(left) <= 37
+    assert np.median(left[:WINDOW]) == pytest.approx(1.0, rel=0.5)
 
 
-def test_a_step_lasts_as_long_as_its_slowest_rank(frames: Frames) -> None:
-    key = synthetic.key(frames, "topk")
-    steps = frames.steps[frames.steps["key"] == key]
-    slowest = steps.pivot_table(index="step", columns="rank", values="step_s").max(axis="columns")
-    np.testing.assert_array_equal(step_seconds(frames, key), slowest.iloc[4:])
-
-
-def test_a_step_in_which_a_worker_was_suspended_is_no_sample(frames: Frames) -> None:
-    key = synthetic.key(frames, "topk")
-    steps, before = frames.steps, step_seconds(frames, key)
-    where = steps["key"].eq(key) & steps["step"].eq(7) & steps["rank"].eq(1)
+def test_a_step_lasts_as_long_as_its_slowest_rank_and_suspended_ones_are_no_sample(
+    frames: Frames, topk: str
+) -> None:
+    steps = frames.steps
+    slowest = steps[steps["key"] == topk].groupby("step")["step_s"].max()
+    np.testing.assert_array_equal(step_seconds(frames, topk), slowest.iloc[4:])
+    where = steps["key"].eq(topk) & steps["step"].eq(7) & steps["rank"].eq(1)
     steps = steps.assign(step_s=steps["step_s"].mask(where, 30.0), stops=where.map({True: 1.0}))
     suspended = frames._replace(steps=steps)
-    assert warm(suspended, key).stopped == 1
-    np.testing.assert_array_equal(step_seconds(suspended, key), np.delete(before, 7 - 4))
-    assert outcomes(suspended)["step_s"][key] == pytest.approx(np.delete(before, 7 - 4).mean())
+    left = slowest.iloc[4:].drop(7)
+    assert warm(suspended, topk).stopped == 1
+    np.testing.assert_array_equal(step_seconds(suspended, topk), left)
+    assert outcomes(suspended)["step_s"][topk] == pytest.approx(left.mean())
     assert "and 1 in which a worker was suspended" in captions.timing(suspended)
 
 
-def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames) -> None:
-    parts = breakdown(frames, [synthetic.key(frames, "topk")])
-    assert parts.drop("step").sum() == pytest.approx(parts["step"], rel=1e-12)
-    assert parts["unaccounted"] == pytest.approx(synthetic.UNACCOUNTED_MS * 1e-3, rel=1e-6)
-
-
-def test_a_phase_of_one_rank_counts_as_zero_on_the_others(frames: Frames) -> None:
-    steps = frames.steps.assign(validate_s=np.where(frames.steps["rank"] == 0, 0.2, np.nan))
-    parts = breakdown(frames._replace(steps=steps), [synthetic.key(frames, "topk")])
-    assert parts["validate"] == pytest.approx(0.1)  # of two ranks
-    assert parts.drop("step").sum() == pytest.approx(parts["step"])
+def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames, topk: str) -> None:
+    validated = frames.steps.assign(validate_s=np.where(frames.steps["rank"] == 0, 0.2, np.nan))
+    for steps in (frames.steps, validated):
+        parts = breakdown(frames._replace(steps=steps), [topk])
+        assert parts.drop("step").sum() == pytest.approx(parts["step"], rel=1e-12)
+    assert parts["validate"] == pytest.approx(0.1)  # of two ranks, of which one validates
+    unaccounted = breakdown(frames, [topk])["unaccounted"]
+    assert unaccounted == pytest.approx(synthetic.UNACCOUNTED_MS * 1e-3, rel=1e-6)
 
 
 def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp_path: Path) -> None:
@@ -108,11 +100,13 @@ SENT_AT = {
 
 
 def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
-    """The rounds of runs that sent this, from their steps or from their validations."""
+    """Return the rounds of runs that sent this, from their steps or from their validations."""
     of_runs = {name: np.array(sent, dtype=float) for name, (sent, _) in SENT_AT.items()}
-    shared = {"run_id": "r", "workers": 2, "timing.warmup_steps": 0, "task.name": "gpt_ptbchars"}
-    periods = {name: {} if name == "none" else {"method.every": EVERY} for name in (*of_runs, "none")}
-    rows = [{"key": name, **shared, **period} for name, period in periods.items()]
+    runs = runs_frame([
+        {"key": name, "run_id": "r", "workers": 2, "timing.warmup_steps": 0, "task.name": "gpt_ptbchars",
+         **({} if name == "none" else {"method.every": EVERY})}
+        for name in (*of_runs, "none")
+    ])  # fmt: skip
     lines = [
         {
             "key": name, "rank": rank, "step": step, "epoch": 1, "start_s": 0.0, "step_s": 1.0,
@@ -127,32 +121,31 @@ def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
         for name, sent in of_runs.items()
         for at, (first, end) in enumerate(pairwise((0, *validated)), 1)
     ]
-    tables = {"steps": pd.DataFrame(lines)[: len(lines) * steps], "epochs": pd.DataFrame(epochs)}
-    typed_ones = {name: typed(name, table) for name, table in tables.items()}
-    return rounds(empty()._replace(runs=runs_frame(rows), **typed_ones))
+    of_steps = typed("steps", pd.DataFrame(lines)[: len(lines) * steps])
+    of_epochs = typed("epochs", pd.DataFrame(epochs))
+    return rounds(empty()._replace(runs=runs, steps=of_steps, epochs=of_epochs))
 
 
-@pytest.mark.parametrize("steps", [True, False])
-def test_a_round_has_what_its_steps_sent_whatever_is_sent_when(steps: bool) -> None:
-    found = of_rounds(steps, (3, 12, 14))
-    for name, (_, sent) in SENT_AT.items():
-        assert found["wire_bytes"][name] == pytest.approx(sent, rel=1e-12)
-        assert found["messages"][name] == sent / 2 if steps else np.isnan(found["messages"][name])
-    assert np.isnan(found["wire_bytes"]["none"])
-
-
-def test_of_a_training_without_steps_no_round_is_known_where_no_validation_ends_one() -> None:
-    assert of_rounds(False, (3, 13))["wire_bytes"].isna().all()
+def test_a_round_has_what_its_steps_sent_whatever_is_sent_when() -> None:
+    for steps in (True, False):
+        found = of_rounds(steps, (3, 12, 14))
+        for name, (_, sent) in SENT_AT.items():
+            assert found["wire_bytes"][name] == pytest.approx(sent, rel=1e-12)
+            messages = sent / 2 if steps else np.nan
+            assert found["messages"][name] == pytest.approx(messages, nan_ok=True)
+        assert np.isnan(found["wire_bytes"]["none"])
+    assert of_rounds(False, (3, 13))["wire_bytes"].isna().all()  # where no validation ends a round
 
 
 def test_perplexity_follows_from_the_loss_of_text_and_of_nothing_else(frames: Frames) -> None:
     key = frames.runs["key"].iloc[0]
-    epochs = pd.DataFrame({"key": [key, key], "epoch": [1, 2], "val_loss": [9.0, 2.0]})
-
-    def perplexity(task: str, epochs: pd.DataFrame = epochs) -> float:
+    for task, loss, perplexity in (
+        ("gpt_ptbchars", 2.0, np.exp(2.0)),
+        ("mine_text", 2.0, np.exp(2.0)),
+        ("cnn_cifar10", 2.0, np.nan),
+        ("gpt_ptb", 1e6, np.inf),
+    ):
         runs = frames.runs.assign(**{"task.name": task})
-        return float(outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key])
-
-    assert perplexity("gpt_ptbchars") == perplexity("mine_text") == pytest.approx(np.exp(2.0))
-    assert np.isnan(perplexity("cnn_cifar10"))
-    assert perplexity("gpt_ptb", epochs.assign(val_loss=1e6)) == np.inf
+        epochs = pd.DataFrame({"key": key, "epoch": [1, 2], "val_loss": [9.0, loss]})
+        found = outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key]
+        assert found == pytest.approx(perplexity, nan_ok=True)
