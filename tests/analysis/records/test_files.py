@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,21 +27,17 @@ from analysis.records.schema import LogLine, Manifest, StepLine
 from tests.conftest import ROOT, there
 
 
-def test_lines_wait_in_memory_until_flushed(tmp_path: Path) -> None:
+def test_lines_wait_in_memory_until_flushed_and_a_broken_last_one_is_dropped(tmp_path: Path) -> None:
     with RankLog(tmp_path / "rank0.jsonl") as log:
         log.add("step", step=0)
         assert log.size() == 0
         log.flush()
         log.add("step", step=1)
         log.flush(durable=True)
-    assert [record["step"] for record in read_lines(log.path)[0]] == [0, 1]
-
-
-def test_a_broken_last_line_is_dropped_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "rank0.jsonl"
-    path.write_text('{"kind":"step","step":0}\n{"kind":"ste')
-    records, dropped = read_lines(path)
-    assert [record["step"] for record in records] == [0]
+    with log.path.open("a") as file:
+        file.write('{"kind":"ste')
+    records, dropped = read_lines(log.path)
+    assert [record["step"] for record in records] == [0, 1]
     assert dropped == 1
 
 
@@ -61,42 +57,69 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_log_has_one_writer_whose_death_gives_it_free(tmp_path: Path) -> None:
+WRITER = """
+import sys, time
+from pathlib import Path
+from analysis.records.files import part_folder
+from analysis.records.log import RankLog
+
+folder = Path(sys.argv[1])
+log = RankLog(folder / "rank0.jsonl")
+with part_folder(folder) as part:
+    (part / "steps.parquet").touch()
+    print(part, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_has_not_finished_is_removed_and_its_log_is_free(tmp_path: Path) -> None:
     path = tmp_path / "rank0.jsonl"
-    code = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from analysis.records.log import RankLog\n"
-        "log = RankLog(Path(sys.argv[1]))\n"
-        "time.sleep(60)\n"
-    )
-    writer = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT)
-    try:
-        while locks.holder(path) is None:
-            time.sleep(0.02)
+    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
+        folder = Path(there(writer.stdout).readline().strip())
         with pytest.raises(Held, match=rf"written by process {writer.pid} of this machine: wait for its end"):
             RankLog(path)
-    finally:
+        for name in (f".runs.parquet.n1.5{PART}", "runs.parquet", "mine.part"):
+            (tmp_path / name).touch()
+        assert remove_parts(tmp_path) == 0  # they are young
+        for each in tmp_path.iterdir():
+            os.utime(each, (0, 0))
+        assert remove_parts(tmp_path) == 1  # the other is still written
         writer.kill()
-        writer.wait()
+    assert remove_parts(tmp_path) == 1
+    assert not folder.exists()
+    assert {each.name for each in tmp_path.iterdir()} == {"runs.parquet", "mine.part", path.name}
     assert locks.holder(path) is None
-    with RankLog(path) as mine, pytest.raises(Held):
-        RankLog(mine.path)
+    with RankLog(path), pytest.raises(Held):
+        RankLog(path)
 
 
-@pytest.mark.parametrize("how", ["removed", "replaced", "changed"])
-def test_what_happens_to_a_log_that_is_being_written_is_seen_at_once(how: str, tmp_path: Path) -> None:
-    with RankLog(tmp_path / "rank0.jsonl") as log:
-        log.add("step", step=0)
-        log.flush()
-        if how != "changed":
-            log.path.unlink()
-        if how != "removed":
-            with log.path.open("a") as other:
-                other.write('{"kind":"step","step":0}\n')
-        log.add("step", step=1)
-        with pytest.raises(Disturbed, match=f"rank0.jsonl was {how}"):
+def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "TELL_S", 0.0)
+    monkeypatch.setattr(locks, "POLL_S", 0.001)
+    path = tmp_path / "run.lock"
+    lines = list[str]()
+    with locks.Lock(path) as held:
+        assert held.acquire(say=lines.append)
+        assert not lines
+        assert not locks.Lock(path).acquire(patience_s=0.01, say=lines.append)
+    (line,) = lines
+    assert re.fullmatch(f"waiting for process .* which holds {path}", line)
+
+
+def test_what_happens_to_a_log_that_is_being_written_is_seen_at_once(tmp_path: Path) -> None:
+    for how in ("removed", "replaced", "changed"):
+        with RankLog(tmp_path / f"{how}.jsonl") as log:
+            log.add("step", step=0)
             log.flush()
+            if how != "changed":
+                log.path.unlink()
+            if how != "removed":
+                with log.path.open("a") as other:
+                    other.write('{"kind":"step","step":0}\n')
+            log.add("step", step=1)
+            with pytest.raises(Disturbed, match=f"jsonl was {how}"):
+                log.flush()
 
 
 def test_an_object_is_read_as_its_schema_says_and_keeps_what_that_does_not_name(tmp_path: Path) -> None:
@@ -108,59 +131,56 @@ def test_an_object_is_read_as_its_schema_says_and_keeps_what_that_does_not_name(
     assert read_json(path) == {"state": "ok", "steps": 8, "more": 1}
 
 
-@pytest.mark.parametrize(
-    ("raw", "told"),
-    [
-        (b"", "is empty"),
-        (b"\0", "is no JSON"),
-        (b"\xff", "is no text in UTF-8"),
-        (b'{"state": "o', "is no JSON"),
-        (b"[" * 100_000, "is nested too deeply"),
-        (b"[" * 100 + b"]" * 100, "nested too deeply"),
-        (b'{"state": "ok", "more": ' + b"9" * 10_000 + b"}", "is no JSON"),
-        (b'{"state": "ok", "more": 99999999999999999999}', "more than 64 bits"),
-        (b'{"state": "ok", "more": "\\ud800"}', "half of a character"),
-        (b"5", "is not as it was written: Expected `object`, got `int`"),
-        (b'{"state": "fine"}', r"Invalid enum value 'fine' - at `\$.state`"),
-        (b'{"state": "ok", "steps": -1}', r"Expected `int` >= 0 - at `\$.steps`"),
-        (b'{"state": "ok", "files": [5]}', r"Expected `object`, got `array` - at `\$.files`"),
-        (b'{"state": "ok", "started": "2026-99-01T00:00:00Z"}', r"Invalid RFC3339 .* at `\$.started`"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, raw: bytes, told: str) -> None:
+REFUSED = {
+    b"": "is empty",
+    b"\0": "is no JSON",
+    b"\xff": "is no text in UTF-8",
+    b'{"state": "o': "is no JSON",
+    b"[" * 100_000: "is nested too deeply",
+    b"[" * 100 + b"]" * 100: "nested too deeply",
+    b'{"state": "ok", "more": ' + b"9" * 10_000 + b"}": "is no JSON",
+    b'{"state": "ok", "more": 99999999999999999999}': "more than 64 bits",
+    b'{"state": "ok", "more": "\\ud800"}': "half of a character",
+    b"5": "is not as it was written: Expected `object`, got `int`",
+    b'{"state": "fine"}': r"Invalid enum value 'fine' - at `\$.state`",
+    b'{"state": "ok", "steps": -1}': r"Expected `int` >= 0 - at `\$.steps`",
+    b'{"state": "ok", "files": [5]}': r"Expected `object`, got `array` - at `\$.files`",
+    b'{"state": "ok", "started": "2026-99-01T00:00:00Z"}': r"Invalid RFC3339 .* at `\$.started`",
+}
+
+
+def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    path.write_bytes(raw)
-    with pytest.raises(Damaged, match=told) as refused:
-        read_as(path, Manifest)
-    assert str(path) in str(refused.value)
-    assert len(refused.value.why) < 200
+    for raw, reason in REFUSED.items():
+        path.write_bytes(raw)
+        with pytest.raises(Damaged, match=reason) as refused:
+            read_as(path, Manifest)
+        assert str(path) in str(refused.value)
+        assert len(refused.value.why) < 200
+
+
+NO_FILES: dict[str, Callable[[Path], object]] = {
+    "is a FIFO and no file": os.mkfifo,
+    "is a folder and no file": Path.mkdir,
+    "is a device and no file": lambda path: path.symlink_to("/dev/zero"),
+    "can't be read: Too many levels of symbolic links": lambda path: path.symlink_to(path),
+    "has 67,108,865 bytes, and no such file has more": lambda path: truncate(path, MOST_BYTES + 1),
+}
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        (os.mkfifo, "is a FIFO and no file"),
-        (Path.mkdir, "is a folder and no file"),
-        (lambda path: path.symlink_to("/dev/zero"), "is a device and no file"),
-        (lambda path: path.symlink_to(path), "can't be read: Too many levels of symbolic links"),
-        (lambda path: truncate(path, MOST_BYTES + 1), "has 67,108,865 bytes, and no such file has more"),
-    ],
-    ids=["FIFO", "folder", "device", "loop", "large"],
-)
-def test_what_is_no_such_file_is_neither_waited_for_nor_read(
-    tmp_path: Path, make: Callable[[Path], object], told: str
-) -> None:
-    path = tmp_path / "run.json"
-    make(path)
-    with pytest.raises(Damaged, match=told):
-        read_bytes(path)
-    assert read_json(path) is None
+def test_what_is_no_such_file_is_neither_waited_for_nor_read(tmp_path: Path) -> None:
+    for reason, make in NO_FILES.items():
+        path = tmp_path / reason
+        make(path)
+        with pytest.raises(Damaged, match=reason):
+            read_bytes(path)
+        assert read_json(path) is None
 
 
 def truncate(path: Path, size: int) -> None:
-    with path.open("wb") as file:
-        file.truncate(size)
+    path.touch()
+    os.truncate(path, size)
 
 
 def test_of_a_finished_log_only_the_last_line_may_be_broken(tmp_path: Path) -> None:
@@ -178,31 +198,3 @@ def test_of_a_finished_log_only_the_last_line_may_be_broken(tmp_path: Path) -> N
     ):
         with pytest.raises(Damaged, match="in line 2"):
             whole_lines(step + bad + step, LogLine, tmp_path)
-
-
-def test_what_a_killed_process_has_not_finished_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
-        "from analysis.records.files import part_folder\n"
-        "with part_folder(Path(sys.argv[1])) as folder:\n"
-        "    (folder / 'steps.parquet').touch()\n"
-        "    print(folder, flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        folder = Path(writer.stdout.readline().strip())
-        unfinished = tmp_path / f".runs.parquet.n1.5{PART}"
-        for path in (unfinished, tmp_path / "runs.parquet", tmp_path / "mine.part"):
-            path.touch()
-        assert remove_parts(tmp_path) == 0  # they are young
-        for path in tmp_path.iterdir():
-            os.utime(path, (0, 0))
-        assert remove_parts(tmp_path) == 1  # it is still written
-        writer.kill()
-    assert remove_parts(tmp_path) == 1
-    assert not folder.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"runs.parquet", "mine.part"}

@@ -47,34 +47,27 @@ def running(store: Store, steps: Iterable[int] = range(STEPS), loss: float = 1.0
     return attempt
 
 
-def test_the_key_ignores_where_data_lie_and_how_the_run_was_named() -> None:
+def test_the_key_changes_where_the_run_does_and_not_with_names_and_places() -> None:
     elsewhere = {**CONFIG, "data": {"root": "elsewhere"}, "profile": "paper", "recipe": "none"}
     assert run_key(elsewhere) == run_key(CONFIG)
     assert run_key({**CONFIG, "seed": 1}) != run_key(CONFIG)
     assert run_id(CONFIG).startswith("topk-vgg16_cifar10-2w-local-")
-
-
-def test_a_leaf_that_came_later_changes_the_key_only_where_it_changes_the_run() -> None:
     train = {"epochs": 1, "steps": 2, "validate": "never"}
-    before, same = (
-        {**CONFIG, "train": train},
-        {**CONFIG, "train": {**train, "epoch_steps": None, "held_out": 0}},
-    )
-    assert run_key(same) == run_key(before)
-    assert run_key({**CONFIG, "train": {**train, "held_out": 100}}) != run_key(before)
+
+    def key_with(**later: object) -> str:
+        return run_key({**CONFIG, "train": train | later})
+
+    assert key_with(epoch_steps=None, held_out=0) == key_with()  # leaves that came later
+    assert key_with(held_out=100) != key_with()
 
 
-def test_a_finished_run_is_found_by_its_config(tmp_path: Path) -> None:
+def test_a_finished_run_is_found_by_its_config_and_a_new_attempt_hides_nothing_until_it_is_whole(
+    tmp_path: Path,
+) -> None:
     store = Store(tmp_path)
     assert store.valid(CONFIG) is None
-    attempt = finished(store)
-    assert store.valid(CONFIG) == attempt
-    assert store.valid({**CONFIG, "seed": 1}) is None
-
-
-def test_a_new_attempt_hides_nothing_until_it_is_whole(tmp_path: Path) -> None:
-    store = Store(tmp_path)
     old = finished(store)
+    assert store.valid({**CONFIG, "seed": 1}) is None
     new = store.begin(CONFIG)
     assert (old.number, new.number) == (1, 2)
     new.update(state="running")
@@ -83,7 +76,7 @@ def test_a_new_attempt_hides_nothing_until_it_is_whole(tmp_path: Path) -> None:
     assert store.valid(CONFIG) == old
     newest = finished(store, loss=2.0)
     assert store.valid(CONFIG) == newest
-    assert len(store.attempts(run_id(CONFIG))) == 3
+    assert store.attempts(run_id(CONFIG)) == [old, new, newest]
 
 
 DAMAGE: dict[str, Callable[[Attempt], object]] = {
@@ -95,82 +88,65 @@ DAMAGE: dict[str, Callable[[Attempt], object]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_attempt_does_not_count(tmp_path: Path, damage: str) -> None:
-    store = Store(tmp_path)
-    DAMAGE[damage](finished(store))
-    assert store.valid(CONFIG) is None
-
-
-def test_changed_bytes_of_the_same_length_are_found_when_verified(tmp_path: Path) -> None:
-    attempt = finished(Store(tmp_path))
+def test_a_damaged_attempt_does_not_count(tmp_path: Path) -> None:
+    for name, damage in DAMAGE.items():
+        store = Store(tmp_path / name)
+        damage(finished(store))
+        assert store.valid(CONFIG) is None, name
+    attempt = finished(Store(tmp_path / "changed"))
     path = attempt.rank_path(0)
     path.write_text(path.read_text().replace("1.0", "2.0"))
-    assert attempt.is_valid()
+    assert attempt.is_valid()  # the length is the same
     assert not attempt.is_valid(verify=True)
+    assert "somewhere" not in json.dumps(attempt.config), "a folder of the machine"
 
 
-def test_the_stored_config_names_no_folder_of_the_machine(tmp_path: Path) -> None:
-    attempt = Store(tmp_path).begin(CONFIG)
-    assert "somewhere" not in json.dumps(attempt.config)
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        ([0, 2], "2 lines for 2 of 3 steps"),
-        ([0, 1, 1, 2], "4 lines for 3 of 3 steps"),  # two wrote it
-        ([1, 0, 2], "3 lines for 3 of 3 steps"),
-        ([0, 1, 2, 3], "4 lines for 3 of 3 steps"),
-        ([], "0 lines for 0 of 3 steps"),
-    ],
-)
-def test_a_record_is_whole_when_each_rank_has_each_step_once_in_order(
-    steps: list[int], told: str, tmp_path: Path
-) -> None:
+def test_a_record_is_whole_when_each_rank_has_each_step_once_in_order(tmp_path: Path) -> None:
     attempt = running(Store(tmp_path))
-    attempt.rank_path(1).write_text("".join(f'{{"kind":"step","step":{step}}}\n' for step in steps))
-    with pytest.raises(Disturbed, match=f"rank1.jsonl holds {told}"):
-        attempt.finish(2, STEPS)
-    assert attempt.state == "running"
+    for steps, different in (
+        ([0, 2], 2),
+        ([0, 1, 1, 2], 3),  # two wrote it
+        ([1, 0, 2], 3),
+        ([0, 1, 2, 3], 3),
+        ([], 0),
+    ):
+        attempt.rank_path(1).write_text("".join(f'{{"kind":"step","step":{step}}}\n' for step in steps))
+        found = f"rank1.jsonl holds {len(steps)} lines for {different} of 3 steps"
+        with pytest.raises(Disturbed, match=found):
+            attempt.finish(2, STEPS)
+        assert attempt.state == "running"
 
 
-@pytest.mark.parametrize(
-    ("harm", "told"),
-    [
-        ("rank1.jsonl removed", "holds rank0.jsonl for 2 workers"),
-        ("rank2.jsonl added", "holds rank0.jsonl, rank1.jsonl, rank2.jsonl for 2 workers"),
-        ("rank0.jsonl broken", "and 1 that are broken"),
-        ("config.json removed", "config.json was changed"),
-        ("config.json of another run", "config.json was changed"),
-        ("config.json too large", "config.json was changed .* no such file has more than 1,048,576"),
-        ("run.json removed", "run.json was removed or damaged"),
-        ("closed by another", "marked as failed .the cat. by another process"),
-        ("whole already", "marked as ok by another process"),
-    ],
+HARM: tuple[tuple[str, str | None, str], ...] = (  # a file, what stands there now, and what is said of it
+    ("rank1.jsonl", None, "holds rank0.jsonl for 2 workers"),
+    ("rank2.jsonl", "", "holds rank0.jsonl, rank1.jsonl, rank2.jsonl for 2 workers"),
+    ("rank0.jsonl", '{"kind":"st', "and 1 that are broken"),
+    ("config.json", None, "config.json was changed"),
+    ("config.json", json.dumps({**CONFIG, "seed": 1}), "config.json was changed"),
+    ("config.json", "x" * 2**20 + "x", "config.json was changed .* no such file has more than 1,048,576"),
+    ("run.json", None, "run.json was removed or damaged"),
 )
-def test_finish_does_not_believe_what_lies_there(harm: str, told: str, tmp_path: Path) -> None:
-    attempt = running(Store(tmp_path))
-    name, _, how = harm.partition(" ")
-    if how == "removed":
-        (attempt.path / name).unlink()
-    elif how == "added":
-        (attempt.path / name).write_text("")
-    elif how == "broken":
-        with attempt.rank_path(0).open("a") as log:
-            log.write('{"kind":"st')
-    elif how == "of another run":
-        (attempt.path / name).write_text(json.dumps({**CONFIG, "seed": 1}))
-    elif how == "too large":
-        (attempt.path / name).write_text(json.dumps({**CONFIG, "more": "x" * 2**20}))
-    elif name == "closed":
-        attempt.fail("the cat", "killed")
-    else:
-        attempt.finish(2, STEPS)
-    before = attempt.manifest
-    with pytest.raises(Disturbed, match=told):
-        attempt.finish(2, STEPS)
-    assert attempt.manifest == before
+
+
+def test_finish_does_not_believe_what_lies_there(tmp_path: Path) -> None:
+    for at, (name, content, reason) in enumerate(HARM):
+        attempt = running(Store(tmp_path / str(at)))
+        if content is None:
+            (attempt.path / name).unlink()
+        else:
+            (attempt.path / name).write_text(content)
+        before = attempt.manifest
+        with pytest.raises(Disturbed, match=reason):
+            attempt.finish(2, STEPS)
+        assert attempt.manifest == before
+    closed = running(Store(tmp_path / "closed"))
+    closed.fail("the cat", "killed")
+    for attempt, reason in (
+        (closed, "marked as failed .the cat. by another process"),
+        (finished(Store(tmp_path / "whole")), "marked as ok by another process"),
+    ):
+        with pytest.raises(Disturbed, match=reason):
+            attempt.finish(2, STEPS)
 
 
 def test_a_manifest_that_was_removed_is_not_made_up_again(tmp_path: Path) -> None:
