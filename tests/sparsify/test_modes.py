@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from tests.sparsify.doors.uses_modes import (
     OF_PROCESSES,
     OF_STEPS,
     PLAIN,
-    SCOPES,
     STEPS,
     WAYS,
     Given,
@@ -32,10 +32,15 @@ from tests.sparsify.doors.uses_modes import (
     methods,
     strategies,
 )
+from tests.sparsify.laws import METHODS, build
 from tests.sparsify.worker_functions import on_processes
 
 SIZE = 2
-SEARCHED = [("torch", torch.float32), ("fused", torch.float32), ("fused", torch.bfloat16)]
+SEARCHES = [
+    ("layer", "fused", torch.float32),
+    ("global", "torch", torch.float32),
+    ("global", "fused", torch.bfloat16),
+]
 # Of torch's constructors; all take the process's default device.
 TYPED_BY_DEFAULT = {"empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"}
 # Methods of which the benchmark has shipped entries: results are of this text. The engine keeps modes away.
@@ -85,10 +90,10 @@ def assert_same_bits(found: list[Tensor] | None, expected: list[Tensor] | None, 
         assert torch.equal(one, other), where
 
 
-@pytest.mark.parametrize("name", methods(SCOPES))
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_and_kernel_averages_alike_in_every_mode(name: str) -> None:
-    method = methods(SCOPES)[name]
-    for select, dtype in SEARCHED:
+    for scope, select, dtype in SEARCHES:
+        method = build(name, 0.05, scope, sign=False)  # signs hide much
         expected = averages(method, MODES[PLAIN], select, dtype)
         for mode, make in MODES.items():
             found = averages(method, make, select, dtype)
@@ -100,29 +105,23 @@ WRAPPED = {**methods(), **strategies()}
 
 @pytest.mark.parametrize("name", WRAPPED)
 def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None:
-    def trained(mode: Mode) -> list[Tensor]:
-        with mode():  # around all ranks, which take turns within steps
+    def train(mode: str) -> list[Tensor]:
+        with MODES[mode]():  # around all ranks, which take turns within steps
             return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm))
 
-    expected = trained(MODES[PLAIN])
+    expected = train(PLAIN)
     for mode in OF_STEPS:
-        assert_same_bits(trained(MODES[mode]), expected, mode)
+        assert_same_bits(train(mode), expected, mode)
 
 
-@pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """Return what two gloo processes ended with, by rank."""
-    return on_processes(worker_functions.trainings_in_modes, 2, tmp_path_factory.mktemp("modes"))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_trainings_of_processes_are_alike_in_every_mode(way: str, lived: list[dict[str, Tensor]]) -> None:
-    for found in lived:
-        cases = [name for name in found if name.startswith(way)]
-        assert len(cases) >= len(OF_PROCESSES)
-        for case in cases:
-            plain = found[case.rpartition("|")[0] + f"|{PLAIN}"]
-            assert torch.equal(found[case], plain), case
+@pytest.mark.extended
+def test_trainings_of_processes_are_alike_in_every_mode(tmp_path: Path) -> None:
+    """By `register`, `shard` and `distribute`, of two gloo processes."""
+    for found in on_processes(worker_functions.trainings_in_modes, 2, tmp_path):
+        assert {case.partition("|")[0] for case in found} == set(WAYS)
+        assert {case.rpartition("|")[2] for case in found} == set(OF_PROCESSES)
+        for case, end in found.items():
+            assert torch.equal(end, found[f"{case.rpartition('|')[0]}|{PLAIN}"]), case
 
 
 @pytest.mark.usefixtures("group_of_one")
@@ -130,23 +129,20 @@ def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_para
     model, inputs = nn.Linear(4, 4), torch.ones(2, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.5)
     optimiser = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
-    for _ in range(2):
-        optimiser.zero_grad()
-        model(inputs).square().mean().backward()
-        optimiser.step()
+    model(inputs).square().mean().backward()
+    optimiser.step()
 
-    def evaluated(*at_anchor: bool) -> list[Tensor]:
-        found = []
-        with torch.autocast("cpu", torch.bfloat16):
-            for is_there in at_anchor:
-                with optimiser.at_anchor() if is_there else nullcontext():
-                    found.append(model(inputs).detach().clone())
-        return found
+    def evaluate(at_anchor: bool) -> Any:
+        with optimiser.at_anchor() if at_anchor else nullcontext():
+            return model(inputs).detach().clone()
 
-    (anchor,), (own,) = evaluated(True), evaluated(False)
+    with torch.autocast("cpu", torch.bfloat16):
+        own, anchor, own_again = map(evaluate, (False, True, False))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(evaluate(True), anchor)
+        assert torch.equal(evaluate(False), own)
+    assert torch.equal(own_again, own)
     assert not torch.equal(anchor, own)
-    assert_same_bits(evaluated(False, True, False), [own, anchor, own], "own, anchor, own")
-    assert_same_bits(evaluated(True, False, True), [anchor, own, anchor], "anchor, own, anchor")
 
 
 def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
