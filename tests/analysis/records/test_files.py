@@ -41,6 +41,17 @@ def test_lines_wait_in_memory_until_flushed_and_a_broken_last_one_is_dropped(tmp
     assert dropped == 1
 
 
+def test_a_log_forgets_what_came_later(tmp_path: Path) -> None:
+    with RankLog(tmp_path / "rank0.jsonl") as log:
+        log.truncate(0)  # nothing is there yet
+        log.add("step", step=0)
+        size = log.sync()
+        log.add("step", step=1)
+        assert log.sync() > size
+        log.truncate(size)
+    assert [record["step"] for record in read_lines(log.path)[0]] == [0]
+
+
 def test_an_atomic_write_that_fails_leaves_the_old_content(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from analysis.records.frames import Frames, combine, empty, restrict
 from analysis.records.parquet import cached, newest_frames, read_parquet, write_parquet
 from analysis.records.store import Store
 from tests.analysis import synthetic
+from tests.conftest import ROOT, environment_for, python
 
 
 @pytest.fixture
@@ -165,3 +166,27 @@ def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_name
         assert set(frames.runs["run_id"]) == {old.run_id, other.run_id}
         assert set(frames.runs["attempt"]) == {old.number}
         assert notes == [f"left out {new.name}: rank1.jsonl is not what was recorded: it has another digest"]
+
+
+SCRIPT = """
+import os, signal, sys
+from analysis.records.parquet import process_pool
+
+if __name__ == "__main__":
+    number = signal.Signals[sys.argv[1]]
+    try:
+        with process_pool(1) as pool:
+            pool.submit(abs, 1).result()
+            os.kill(os.getpid(), number)
+            pool.submit(abs, 1).result()
+    except KeyboardInterrupt:
+        print("interrupted", signal.getsignal(number) is signal.SIG_DFL)
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_pool_as_ctrl_c_does_and_nothing_complains(tmp_path: Path, number: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = python(str(script), number, env=environment_for(tmp_path, PYTHONPATH=str(ROOT)))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n", "")

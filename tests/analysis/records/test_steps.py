@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import of_attempt, resumptions
 from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
 from analysis.records.store import Store
 from tests.analysis import synthetic
@@ -149,3 +150,29 @@ def test_perplexity_follows_from_the_loss_of_text_and_of_nothing_else(frames: Fr
         epochs = pd.DataFrame({"key": key, "epoch": [1, 2], "val_loss": [9.0, loss]})
         found = outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key]
         assert found == pytest.approx(perplexity, nan_ok=True)
+
+
+def interrupted(folder: Path, steps: int, *resumed: int) -> Frames:
+    """Return a run of so many steps that was taken up again at these."""
+    train = {"epochs": 1, "steps": steps, "validate": "never"}
+    attempt = synthetic.timed(Store(folder / str(resumed)), synthetic.config(train=train))
+    if resumed:
+        attempt.update(resumed=[{"step": step} for step in resumed])
+    return of_attempt(attempt)[0]
+
+
+def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
+    whole, again = interrupted(tmp_path, 40), interrupted(tmp_path, 40, 20, 38)
+    key = whole.runs["key"].iloc[0]
+    assert warm(whole, key).again == 0
+    write_parquet(again, tmp_path / "kept")
+    for frames in (again, read_parquet(tmp_path / "kept")):
+        left = warm(frames, key)
+        assert set(left.steps["step"]) == {*range(4, 40)} - {*range(20, 24), 38, 39}
+        assert (left.n, left.dropped, left.again) == (30, 4, 6)
+    older = whole._replace(runs=whole.runs.drop(columns="resumed"))
+    assert warm(older, key).n == 36
+    assert resumptions({}) == []
+    assert resumptions({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
+    short = interrupted(tmp_path, 8, 4)  # nothing but interruptions: some steps are kept
+    assert warm(short, short.runs["key"].iloc[0]).n == 4
