@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from analysis.records.log import read_lines
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
+from experiments.config.config import Config
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import run
 from experiments.worker.orders import Orders
@@ -32,6 +33,12 @@ def orders(store: Store, *words: str) -> tuple[Orders, Attempt]:
     config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
     attempt = store.begin(config)
     return Orders(config.as_dict(), str(attempt.path)), attempt
+
+
+def claiming(on_mismatch: str, **cluster: Any) -> Config:
+    """Return a config of nothing but what it claims of a cluster."""
+    names = {group: {"name": "none"} for group in ("container", "method", "task")}
+    return Config.built({"cluster": cluster, "launch": {"on_mismatch": on_mismatch}, **names})
 
 
 def carry_out(told: Orders, attempt: Attempt, folder: Path, stop: Stop | None = None) -> None:

@@ -15,8 +15,9 @@ from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, 
 from experiments.worker.hardware_claims import Worker
 from slurm import environment, gpus
 from slurm.environment import WorkerPlace
-from sparsify.comm import Comm, gather_json, virtual
+from sparsify.comm import Comm, CountingComm, gather_json, virtual
 from tests.slurm.gpu_nodes import A100_LINKS, ALONE, SWITCHED, Driver, bus, drive, full, v100s, workers
+from tests.worker.runs import claiming
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -53,35 +54,25 @@ def test_bandwidth_is_that_of_nccl_tests_and_no_workers_wait_counts() -> None:
 
 
 def test_the_probe_reduces_64_mib_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[torch.device] = []
+    waits = list[torch.device]()
+    reduced = list[int]()
     monkeypatch.setattr(torch.cuda, "synchronize", waits.append)
-    reduced: list[int] = []
 
-    def body(comm: virtual.VirtualComm) -> list[float]:
-        return hardware.probe(cast(Comm, Counting(comm)), CPU)
-
-    class Counting:
-        def __init__(self, comm: virtual.VirtualComm) -> None:
-            self.comm = comm
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.comm, name)
-
+    class Noting(CountingComm):
         def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
             reduced.append(tensor.nbytes)
-            return self.comm.all_reduce(tensor)
+            return super().all_reduce(tensor)
 
-    seconds = virtual.run(2, body)
-    assert [len(mine) for mine in seconds] == [5, 5]
+    seconds = virtual.run(2, lambda comm: hardware.probe(Noting(comm), CPU))
+    assert [len(of_rank) for of_rank in seconds] == [5, 5]
     assert reduced == [PROBE_BYTES] * 14  # by two ranks, two to warm up and five
     assert waits == [CPU] * 28  # before and after
     assert bus_bandwidth(seconds) > 0
 
 
 def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
-    described = {"name": "x", "where": "slurm", "gpu": "a100", "link": {"name": "nvlink"}, **cluster}
-    names = {group: {"name": "none"} for group in ("container", "method", "task")}
-    return Config.built({"cluster": described, "launch": {"on_mismatch": on_mismatch}, **names})
+    a100 = {"name": "x", "where": "slurm", "gpu": "a100", "link": {"name": "nvlink"}}
+    return claiming(on_mismatch, **{**a100, **cluster})
 
 
 def act(monkeypatch: pytest.MonkeyPatch, seen: list[Worker], asked: Config) -> list[Any]:
@@ -136,17 +127,12 @@ def test_a_forced_run_bears_the_label(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("link=nvlink was asked for, but workers 0 and 1 on gpu33 are joined by SYS")
 
 
-class Silent:
-    """A communicator that must not be used."""
-
-    rank, size = 0, 2
+SILENT = cast(Comm, SimpleNamespace(rank=0, size=2))  # must not be used
 
 
-SILENT = cast(Comm, Silent())
-
-
-@pytest.mark.parametrize("link", ["loopback", "ethernet", "ethernet_1g"])
-@pytest.mark.parametrize("where", ["local", "slurm", "virtual"])
+@pytest.mark.parametrize(
+    ("where", "link"), [("local", "loopback"), ("slurm", "ethernet_1g"), ("virtual", "ethernet")]
+)
 def test_on_cpus_nobody_is_asked(where: str, link: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
     asked = config(where=where, gpu="none", link={"name": link})

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from experiments.config.config import Config
 from experiments.config.machines import NamedLink
 from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
 from experiments.worker.link_probe import Meter, ProbedLink, mismatches
 from slurm.emulated import counters
 from slurm.emulated.counters import Counters
-from sparsify.comm import virtual
+from sparsify.comm import CountingComm, virtual
 from sparsify.comm.direct import KINDS, DirectComm
 from sparsify.cost import TEXTBOOK
+from tests.worker.runs import claiming
 
 LINK = {"name": "ethernet_1g", "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}
 FOUND = ProbedLink(
@@ -33,49 +34,45 @@ FOUND = ProbedLink(
 )
 
 
-@pytest.mark.parametrize(("pairs", "together"), [([0.95, 0.96], 0.91), ([1.09, 1.0], 1.0)])
-def test_headers_and_noise_are_no_difference(pairs: list[float], together: float) -> None:
-    assert mismatches("ethernet_1g", FOUND._replace(pairs_gbit_s=pairs, together_gbit_s=together)) == []
+def probed(gbit_s: Sequence[float], together: float) -> ProbedLink:
+    return FOUND._replace(pairs_gbit_s=[*gbit_s], together_gbit_s=together)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "together", "worst"), [([0.95, 0.4], 0.95, "0.4"), ([0.95, 0.95], 0.7, "0.7"), ([3, 3], 3, "3")]
-)
-def test_a_tenth_off_is_said_with_the_worst_that_was_found(
-    pairs: list[float], together: float, worst: str
-) -> None:
-    slow = FOUND._replace(pairs_gbit_s=pairs, together_gbit_s=together)
-    assert bool(mismatches("wifi", slow, loses=True)) == (slow.gbit_s > FOUND.asked_gbit_s)
-    (said,) = mismatches("ethernet_1g", FOUND._replace(pairs_gbit_s=pairs, together_gbit_s=together))
-    assert said.startswith(
-        f"link=ethernet_1g was asked for, 1 Gbit/s, and the workers found {worst} between nodes; choose"
-    )
-    assert said.endswith("launch.on_mismatch=label to go on and have it recorded as a label")
+def test_headers_and_noise_are_no_difference() -> None:
+    assert mismatches("ethernet_1g", probed([0.95, 0.96], 0.91)) == []
+    assert mismatches("ethernet_1g", probed([1.09, 1.0], 1.0)) == []
 
 
-def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
-    described = {"name": "netns", "where": "netns", "gpu": "none", "link": LINK, "workers_per_node": 1}
-    names = {group: {"name": "none"} for group in ("container", "method", "task")}
-    return Config.built({"cluster": described | cluster, "launch": {"on_mismatch": on_mismatch}, **names})
+def test_a_tenth_off_is_said_with_the_worst_that_was_found() -> None:
+    for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3, 3], 3, 3)):
+        link = probed(gbit_s, together)
+        assert bool(mismatches("wifi", link, loses=True)) == (worst > 1)
+        (said,) = mismatches("ethernet_1g", link)
+        assert said.startswith(
+            f"link=ethernet_1g was asked for, 1 Gbit/s, and the workers found {worst} between nodes; choose"
+        )
+        assert said.endswith("launch.on_mismatch=label to go on and have it recorded as a label")
 
 
 @pytest.mark.parametrize("cluster", [{}, {"where": "slurm", "enter": ["slurm/devcluster/enter"]}])
 def test_a_slower_link_stops_the_run_or_labels_its_record(
     monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any]
 ) -> None:
-    slow = FOUND._replace(together_gbit_s=0.5)
-    monkeypatch.setattr(link_probe, "probe", lambda comm, link, per_node, collectives: slow)
+    slow = probed([0.95], 0.5)
+    monkeypatch.setattr(link_probe, "probe", lambda *_: slow)
+    netns = {"name": "netns", "where": "netns", "gpu": "none", "link": LINK, "workers_per_node": 1}
 
-    def check(how: str) -> Any:
+    def check(on_mismatch: str) -> Any:
         comm: Any = type("Group", (), {"rank": 0, "size": 2})()
-        return hardware.check(config(how, **cluster), torch.device("cpu"), comm, {"delay_s": 0.0})
+        asked = claiming(on_mismatch, **{**netns, **cluster})
+        return hardware.check(asked, torch.device("cpu"), comm, {"delay_s": 0.0})
 
     with pytest.raises(MachineMismatch, match=r"workers found 0\.5 between nodes"):
         check("stop")
-    found = check("label")
-    assert found["checked"] == ["link"]
-    assert found["link"] == {**slow._asdict(), **hardware.core_facts(), "delay_s": 0.0}
-    assert len(found["mismatch"]) == 1
+    noted = check("label")
+    assert noted["checked"] == ["link"]
+    assert noted["link"] == {**slow._asdict(), **hardware.core_facts(), "delay_s": 0.0}
+    assert len(noted["mismatch"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -88,88 +85,75 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
     """Over virtual ranks, whose transfers are copies: how fast they are says nothing. Over a long way, pairs
     that share no direction of a node are asked at once.
     """
-    routes: list[Any] = []
+    routes = set[Any]()
 
-    def body(comm: virtual.VirtualComm) -> ProbedLink:
-        permute = comm.permute
+    class Noting(CountingComm):
+        def permute(self, data: torch.Tensor, route: Any) -> torch.Tensor | None:
+            routes.add(tuple(route))
+            return super().permute(data, route)
 
-        def spied(data: torch.Tensor, route: Any) -> torch.Tensor | None:
-            if comm.rank == 0:
-                routes.append(tuple(route))
-            return permute(data, route)
-
-        comm.permute = spied  # type: ignore[method-assign, assignment]
-        return link_probe.probe(comm, NamedLink("slow", alpha_s, 1e-6), per_node=2, collectives=False)
-
-    first, *others = virtual.run(6, body)
+    link = NamedLink("slow", alpha_s, 1e-6)
+    first, *others = virtual.run(
+        6, lambda comm: link_probe.probe(Noting(comm), link, per_node=2, collectives=False)
+    )
+    assert all(other == first for other in others)
     assert len(first.pairs_gbit_s) == len(at_once)
-    assert all(found == first for found in others)
     assert first.latency_s > 0
     assert first.asked_gbit_s == 0.008
-    back = [tuple((receiver, sender) for sender, receiver in those) for those in at_once]
-    assert {*routes} == {((0, 2), (2, 4), (4, 0)), *at_once, *back}
+    # Of the link alone nothing is recorded of collectives.
+    assert {*first.recorded()}.isdisjoint(vars(link_probe.Calibrated({})))
+    assert link_probe.links_of(first.recorded(), "kinds") == {}
+    back = [tuple((receiver, sender) for sender, receiver in pairs) for pairs in at_once]
+    assert routes == {((0, 2), (2, 4), (4, 0)), *at_once, *back}
 
 
-def test_of_the_link_alone_nothing_is_recorded_of_collectives() -> None:
-    link = NamedLink("slow", 5e-5, 1e-6)
-    found, *_ = virtual.run(2, lambda comm: link_probe.probe(comm, link, per_node=1, collectives=False))
-    assert len(found.pairs_gbit_s) == 2
-    assert {*found.recorded()}.isdisjoint(vars(link_probe.Calibrated({})))
-    assert link_probe.links_of(found.recorded(), "kinds") == {}
+def calibrate(
+    monkeypatch: pytest.MonkeyPatch, size: int, own: Sequence[float], direct: Sequence[float]
+) -> link_probe.Calibrated:
+    """Return what workers find where collectives take these seconds at each of some sizes: the backend's own,
+    and those that are sent directly.
+    """
+    seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(KINDS), dtype=float)
+    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: seconds)
+    effort = link_probe.Effort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
+    first, *others = virtual.run(size, lambda comm: link_probe.calibrated(comm, (0, 1), effort))
+    assert all(other == first for other in others)
+    return first
 
 
-def of_ways(own: list[float], direct: list[float]) -> Any:
-    """Seconds of all cases: of the backend's own collectives, and of those that are sent directly."""
-    return np.array(own * len(TEXTBOOK) + direct * len(KINDS), dtype=float)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "most"),
-    [
-        ([2, 1, 2, 1, 2, 1], 3 * 4000.0),  # of each size the backend's own, then the direct one
-        ([2, 1, 2, 1, 1, 2], 3 * 400.0),
-        ([1, 2, 2, 1, 2, 1], None),
-    ],
-)
 def test_a_collective_is_sent_directly_up_to_where_that_was_quicker_at_every_size(
-    monkeypatch: pytest.MonkeyPatch, seconds: list[float], most: float | None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: of_ways(seconds[::2], seconds[1::2]))
-    effort = link_probe.Effort(1, 1, (40, 400, 4000), 1, small=0, direct=True)
-
-    def body(comm: virtual.VirtualComm) -> Any:
-        found = link_probe.calibrated(comm, (0, 1), effort)
-        return found.direct, found.direct_bytes
-
-    for fits, found in virtual.run(3, body):
-        assert fits.keys() == found.keys() == ({"all_reduce", "all_gather"} if most else set())
-        assert found.get("all_reduce") == most
-        assert found.get("all_gather") == (most / 3 if most else None)  # its own part of three
-
-
-def test_two_workers_always_swap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All sizes are fitted, also where noise had the backend's own a little quicker."""
-    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: of_ways([1, 2], [2, 1]))
-    effort = link_probe.Effort(1, 1, (40, 4000), 1, small=0, direct=True)
-    for found in virtual.run(2, lambda comm: link_probe.calibrated(comm, (0, 1), effort)):
-        assert found.direct.keys() == {"all_reduce", "all_gather"}
-        assert found.direct_bytes == {"all_reduce": 2 * 4000, "all_gather": 4000}
+    for own, direct, most in (
+        ([2, 2, 2], [1, 1, 1], 4000.0),
+        ([2, 2, 1], [1, 1, 2], 400.0),
+        ([1, 2, 2], [2, 1, 1], None),
+    ):
+        fits = calibrate(monkeypatch, 3, own, direct)
+        assert fits.direct.keys() == fits.direct_bytes.keys()
+        # An all-gather's part is one of three.
+        assert fits.direct_bytes == ({"all_reduce": 3 * most, "all_gather": most} if most else {})
+    # Two workers always swap: all sizes are fitted, also where noise had the backend's own a little quicker.
+    fits = calibrate(monkeypatch, 2, own=[1, 2], direct=[2, 1])
+    assert fits.direct.keys() == {"all_reduce", "all_gather"}
+    assert fits.direct_bytes == {"all_reduce": 2 * 400, "all_gather": 400}
 
 
 def test_the_word_collectives_decides_how_they_travel() -> None:
-    def body(comm: virtual.VirtualComm) -> list[list[bool]]:
-        found = FOUND._asdict()
-        near = found | {"direct": {}, "direct_bytes": {}}
-        cases = [("backend", found), ("auto", near), ("auto", None), ("auto", found), ("direct", None)]
-        sizes = (10, 2000)
+    probed = FOUND._asdict()
+    near = {**probed, "direct": {}, "direct_bytes": {}}
+    cases = [("backend", probed), ("auto", near), ("auto", None), ("auto", probed), ("direct", None)]
+
+    def body(comm: virtual.VirtualComm) -> list[list[int]]:
+        """Return which of two sizes are sent directly, in each case."""
+        ways = [link_probe.over_link(comm, *case) for case in cases]
         return [
-            [isinstance(of, DirectComm) and of.is_direct("all_gather", size) for size in sizes]
-            for of in (link_probe.over_link(comm, *case) for case in cases)
+            [size for size in (10, 2000) if isinstance(way, DirectComm) and way.is_direct("all_gather", size)]
+            for way in ways
         ]
 
-    no, some, every = [False, False], [True, False], [True, True]
-    assert virtual.run(3, body) == [[no, no, no, some, every]] * 3
-    assert virtual.run(2, body) == [[no, no, no, every, every]] * 2
+    assert virtual.run(3, body) == [[[], [], [], [10], [10, 2000]]] * 3
+    assert virtual.run(2, body) == [[[], [], [], [10, 2000], [10, 2000]]] * 2
 
 
 def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,19 +183,11 @@ def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.Monke
     assert virtual.run(2, lambda comm: Meter(comm).found()) == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("sent", "resent", "is_told"),
-    [
-        (1_000_000, 0, False),
-        (1_070_000, 0, False),
-        (1_300_000, 0, True),
-        (1_300_000, 4, False),
-        (990_000, 0, True),
-    ],
-)
-def test_more_than_headers_is_told_and_so_is_less_than_was_counted(
-    sent: float, resent: float, is_told: bool
-) -> None:
-    found = {"sent_bytes": sent, "counted_bytes": 1_000_000.0, "resent": resent, "calls": 5.0}
-    assert bool(why := counters.uncounted(found, 2)) == is_told
-    assert not is_told or f"sent {sent:,.0f} bytes, and 1,000,000 were counted" in why
+def test_more_than_headers_is_told_and_so_is_less_than_was_counted() -> None:
+    def told(sent_bytes: float, resent: float = 0) -> str:
+        counted = {"sent_bytes": sent_bytes, "counted_bytes": 1e6, "resent": resent, "calls": 5.0}
+        return counters.uncounted(counted, 2)
+
+    assert told(1_000_000) == told(1_070_000) == told(1_300_000, resent=4) == ""
+    for sent in (1_300_000, 990_000):
+        assert f"sent {sent:,} bytes, and 1,000,000 were counted" in told(sent)
