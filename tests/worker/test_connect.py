@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,15 +21,30 @@ from experiments.worker import addresses, connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost
 from sparsify.comm.torch import TorchComm, come
+from tests.config.refusals import check_parts
 from tests.conftest import there
 from tests.worker.runs import orders
 
 CPU = torch.device("cpu")
 
 
+SOON = timedelta(seconds=5)
+
+
+def open_store(
+    folder: Path,
+    rank: int,
+    is_one_node: bool = False,
+    interface: str | None = None,
+    patience: timedelta = SOON,
+    **ports: Any,
+) -> connect.MeetingPlace:
+    return connect.open_store(folder, WorkerPlace(rank, 2, 0), is_one_node, interface, patience, **ports)
+
+
 def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
-    first = connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, None, timedelta(seconds=5)).store
-    second, address, _ = connect.open_store(tmp_path, WorkerPlace(1, 2, 0), False, None, timedelta(seconds=5))
+    first = open_store(tmp_path, 0).store
+    second, address, _ = open_store(tmp_path, 1)
     first.set("word", "heard")
     assert second.get("word") == b"heard"
     note = there(read_json(tmp_path / connect.NOTE))
@@ -36,14 +52,10 @@ def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
 
 
 def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp_path: Path) -> None:
-    soon = timedelta(seconds=5)
     with addresses.listen(range(20_000, 30_000)) as listener:
         taken = listener.getsockname()[1]
-        places = [WorkerPlace(rank, 2, 0) for rank in (0, 1)]
-        first, second = (
-            connect.open_store(tmp_path, place, False, None, soon, ports=range(taken, taken + 100)).store
-            for place in places
-        )
+        ports = range(taken, taken + 100)
+        first, second = (open_store(tmp_path, rank, ports=ports).store for rank in (0, 1))
         assert taken < there(read_json(tmp_path / connect.NOTE))["port"] < taken + 100
         first.set("word", "heard")
         assert second.get("word") == b"heard"
@@ -57,19 +69,19 @@ def test_what_takes_other_ports_than_the_open_ones_is_told() -> None:
 
 
 def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
-    soon, place = timedelta(seconds=0.2), WorkerPlace(1, 2, 0)
+    at_once = timedelta(seconds=0.2)
     with pytest.raises(WorkerLost, match=r"found no meet.json of rank 0 in .*all nodes see them"):
-        connect.open_store(tmp_path, place, False, None, soon)
+        open_store(tmp_path, 1, patience=at_once)
     write_json(tmp_path / connect.NOTE, {"addresses": ["127.0.0.1"], "port": 1, "host": "elsewhere"})
     with pytest.raises(
         WorkerLost, match=r"can't reach rank 0 on elsewhere at 127.0.0.1, port 1; set cluster"
     ):
-        connect.open_store(tmp_path, place, False, None, soon)
+        open_store(tmp_path, 1, patience=at_once)
     with pytest.raises(ValueError, match=r"cluster.interface=wlan9 has no IPv4 address on .*there are: .*lo"):
-        connect.open_store(tmp_path, WorkerPlace(0, 2, 0), False, "wlan9", soon)
-    store = connect.open_store(tmp_path, place, True, None, soon).store
+        open_store(tmp_path, 0, interface="wlan9")
+    store = open_store(tmp_path, 1, is_one_node=True, patience=at_once).store
     with pytest.raises(WorkerLost, match=r"worker 1 of 2 waits in vain.*did not come: 0; their logs"):
-        TorchComm.meet(store, 1, 2, CPU, soon)
+        TorchComm.meet(store, 1, 2, CPU, at_once)
 
 
 def test_whoever_is_told_while_waiting_alone_ends_as_told(
@@ -98,25 +110,25 @@ def test_whoever_waits_tells_for_whom(
     assert said == [f"waiting for {whom} to come; Ctrl-C ends the wait"]
 
 
-@pytest.mark.parametrize(
-    ("gpus", "why"),
-    [
-        (["07 on n1", "07 on n2"], None),
-        (["07 on n1", "0f on n1"], None),
-        (["07 on n1", "07 on n1"], r"workers 0 and 1 have the same GPU, 07 on n1: .*--gpus-per-task=1"),
-    ],
-)
-def test_no_two_workers_share_a_gpu(gpus: list[str], why: str | None) -> None:
-    server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    stores = [server, TCPStore("localhost", server.port, is_master=False)]
-    with ThreadPoolExecutor() as pool:
-        ends = [pool.submit(connect.refuse_shared_gpu, stores[rank], rank, 2, gpus[rank]) for rank in (0, 1)]
-    for end in ends:
-        if why is None:
-            end.result()
-        else:
-            with pytest.raises(ValueError, match=why):
-                end.result()
+def test_no_two_workers_share_a_gpu() -> None:
+    def refusals(*gpus: str) -> list[str]:
+        """Return what two workers with these GPUs are told."""
+        server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+        stores = [server, TCPStore("localhost", server.port, is_master=False)]
+
+        def ask(rank: int) -> str:
+            try:
+                connect.refuse_shared_gpu(stores[rank], rank, 2, gpus[rank])
+            except ValueError as error:
+                return str(error)
+            return ""
+
+        with ThreadPoolExecutor() as pool:
+            return [*pool.map(ask, (0, 1))]
+
+    assert refusals("07 on n1", "07 on n2") == refusals("07 on n1", "0f on n1") == ["", ""]
+    for told in refusals("07 on n1", "07 on n1"):
+        check_parts(told, "workers 0 and 1 have the same GPU, 07 on n1: ... --gpus-per-task=1")
 
 
 def test_a_store_that_ends_while_workers_wait_is_a_lost_worker() -> None:
