@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -11,34 +10,42 @@ import pytest
 from analysis.records.files import write_json
 from experiments.launch import bad_nodes
 from tests.conftest import there
+from tests.slurm.programs import Programs, programs
 
-FAILURES = [
-    ([], []),
-    ([("n1", "2026-01-01T10:00:00")], []),
-    ([("n1", "2026-01-01T10:00:00"), ("n1", "2026-01-01T12:00:00")], ["n1"]),
-    ([("n1", "2026-01-01T10:00:00"), ("n2", "2026-01-01T12:00:00Z")], []),
-    ([("n1", f"2026-01-01T10:00:{second:02}") for second in (1, 0, 59)], []),  # one failure, three jobs
-]
+__all__ = ["programs"]  # a fixture is found by its name in this module
+
+DAY = "2026-01-01T"
 
 
-@pytest.mark.parametrize(("failures", "expected"), FAILURES)
-def test_a_node_that_takes_many_jobs_along_failed_once(
-    failures: list[tuple[str, str]], expected: list[str], tmp_path: Path
-) -> None:
-    assert bad_nodes.unreliable(tmp_path / "ledger", "python") == []
-    (tmp_path / "ledger").touch()
+def noted(ledger: Path, *failures: tuple[str, str]) -> Path:
+    """Note that nodes failed at these times of a day, each under a job of its own."""
     for number, (node, at) in enumerate(failures):
-        bad_nodes.note_failure(tmp_path / "ledger", node, str(number), at)
-    assert bad_nodes.unreliable(tmp_path / "ledger", "python") == expected
-    with (tmp_path / "ledger").open("a") as ledger:
-        ledger.write('{"node": "n3", "jo')  # its writer was killed
-    assert bad_nodes.unreliable(tmp_path / "ledger", "python") == expected
+        bad_nodes.note_failure(ledger, node, str(number), DAY + at)
+    return ledger
+
+
+def test_a_node_that_takes_many_jobs_along_failed_once(tmp_path: Path) -> None:
+    rows: list[tuple[list[tuple[str, str]], list[str]]] = [
+        ([], []),
+        ([("n1", "10:00:00")], []),
+        ([("n1", "10:00:00"), ("n1", "12:00:00")], ["n1"]),
+        ([("n1", "10:00:00"), ("n1", "10:01:00")], []),
+        ([("n1", "10:00:00"), ("n1", "10:01:01")], ["n1"]),
+        ([("n1", "10:00:00"), ("n2", "12:00:00Z")], []),
+        ([("n1", f"10:00:{second:02}") for second in (1, 0, 59)], []),  # one failure, three jobs
+    ]
+    assert bad_nodes.unreliable(tmp_path / "none", "python") == []
+    for number, (failures, expected) in enumerate(rows):
+        ledger = tmp_path / f"ledger{number}"
+        ledger.touch()
+        assert bad_nodes.unreliable(noted(ledger, *failures), "python") == expected
+        with ledger.open("a") as file:
+            file.write('{"node": "n3", "jo')  # its writer was killed
+        assert bad_nodes.unreliable(ledger, "python") == expected
 
 
 def test_what_is_no_ledger_tells_of_no_node(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger"
-    for number, at in enumerate(("2026-01-01T10:00:00", "2026-01-01T12:00:00Z")):
-        bad_nodes.note_failure(ledger, "n1", str(number), at)
+    ledger = noted(tmp_path / "ledger", ("n1", "10:00:00"), ("n1", "12:00:00Z"))
     with ledger.open("ab") as file:
         file.write(
             b'5\nnull\n[]\n{"node": 5, "at": "2026-01-01T12:00:00"}\n{"node": "n1", "at": "now"}\n\xff\n'
@@ -60,33 +67,25 @@ def test_a_node_without_a_python_is_avoided_by_those_who_need_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("ends", "daemon", "blamed"),
+    ("ends", "daemon", "state", "blamed"),
     [
-        ("NODE_FAIL", "before", True),
-        ("REQUEUED", "after", True),  # SLURM 26.05, once the node is back
-        ("REQUEUED", "down", True),
-        ("REQUEUED", "before", False),  # by a person
-        ("PREEMPTED", "after", False),
+        ("NODE_FAIL", -60, "idle", True),
+        ("REQUEUED", 60, "idle", True),  # SLURM 26.05, once the node is back
+        ("REQUEUED", -60, "down*", True),
+        ("REQUEUED", -60, "idle", False),  # by a person
+        ("PREEMPTED", 60, "idle", False),
     ],
 )
 def test_a_node_is_blamed_for_what_it_took_along(
-    ends: str, daemon: str, blamed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = time.time() + {"before": -60, "after": 60, "down": -60}[daemon]
-    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started))
-    says = {
-        "sacct": f"7|{ends}|2026-01-01T10:00:00|n[1-2]|a\n7|RUNNING|Unknown|n3|a\n",
-        "sinfo": f"n1|{'down*' if daemon == 'down' else 'idle'}\n",
-        "scontrol": f"NodeName=n1 Arch=x86_64 SlurmdStartTime={at} State=IDLE\n",
-    }
-    for name, text in says.items():
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        hostnames = '[ "$2" = hostnames ] && { echo n1 n2; exit; }'
-        program.write_text(f"#!/bin/sh\n{hostnames}\nprintf '{text}'\n")
-        program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    ends: str, daemon: int, state: str, blamed: bool, tmp_path: Path, programs: Programs,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """By when its daemon was started, in seconds from now, and what SLURM says of it."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + daemon))
+    programs.prints("sacct", f"7|{ends}|2026-01-01T10:00:00|n[1-2]|a\n7|RUNNING|Unknown|n3|a")
+    programs.prints("sinfo", f"n1|{state}")
+    node = f"NodeName=n1 Arch=x86_64 SlurmdStartTime={at} State=IDLE"
+    programs.prints("scontrol", f'$([ "$2" = hostnames ] && echo n1 n2 || echo {node})')
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    (start := tmp_path / "start-7-0").mkdir()
-    write_json(start / "worker0.json", {"rank": 0, "pid": 1, "node": "n1"})
-    assert [*bad_nodes.failed_nodes("7", start)] == ["n1"] * blamed
+    write_json(tmp_path / "worker0.json", {"rank": 0, "pid": 1, "node": "n1"})
+    assert [*bad_nodes.failed_nodes("7", tmp_path)] == ["n1"] * blamed
