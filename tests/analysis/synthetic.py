@@ -21,19 +21,12 @@ from analysis.records.store import Attempt, Store
 
 Turn = tuple[int, str, dict[str, Any]]  # a step, its method, and what else its line has
 MS = 1e-3
+AROUND_MS = {"io": 4, "forward": 110, "backward": 230, "check": 2}
 PHASES_MS = {  # method -> phase -> milliseconds
-    "dense": {
-        "io": 4, "forward": 110, "backward": 230, "check": 2, "transfer": 60, "scatter": 1, "update": 14
-    },
-    "topk": {
-        "io": 4, "forward": 110, "backward": 230, "check": 2,
-        "select": 150, "transfer": 5, "scatter": 3, "update": 14,
-    },
-    "randomk": {
-        "io": 4, "forward": 110, "backward": 230, "check": 2,
-        "select": 190, "transfer": 5, "scatter": 3, "update": 14,
-    },
-}  # fmt: skip
+    "dense": {**AROUND_MS, "wait": 0.1, "transfer": 60, "scatter": 1, "update": 14},
+    "topk": {**AROUND_MS, "select": 150, "wait": 0.1, "transfer": 5, "scatter": 3, "update": 14},
+    "randomk": {**AROUND_MS, "select": 190, "wait": 0.1, "transfer": 5, "scatter": 3, "update": 14},
+}
 WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank except the last, for which the others wait
 UNACCOUNTED_MS = 1.5
 END_TOP1 = {"dense": 74.0, "topk": 62.0, "randomk": 50.0}
@@ -47,7 +40,7 @@ END_LOSS = {"dense": 0.75, "topk": 1.05, "randomk": 1.40}
 
 
 def config(method: str = "dense", **changes: Any) -> dict[str, Any]:
-    """A resolved config as a run stores it; `changes` replace whole top-level entries."""
+    """Return a resolved config as a run stores it; `changes` replace whole top-level entries."""
     sparse = {"density": 0.001, "scope": "global", "density_warmup": [0.015625, 0.004]}
     return {
         "method": {"name": method} | ({} if method == "dense" else sparse),
@@ -67,7 +60,7 @@ def config(method: str = "dense", **changes: Any) -> dict[str, Any]:
 
 
 def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **changes: Any) -> dict[str, Any]:
-    """The config of a training on eight virtual ranks."""
+    """Return the config of a training on eight virtual ranks."""
     base = config(method)
     return (
         base
@@ -83,7 +76,7 @@ def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **ch
 
 
 def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
-    """A finished run of `config`'s train.steps steps; phases take `slow` times as long as in PHASES_MS."""
+    """Store a finished run of `config`'s train.steps steps; phases take `slow` times as long as in PHASES_MS."""
     turns: list[Turn] = [(step, config["method"]["name"], {}) for step in range(config["train"]["steps"])]
     return _stepped(store, config, turns, slow, **provenance)
 
@@ -91,7 +84,7 @@ def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenan
 def alternated(
     store: Store, methods: list[str], blocks: int = 30, block_steps: int = 3, **changes: Any
 ) -> Attempt:
-    """A finished run whose variants, named after their methods, took turns; two steps of warm-up each."""
+    """Store a finished run whose variants, named after their methods, took turns; two steps of warm-up each."""
     first = config(methods[0], **changes)
     variants = [{"name": method, "method": config(method)["method"]} for method in methods]
     turns = {"blocks": blocks, "block_steps": block_steps, "until": 0.05, "limit_min": 15}
@@ -100,12 +93,12 @@ def alternated(
 
 
 def made(store: Store, config: Mapping[str, Any]) -> Attempt:
-    """A finished run of this config, whether variants take turns in it or not."""
+    """Store a finished run of this config, whether variants take turns in it or not."""
     return in_turns(store, config) if config.get("variants") else timed(store, config)
 
 
 def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
-    """A finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
+    """Store a finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
     asked = config["alternate"]
     steps = 2 + asked["blocks"] * asked["block_steps"]
     blocks = [0 if step < 2 else 1 + (step - 2) // asked["block_steps"] for step in range(steps)]
@@ -121,7 +114,7 @@ def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
 def learned(
     store: Store, config: Mapping[str, Any], steps_per_epoch: int = 390, **provenance: Any
 ) -> Attempt:
-    """A finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
+    """Store a finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
     method, noise = config["method"]["name"], np.random.default_rng(config["seed"])
     epochs, lines = config["train"]["epochs"], list[dict[str, Any]]()
     for epoch in range(1, epochs + 1):
@@ -138,9 +131,7 @@ def learned(
 
 
 def ended(store: Store, config: Mapping[str, Any], top1: float, loss: float) -> Attempt:
-    """A finished training of two epochs that ends with this accuracy and this loss, seeds differing a
-    little.
-    """
+    """Store a finished training of two epochs with this accuracy and loss at its end; seeds differ a little."""
     lines = [
         {
             "epoch": epoch, "step": 100 * epoch, "train_loss": loss + 2 - epoch, "val_loss": loss,
@@ -154,7 +145,7 @@ def ended(store: Store, config: Mapping[str, Any], top1: float, loss: float) -> 
 
 
 def looked(store: Store, config: Mapping[str, Any], looks: list[dict[str, Any]]) -> Attempt:
-    """A finished training that was looked at; `looks` as experiments/training/looks.py logs them."""
+    """Store a finished training that was looked at; `looks` as experiments/training/looks.py logs them."""
     return _written(store, config, "look", [looks])
 
 
@@ -166,7 +157,7 @@ def _stepped(
     facts: Mapping[str, Any] = MappingProxyType({}),
     **provenance: Any,
 ) -> Attempt:
-    """A finished run of which each rank took these steps, each by its number, its method and its turn."""
+    """Store a finished run of which each rank took these steps, each by its number, its method and its turn."""
     ranks = []
     for rank in range(config["workers"]):
         clock, lines = 100.0 * rank, list[dict[str, Any]]()  # every rank has its own clock
@@ -180,37 +171,31 @@ def _stepped(
 def _step(
     config: Mapping[str, Any], method: str, rank: int, step: int, clock: float, slow: float
 ) -> tuple[dict[str, Any], float]:
-    """One step, and the clock after it. The last rank is late, and the others wait for it."""
-    last = config["workers"] - 1
+    """Return one step, and the clock after it. The last rank is late, and the others wait for it."""
     jitter = 1 + 0.03 * math.sin(1.7 * step) + (0.5 if step < 2 else 0.0)
-    phases: dict[str, float] = {}
-    spans: list[tuple[str, float, float]] = []
-    now, late = clock, WAIT_MS[method] * MS
-    for phase, took_ms in PHASES_MS[method].items():
-        took = took_ms * MS * slow * jitter
-        if phase == "backward" and rank == last:
-            took += late  # this is what the others wait for
-        if phase == "transfer":
-            wait = 0.1 * MS if rank == last else late + 0.1 * MS
-            phases["wait"] = wait
-            spans.append(("wait", now, wait))
-            now += wait
-        phases[phase] = took
-        spans.append((phase, now, took))
-        now += took
+    phases = {phase: ms * MS * slow * jitter for phase, ms in PHASES_MS[method].items()}
+    is_last = rank == config["workers"] - 1
+    phases["wait"] = 0.1 * MS
+    phases["backward" if is_last else "wait"] += WAIT_MS[method] * MS
+    spans = []
+    now = clock
+    for phase, seconds in phases.items():
+        spans.append((phase, now, seconds))
+        now += seconds
     now += UNACCOUNTED_MS * MS
     mode = config["timing"]["mode"]
     if mode == "production":
         phases = {phase: phases[phase] for phase in ("wait", "transfer")}
     if mode == "as_published":
         phases["synchronize"] = phases.pop("wait") + phases.pop("transfer")
-    steps, with_spans = config["train"]["steps"], config["timing"]["span_steps"]
-    drawn = mode == "serialised" and (with_spans is None or steps is None or steps - step <= with_spans)
     line: dict[str, Any] = {
         "step": step, "epoch": 1, "start_s": clock, "step_s": now - clock, "phases": phases, **SENT[method],
         "residual_norm": 0.0 if method != "topk" else 1.0 + 0.1 * step, "loss": 2.3 - 0.01 * step, "lr": 0.1,
     }  # fmt: skip
-    return line | ({"spans": spans} if drawn else {}), now
+    steps, with_spans = config["train"]["steps"], config["timing"]["span_steps"]
+    if mode == "serialised" and (with_spans is None or steps is None or steps - step <= with_spans):
+        line["spans"] = spans
+    return line, now
 
 
 def _written(
@@ -221,7 +206,7 @@ def _written(
     facts: Mapping[str, Any] = MappingProxyType({}),
     **provenance: Any,
 ) -> Attempt:
-    """A finished run of which each rank logged these lines, all of one kind."""
+    """Store a finished run of which each rank logged these lines, all of one kind."""
     attempt = store.begin(config)
     for rank, lines in enumerate(ranks):
         with RankLog(attempt.rank_path(rank)) as log:
@@ -246,7 +231,7 @@ def _written(
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
-    """Runs for every item: timed in the modes serialised and production, and trainings with `seeds` seeds."""
+    """Store runs for every item: timed in the modes serialised and production, and trainings with `seeds` seeds."""
     store = Store(root)
     for method in PHASES_MS:
         for mode in ("serialised", "production"):
@@ -262,7 +247,7 @@ def frames_of(store: Store) -> Frames:
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:
-    """The first run of this kind."""
+    """Return the key of the first run of this kind."""
     runs = frames.runs
     found = runs[
         (runs["method.name"] == method) & (runs["timing.mode"] == mode) & (runs["workers"] == workers)

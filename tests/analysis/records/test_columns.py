@@ -71,7 +71,9 @@ def test_every_column_that_is_written_is_described_and_every_description_is_of_o
 ) -> None:
     check_described(everything)
     for frame, table in zip(Frames._fields, everything, strict=True):
-        idle = [one for one in columns.COLUMNS[frame] if not any(fnmatchcase(name, one) for name in table)]
+        idle = [
+            one for one in columns.COLUMNS[frame] if not any(fnmatchcase(str(name), one) for name in table)
+        ]
         assert (idle == []) >= HAS_RELAYS, (frame, idle)
 
 
