@@ -11,8 +11,7 @@ it happened; a wrong result needs both the order and data that show it. Not mode
 program, whose barriers are no-ops here, and weaker orders than one after the other in all memory.
 
 Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
-Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access. `--broken
---cases 200` tells which of the kernels' atomics the cases would miss.
+Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from tests.sparsify.kernels.interpreter import interpreter, patching_once
 
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
-TELL_S = 60  # between two lines about a long run
+TELL_EVERY = 100  # cases of a long run
 MOST = 1_000_000  # accesses of one launch; what takes more waits for something
 
 
@@ -58,7 +57,8 @@ class Program:
     """A program of a launch, in a thread of its own. It runs while it has the baton."""
 
     def __init__(self, number: int, place: tuple[int, int, int], body: Callable[[], None]) -> None:
-        self.number, self.place = number, place
+        self.number = number
+        self.place = place
         self.baton = threading.Lock()
         self.baton.acquire()
         self.thread = threading.Thread(target=body, daemon=True)
@@ -77,7 +77,9 @@ class Schedule:
     """
 
     def __init__(self, chance: random.Random) -> None:
-        self.chance, self.often, self.is_queue = chance, chance.choice(OFTEN), chance.random() < 0.5
+        self.chance = chance
+        self.often = chance.choice(OFTEN)
+        self.is_queue = chance.random() < 0.5
 
     def after(self, alive: list[Program], now: Program | None) -> Program:
         """The one that goes on; `now` is at an access, or has ended if it is None."""
@@ -111,19 +113,22 @@ class Concurrent:
         in_turn: bool = False,
         trace: Callable[[Access], None] | None = None,
     ) -> None:
-        self.chance, self.cut, self.broken, self.in_turn, self.trace = (
-            random.Random(seed), cut, broken, in_turn, trace,
-        )  # fmt: skip
+        self.chance = random.Random(seed)
+        self.cut = cut
+        self.broken = broken
+        self.in_turn = in_turn
+        self.trace = trace
         self.masks = np.random.default_rng(seed)
-        self.launches = self.programs = self.accesses = self.switches = 0
-        self.meetings = Counter[str]()
+        self.counts = Counter[str]()  # of launches, accesses, and turns that others took
+        self.meetings = set[str]()
         self.atomics = set[Site]()
         self.launch: Launch | None = None
-        self.memory, self.lent = Memory.of([]), list[Tensor]()
+        self.memory = Memory.of([])
+        self.lent = list[Tensor]()
 
-    def lend(self, *tensors: Tensor | None) -> None:
+    def lend(self, *tensors: Tensor) -> None:
         """Let kernels use the memory of tensors whose addresses they find in tables."""
-        self.lent += [tensor for tensor in tensors if tensor is not None]
+        self.lent += tensors
 
     def __enter__(self) -> Concurrent:
         self.interpreter = interpreter()
@@ -152,8 +157,8 @@ class Concurrent:
             "create_atomic_rmw": self._update,
             "create_atomic_cas": self._swap,
             # These are since Triton 3.9.
-            "create_atomic_load": self._load_atomically,
-            "create_atomic_store": self._store_atomically,
+            "create_atomic_load": self._note_atomic,
+            "create_atomic_store": self._note_atomic,
         }
         for name, hook in hooks.items():
             if original := getattr(self.builder, name, None):
@@ -198,13 +203,9 @@ class Concurrent:
         self._before("atomic", pointers, None)
         return original(pointers, *rest)
 
-    def _load_atomically(self, original: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+    def _note_atomic(self, original: Any, *rest: Any) -> Any:
         self._launch.is_atomic = True
-        return original(pointers, mask, *rest)
-
-    def _store_atomically(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        self._launch.is_atomic = True
-        return original(pointers, value, mask, *rest)
+        return original(*rest)
 
     def _update_in_two_steps(self, op: Any, pointers: Any, value: Any, mask: Any) -> Any:
         """What `atomic_add` is not: a sum of what was loaded, stored when others may have stored."""
@@ -249,7 +250,7 @@ class Concurrent:
         if not self.memory.has(access.addresses):
             raise IndexError(f"{kind} in {site} of memory that no tensor has")
         launch.accesses.append(access)
-        self.accesses += 1
+        self.counts["accesses"] += 1
         if kind == "atomic":
             self.atomics.add(site)
         if self.trace is not None:
@@ -277,9 +278,11 @@ class Gathered:
     """In place of a kernel, which the interpreter calls for each program: the last call runs all of them."""
 
     def __init__(self, kernel: Any, concurrent: Concurrent) -> None:
-        self.kernel, self.concurrent = kernel, concurrent
+        self.kernel = kernel
+        self.concurrent = concurrent
         functools.update_wrapper(self, kernel)  # the interpreter asks a kernel for these
-        self.__globals__, self.__signature__ = kernel.__globals__, inspect.signature(kernel)
+        self.__globals__ = kernel.__globals__
+        self.__signature__ = inspect.signature(kernel)
         self.programs = list[tuple[tuple[int, int, int], dict[str, Any]]]()
 
     def __call__(self, **arguments: Any) -> None:
@@ -298,22 +301,25 @@ class Launch:
         kernel: Callable[..., None],
         programs: Sequence[tuple[tuple[int, int, int], dict[str, Any]]],
     ) -> None:
-        self.concurrent, self.kernel = concurrent, kernel
+        self.concurrent = concurrent
+        self.kernel = kernel
         self.schedule = Schedule(concurrent.chance)
         self.alive = [
             Program(number, place, self._body(number, arguments))
             for number, (place, arguments) in enumerate(programs)
         ]
-        self.programs, self.now = list(self.alive), self.alive[0]
+        self.programs = list(self.alive)
+        self.now = self.alive[0]
         self.ended = threading.Lock()
         self.error: BaseException | None = None
-        self.accesses, self.is_atomic, self.num_turns = list[Access](), False, 0
+        self.accesses = list[Access]()
+        self.is_atomic = False
+        self.num_turns = 0
 
     def run(self) -> None:
         """Run all; raise what one of them has raised."""
         concurrent = self.concurrent
-        concurrent.launches += 1
-        concurrent.programs += len(self.programs)
+        concurrent.counts["launches"] += 1
         if not concurrent.in_turn:
             concurrent.chance.shuffle(self.alive)
         concurrent.launch = self
@@ -336,7 +342,7 @@ class Launch:
         chosen = self.schedule.after(self.alive, me)
         if chosen is me:
             return
-        self.concurrent.switches += 1
+        self.concurrent.counts["switches"] += 1
         self.now = chosen
         chosen.give()
         me.baton.acquire()
@@ -381,80 +387,28 @@ def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..
     return hooked
 
 
-# --- the long run
-# -------------------------------------------------------------------------------------------------
-def main(words: Sequence[str]) -> int:
-    """Cases for some minutes; 1 if any failed, or with --broken if any did not that should have."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sparsify.kernels.concurrent", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
-    parser.add_argument("--cases", type=int, help="no more than so many")
-    parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
-    parser.add_argument(
-        "--broken", action="store_true", help="take the atomics out, one by one, until a case notices"
-    )
-    options = parser.parse_args(words)
-    os.environ["TRITON_INTERPRET"] = "1"
-    began, told = time.monotonic(), 0.0
-    total, met, failures, users = Counter[str](), Counter[str](), list[int](), dict[Site, list[int]]()
-
-    def done() -> dict[str, Any]:
-        spent = time.monotonic() - began
-        rate = round(total["switches"] / spent)
-        return {**total, "seconds": round(spent), "switches_per_s": rate, "failures": failures}
-
-    seed = options.seed
-    while time.monotonic() - began < 60 * options.minutes and total["cases"] != options.cases:
-        became = contest(seed, options.trace)
-        total.update(became.counts)
-        met.update(became.meetings)
-        for site in became.atomics:
-            users.setdefault(site, []).append(seed)
-        for fault in became.faults:
-            print(f"seed {seed} | {fault}", flush=True)
-        if became.faults:
-            failures.append(seed)
-        if time.monotonic() - told > TELL_S:
-            told = time.monotonic()
-            print(json.dumps(done()), file=sys.stderr, flush=True)
-        seed += 1
-    for meeting, count in met.items():
-        print(f"{count} times: {meeting}")
-    unnoticed = _unnoticed(users) if options.broken else []
-    print(json.dumps({**done(), "first_seed": options.seed, "meetings": len(met), "unnoticed": unnoticed}))
-    return bool(failures or unnoticed)
-
-
-def _unnoticed(users: dict[Site, list[int]]) -> list[str]:
-    """Atomics that no case misses, of those that use them; printed of each: the first that does."""
-    found = []
-    for site, seeds in sorted(users.items()):
-        noticed = (seed for seed in seeds if contest(seed, broken=site.__eq__).faults)
-        if (first := next(noticed, None)) is None:
-            found.append(str(site))
-        told = f"not noticed in {len(seeds)} cases" if first is None else f"noticed by seed {first}"
-        print(f"without the atomic in {site}: {told}", flush=True)
-    return found
-
-
 class Contested(NamedTuple):
-    """What became of a case."""
+    """The outcome of a case."""
 
-    counts: dict[str, int]
-    meetings: Counter[str]
+    counts: Counter[str]
     atomics: set[Site]
     faults: list[str]
 
 
 def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
-    """One case, with its programs in an order that follows from its seed as well; options of `Concurrent`."""
+    """Run one case, with its programs in an order that follows from its seed as well.
+
+    Args:
+        trace: print what is done, and every access.
+        options: of `Concurrent`.
+    """
     from tests.sparsify.kernels.contests import Contest  # imports Triton
 
     def show(access: Access) -> None:
         print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
 
-    lines, faults = list[str](), list[str]()
+    lines = list[str]()
+    faults = list[str]()
     case = Contest(seed, print if trace else lines.append)
     with Concurrent(seed, **options, trace=show if trace else None) as run:
         case.lend = run.lend
@@ -462,13 +416,36 @@ def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
             case.run()
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            faults.append(
-                f"{type(error).__name__}: {str(error)[:200]} ({Path(where.filename).name}:{where.lineno}) "
-                f"| {'; '.join(lines)}"
-            )
-    names = ("switches", "accesses", "launches", "programs")
-    counts = {"cases": 1, **{name: getattr(run, name) for name in names}}
-    return Contested(counts, run.meetings, run.atomics, faults + list(run.meetings))
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            faults.append(f"{type(error).__name__}: {str(error)[:200]} ({place}) | {'; '.join(lines)}")
+    return Contested(run.counts, run.atomics, [*faults, *run.meetings])
+
+
+def main(words: Sequence[str]) -> int:
+    """Run cases for some minutes; return 1 if any failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sparsify.kernels.concurrent", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
+    parser.add_argument("--cases", type=int, help="no more than so many")
+    parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
+    options = parser.parse_args(words)
+    os.environ["TRITON_INTERPRET"] = "1"
+    until = time.monotonic() + 60 * options.minutes
+    total = Counter[str]()
+    failures = list[int]()
+    while time.monotonic() < until and total["cases"] != options.cases:
+        seed = options.seed + total["cases"]
+        done = contest(seed, options.trace)
+        total += done.counts + Counter(cases=1)
+        for fault in done.faults:
+            print(f"seed {seed} | {fault}", flush=True)
+        if done.faults:
+            failures.append(seed)
+        if total["cases"] % TELL_EVERY == 0:
+            print(json.dumps(total), file=sys.stderr, flush=True)
+    print(json.dumps({**total, "first_seed": options.seed, "failures": failures}))
+    return bool(failures)
 
 
 if __name__ == "__main__":

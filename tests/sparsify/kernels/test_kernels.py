@@ -246,6 +246,8 @@ def test_small_buckets_are_left_to_torch_unless_fused_is_asked_for() -> None:
 def test_the_choice_is_obeyed_and_a_wrong_one_is_told() -> None:
     assert isinstance(kernels.kernel_for(torch.empty(2**20), "torch"), Eager)
     assert isinstance(kernels.kernel_for(torch.empty(10, device="meta"), "auto"), Eager)
+    likes = [torch.empty(10), torch.empty(100_000)]
+    assert type(kernels.joint_kernel_for(likes, [], "torch")) is kernels.JointKernel
     with pytest.raises(ValueError, match="torch, fused"):
         kernels.kernel_for(torch.empty(10), "quick")
     with pytest.raises(ValueError, match="or select=torch"):
