@@ -76,7 +76,7 @@ def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **ch
 
 
 def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
-    """Store a finished run of `config`'s train.steps steps; phases take `slow` times as long as in PHASES_MS."""
+    """Store a finished run of train.steps steps; phases take `slow` times as long as in PHASES_MS."""
     turns: list[Turn] = [(step, config["method"]["name"], {}) for step in range(config["train"]["steps"])]
     return _stepped(store, config, turns, slow, **provenance)
 
@@ -84,7 +84,7 @@ def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenan
 def alternated(
     store: Store, methods: list[str], blocks: int = 30, block_steps: int = 3, **changes: Any
 ) -> Attempt:
-    """Store a finished run whose variants, named after their methods, took turns; two steps of warm-up each."""
+    """Store a finished run whose variants, named after their methods, took turns after two steps of warm-up."""
     first = config(methods[0], **changes)
     variants = [{"name": method, "method": config(method)["method"]} for method in methods]
     turns = {"blocks": blocks, "block_steps": block_steps, "until": 0.05, "limit_min": 15}
@@ -98,7 +98,7 @@ def made(store: Store, config: Mapping[str, Any]) -> Attempt:
 
 
 def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
-    """Store a finished run of a config with variants; two steps of warm-up each, and the least number of turns."""
+    """Store a finished run of a config with variants: two steps of warm-up each, and the fewest turns."""
     asked = config["alternate"]
     steps = 2 + asked["blocks"] * asked["block_steps"]
     blocks = [0 if step < 2 else 1 + (step - 2) // asked["block_steps"] for step in range(steps)]
@@ -114,7 +114,7 @@ def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
 def learned(
     store: Store, config: Mapping[str, Any], steps_per_epoch: int = 390, **provenance: Any
 ) -> Attempt:
-    """Store a finished training whose validation curves end at END_TOP1 and END_LOSS; seeds differ a little."""
+    """Store a finished training whose curves end at END_TOP1 and END_LOSS; seeds differ a little."""
     method, noise = config["method"]["name"], np.random.default_rng(config["seed"])
     epochs, lines = config["train"]["epochs"], list[dict[str, Any]]()
     for epoch in range(1, epochs + 1):
@@ -131,7 +131,7 @@ def learned(
 
 
 def ended(store: Store, config: Mapping[str, Any], top1: float, loss: float) -> Attempt:
-    """Store a finished training of two epochs with this accuracy and loss at its end; seeds differ a little."""
+    """Store a finished training of two epochs that ends so; seeds differ a little."""
     lines = [
         {
             "epoch": epoch, "step": 100 * epoch, "train_loss": loss + 2 - epoch, "val_loss": loss,
@@ -157,7 +157,7 @@ def _stepped(
     facts: Mapping[str, Any] = MappingProxyType({}),
     **provenance: Any,
 ) -> Attempt:
-    """Store a finished run of which each rank took these steps, each by its number, its method and its turn."""
+    """Store a finished run of which each rank took these steps, each by its number, method and turn."""
     ranks = []
     for rank in range(config["workers"]):
         clock, lines = 100.0 * rank, list[dict[str, Any]]()  # every rank has its own clock
@@ -231,7 +231,7 @@ def _written(
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
-    """Store runs for every item: timed in the modes serialised and production, and trainings with `seeds` seeds."""
+    """Store runs for every item: timed in two modes, and trainings with so many seeds."""
     store = Store(root)
     for method in PHASES_MS:
         for mode in ("serialised", "production"):
