@@ -61,6 +61,8 @@ def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) ->
     check(run, fitting)
     with pytest.raises(ValueError, match=f"workers={fitting}$"):
         check(run, fitting + 1)
+    with pytest.raises(ValueError, match=f"workers={fitting} virtual ranks need"):
+        memory.check([run, run], fitting)  # variants are counted together
 
 
 def test_where_there_is_plenty_nobody_looks_closer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,36 +70,23 @@ def test_where_there_is_plenty_nobody_looks_closer(monkeypatch: pytest.MonkeyPat
     check(built("task.elements=10000"), 8)
 
 
-def test_variants_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = built("task.elements=1000000", "method=topk", "method.density=0.001")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100 * MB)
-    memory.check([run], 8)
-    with pytest.raises(ValueError, match="workers=8 virtual ranks need"):
-        memory.check([run, run], 8)
+def on_digits(task: str) -> Built:
+    topk = built("method=topk", "method.density=0.01")
+    return topk._replace(task=TASKS.build(task, {}), data=datasets.load("digits32", None, CPU))
 
 
-@pytest.mark.parametrize("task", ["maetiny_cifar10", "cnn_digits"])
-def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(
-    task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if task.startswith("mae"):
-        pytest.importorskip("transformers")
-    some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
-    part = built("method=topk", "method.density=0.01")._replace(task=some, data=data)
+def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
     with pytest.raises(ValueError, match=r"the model does not fit into memory: .* take a smaller one"):
-        memory.check([part], 8)
+        memory.check([on_digits("cnn_digits")], 8)
 
 
-@pytest.mark.parametrize("task", ["maetiny_cifar10", "resnet50_imagenet"])
-def test_the_new_models_are_counted_too(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parameters that are not trained are no gradient."""
-    if task.startswith("mae"):
-        pytest.importorskip("transformers")
-    some, data = TASKS.build(task, {}), datasets.load("digits32", None, CPU)
-    part = built("method=topk", "method.density=0.01")._replace(task=some, data=data)
-    size = sum(p.nbytes for p in some.model(data, 0, CPU, torch.float32).parameters())
+@pytest.mark.extended
+def test_parameters_that_are_not_trained_are_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    part = on_digits("maetiny_cifar10")
+    size = sum(p.nbytes for p in part.task.model(part.data, 0, CPU, torch.float32).parameters())
     monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
         memory.check([part], 8)

@@ -17,6 +17,7 @@ from tests.worker.runs import carry_out, measured, orders, recorded, start_worke
 WORDS = ("method=dgc", "method.density=0.01", "workers=2", "train.steps=120")
 
 
+@pytest.mark.extended
 def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(tmp_path: Path) -> None:
     """One rank is told in the middle of training; then, before they have even begun, all, and twice."""
     chance = random.Random(4)
@@ -39,15 +40,8 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", done)
 
     assert start_workers(told, tmp_path / "third", 2).end() == [0, 0]
-    assert attempt.is_valid()
     assert not attempt.checkpoints.exists()
     assert [again["step"] for again in attempt.manifest["resumed"]] == [done]
-    for rank in range(2):
-        assert [line["step"] for line in recorded(attempt, rank)] == list(range(120))
-    epochs = recorded(attempt, 0, "epoch")
-    assert [line["epoch"] for line in epochs] == list(range(1, len(epochs) + 1))
-    steps_s = sum(line["step_s"] for line in recorded(attempt, 0))
-    assert epochs[-1]["wall_s"] == pytest.approx(steps_s)
 
     # SLURM starts a job again whose node died after the last step: nothing is left to do.
     whole = attempt.rank_path(0).read_bytes()
@@ -60,5 +54,9 @@ def test_workers_told_at_any_moment_end_together_and_go_on_to_the_same_weights(t
     told, straight = orders(Store(tmp_path / "runs"), *WORDS, "cluster=virtual")
     carry_out(told, straight, tmp_path / "straight")
     assert straight.manifest["weights"] == attempt.manifest["weights"]
-    assert measured(recorded(straight, 0)) == measured(recorded(attempt, 0))
+    for rank in range(2):
+        assert measured(recorded(straight, rank)) == measured(recorded(attempt, rank))
+    epochs = recorded(attempt, 0, "epoch")
     assert measured(recorded(straight, 0, "epoch")) == measured(epochs)
+    steps_s = sum(line["step_s"] for line in recorded(attempt, 0))
+    assert epochs[-1]["wall_s"] == pytest.approx(steps_s)
