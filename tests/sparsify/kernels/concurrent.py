@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -98,25 +98,11 @@ class Concurrent:
 
     Args:
         seed: of all that is random.
-        cut: may accesses of many elements be cut?
-        broken: atomics, by their sites, that are none: to see whether tests notice. Within a program they
-            still are.
-        in_turn: one program after the other, as by the interpreter itself.
         trace: is told of every access.
     """
 
-    def __init__(
-        self,
-        seed: int,
-        cut: bool = True,
-        broken: Callable[[Site], bool] | None = None,
-        in_turn: bool = False,
-        trace: Callable[[Access], None] | None = None,
-    ) -> None:
+    def __init__(self, seed: int, trace: Callable[[Access], None] = lambda access: None) -> None:
         self.chance = random.Random(seed)
-        self.cut = cut
-        self.broken = broken
-        self.in_turn = in_turn
         self.trace = trace
         self.masks = np.random.default_rng(seed)
         self.counts = Counter[str]()  # of launches, accesses, and turns that others took
@@ -174,30 +160,22 @@ class Concurrent:
     # Before each access of a kernel; `original` is the interpreter's own.
     def _load(self, original: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
         self._before("load", pointers, mask)
-        if (halves := self._halves(mask)) is None:
-            return original(pointers, mask, other, *rest)
-        first = original(pointers, halves[0], other, *rest)
-        self._turn()
-        return original(pointers, halves[1], first, *rest)
+        for part in self._parts(mask):
+            other = original(pointers, part, other, *rest)
+        return other
 
-    def _store(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+    def _store(self, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> None:
         self._before("store", pointers, mask)
-        if (halves := self._halves(mask)) is None:
-            return original(pointers, value, mask, *rest)
-        original(pointers, value, halves[0], *rest)
-        self._turn()
-        return original(pointers, value, halves[1], *rest)
+        for part in self._parts(mask):
+            original(pointers, value, part, *rest)
 
     def _update(self, original: Any, op: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
-        site = self._before("atomic", pointers, mask)
-        if self.broken is not None and self.broken(site):
-            return self._update_in_two_steps(op, pointers, value, mask)
-        if (halves := self._halves(mask)) is None:
-            return original(op, pointers, value, mask, *rest)
-        first = original(op, pointers, value, halves[0], *rest)
-        self._turn()
-        second = original(op, pointers, value, halves[1], *rest)
-        return self._handle(np.where(halves[0].data, first.data, second.data), first.dtype)
+        self._before("atomic", pointers, mask)
+        found = value
+        for part in self._parts(mask):
+            before = original(op, pointers, value, part, *rest)
+            found = self._handle(np.where(part.data, before.data, found.data), before.dtype)
+        return found
 
     def _swap(self, original: Any, pointers: Any, *rest: Any) -> Any:
         self._before("atomic", pointers, None)
@@ -207,41 +185,24 @@ class Concurrent:
         self._launch.is_atomic = True
         return original(*rest)
 
-    def _update_in_two_steps(self, op: Any, pointers: Any, value: Any, mask: Any) -> Any:
-        """What `atomic_add` is not: a sum of what was loaded, stored when others may have stored."""
-        if "ADD" not in str(op):
-            raise NotImplementedError(f"a broken {op}")
-        own, kind = self.interpreter._interpreter, value.data.dtype
-        live = np.asarray(mask.data)
-        before = own.load(pointers.data, live, np.zeros_like(value.data), kind)
-        self._turn()
-        at, place = np.unique(pointers.data[live], return_inverse=True)
-        sums = np.zeros(len(at), kind)
-        np.add.at(sums, place.reshape(-1), value.data[live])
-        after = before.copy()
-        after[live] += sums[place.reshape(-1)]
-        own.store(pointers.data, after, live)
-        return self._handle(before, value.dtype)
-
     def _handle(self, data: NDArray[Any], kind: Any) -> Any:
         return self.interpreter.TensorHandle(data, kind)
 
-    def _halves(self, mask: Any) -> tuple[Any, Any] | None:
-        """The elements of an access in two parts, if it is to be cut: at any place, or any elements."""
+    def _parts(self, mask: Any) -> Iterator[Any]:
+        """Yield the elements of an access at once, or any of them and then the others."""
         live = np.asarray(mask.data)
-        if not self.cut or self.in_turn or live.size < 2 or self.chance.random() >= CUT:
-            return None
-        if self.chance.random() < 0.5:
-            first = np.arange(live.size).reshape(live.shape) < self.chance.randrange(1, live.size)
-        else:
-            first = self.masks.random(live.shape) < 0.5
-        if self.chance.random() < 0.5:
-            first = ~first
-        return self._handle(live & first, mask.dtype), self._handle(live & ~first, mask.dtype)
+        if live.size < 2 or self.chance.random() >= CUT:
+            yield mask
+            return
+        first = self.masks.random(live.shape) < self.chance.random()
+        yield self._handle(live & first, mask.dtype)
+        self._turn()
+        yield self._handle(live & ~first, mask.dtype)
 
-    def _before(self, kind: str, pointers: Any, mask: Any) -> Site:
+    def _before(self, kind: str, pointers: Any, mask: Any) -> None:
         """Let others run; then note what is accessed."""
-        launch, kind = self._launch, "atomic" if self._launch.is_atomic else kind
+        launch = self._launch
+        kind = "atomic" if launch.is_atomic else kind
         launch.is_atomic = False  # for others
         self._turn()
         site = self._site(launch.kernel.__name__)
@@ -253,9 +214,7 @@ class Concurrent:
         self.counts["accesses"] += 1
         if kind == "atomic":
             self.atomics.add(site)
-        if self.trace is not None:
-            self.trace(access)
-        return site
+        self.trace(access)
 
     def _turn(self) -> None:
         self._launch.turn()
@@ -267,7 +226,8 @@ class Concurrent:
 
     def _site(self, kernel: str) -> Site:
         """The line of a kernel that is being interpreted: the innermost that is neither Triton's nor here."""
-        frame, triton = sys._getframe(2), str(Path(self.interpreter.__file__).parents[1])
+        frame = sys._getframe(2)
+        triton = str(Path(self.interpreter.__file__).parents[1])
         while (file := frame.f_code.co_filename) == __file__ or file.startswith(triton):
             assert frame.f_back is not None
             frame = frame.f_back
@@ -320,8 +280,7 @@ class Launch:
         """Run all; raise what one of them has raised."""
         concurrent = self.concurrent
         concurrent.counts["launches"] += 1
-        if not concurrent.in_turn:
-            concurrent.chance.shuffle(self.alive)
+        concurrent.chance.shuffle(self.alive)
         concurrent.launch = self
         self.ended.acquire()
         self._go_on(self.alive[0])
@@ -337,8 +296,6 @@ class Launch:
         self.num_turns += 1
         if self.num_turns > MOST:
             raise RuntimeError(f"{self.kernel.__name__} does not end: a program waits for another")
-        if self.concurrent.in_turn:
-            return
         chosen = self.schedule.after(self.alive, me)
         if chosen is me:
             return
@@ -364,8 +321,6 @@ class Launch:
             self.alive.remove(me)
             if not self.alive:
                 self.ended.release()
-            elif self.concurrent.in_turn:
-                self._go_on(self.alive[0])
             else:
                 self._go_on(self.schedule.after(self.alive, None))
 
@@ -395,22 +350,20 @@ class Contested(NamedTuple):
     faults: list[str]
 
 
-def contest(seed: int, trace: bool = False, **options: Any) -> Contested:
-    """Run one case, with its programs in an order that follows from its seed as well.
-
-    Args:
-        trace: print what is done, and every access.
-        options: of `Concurrent`.
+def contest(seed: int, trace: bool = False) -> Contested:
+    """Run one case, with its programs in an order that follows from its seed as well; with `trace` print what
+    is done, and every access.
     """
     from tests.sparsify.kernels.contests import Contest  # imports Triton
 
     def show(access: Access) -> None:
-        print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
+        if trace:
+            print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
 
     lines = list[str]()
     faults = list[str]()
     case = Contest(seed, print if trace else lines.append)
-    with Concurrent(seed, **options, trace=show if trace else None) as run:
+    with Concurrent(seed, show) as run:
         case.lend = run.lend
         try:
             case.run()
