@@ -84,7 +84,7 @@ def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenan
 def alternated(
     store: Store, methods: list[str], blocks: int = 30, block_steps: int = 3, **changes: Any
 ) -> Attempt:
-    """Store a finished run whose variants, named after their methods, took turns after two steps of warm-up."""
+    """Store a finished run whose variants, named after their methods, took turns after a warm-up."""
     first = config(methods[0], **changes)
     variants = [{"name": method, "method": config(method)["method"]} for method in methods]
     turns = {"blocks": blocks, "block_steps": block_steps, "until": 0.05, "limit_min": 15}

@@ -126,8 +126,6 @@ def test_an_iteration_whose_lines_mix_is_left_out_and_still_counted(tmp_path: Pa
     mixed = [comp(0.1), comm(0.1), comp(0.1), comm(0.1)]
     table = read_iterations(log(tmp_path, [*ITERATION, *mixed, *ITERATION]), SPARSE)
     assert table["iteration"].to_list() == [0, 2]
-    # These four together look whole, but the first line of communication is of the iteration before.
-    first = [comp(0.1), comp(0.1), comm(0.1)]
-    second = [comp(0.2), comp(0.2), comm(0.1), comm(0.2)]
-    last = [comp(0.3), comm(0.2), comp(0.3), comm(0.3), comm(0.3)]
-    assert len(read_iterations(log(tmp_path, [*first, *second, *last]), SPARSE)) == 0
+    # Four together look whole here, but the first line of communication is of the iteration before.
+    late = [*ITERATION[:3], comp(0.2), comp(0.2), comm(0.1), comm(0.2), *mixed, comm(0.3)]
+    assert len(read_iterations(log(tmp_path, late), SPARSE)) == 0

@@ -26,11 +26,6 @@ def test_the_line_is_that_of_least_squares_over_iterations_without_a_stall() -> 
             assert found == pytest.approx([slope, intercept, r]), (job, loop_starts)
 
 
-def test_the_published_times_are_those_of_the_published_speeds() -> None:
-    assert rederived.published_iteration_ms(A100_TOPK) == pytest.approx(275.0, abs=0.01)
-    assert rederived.speed(275.0) == pytest.approx(3723.6, abs=0.1)
-
-
 def test_the_sparse_filter_gives_the_paper_s_communication() -> None:
     """16.86 and 1.00 ms; 1.24 for dense is of the dense filter, of which a lower limit can be known."""
     filtered = {job: rederived.filtered_communication_ms(job) for job in JOB.values()}
@@ -38,17 +33,6 @@ def test_the_sparse_filter_gives_the_paper_s_communication() -> None:
         assert filtered[job].sparse == pytest.approx(sparse_ms, abs=0.005)
     assert filtered[A100_DENSE].dense == pytest.approx(1.215, abs=0.001)
     assert all(of.sparse < of.dense for of in filtered.values())
-
-
-def test_topk_waits_for_the_last_selection_on_the_a100_and_only_in_part_on_the_v100() -> None:
-    assert estimate(rederived.waiting_share(A100_TOPK)).value == pytest.approx(0.94, abs=0.005)
-    for loop_starts, r, intercept in ((True, 0.95, 1.4), (False, 0.99, 1.1)):
-        line = rederived.lateness_line(A100_TOPK, loop_starts)
-        assert line.slope[0] == pytest.approx(1, abs=0.02)
-        assert line.intercept[0] == pytest.approx(intercept, abs=0.05)
-        assert line.correlation[0] == pytest.approx(r, abs=0.005)
-    assert rederived.lateness_line(V100_TOPK).correlation[0] == pytest.approx(0.49, abs=0.005)
-    assert rederived.lateness_line(A100_RANDOMK, loop_starts=False).correlation[0] < 0.06
 
 
 def test_intervals_hold_their_estimate_and_are_the_same_each_time() -> None:

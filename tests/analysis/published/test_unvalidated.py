@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from analysis import published
-from analysis.published.dependent import combined
 from analysis.published.rederived import JOB
 from analysis.published.unvalidated import free_windows_ms, line, settled_windows, stall_line, step_ms
 from tests.analysis.values import correlated, interval
@@ -38,14 +37,6 @@ def test_the_windows_are_those_of_the_logged_speed() -> None:
             assert len(logged) == 141
             assert logged["until"].iloc[[0, 1, -1]].to_list() == [41, 89, 6761]
             assert (8 * 128e3 / logged["ms"]).mean() == pytest.approx(speeds[job], rel=2.5e-4)
-
-
-def test_the_ratio_without_validation_holds_that_of_the_last_free_windows() -> None:
-    ratio = combined(lambda one, other: one / other, step_ms(A100_TOPK), step_ms(A100_DENSE))
-    low, high = interval(ratio)
-    assert ratio.value == pytest.approx(7.27, abs=0.005)
-    assert low < free_windows_ms(A100_TOPK)[-1] / free_windows_ms(A100_DENSE)[-1] < high
-    assert high - low < 0.25
 
 
 def test_residuals_of_topk_correlate_and_those_of_dense_hardly() -> None:
