@@ -1,52 +1,92 @@
-"""The benchmark of selections run once, small, for all tests that look at what it left."""
+"""Run benchmarks in this process; that of selections once, small, for all tests that look at what it left."""
 
 from __future__ import annotations
 
+import io
 import json
-import subprocess
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from torch.multiprocessing.spawn import start_processes
 
+from experiments.__main__ import main
+from experiments.bench import _step_launches, local, overlap
 from experiments.bench import _steps as steps
-from tests.conftest import environment_for, python
+from tests.conftest import THE_USERS
 
 SMALL = ("--n", "20000", "--flush", "1", "--device", "cpu", "--threads", "1", "--repeats", "2")
 ROWS = [name for name in steps.ROWS if name != "compile"]  # which takes half a minute
+Record = dict[str, Any]
+RunBench = Callable[..., Record]
+STARTING = (_step_launches, local, overlap)  # modules that start processes
 
 
-def lines_of(results: Path, name: str) -> list[dict[str, Any]]:
-    """All lines of a benchmark's records, in results of a test's own."""
+def lines_of(results: Path, name: str) -> list[Record]:
+    """Return all lines of a benchmark's records."""
     (store,) = (results / "bench").glob(f"{name}-*.jsonl")
     return [json.loads(line) for line in store.read_text().splitlines()]
 
 
-def last_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The object that a benchmark printed last."""
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+def last_of(printed: str) -> Record:
+    """Return the object that a benchmark printed last."""
+    found: Record = json.loads(printed.splitlines()[-1])
     return found
 
 
+def call_bench(results: Path, *words: str) -> str:
+    """Return what `bench` printed, with these results. Its workers are forked from a process with torch."""
+    multiprocessing.set_forkserver_preload([module.__name__ for module in STARTING])
+    start = partial(start_processes, start_method="forkserver")
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+        for name in THE_USERS:
+            patch.delenv(name, raising=False)
+        patch.setenv("SPARSIFY_RESULTS", str(results))
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        for module in STARTING:
+            patch.setattr(module, "spawn", start)
+        assert main(["bench", *words]) == 0
+    return printed.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def threads_stay() -> Iterator[None]:
+    """Keep torch's number of threads from what a benchmark sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> RunBench:
+    """Return a function that runs a benchmark, with results of the test's own, and returns its last object."""
+    return lambda *words: last_of(call_bench(tmp_path, *words))
+
+
 class Benched(NamedTuple):
+    """A benchmark that was run: its results, and what it printed."""
+
     results: Path
-    done: subprocess.CompletedProcess[str]
+    printed: str
 
     @property
     def store(self) -> Path:
         """The records."""
-        (store,) = (self.results / "bench").glob("select-cpu-*-1-threads.jsonl")
+        (store,) = (self.results / "bench").glob("*-cpu-*.jsonl")
         return store
 
-
-def bench(results: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
-    """`python -m experiments bench ...` as a process of its own."""
-    return python("-m", "experiments", "bench", *words, env=environment_for(results, **extra))
+    def page(self) -> str:
+        """Return the page that was drawn of the records."""
+        return (self.results / "figures" / f"{self.store.stem}.md").read_text()
 
 
 @pytest.fixture(scope="session")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:
-    """`make bench BENCH=select`, with results of its own."""
+    """Return what `make bench BENCH=select` left and printed."""
     results = tmp_path_factory.mktemp("results")
-    return Benched(results, bench(results, "select", *SMALL, "--rows", *ROWS))
+    return Benched(results, call_bench(results, "select", *SMALL, "--rows", *ROWS))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,59 +18,52 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from sparsify import kernels
 from sparsify.cost import Cost
-from tests.bench.conftest import bench, last_of, lines_of
-from tests.conftest import ROOT, Command, environment_for, fine, python
+from tests.bench.conftest import Record, RunBench, last_of, lines_of
+from tests.conftest import ROOT, Command, environment_for, fine, process, python
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Any:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def test_auto_records_every_case_and_says_where_fused_pays(here: Command, tmp_path: Path) -> None:
-    words = ("--n", "64", "20000", "--layers", "--density", "0.01", "0.1", "--seconds", "0")
-    last = last_of(here("bench", "auto", *words, "--device", "cpu"))
-    start, *rows, layers, denser = lines_of(tmp_path / "results", "auto")
+def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_path: Path) -> None:
+    words = ("--n", "64", "20000", "--layers", "--density", "0.1", "--seconds", "0")
+    last = bench("auto", *words, "--device", "cpu")
+    start, *rows, layers = lines_of(tmp_path, "auto")
     assert start["provenance"]["versions"]["torch"] in torch.__version__
-    ks = [(64, 0.01, 1), (64, 0.1, 6), (20_000, 0.01, 200), (20_000, 0.1, 2000)]
-    assert [(row["n"], row["density"], row["k"]) for row in rows] == ks
+    assert [(row["n"], row["density"], row["k"]) for row in rows] == [(64, 0.1, 6), (20_000, 0.1, 2000)]
     for row in rows:
         assert row["kernels"]["torch"] == "torch"
         assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
         assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
-    assert (layers["n"], layers["buckets"], denser["buckets"]) == (14_728_266, 54, 54)
-    assert (last["bench"], len(last["cases"]), last["fused_from"]) == ("auto", 6, kernels.NATIVE_FROM)
+    assert (layers["n"], layers["buckets"]) == (14_728_266, 54)
+    assert (len(last["cases"]), last["fused_from"]) == (3, kernels.NATIVE_FROM)
 
 
 def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> None:
-    def row(n: int, torch_over_fused: float) -> dict[str, Any]:
-        return {"n": n, "buckets": 1, "torch_over_fused": {"median": torch_over_fused}}
+    def rows(*ratios: tuple[int, float], buckets: int = 1) -> list[Record]:
+        return [{"n": n, "buckets": buckets, "torch_over_fused": {"median": median}} for n, median in ratios]
 
-    measured = [row(64, 1.2), row(1000, 0.8), row(1000, 3.0), row(5000, 1.1), row(9000, 2.0)]
+    measured = rows((64, 1.2), (1000, 0.8), (1000, 3.0), (5000, 1.1), (9000, 2.0))
     assert auto.crossing(measured) == 5000
-    assert auto.crossing([*measured, {**row(10**6, 0.9), "buckets": 54}]) == 5000
-    assert auto.crossing([*measured, row(9000, 0.9)]) is None
+    assert auto.crossing([*measured, *rows((10**6, 0.9), buckets=54)]) == 5000
+    assert auto.crossing([*measured, *rows((9000, 0.9))]) is None
     assert auto.crossing([{"n": 64, "buckets": 1, "torch_over_fused": None}]) is None
 
 
 def test_launch_says_what_the_host_takes_and_who_launched(tmp_path: Path) -> None:
-    line = last_of(bench(tmp_path, "launch", "--repeats", "30"))
+    """As a process of its own, in which Triton's driver is another one."""
+    around = environment_for(tmp_path)
+    line = last_of(fine(python("-m", "experiments", "bench", "launch", "--repeats", "30", env=around)).stdout)
     assert line["launcher"] == "does nothing; no GPU" or "GPU" not in line["launcher"]
-    assert line["host_us"]["n"] == line["ordinary_host_us"]["n"] == line["ordinary_over_kept"]["n"] == 30
+    assert {line[name]["n"] for name in ("host_us", "ordinary_host_us", "ordinary_over_kept")} == {30}
     assert 0 < line["host_us"]["low"] <= line["host_us"]["median"] <= line["host_us"]["high"]
     _, record = lines_of(tmp_path, "launch")
     assert record["host_us"] == line["host_us"]
     assert {"at", "commit", "dirty"} <= record.keys()
 
 
-def test_overlap_says_the_gain_and_records_every_sample(tmp_path: Path) -> None:
+def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_path: Path) -> None:
     rows = ["dense-distribute", "topk-register"]
     words = ("--network", "small_cnn", "--bucket-mb", "0.02", "--repeats", "2", "--batch", "2")
-    last = last_of(bench(tmp_path, "overlap", *words, "--ratios", "1", "--rows", *rows))
-    assert (last["bench"], last["link"]) == ("overlap", overlap.LINK)
-    assert "simulated" in overlap.LINK
+    last = bench("overlap", *words, "--ratios", "1", "--rows", *rows)
+    assert last["link"] == overlap.LINK == "simulated link: injected delay"
     assert list(last["without_over_with"]) == rows
     start, *records = lines_of(tmp_path, "overlap")
     assert "host" not in start["provenance"]
@@ -83,28 +74,25 @@ def test_overlap_says_the_gain_and_records_every_sample(tmp_path: Path) -> None:
         assert (gain["low"], gain["high"]) == pytest.approx((min(ratios), max(ratios)), 1e-4)
         assert gain["n"] == 2
         assert record["communication_ms"] == pytest.approx(record["backward_ms"])
+    sent = Cost(100, 10**6)
+    for seconds in (0.001, 1.0):
+        assert overlap.link_of(seconds, sent, 0.0001).seconds(sent) == pytest.approx(seconds)
 
 
-def test_shard_compares_whole_steps_with_those_of_torch_alone(tmp_path: Path) -> None:
+def test_shard_compares_whole_steps_with_those_of_torch_alone(bench: RunBench, tmp_path: Path) -> None:
     words = ("--width", "8", "--layers", "1", "--batch", "1", "--length", "4", "--turns", "2")
-    last = last_of(bench(tmp_path, "shard", *words, "--launches", "1", "--ways", "dense", "topk_bucket"))
+    last = bench("shard", *words, "--launches", "1", "--ways", "dense", "topk_bucket")
     assert [*last["cpu_over_hsdp"]] == [*last["wall_over_hsdp"]] == ["dense", "topk_bucket"]
     _, *rows = lines_of(tmp_path, "shard")
     assert [row["row"] for row in rows] == ["hsdp", "dense", "topk_bucket"]
     assert all(len(row["samples_ms"][0]["wall"]) == 2 for row in rows)
 
 
-def test_a_delayed_link_takes_as_long_as_it_was_asked_to() -> None:
-    sent = Cost(100, 10**6)
-    for seconds in (0.001, 1.0):
-        assert overlap.link_of(seconds, sent, 0.0001).seconds(sent) == pytest.approx(seconds)
-
-
 def replayed(here: Command, *words: str) -> dict[tuple[str, str], list[str]]:
-    """The rows of the replay's table, by method and workers."""
+    """Return the rows of the replay's table, by method and workers."""
     done = fine(here("bench", "replay", "--n", "20000", "--density", "0.01", "--workers", "2,8", *words))
-    lines = [line for line in done.stdout.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    lines = [line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line] for line in lines]
     return {(row[0], row[1]): row for row in rows[1:]}
 
 
@@ -114,30 +102,30 @@ def test_gathers_send_the_published_words(here: Command) -> None:
     for method in ("dense", "topk", "gtopk"):
         assert rows[method, "8"][3] == rows[method, "8"][4]  # words, published
     assert rows["topk", "8"][5] == "1.000"
+    of_training = ["--methods", "oktopk", "--task", "cnn_digits", "--record", "2", "--steps", "2"]
+    assert set(replayed(here, *of_training)) == {("oktopk", "2"), ("oktopk", "8")}
 
 
-def test_replayed_selections_may_be_those_of_a_training(here: Command) -> None:
-    words = ["--methods", "oktopk", "--task", "cnn_digits", "--record", "2", "--steps", "2"]
-    assert set(replayed(here, *words)) == {("oktopk", "2"), ("oktopk", "8")}
-
-
-def test_methods_are_timed_beside_topk_for_advise_to_read(here: Command, tmp_path: Path) -> None:
-    last_of(here("bench", "methods", "--n", "20000", "--methods", "dgc", "--repeats", "1", "--device", "cpu"))
-    _, row = lines_of(tmp_path / "results", "methods")
+def test_methods_are_timed_beside_topk_for_advise_to_read(
+    bench: RunBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench("methods", "--n", "20000", "--methods", "dgc", "--repeats", "1", "--device", "cpu")
+    _, row = lines_of(tmp_path, "methods")
     assert row["method"] == "dgc"
-    assert all(row[f"{part}_ms"] >= 0 for part in ("select", "exchange", "retain", "scatter"))
+    parts_ms = [row[f"{part}_ms"] for part in ("select", "exchange", "retain", "scatter")]
+    assert min(parts_ms) >= 0
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
     config = compose.resolve(["cluster=local", "link=ethernet_1g", "workers=4"]).as_dict()
     benched = Known(config, Folders())._benched(40_000)  # stored runs, where there are any, come first
-    took_ms = sum(row[f"{part}_ms"] for part in ("select", "exchange", "retain", "scatter"))
-    assert benched["dgc"].middle == pytest.approx(2e-3 * took_ms)
+    assert benched["dgc"].middle == pytest.approx(2e-3 * sum(parts_ms))
     assert benched["dgc"].source == "make bench BENCH=methods, n = 20,000"
 
 
-def test_kernels_are_compared_with_torch_and_each_row_is_recorded(here: Command, tmp_path: Path) -> None:
-    last = last_of(here("bench", "kernels", "--n", "20000", "--repeats", "2", "--device", "cpu"))
+def test_kernels_are_compared_with_torch_and_each_row_is_recorded(bench: RunBench, tmp_path: Path) -> None:
+    last = bench("kernels", "--n", "20000", "--repeats", "2", "--device", "cpu")
     assert last["checked"]
     assert last["cases"][0]["eager_over_fused"]["n"] == 2 or "fused_over_add" not in last["cases"][0]
-    _, *rows = lines_of(tmp_path / "results", "kernels")
+    _, *rows = lines_of(tmp_path, "kernels")
     assert next(row["row"] for row in rows if not row.get("why")) == "add"
 
 
@@ -155,8 +143,7 @@ def test_operators_is_run_by_its_path(tmp_path: Path) -> None:
     """As in an image of an old torch. Beside it lies a file named as a module that torch imports."""
     words = ["--n", "1000", "--density", "0.01", "--repeats", "1", "--device", "cpu", "--only", "topk"]
     file = str(ROOT / "experiments/bench/operators.py")
-    said = subprocess.check_output([sys.executable, file, *words], cwd=tmp_path, text=True)
-    assert json.loads(said)["k"] == 10
+    assert json.loads(fine(process(sys.executable, file, *words, cwd=tmp_path)).stdout)["k"] == 10
 
 
 ONE_BLOCK = """
@@ -179,12 +166,10 @@ def test_one_thread_block_alone_finds_the_same() -> None:
     fine(python("-c", ONE_BLOCK, env=surroundings))
 
 
-def test_local_steps_are_timed_beside_what_they_replace(here: Command, tmp_path: Path) -> None:
+def test_local_steps_are_timed_beside_what_they_replace(bench: RunBench, tmp_path: Path) -> None:
     small = ("--layers", "1", "--width", "40", "--vocabulary", "50", "--launches", "1", "--turns", "3")
-    done = here("bench", "local", *small)
-    last = last_of(done)
-    start, *rows = lines_of(tmp_path / "results", "local")
-    assert (start["launches"], start["turns"]) == (1, 3)
+    last = bench("local", *small)
+    _, *rows = lines_of(tmp_path, "local")
     assert [(row["row"], row["beside"]) for row in rows] == [pair[:2] for pair in local.TARGETS]
     for row in rows:
         assert row["n"] == rows[0]["n"] == 24_360
@@ -192,7 +177,6 @@ def test_local_steps_are_timed_beside_what_they_replace(here: Command, tmp_path:
         assert row["ratio"]["n"] == len(row["samples_ms"]) == 1
         turns = 3 * local.MORE[row["part"]]
         assert {len(clocks["cpu"]) for pair in row["samples_ms"] for clocks in pair} == {turns}
-    assert "wanted" not in done.stdout  # of the default size alone
 
 
 def test_targets_of_local_steps_are_met_up_to_them() -> None:

@@ -12,54 +12,52 @@ import yaml
 from experiments.bench import link
 from experiments.bench.link import fit
 from sparsify.cost import Cost, Link
-from tests.bench.conftest import bench, last_of, lines_of
+from tests.bench.conftest import RunBench, lines_of
 
-TRUE = Link(1e-4, 8e-9)
+NUMBERS = {"alpha_s": 1e-4, "beta_s_per_byte": 8e-9}
+TRUE = Link(**NUMBERS)
 COSTS = [Cost(messages, size) for messages in (2, 6) for size in (2**10, 2**16, 2**22)]
 
 
 def noisy(spread: float) -> list[list[float]]:
+    """Return 21 times of each of these costs, around what they take over the link."""
     draws = np.random.default_rng(1)
     return [list(TRUE.seconds(cost) * draws.lognormal(0, spread, 21)) for cost in COSTS]
 
 
-def test_a_fit_finds_the_link_behind_exact_times() -> None:
-    found = fit(COSTS, noisy(0.0))
-    assert found.alpha_s == pytest.approx((TRUE.alpha_s,) * 3)
-    assert found.beta_s_per_byte == pytest.approx((TRUE.beta_s_per_byte,) * 3)
-    assert found.residuals == pytest.approx([0.0] * len(COSTS), abs=1e-9)
-
-
-def test_intervals_hold_the_link_behind_noisy_times() -> None:
-    found = fit(COSTS, noisy(0.1))
-    assert found.alpha_s.low < TRUE.alpha_s < found.alpha_s.high
-    assert found.beta_s_per_byte.low < TRUE.beta_s_per_byte < found.beta_s_per_byte.high
+def test_a_fit_finds_the_link_behind_exact_times_and_intervals_hold_that_behind_noisy_ones() -> None:
+    exact, found = fit(COSTS, noisy(0.0)), fit(COSTS, noisy(0.1))
+    for name, true in NUMBERS.items():
+        interval = getattr(found, name)
+        assert getattr(exact, name) == pytest.approx((true,) * 3)
+        assert interval.low < true < interval.high
+    assert exact.residuals == pytest.approx([0.0] * len(COSTS), abs=1e-9)
     assert max(map(abs, found.residuals)) < 0.1
 
 
 def test_small_messages_count_as_much_as_large_ones() -> None:
     """In a fit of absolute errors, 4 MiB would decide alone."""
-    slow = [[2 * seconds for seconds in each] if cost.sent_bytes < 2**12 else each
-            for cost, each in zip(COSTS, noisy(0.0), strict=True)]  # fmt: skip
-    assert fit(COSTS, slow).alpha_s.value > 1.3 * TRUE.alpha_s
+    times = noisy(0.0)
+    for cost, seconds in zip(COSTS, times, strict=True):
+        if cost.sent_bytes < 2**12:
+            seconds[:] = [2 * each for each in seconds]
+    assert fit(COSTS, times).alpha_s.value > 1.3 * TRUE.alpha_s
 
 
 def test_no_number_of_a_link_is_negative() -> None:
-    falling = [[1.0 / (1 + at)] for at, _ in enumerate(COSTS)]
-    found = fit(COSTS, falling)
+    found = fit(COSTS, [[1.0 / (1 + at)] for at in range(len(COSTS))])
     assert found.alpha_s.value >= 0
     assert found.beta_s_per_byte.value >= 0
 
 
-def test_loopback_is_measured_and_every_sample_recorded(tmp_path: Path) -> None:
-    last = last_of(bench(tmp_path, "link", "--largest", "4096", "--repeats", "3"))
+def test_loopback_is_measured_and_every_sample_recorded(bench: RunBench, tmp_path: Path) -> None:
+    last = bench("link", "--largest", "4096", "--repeats", "3")
     assert (last["cluster"], last["link"], last["workers"]) == ("local", "loopback", 2)
     kinds = ["ping-pong", "all_reduce", "all_gather", "all_to_all"]
     assert list(last["fits"]) == [*kinds, "all together"]
     start, *rows = lines_of(tmp_path, "link")
-    assert [(row["message"], row["size"]) for row in rows] == [
-        (kind, size) for kind in kinds for size in (1024, 4096)
-    ]
+    cases = [(kind, size) for kind in kinds for size in (1024, 4096)]
+    assert [(row["message"], row["size"]) for row in rows] == cases
     assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in rows)
     assert "host" not in start["provenance"]
 
@@ -70,12 +68,9 @@ def test_a_link_file_is_one_that_simulations_can_use(tmp_path: Path, monkeypatch
         {"message": "all_reduce", "size": cost.sent_bytes, **cost._asdict(), "seconds": each}
         for cost, each in zip(COSTS, noisy(0.0), strict=True)
     ]
-    path = link.written("office", link.fits_of(found)["all together"], "here")
-    text = path.read_text()
+    text = link.written("office", link.fits_of(found)["all together"], "here").read_text()
     assert text.startswith("# @package cluster.link\n")
-    assert yaml.safe_load(text) == {
-        "alpha_s": pytest.approx(TRUE.alpha_s), "beta_s_per_byte": pytest.approx(TRUE.beta_s_per_byte)
-    }  # fmt: skip
+    assert yaml.safe_load(text) == pytest.approx(NUMBERS)
 
 
 def test_sizes_end_where_they_are_told_to() -> None:

@@ -19,7 +19,7 @@ from experiments.config import code_version
 from experiments.config.folders import Folders
 from tests.analysis.broken_lines import BROKEN
 from tests.bench.conftest import lines_of
-from tests.conftest import Command, refused
+from tests.conftest import Command, fine, refused
 
 ABOUT = {"at": "2000-01-01T00:00:00Z", "device": "cpu", "name": "A Processor", "torch": "2", "provenance": {}}
 
@@ -27,20 +27,20 @@ ABOUT = {"at": "2000-01-01T00:00:00Z", "device": "cpu", "name": "A Processor", "
 class Toy:
     """A benchmark of made-up numbers, which notes what it measures."""
 
-    def __init__(self, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SPARSIFY_RESULTS", str(results))
-        self.results, self.measured = results, list[int]()
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.measured = list[int]()
         self.fails_at: int | None = None
+        self.rows: list[Record] = [{"row": row, "ms": spread([1.0, 2.0])} for row in ("a", "b")]
 
     def measure(self, case: Record) -> Iterator[Record]:
         self.measured.append(case["n"])
         if case["n"] == self.fails_at:
             os.kill(os.getpid(), signal.SIGTERM)
-        for row in ("a", "b"):
-            yield {"row": row, "ms": spread([1.0, 2.0])}
+        yield from self.rows
 
     def __call__(self, *n: int, at: str = "1", setting: int = 0, **how: Any) -> int:
-        """One call of it, for these cases."""
+        """Call it once, for these cases."""
         bench = Bench(
             about=ABOUT | {"at": at}, cases=[{"n": size} for size in n], measure=self.measure,
             setting={"repeats": setting}, heading="n | row | ms", row="{n:,} | {row} | {ms}",
@@ -48,15 +48,11 @@ class Toy:
         )  # fmt: skip
         return run("toy", bench, **how)
 
-    @property
-    def lines(self) -> list[Record]:
-        """What was recorded."""
-        return lines_of(self.results, "toy")
-
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Toy:
-    return Toy(tmp_path, monkeypatch)
+    monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
+    return Toy(tmp_path)
 
 
 def test_a_second_call_measures_only_what_is_missing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,23 +61,23 @@ def test_a_second_call_measures_only_what_is_missing(toy: Toy, capsys: pytest.Ca
     assert toy(1, 1000, 3, at="2") == 0
     again = capsys.readouterr().out
     assert toy.measured == [1, 1000, 3]
-    assert [line["kind"] for line in toy.lines] == [
-        "invocation", "row", "row", "row", "row", "invocation", "row", "row",
-    ]  # fmt: skip
-    row = "| 1,000 | a | 1.5 [1.0, 2.0] |"
-    assert row in first
-    assert row in again
+    lines = lines_of(toy.results, "toy")
+    assert " ".join(line["kind"] for line in lines) == "invocation row row row row invocation row row"
+    assert {"at", "key", "code", "torch", "n", "row", "ms"} <= lines[1].keys()
+    for printed in (first, again):
+        assert "| 1,000 | a | 1.5 [1.0, 2.0] |" in printed
     assert "2 of 3 were measured before; --force or FORCE=1 measures again" in again
     assert json.loads(again.splitlines()[-1]) == {"bench": "toy", "device": "A Processor", "rows": 6}
-    assert {"at", "key", "code", "torch", "n", "row", "ms"} <= toy.lines[1].keys()
 
 
-def test_another_setting_other_code_and_force_measure_again(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_another_setting_other_code_and_force_measure_again_and_the_newest_rows_are_shipped(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
     toy(1)
+    toy(1, force=True, ship=True, at="2")
+    assert [line["at"] for line in lines_of(tmp_path / "shipped", "toy")] == ["2", "2", "2"]
     toy(1, setting=1)
-    toy(1, force=True, at="2")
     monkeypatch.setattr(code_version, "digest", lambda: "another")
     toy(1, at="3")
     toy(1, at="4")
@@ -103,37 +99,22 @@ def test_nothing_begins_when_the_minutes_are_over(toy: Toy, capsys: pytest.Captu
     assert "7: waits\n8: waits\n" in capsys.readouterr().out
 
 
-def test_the_newest_rows_are_shipped_with_the_lines_that_explain_them(
-    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
-    toy(1)
-    toy(1, force=True, ship=True, at="2")
-    assert [line["at"] for line in lines_of(tmp_path / "shipped", "toy")] == ["2", "2", "2"]
-
-
-def test_a_row_that_must_not_be_fails_the_benchmark(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(toy, "measure", lambda case: [{"row": "a", WRONG: "it chose others"}])
+def test_a_row_that_must_not_be_fails_the_benchmark(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+    toy.rows = [{"row": "a", WRONG: "it chose others"}]
     assert toy(1) == 1
     assert "WRONG: it chose others\n" in capsys.readouterr().out
 
 
 def test_a_table_shows_spreads_ranges_and_why_something_is_not_there() -> None:
     row: Record = {"a": 1234, "b": {"median": 1.0, "low": 0.5, "high": 2.0, "n": 3}, "c": [1, 1], "d": [1, 2]}
-    assert formatted("| {a:,} | {b:.1f} | {c} | {d} | {e} |", row) == (
-        "| 1,234 | 1.0 [0.5, 2.0] | 1 | 1 to 2 |  |"
-    )
+    shown = formatted("| {a:,} | {b:.1f} | {c} | {d} | {e} |", row)
+    assert shown == "| 1,234 | 1.0 [0.5, 2.0] | 1 | 1 to 2 |  |"
     assert formatted("| {a} | {b[n]} | {c} |", {"a": 5, "why": "too large"}) == "| 5 | too large |  |"
 
 
-def test_the_spread_is_of_percentiles_where_there_are_enough_samples() -> None:
+def test_a_spread_is_of_percentiles_where_there_are_enough_samples_and_a_ratio_of_shared_ones() -> None:
     found = spread([float(i) for i in range(101)])
     assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
-
-
-def test_ratios_are_of_the_repetitions_that_two_rows_share() -> None:
     slow, fast = {2: 8.0, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.0}
     assert ratio(slow, fast) == {"median": 3.0, "low": 2.0, "high": 4.0, "n": 2, "spread": "min to max"}
     assert ratio(None, fast) is None
@@ -152,71 +133,78 @@ def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
     assert len(set(turns)) > 1
 
 
-@pytest.mark.parametrize("name", REGISTRY.names())
-def test_every_benchmark_explains_itself(name: str, here: Command) -> None:
-    done = here("bench", name, "--help")
-    assert done.returncode == 0
-    for parameter in REGISTRY.parameters(name):
-        assert parameter.replace("_", "-") in done.stdout.lower()
-    assert name in here("bench", "--help").stdout
+def test_every_benchmark_explains_itself(here: Command) -> None:
+    listed = here("bench", "--help").stdout
+    for name in REGISTRY.names():
+        said = fine(here("bench", name, "--help")).stdout.lower()
+        assert name in listed
+        for parameter in REGISTRY.parameters(name):
+            assert parameter.replace("_", "-") in said, name
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ("selec", "no benchmark 'selec' (did you mean 'select'?)"),
-        ("auto --n 0", "n=0 is out of range: it must be a whole number, 1 or more"),
-        ("auto --density 2", "density=2 is out of range"),
-        ("auto --threads 0", "threads=0 is out of range"),
-        ("bytes --n 150", "150 is no multiple of 100"),
-        ("bytes --n many", "n='many' is out of range"),
-        ("bytes --methods topk,topq", "no method 'topq' (did you mean 'topk'?); there are: "),
-        ("launch --repeats 0", "repeats=0 is out of range"),
-        ("overlap --ratios 0", "ratios=0 is out of range"),
-        ("overlap --rows topk", "'topk'"),
-        ("overlap --bucket-mb nan", "bucket_mb=nan is out of range"),
-        ("replay --methods topq", "no method 'topq'"),
-        ("replay --methods powersgd", "exchanges no selections"),
-        ("replay --workers 0", "whole numbers of 1 or more"),
-        ("replay --link loopback", "need a link with alpha and beta"),
-        ("replay --link string", "link"),
-        ("replay --skew 100", "skew=100 is out of range"),
-        ("replay --density 0", "density=0 is out of range"),
-        ("replay --task nothing", "no task 'nothing'"),
-        ("select --rows eagre", "no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused"),
-        ("select --distribution gauss", "no distribution 'gauss'; there are: normal, laplace"),
-        ("select --density 0", "density=0 is out of range"),
-        ("select --n many", "n='many' is out of range"),
-        ("select --flush -1", "flush"),
-        ("kernels --rows sort", "no row 'sort'"),
-        ("operators --only sorts", "there are: topk"),
-        ("link cluster=virtual link=ethernet", "no link that could be measured"),
-        ("link workers=1", "a link joins at least 2"),
-        ("link link=ethernet_7g", "ethernet_7g"),
-        ("link --name Office", "take small letters"),
-        ("link --name ethernet_1g", "conf/link has a link of that name"),
-        ("gpu_wheels --list --python 2.7", "--python 2.7"),
-        ("gpu_wheels --list --python 3", "--python 3"),
-        ("gpu_wheels --list --torch 1.8", "--torch 1.8"),
-        ("gpu_first --parts roofs,kernel", "no part 'kernel' (did you mean 'kernels'?); there are: roofs"),
-        ("gpu_first --minutes 0", "minutes=0 is out of range"),
-        ("gpu_first device=gpu", "no device=gpu"),
-        ("gpu_first device=cpu --ship", "a rehearsal on a CPU is no GPU's result"),
-    ],
-)
-def test_words_that_make_no_sense_are_refused_in_a_sentence(words: str, sentence: str, here: Command) -> None:
-    refused(here("bench", *words.split()), sentence)
+# Words of a call, and what is said.
+REFUSED = """
+selec: no benchmark 'selec' (did you mean 'select'?)
+auto --n 0: n=0 is out of range: it must be a whole number, 1 or more
+auto --density 2: density=2 is out of range
+auto --threads 0: threads=0 is out of range
+bytes --n 150: 150 is no multiple of 100
+bytes --n many: n='many' is out of range
+bytes --methods topk,topq: no method 'topq' (did you mean 'topk'?); there are: 
+launch --repeats 0: repeats=0 is out of range
+overlap --ratios 0: ratios=0 is out of range
+overlap --rows topk: 'topk'
+overlap --bucket-mb nan: bucket_mb=nan is out of range
+replay --methods topq: no method 'topq'
+replay --methods powersgd: exchanges no selections
+replay --workers 0: whole numbers of 1 or more
+replay --link loopback: need a link with alpha and beta
+replay --link string: link
+replay --skew 100: skew=100 is out of range
+replay --density 0: density=0 is out of range
+replay --task nothing: no task 'nothing'
+select --rows eagre: no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused
+select --distribution gauss: no distribution 'gauss'; there are: normal, laplace
+select --density 0: density=0 is out of range
+select --n many: n='many' is out of range
+select --flush -1: flush
+step --ways register_topk_layers: 'register_topk_layers' (did you mean 'register_topk_layer'
+step --networks resnet5: resnet5
+step --parts tim: tim
+step --launches 0: launches
+kernels --rows sort: no row 'sort'
+operators --only sorts: there are: topk
+link cluster=virtual link=ethernet: no link that could be measured
+link workers=1: a link joins at least 2
+link link=ethernet_7g: ethernet_7g
+link --name Office: take small letters
+link --name ethernet_1g: conf/link has a link of that name
+gpu_wheels --list --python 2.7: --python 2.7
+gpu_wheels --list --python 3: --python 3
+gpu_wheels --list --torch 1.8: --torch 1.8
+gpu_first --parts roofs,kernel: no part 'kernel' (did you mean 'kernels'?); there are: roofs
+gpu_first --minutes 0: minutes=0 is out of range
+gpu_first device=gpu: no device=gpu
+gpu_first device=cpu --ship: a rehearsal on a CPU is no GPU's result
+"""
+
+
+def test_words_that_make_no_sense_are_refused_in_a_sentence(here: Command) -> None:
+    for line in REFUSED.strip().splitlines():
+        words, _, sentence = line.partition(": ")
+        refused(here("bench", *words.split()), sentence.strip())
 
 
 def test_a_damaged_row_is_passed_over_and_the_others_are_read(tmp_path: Path) -> None:
     store = tmp_path / "methods-cpu.jsonl"
     row = {"schema": 1, "kind": "row", "key": "k", "at": "2026-01-01", "n": 5, "select_ms": 1.0}
     lines = [*(raw for raw in BROKEN.values() if len(raw) < 50_000)]
+    damaged = list[dict[str, Any]]()
     for name in row:
-        lines.append(json.dumps({**row, "key": f"no {name}", name: None}).encode())
-        lines.append(json.dumps({**row, "key": f"odd {name}", name: [5]}).encode())
-        lines.append(json.dumps({other: value for other, value in row.items() if other != name}).encode())
-    store.write_bytes(b"\n".join([*lines, json.dumps({**row, "key": "whole"}).encode(), b""]))
+        damaged += [{**row, "key": "none", name: None}, {**row, "key": "odd", name: [5]}]
+        damaged.append({other: value for other, value in row.items() if other != name})
+    lines += [json.dumps(each).encode() for each in (*damaged, {**row, "key": "whole"})]
+    store.write_bytes(b"\n".join([*lines, b""]))
     assert [found["key"] for found in numbered(store, ("n", "select_ms"))] == ["whole"]
     store.unlink()
     os.mkfifo(store)
