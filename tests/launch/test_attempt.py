@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from analysis.records.store import Attempt
 from experiments.config import compose
 from experiments.config.config import Config
@@ -23,16 +21,17 @@ def planned(*words: str) -> PlannedRun:
     return PlannedRun(compose.resolve([*WORDS, *words]), None)
 
 
-def with_checkpoint(attempt: Attempt, **changes: Any) -> Attempt:
+def end_with_checkpoint(attempt: Attempt, **changes: Any) -> None:
+    """Let an attempt end so, with a checkpoint."""
     folder = attempt.checkpoints / "7"
     folder.mkdir(parents=True)
     (folder / "whole.json").write_text("{}")
     attempt.update(**changes)
-    return attempt
 
 
 def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:
-    run, folders = planned("train.validate=never"), Folders(tmp_path)
+    run = planned("train.validate=never")
+    folders = Folders(tmp_path)
     begun = begin_attempt(run, folders)
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
@@ -40,47 +39,37 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     orders = Orders.read(Path(begun.orders))
     assert Config.of(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
-
-
-@pytest.mark.parametrize(
-    ("words", "exclusive", "alone"),
-    [
-        (("train.validate=never",), True, True),
-        (("train.validate=never",), False, False),  # other jobs may run on the same nodes
-        (("train.validate=epoch",), True, False),  # it is there for its curve, and shares the machine
-    ],
-)
-def test_alone_means_timed_and_without_company(
-    tmp_path: Path, words: tuple[str, ...], exclusive: bool, alone: bool
-) -> None:
-    begun = begin_attempt(planned(*words), Folders(tmp_path), exclusive=exclusive)
-    assert begun.attempt.manifest["alone"] is alone
+    shared = begin_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
+    assert shared.attempt.manifest["alone"] is False
+    # One that is there for its curve shares the machine.
+    curve = begin_attempt(planned("train.validate=epoch"), folders)
+    assert curve.attempt.manifest["alone"] is False
 
 
 def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3")
-    with_checkpoint(first.attempt, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
-    again = begin_attempt(run, folders)
-    assert again.attempt == first.attempt
-    manifest = again.attempt.manifest
-    assert (manifest["state"], manifest["why"], manifest["failure"]) == ("submitted", None, None)
-    assert (manifest["sweep"], manifest["array"], again.attempt.job.id) == (None, None, None)
+    first = begin_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3").attempt
+    end_with_checkpoint(first, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
+    again = begin_attempt(run, folders).attempt
+    assert again == first
+    assert again.manifest["state"] == "submitted"
+    assert [again.manifest[key] for key in ("why", "failure", "sweep", "array")] == [None] * 4
+    assert again.job.id is None
 
 
 def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders).attempt
-    assert attempt_for(run.config, folders.store).number == 2  # without a checkpoint
-    with_checkpoint(attempt_for(run.config, folders.store), state="failed", failure="bad_input")
+    assert begin_attempt(run, folders).attempt.number == 1
+    second = attempt_for(run.config, folders.store)
+    assert second.number == 2  # the first has no checkpoint
+    end_with_checkpoint(attempt_for(run.config, folders.store), state="failed", failure="bad_input")
     assert begin_attempt(run, folders).attempt.number == 4
-    assert first.number == 1
 
 
 def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
     first = begin_attempt(run, folders, job="12", sweep="a")
-    with_checkpoint(first.attempt, state="preempted")
+    end_with_checkpoint(first.attempt, state="preempted")
     (first.folder / "start-12-0").mkdir()
     (first.folder / CANCEL).touch()
     again = begin_attempt(run, folders, job="13", sweep="a")

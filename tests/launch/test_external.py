@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from analysis.records import locks
@@ -25,12 +26,7 @@ from tests.worker.runs import recorded, wait_for
 STEPS = 200
 
 
-def processes_of(pid: int) -> list[int]:
-    """Those of ours that this one started."""
-    started = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in started if b"experiments" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
+@pytest.mark.extended
 def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
     """Its processes are another program's, which ends them all when one ends without success."""
     words = ("task=cnn_digits", "profile=smoke", "cluster=local", "workers=2", f"train.steps={STEPS}")
@@ -42,7 +38,8 @@ def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
     with (tmp_path / "said").open("wb") as said:
         first = subprocess.Popen(command, cwd=ROOT, env=around, stderr=said)
     wait_for(Folders(tmp_path).scratch, "*/progress.json")
-    os.kill(processes_of(first.pid)[0], signal.SIGUSR2)
+    children = psutil.Process(first.pid).children()
+    next(child for child in children if "experiments" in child.cmdline()).send_signal(signal.SIGUSR2)
     assert first.wait(timeout=100) == 1, (tmp_path / "said").read_text()
     store = Store(tmp_path / "runs")
     (attempt,) = store.attempts(*store.runs())
@@ -75,19 +72,17 @@ def task_of_srun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("task_of_srun")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_wait_for_other_tasks(
-    here: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    said = list[str]()
+def test_a_signal_ends_the_wait_for_other_tasks(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        said = list[str]()
 
-    def say(line: str) -> None:
-        said.append(line)
-        os.kill(os.getpid(), number)
+        def say(line: str, number: int = number, said: list[str] = said) -> None:
+            said.append(line)
+            os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(run, "say", say)
-    refused(here(*ALONE), "told to end while it waited for other processes", code=1)
-    assert said == ["waiting for workers 1, 2, 3 to come; Ctrl-C ends the wait"]
+        monkeypatch.setattr(run, "say", say)
+        refused(here(*ALONE), "told to end while it waited for other processes", code=1)
+        assert said == ["waiting for workers 1, 2, 3 to come; Ctrl-C ends the wait"]
 
 
 @pytest.mark.usefixtures("task_of_srun")
@@ -98,9 +93,7 @@ def test_the_only_process_of_a_terminals_step_says_what_to_do(
     refused(here(*ALONE, SLURM_PTY_PORT="40000"), "(--pty) with 4 tasks", "`unset SLURM_PROCID")
 
 
-def test_a_signal_ends_the_wait_for_another_process_that_makes_the_run(
-    tmp_path: Path,
-) -> None:
+def test_a_signal_ends_the_wait_for_another_process_that_makes_the_run(tmp_path: Path) -> None:
     said = list[str]()
     with run_lock(Folders(tmp_path), "topk-1") as held:
         assert held.acquire()

@@ -37,44 +37,43 @@ def test_an_attempt_that_another_process_writes_is_left_to_it(run: str, tmp_path
     assert manifest.read_text() == before
 
 
-def test_a_job_runs_no_code_but_what_was_submitted(run: str, tmp_path: Path) -> None:
-    (tmp_path / "7").mkdir()
-    spec = JobSpec([run], WorkerCommand([], str(tmp_path / "7"), 1, None, [], False), tasks=1, requeues=2)
-    assert job_hooks.begin(spec) == job_hooks.LEAVE
-    attempt = job_hooks._attempt_of(run)
-    assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
-    assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
+def spec_of(run: str, code: Path) -> JobSpec:
+    return JobSpec([run], WorkerCommand(["python"], str(code), 1, None, [], False), tasks=1, requeues=2)
 
 
-def test_what_is_no_part_of_the_code_is_removed_as_a_job_begins(
+def test_a_job_runs_no_code_but_what_was_submitted(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     copy = code_version.copy_into(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
-    spec = JobSpec([run], WorkerCommand(["python"], str(copy), 1, None, [], False), tasks=1, requeues=2)
-    assert job_hooks.begin(spec) == job_hooks.GO_ON
+    assert job_hooks.begin(spec_of(run, copy)) == job_hooks.GO_ON
     assert not (copy / "yaml.py").exists()
     assert "it is no part of the code: yaml.py" in capsys.readouterr().err
+
+    (tmp_path / "7").mkdir()
+    assert job_hooks.begin(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
+    attempt = job_hooks._attempt_of(run)
+    assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
+    assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
 
 
 @pytest.mark.parametrize(("restarts", "wants", "state"), [("", 1, "submitted"), ("1", 0, "failed")])
 def test_a_job_whose_workers_do_not_even_begin_is_started_once_more_and_not_for_ever(
-    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: str, wants: int, state: str
+    run: str, monkeypatch: pytest.MonkeyPatch, restarts: str, wants: int, state: str
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     shutil.rmtree(Path(run, "start-7-0"))
     assert job_hooks._close(run, 1, has_begun=False) == wants
-    (attempt,) = Store(tmp_path / "runs").attempts(Store(tmp_path / "runs").runs()[0])
-    assert (attempt.state, "no worker has begun" in attempt.manifest["why"]) == (state, True)
-    assert (
-        job_hooks._close(run, 1, has_begun=True) == AS_OFTEN_AS_ALLOWED
-    )  # another run of its block had its turn
+    attempt = job_hooks._attempt_of(run)
+    assert attempt.state == state
+    assert "no worker has begun" in attempt.manifest["why"]
+    # Another run of its block had its turn.
+    assert job_hooks._close(run, 1, has_begun=True) == AS_OFTEN_AS_ALLOWED
 
 
 def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: Path) -> None:
     Path(run, ORDERS).unlink()
-    command = WorkerCommand([], ".", 1, None, [], False)
-    JobSpec([run], command, tasks=1, requeues=2).write(tmp_path / "task0.json")
+    spec_of(run, Path()).write(tmp_path / "task0.json")
     with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):
         job_hooks.main("end", str(tmp_path / "task0.json"))

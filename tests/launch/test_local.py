@@ -35,16 +35,17 @@ def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
     def planned(*words: str) -> PlannedRun:
         return PlannedRun(compose.resolve(["task=cnn_cifar10", "device=cuda", *words]), None)
 
-    curve, four = planned(), planned("launch.runs_per_gpu=4")
-    timed, on_cpu = planned("train.validate=never", "launch.runs_per_gpu=4"), planned("device=cpu")
-    several = planned("cluster=local", "launch.runs_per_gpu=4")
+    curve = planned()
+    four = planned("launch.runs_per_gpu=4")
+    on_cpu = planned("device=cpu")
     assert not local.fits(curve, [curve])  # one to a GPU, unless asked for
     assert local.fits(four, [four, four])
     assert not local.fits(four, [four, four, four])  # there are three cores
     assert not local.fits(four, [curve])
     assert local.fits(on_cpu, [curve])
     assert local.fits(curve, [on_cpu])
-    for alone in (timed, several):
+    for words in ("train.validate=never", "cluster=local"):  # it is timed, or has several processes
+        alone = planned(words, "launch.runs_per_gpu=4")
         assert not local.fits(alone, [four])
         assert not local.fits(four, [alone])
         assert local.fits(alone, [])
@@ -84,19 +85,19 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     assert begin_attempt(run, folders).attempt.number == 2
 
 
-@pytest.mark.parametrize("number", END_SIGNALS)
-def test_the_first_signal_is_noted_and_the_second_one_ends(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with EndSignals() as signals:
-        assert not signals.pass_on()
-        os.kill(os.getpid(), number)
-        assert signals.told
-        assert [signals.pass_on(), signals.pass_on()] == [True, False]
-        with pytest.raises(Interrupted):
+def test_the_first_signal_is_noted_and_the_second_one_ends() -> None:
+    for number in END_SIGNALS:
+        before = signal.getsignal(number)
+        with EndSignals() as signals:
+            assert not signals.pass_on()
             os.kill(os.getpid(), number)
-        signals.ignore()
-        os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == before
+            assert signals.told
+            assert [signals.pass_on(), signals.pass_on()] == [True, False]
+            with pytest.raises(Interrupted):
+                os.kill(os.getpid(), number)
+            signals.ignore()
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == before
 
 
 def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from experiments.launch.warm import WarmCommand
 from slurm.worker_process import WorkerCommand
 from tests.conftest import Command, fine
-from tests.worker.runs import manifests, start_command
+from tests.worker.runs import manifests, start_command, wait_for
 
 SWEEP = (
     "run", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=epoch", "train.steps=null",
@@ -37,10 +37,7 @@ def test_a_sweep_of_trainings_is_forked_and_gives_the_bits_of_one_alone(
 
 def test_forked_workers_end_with_their_starter(tmp_path: Path) -> None:
     process = start_command(tmp_path, *SWEEP, "train.epochs=500", "method=dense,topk")
-    deadline = time.monotonic() + 100
-    while len(begun := [*(tmp_path / "launch").rglob("worker0.json")]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert len(begun) == 2
+    wait_for(tmp_path, "launch/**/worker0.json", count=2)
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 3  # the one that loads, and two workers
     process.send_signal(signal.SIGKILL)
@@ -51,13 +48,6 @@ def test_forked_workers_end_with_their_starter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("changed", [{"gpu": True}, {"enter": ["ip"]}, {"command": ["python0"]}])
 def test_what_needs_an_environment_of_its_own_is_not_forked(changed: dict[str, Any]) -> None:
-    plain: dict[str, Any] = {
-        "command": [sys.executable],
-        "cwd": ".",
-        "threads": 1,
-        "container": None,
-        "binds": [],
-        "gpu": False,
-    }
-    assert WarmCommand.of(WorkerCommand(**plain)) is not None
-    assert WarmCommand.of(WorkerCommand(**(plain | changed))) is None
+    plain = WorkerCommand([sys.executable], ".", threads=1, container=None, binds=[], gpu=False)
+    assert WarmCommand.of(plain) is not None
+    assert WarmCommand.of(replace(plain, **changed)) is None
