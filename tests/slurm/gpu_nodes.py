@@ -74,6 +74,19 @@ def _index(word: str) -> int | None:
     return int(word[3:]) if re.fullmatch(r"GPU\d+", word) else None
 
 
+SILENT = {"nvmlInitWithFlags": None, "nvmlShutdown": None}
+TEXTS = {"nvmlDeviceGetName": b"NVIDIA H200", "nvmlSystemGetDriverVersion": b"550.54.15"}
+# What a function answers whatever it is asked of: through its last pointer, or into the text before its size.
+ANSWERS: dict[str, Any] = {
+    **SILENT,
+    **TEXTS,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetPowerUsage": 121_456,
+    "nvmlDeviceGetTemperature": 31,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+}
+
+
 class Driver:
     """NVIDIA's library on a node: answers as functions of C do, by a number and through pointers.
 
@@ -103,24 +116,23 @@ class Driver:
         self.generation, self.lost = generation, lost
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        answer = {key.removeprefix("_"): value for key, value in vars(Driver).items()}.get(name)
-        if answer is None or name in self.without or not name.startswith("nvml"):
+        answer = vars(Driver).get(f"_{name}")
+        if name in self.without or not (answer or name in ANSWERS):
             raise AttributeError(name)
 
         def function(*words: Any) -> int:
             try:
-                answer(self, *words)
+                if answer:
+                    answer(self, *words)
+                elif name in TEXTS:
+                    words[-2].value = ANSWERS[name]
+                elif name not in SILENT:
+                    words[-1]._obj.value = ANSWERS[name]
             except pynvml.NVMLError as error:
                 return int(error.value)
             return 0
 
         return function
-
-    def _nvmlInitWithFlags(self, flags: int) -> None:
-        pass
-
-    def _nvmlShutdown(self) -> None:
-        pass
 
     def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
         count._obj.value = len(self.rows)
@@ -139,19 +151,10 @@ class Driver:
     def _nvmlDeviceGetPciInfo_v3(self, handle: Any, place: Any) -> None:
         place._obj.domain, place._obj.bus, place._obj.device = 0, 16 + _index_of(handle), 0
 
-    def _nvmlDeviceGetName(self, handle: Any, name: Any, size: Any) -> None:
-        name.value = b"NVIDIA H200"
-
-    def _nvmlSystemGetDriverVersion(self, version: Any, size: Any) -> None:
-        version.value = b"550.54.15"
-
     def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any, generation: Any) -> None:
         if self.generation is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         generation._obj.value = self.generation
-
-    def _nvmlDeviceGetMaxPcieLinkWidth(self, handle: Any, width: Any) -> None:
-        width._obj.value = 16
 
     def _nvmlDeviceGetNvLinkState(self, handle: Any, link: int, is_active: Any) -> None:
         links = self.rates[_index_of(handle)]
@@ -187,15 +190,6 @@ class Driver:
 
     def _nvmlDeviceGetClockInfo(self, handle: Any, which: Any, mhz: Any) -> None:
         mhz._obj.value = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[which.value]
-
-    def _nvmlDeviceGetPowerUsage(self, handle: Any, milliwatts: Any) -> None:
-        milliwatts._obj.value = 121_456
-
-    def _nvmlDeviceGetTemperature(self, handle: Any, sensor: Any, degrees: Any) -> None:
-        degrees._obj.value = 31
-
-    def _nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Any, reasons: Any) -> None:
-        reasons._obj.value = 4
 
     def _entry(self, one: Any, other: Any) -> str:
         return self.rows[_index_of(one)][_index_of(other)]

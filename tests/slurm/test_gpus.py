@@ -8,6 +8,7 @@ import pytest
 
 from slurm import gpus
 from slurm.gpus import bus_id, is_model, pcie_rate
+from tests.conftest import there
 from tests.slurm.gpu_nodes import (
     ALONE,
     BRIDGED,
@@ -17,6 +18,7 @@ from tests.slurm.gpu_nodes import (
     Driver,
     bus,
     drive,
+    full,
     nvlink_rates,
     topology,
 )
@@ -27,24 +29,18 @@ def links(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str
     return {bus: gpu.links for bus, gpu in gpus.survey().items()}
 
 
-@pytest.mark.parametrize(
-    ("matrix", "is_switched"), [(DGX1, False), (SWITCHED, True), (BRIDGED, False), (ALONE, False)]
-)
-def test_what_joins_gpus_is_what_nvidia_smi_printed_there(
-    matrix: str, is_switched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed = {
-        bus(row): {bus(column): entry for column, entry in entries.items()}
-        for row, entries in topology(matrix).items()
-    }
-    assert links(Driver(matrix, is_switched=is_switched), monkeypatch) == printed
+def test_what_joins_gpus_is_what_nvidia_smi_printed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for matrix in (DGX1, SWITCHED, BRIDGED, ALONE):
+        printed = {
+            bus(row): {bus(column): entry for column, entry in entries.items()}
+            for row, entries in topology(matrix).items()
+        }
+        assert links(Driver(matrix, is_switched=matrix == SWITCHED), monkeypatch) == printed
 
 
 def test_the_printed_matrices_are_read_rightly() -> None:
-    rows = topology(DGX1)
-    assert rows[0] == {1: "NV1", 2: "NV1", 3: "NV2", 4: "NV2", 5: "SYS", 6: "SYS", 7: "SYS"}
-    assert all(sum(map(gpus.lanes, row.values())) == 6 for row in rows.values())  # a V100 has six
-    assert topology(SWITCHED) == {a: {b: "NV18" for b in range(3) if b != a} for a in range(3)}
+    assert topology(DGX1)[0] == {1: "NV1", 2: "NV1", 3: "NV2", 4: "NV2", 5: "SYS", 6: "SYS", 7: "SYS"}
+    assert topology(SWITCHED)[0] == {1: "NV18", 2: "NV18"}
     assert topology(BRIDGED)[2] == {0: "NODE", 1: "NODE", 3: "NV12"}
     assert nvlink_rates(STATUS) == {0: [25.781] * 3 + [0, 25.781, 0], 1: [], 2: [14.062, 0], 3: []}
 
@@ -63,22 +59,21 @@ def test_a_virtual_machine_that_is_shown_no_switch_knows_of_its_nvlinks(
 def test_nvlinks_are_counted_active_and_idle(
     without: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    four = "\t".join(["", *(f"GPU{index}" for index in range(4)), "CPU Affinity"])
-    rows = ["\t".join([f"GPU{a}", *("X" if a == b else "SYS" for b in range(4)), "0-15"]) for a in range(4)]
     rates = list(nvlink_rates(STATUS).values())
-    drive(monkeypatch, Driver("\n".join([four, *rows]), rates, is_switched=True, without=without))
+    drive(monkeypatch, Driver(full("SYS"), rates, is_switched=True, without=without))
     node = list(gpus.survey().values())
     assert [gpu.nvlinks for gpu in node] == [[25.781] * 4, [], [14.062], []]
     assert [gpu.idle_nvlinks for gpu in node] == [2, 0, 1, 0]
 
 
 def test_what_a_driver_does_not_know_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor"]
+    older = ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetPowerUsage"]
     drive(monkeypatch, Driver(BRIDGED, without=older, generation=None, lost=[3]))
-    first = gpus.survey()[bus(0)]
-    assert (first.nvlinks, first.idle_nvlinks, first.pcie) == (None, 0, None)
-    assert first.links == {}
-    assert list(gpus.survey()) == [bus(0), bus(1), bus(2)]  # the fourth has failed
+    found = gpus.survey()
+    first = found[bus(0)]
+    assert (first.nvlinks, first.idle_nvlinks, first.pcie, first.links) == (None, 0, None, {})
+    assert list(found) == [bus(0), bus(1), bus(2)]  # the fourth has failed
+    assert there(gpus.state(bus(0)))["power.draw"] == "[N/A]"
 
 
 def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,11 +92,6 @@ def test_a_gpu_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpus.state(bus(1)) is None
 
 
-def test_what_is_not_known_of_a_gpus_state_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    drive(monkeypatch, Driver(ALONE, without=["nvmlDeviceGetPowerUsage"]))
-    assert (gpus.state(bus(0)) or {})["power.draw"] == "[N/A]"
-
-
 def test_a_node_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     drive(monkeypatch, None)
     assert gpus.survey() == {}
@@ -109,45 +99,28 @@ def test_a_node_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) ->
     assert not gpus.has_gpu()
 
 
-def test_bus_ids_of_cuda_and_of_the_driver_meet() -> None:
-    assert bus_id(9, 1, 0) == "00000009:01:00.0"
+def test_what_a_slot_can_carry() -> None:
+    slots = [(3, 16), (4, 16), (5, 16), (4, 8), (9, 16)]
+    assert [pcie_rate(*slot) for slot in slots] == [15.8, 31.5, 63.0, 15.8, None]
+    assert bus_id(9, 1, 0) == "00000009:01:00.0"  # as CUDA's and the driver's numbers meet
 
 
-@pytest.mark.parametrize(
-    ("generation", "width", "rate"),
-    [(3, 16, 15.8), (4, 16, 31.5), (5, 16, 63.0), (4, 8, 15.8), (9, 16, None)],
-)
-def test_what_a_slot_can_carry(generation: int, width: int, rate: float | None) -> None:
-    assert pcie_rate(generation, width) == rate
+SXM, SLICE = "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB MIG 3g.20gb"
+GH200, GTX = "NVIDIA GH200 480GB", "NVIDIA GeForce RTX 3090"
+NAMED = [
+    ("a100", "NVIDIA A100-SXM4-80GB"), ("a100", "NVIDIA A100-PCIE-40GB"), ("A100", "A100-SXM4-40GB"),
+    ("a100_80gb", "NVIDIA A100 80GB PCIe"), ("v100", "Tesla V100-SXM2-32GB"), ("h200", "NVIDIA H200"),
+    ("gh200", GH200), ("h100", "NVIDIA H100 80GB HBM3"), ("l40s", "NVIDIA L40S"), ("3090", GTX),
+    ("a6000", "NVIDIA RTX A6000"), ("rtx3090", GTX), ("rtx_3090", GTX), ("a100_3g.20gb", SLICE),
+    ("rtx_6000_ada", "NVIDIA RTX 6000 Ada Generation"),
+]  # fmt: skip
+NOT_NAMED = [
+    ("a100_80gb", SXM), ("h200", GH200), ("l40", "NVIDIA L40S"), ("a100", SLICE), ("a100_3g.20gb", SXM),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("claim", "name", "named"),
-    [
-        ("a100", "NVIDIA A100-SXM4-80GB", True),
-        ("a100", "NVIDIA A100-PCIE-40GB", True),
-        ("A100", "A100-SXM4-40GB", True),
-        ("a100_80gb", "NVIDIA A100 80GB PCIe", True),
-        ("a100_80gb", "NVIDIA A100-SXM4-40GB", False),
-        ("v100", "Tesla V100-SXM2-32GB", True),
-        ("h200", "NVIDIA H200", True),
-        ("h200", "NVIDIA GH200 480GB", False),
-        ("gh200", "NVIDIA GH200 480GB", True),
-        ("h100", "NVIDIA H100 80GB HBM3", True),
-        ("l40", "NVIDIA L40S", False),
-        ("l40s", "NVIDIA L40S", True),
-        ("a6000", "NVIDIA RTX A6000", True),
-        ("3090", "NVIDIA GeForce RTX 3090", True),
-        ("rtx3090", "NVIDIA GeForce RTX 3090", True),
-        ("rtx_3090", "NVIDIA GeForce RTX 3090", True),
-        ("rtx_6000_ada", "NVIDIA RTX 6000 Ada Generation", True),
-        ("a100", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", False),
-        ("a100_3g.20gb", "NVIDIA A100-SXM4-40GB MIG 3g.20gb", True),
-        ("a100_3g.20gb", "NVIDIA A100-SXM4-40GB", False),
-    ],
-)
-def test_a_word_names_a_gpu(claim: str, name: str, named: bool) -> None:
-    assert is_model(claim, name) is named
+def test_a_word_names_a_gpu() -> None:
+    assert [pair for pair in [*NAMED, *NOT_NAMED] if is_model(*pair)] == NAMED
 
 
 @pytest.mark.gpu
