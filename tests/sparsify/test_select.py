@@ -1,46 +1,46 @@
-"""Selectors, part by part."""
+"""Selectors, part by part; and samples without replacement, `select.sample`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import sparsify
-from sparsify.select import BlockRandomK, Drawing, FirstK, RandomK, Selector, TopK, Union
+from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, Union, sample
 from sparsify.types import BucketContext
 from tests.sparsify.laws import ALONE, live
 
+CPU = torch.device("cpu")
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
-
-
 SELECTORS = [
     TopK(), RandomK(), RandomK(shared=True), RandomK(sampling="permutation"), BlockRandomK(),
     BlockRandomK(aligned=True), FirstK(), Union(TopK()),
 ]  # fmt: skip
 
 
-def choose(selector: Selector, acc: torch.Tensor, k: int, state: object) -> torch.Tensor:
+def choose(selector: Selector, acc: Tensor, k: int, state: object) -> Tensor:
     return selector.select(acc, k, ALONE, state).indices
 
 
-@pytest.mark.parametrize("k", [1, 7, 100])
+def check_distinct(chosen: Tensor, n: int, k: int) -> None:
+    assert chosen.shape == (k,)
+    assert len(chosen.unique()) == k
+    assert 0 <= chosen.min() <= chosen.max() < n
+
+
 @pytest.mark.parametrize("selector", SELECTORS, ids=repr)
-def test_indices_are_distinct_and_in_range(selector: Selector, k: int) -> None:
+def test_indices_are_distinct_and_in_range(selector: Selector) -> None:
     acc = torch.randn(100, generator=torch.Generator().manual_seed(0))
-    state = selector.init(acc, CONTEXT)
-    for _ in range(3):
-        chosen = choose(selector, acc, k, state)
-        assert chosen.shape == (k,)
-        assert len(chosen.unique()) == k
-        assert chosen.min() >= 0
-        assert chosen.max() < 100
-
-
-@pytest.mark.parametrize("selector", SELECTORS, ids=repr)
-def test_more_than_there_is_is_refused(selector: Selector) -> None:
-    acc = torch.ones(10)
-    with pytest.raises(ValueError, match="k=11 elements can't be chosen of 10"):
-        choose(selector, acc, 11, selector.init(acc, CONTEXT))
+    for k in (1, 7, 100):
+        state = selector.init(acc, CONTEXT)
+        for _ in range(3):
+            check_distinct(choose(selector, acc, k, state), 100, k)
+    with pytest.raises(ValueError, match="k=101 elements can't be chosen of 100"):
+        choose(selector, acc, 101, selector.init(acc, CONTEXT))
 
 
 def test_topk_takes_the_largest_magnitudes() -> None:
@@ -48,45 +48,93 @@ def test_topk_takes_the_largest_magnitudes() -> None:
     assert set(choose(TopK(), acc, 3, TopK().init(acc, CONTEXT)).tolist()) == {1, 2, 4}
 
 
-@pytest.mark.parametrize("sampling", ["hash", "permutation"])
-def test_randomk_is_uniform_and_differs_between_ranks_and_buckets(sampling: Drawing) -> None:
-    acc, draws, selector = torch.zeros(20), torch.zeros(20), RandomK(sampling=sampling)
+@pytest.mark.parametrize("selector", [RandomK(), RandomK(sampling="permutation")], ids=repr)
+def test_randomk_is_uniform_and_differs_between_ranks_and_buckets(selector: Selector) -> None:
+    acc = torch.zeros(20)
+    draws = torch.zeros(20)
     state = selector.init(acc, CONTEXT)
     for _ in range(2000):
         draws[choose(selector, acc, 5, state)] += 1
     # 2000 draws of 5 from 20: 500 each, standard deviation 19; six of them is one in 10^8
     assert (draws - 500).abs().max() < 6 * 19.4
-    places = [BucketContext(0, 0, 0), BucketContext(0, 1, 0), BucketContext(0, 0, 1), BucketContext(1, 0, 0)]
-    states = [selector.init(acc, place) for place in places]
-    orders = {tuple(choose(selector, acc, 20, state).tolist()) for state in states}
+    places = [BucketContext(*place) for place in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0))]
+    orders = {tuple(choose(selector, acc, 20, selector.init(acc, place)).tolist()) for place in places}
     assert len(orders) == 4
 
 
 @pytest.mark.parametrize("selector", [RandomK(shared=True), BlockRandomK(shared=True)], ids=repr)
 def test_a_shared_seed_draws_alike_on_all_ranks_and_anew_in_every_step(selector: Selector) -> None:
     acc = torch.zeros(1000)
-    states = [selector.init(acc, BucketContext(0, rank, 0)) for rank in range(2)]
-    drawn = [[choose(selector, acc, 10, state).tolist() for _ in range(3)] for state in states]
-    assert drawn[0] == drawn[1]
-    assert drawn[0][0] != drawn[0][1] != drawn[0][2]
+    first, second = (selector.init(acc, BucketContext(0, rank, 0)) for rank in range(2))
+    drawn = [choose(selector, acc, 10, first).tolist() for _ in range(3)]
+    assert drawn == [choose(selector, acc, 10, second).tolist() for _ in range(3)]
+    assert drawn[0] != drawn[1] != drawn[2]
 
 
-def test_blocks_wrap_around_the_end_or_keep_to_their_grid() -> None:
+@pytest.mark.parametrize(
+    ("selector", "starts"),
+    [(BlockRandomK(), set(range(10))), (BlockRandomK(aligned=True), {0, 4})],  # 8 and 9 are never chosen
+)
+def test_blocks_wrap_around_the_end_or_keep_to_their_grid(selector: Selector, starts: set[int]) -> None:
     acc = torch.zeros(10)
-    wrapping, aligned = BlockRandomK(), BlockRandomK(aligned=True)
-    starts: dict[bool, set[int]] = {False: set(), True: set()}
-    for selector in (wrapping, aligned):
-        state = selector.init(acc, CONTEXT)
-        for _ in range(200):
-            chosen = choose(selector, acc, 4, state).tolist()
-            assert chosen == [(chosen[0] + i) % 10 for i in range(4)]
-            starts[selector.aligned].add(chosen[0])
-    assert starts == {False: set(range(10)), True: {0, 4}}  # aligned: 8 and 9 are never chosen
+    state = selector.init(acc, CONTEXT)
+    drawn = [choose(selector, acc, 4, state).tolist() for _ in range(200)]
+    assert all(chosen == [(chosen[0] + i) % 10 for i in range(4)] for chosen in drawn)
+    assert {chosen[0] for chosen in drawn} == starts
 
 
 def test_unbiased_random_k_has_the_gradient_as_its_mean() -> None:
     method = sparsify.build("randomk", density=0.25, unbiased=True)
-    lived = live(method, 2, steps=400, make=lambda *where: torch.arange(8.0).double(), shapes=[(8,)])
+    gradient = torch.arange(8.0).double()
+    lived = live(method, 2, steps=400, make=lambda *where: gradient, shapes=[(8,)])
     mean = torch.stack(lived[0].updates).mean(dim=0)
     # Each of 800 draws gives 4 g with probability 1/4: standard error of the mean sqrt(3 / 800) g
-    torch.testing.assert_close(mean, torch.arange(8.0).double(), rtol=6 * (3 / 800) ** 0.5, atol=0)
+    torch.testing.assert_close(mean, gradient, rtol=6 * (3 / 800) ** 0.5, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 97, 100, 1009, 65_536, 1_000_003])
+def test_samples_are_distinct_and_in_range(n: int) -> None:
+    """So of everything they are permutations."""
+    for k in {1, min(n, 10), min(n, 5000), n if n < 2000 else 1}:
+        for key in (0, 1, CONTEXT.key(), 2**63 - 1):
+            drawn = sample(n, k, key, CPU)
+            assert drawn.dtype == torch.int64
+            check_distinct(drawn, n, k)
+
+
+def test_samples_are_uniform_differ_between_keys_and_repeat_with_them() -> None:
+    n, k, draws = 53, 5, 1500
+    place = BucketContext(seed=1, rank=0, bucket=0)
+    drawn = torch.stack([sample(n, k, place.key(step), CPU) for step in range(draws)])
+    assert torch.equal(drawn[7], sample(n, k, place.key(7), CPU))
+    assert len(drawn.unique(dim=0)) > 0.99 * draws
+    distances = (drawn[:, 1] - drawn[:, 0]) % n
+    for values, least in ((drawn.flatten(), 0), (distances, 1)):
+        observed = values.bincount(minlength=n)[least:]
+        expected = len(values) / len(observed)
+        chi_square = float(((observed - expected) ** 2 / expected).sum())
+        # As many degrees of freedom: that is the mean, and half the variance; six standard deviations.
+        # Without replacement the counts vary a little less.
+        freedom = len(observed) - 1
+        assert abs(chi_square - freedom) < 6 * (2 * freedom) ** 0.5
+
+
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that any operation returned."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of torch
+        self.numel = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if isinstance(out, Tensor):
+            self.numel = max(self.numel, out.numel())
+        return out
+
+
+@pytest.mark.parametrize("n", [10**6, 10**9, 10**9 + 7])
+def test_a_sample_takes_memory_for_k_and_the_root_of_n(n: int) -> None:
+    with Largest() as seen:
+        check_distinct(sample(n, 1000, 3, CPU), n, 1000)
+    assert seen.numel <= 1000 + int(n**0.5) + 1
