@@ -114,19 +114,3 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
         "rank 1, step 3: the gradient of weight has a NaN or Inf; noticed after step 4, so weights and "
         "residuals may hold it: go back to the last checkpoint"
     ] * 3  # fmt: skip
-
-
-def test_an_interrupted_epoch_goes_on_with_the_steps_that_it_had() -> None:
-    def body(comm: virtual.VirtualComm) -> Lines:
-        before = Steps(comm)
-        before.make(0, 1.0)
-        before.make(0, 2.0)
-        before.step_log.write()
-        after = Steps(comm)
-        after.step_log.restore(before.step_log.state())
-        after.make(0, 6.0)
-        after.end_epoch(0)
-        return after.log
-
-    (log,) = virtual.run(1, body)
-    assert log.of("epoch")[0]["train_loss"] == 3.0

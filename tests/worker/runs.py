@@ -61,7 +61,8 @@ def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt
     assert straight.manifest["agreed"] == (told.config["method"]["name"] != "noloco")  # breaks it by design
     assert attempt.manifest["weights"] == straight.manifest["weights"]
     for rank in range(told.config["workers"]):
-        assert measured(recorded(attempt, rank)) == measured(recorded(straight, rank))
+        for kind in ("step", "epoch"):
+            assert measured(recorded(attempt, rank, kind)) == measured(recorded(straight, rank, kind))
     return attempt, straight
 
 

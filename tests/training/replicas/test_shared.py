@@ -114,24 +114,6 @@ def test_each_rank_is_charged_for_the_step_of_the_optimiser() -> None:
     assert seconds == 2.0  # done once
 
 
-def test_what_is_made_once_is_made_by_rank_0_and_not_kept() -> None:
-    made = list[int]()
-
-    def body(comm: virtual.VirtualComm) -> list[int]:
-        def make() -> int:
-            made.append(comm.rank)
-            return len(made)
-
-        numbers = [comm.first(make), comm.first(make)]
-        comm.barrier()
-        numbers.append(comm.first(make))
-        assert all(kept is None for kept in comm.cluster.made[:2])
-        return numbers
-
-    assert virtual.run(SIZE, body) == [[1, 2, 3]] * SIZE
-    assert made == [0, 0, 0]
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_bits_are_compared_and_not_numbers(dtype: torch.dtype) -> None:
     def body(comm: virtual.VirtualComm) -> list[bool]:
