@@ -34,31 +34,20 @@ def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
 def test_one_method_stands_for_all_where_nothing_refers_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hydra composes as many files anew; what it makes of each choice is the same."""
-    for name, comment in (("mine", "of mine"), ("theirs", "of ${method.name}")):
-        path = tmp_path / "cluster" / f"{name}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"defaults:\n- generic_slurm\n- _self_\ncomment: {comment}\n")
+    path = tmp_path / "cluster" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("defaults:\n- generic_slurm\n- _self_\npartition: of ${method.name}\n")
     monkeypatch.setenv("SPARSIFY_CONF", str(tmp_path))
-    folders = choices.folders()
-    methods = ("dgc", "topk_layerwise", "sparseloco")
-    clusters = (("mine", "yoon2022"), ("theirs", "yoon2022"), ("virtual", "none"))
-    for method, task in zip(methods, ("vector", "cnn_digits", "gpt_ptbchars"), strict=True):
-        for cluster, recipe in clusters:
-            chosen = {"method": method, "task": task, "cluster": cluster, "recipe": recipe}
-            whole = compose._hydras(compose._words(chosen), *folders)
-            assert compose._said(chosen, tuple(folders)) == whole.said
-            assert whole.refer == (cluster == "theirs")
+    for method in ("dgc", "topk", "sparseloco"):
+        assert compose.resolve(["cluster=mine", f"method={method}"])["cluster"]["partition"] == f"of {method}"
 
 
 def test_words_say_more_than_conf_and_conf_more_than_defaults() -> None:
-    choices_of = ["task=vgg16_digits", "method=topk_layerwise", "profile=smoke"]
-    said = dict(compose._leaves(compose._hydras(tuple(choices_of), *choices.folders()).said))
-    assert said["train.steps"] == 8
-    chosen = compose.resolve(choices_of)
-    assert all(name == "method_defaults" or chosen.leaf(name) == value for name, value in said.items())
-    given = compose.resolve([*choices_of, "train.steps=null", "data.root='a b'", "method.density=0.01"])
-    assert (given.train.steps, given.data.root, given.method.leaf("density")) == (None, "a b", 0.01)
+    words = ("task=vgg16_digits", "method=topk_layerwise", "profile=smoke")
+    config = compose.resolve(words)
+    assert (config.train.steps, config.method.leaf("scope")) == (8, "layer")
+    given = compose.resolve([*words, "train.steps=null", "data.root='a b'", "method.scope=global"])
+    assert (given.train.steps, given.data.root, given.method.leaf("scope")) == (None, "a b", "global")
 
 
 def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:
