@@ -16,26 +16,45 @@ import pytest
 from experiments.config import data_root
 from experiments.config.folders import Folders
 from slurm import environment, images
-from tests.conftest import ROOT, there
+from tests.conftest import ROOT
 
 OF_TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+OF_MPIRUN = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+OF_HOROVODRUN = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"}
+OF_SRUN = {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+STARTED = [
+    ({}, None),
+    (OF_MPIRUN, ("mpirun", 1, 2)),
+    ({**OF_MPIRUN, "OMPI_COMM_WORLD_SIZE": "1"}, None),
+    (OF_HOROVODRUN, ("horovodrun", 1, 2)),
+    ({**OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}, ("torchrun", 1, 2)),
+    ({**OF_TORCHRUN, "WORLD_SIZE": "1"}, None),
+    ({"WORLD_SIZE": "2"}, None),
+    ({**OF_SRUN, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}, ("srun", 1, 4)),
+    ({**OF_SRUN, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),  # srun --pty bash
+    ({**OF_SRUN, "SLURM_STEP_ID": "batch", "SLURM_STEP_NUM_TASKS": "4"}, None),
+    (OF_SRUN, None),  # a batch script, or salloc's shell
+]
 
 
-def test_torchrun_is_known_by_what_it_alone_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", {**OF_TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
-    found = there(environment.joined())
-    assert (found.starter, found.place.rank) == ("torchrun", 1)
-
-
-def test_ranks_that_somebody_else_set_are_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "environ", dict(OF_TORCHRUN))
+def test_a_process_knows_whether_it_is_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variables, expected in STARTED:
+        monkeypatch.setattr(os, "environ", variables)
+        found = environment.joined()
+        assert (found and (found.starter, found.place.rank, found.place.size)) == expected
+    monkeypatch.setattr(os, "environ", OF_TORCHRUN)
     with pytest.raises(
         ValueError, match=r"RANK, WORLD_SIZE, LOCAL_RANK are set, .* unset them, or start .*torchrun"
     ):
         environment.joined()
-    for alone in ({**OF_TORCHRUN, "WORLD_SIZE": "1"}, {"WORLD_SIZE": "2"}):
-        monkeypatch.setattr(os, "environ", alone)
-        assert environment.joined() is None
+
+
+def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {"HOROVOD_CYCLE_TIME": "0.1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_RANK": "1"}
+    monkeypatch.setattr(os, "environ", told)
+    assert environment.recorded("HOROVOD") == {"HOROVOD_CYCLE_TIME": "0.1"}
 
 
 @pytest.mark.parametrize(
@@ -58,27 +77,20 @@ def test_a_folder_whose_name_is_not_utf8_is_refused(
     ask()
 
 
-OF_PTY_STEP = {
-    "SLURM_PTY_PORT": "40000",
-    "SLURM_STEP_ID": "0",
-    "SLURM_PROCID": "0",
-    "SLURM_STEP_NUM_TASKS": "4",
-    "SLURM_LOCALID": "0",
-}
+OF_PTY_STEP = {**OF_SRUN, "SLURM_PTY_PORT": "40000", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
 ASK = "from slurm import environment; print(environment.joined() is not None)"
+
+
+TYPED = ["bash", "-c", 'set -m; "$@"; true', "shell"]  # as in a shell that a person types in
 
 
 @pytest.mark.parametrize(
     ("starter", "has_terminal", "is_joined"),
     [
-        (["bash", "-c", 'set -m; "$@"; true', "shell"], True, False),  # as in a shell that a person types in
+        (TYPED, True, False),
         ([], True, True),  # srun --pty python ...
         (["bash", "-c", '"$@"; true', "script"], True, True),
-        (
-            ["bash", "-c", 'set -m; "$@"; true', "shell"],
-            False,
-            True,
-        ),  # a variable that an earlier step has left
+        (TYPED, False, True),  # a variable that an earlier step has left
     ],
 )
 def test_a_command_typed_into_a_shell_of_srun_pty_is_nobodys_task(

@@ -51,107 +51,86 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
     assert {name: os.environ[name] for name in AROUND} == AROUND
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "aside"),
-    [
-        ("SBATCH_ACCOUNT", "mine", ""),
-        ("SBATCH_QOS", "long", ""),
-        ("SBATCH_CONSTRAINT", "a100", ""),
-        ("SBATCH_MEM_PER_CPU", "4G", ""),
-        ("SBATCH_PARTITION", "gpu", ""),  # as the configuration has it
-        ("SBATCH_PARTITION", "cpu", "--partition=gpu counts"),
-        ("SBATCH_TIMELIMIT", "9", "--time=5 counts"),
-        ("SBATCH_GPUS_PER_NODE", "8", "--gres=gpu:2 counts"),
-        ("SBATCH_NO_REQUEUE", "1", "--requeue counts"),
-        ("SBATCH_WAIT", "1", "sbatch is to return at once"),
-        ("SBATCH_ARRAY_INX", "0-3", "a job for each run"),
-        ("SBATCH_CONTAINER", "/bundle", "container= decides"),
-    ],
-)
-def test_what_a_person_exported_for_sbatch_counts_where_the_configuration_says_nothing(
-    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, name: str, value: str, aside: str
+CHOSEN = "container= decides"
+# What a person exported, and why it is set aside; empty: it counts.
+EXPORTED = [
+    ("SBATCH_ACCOUNT=mine", ""),
+    ("SBATCH_QOS=long", ""),
+    ("SBATCH_CONSTRAINT=a100", ""),
+    ("SBATCH_MEM_PER_CPU=4G", ""),
+    ("SBATCH_PARTITION=cpu", "--partition=gpu counts"),
+    ("SBATCH_TIMELIMIT=9", "--time=5 counts"),
+    ("SBATCH_GPUS_PER_NODE=8", "--gres=gpu:2 counts"),
+    ("SBATCH_NO_REQUEUE=1", "--requeue counts"),
+    ("SBATCH_WAIT=1", "sbatch is to return at once"),
+    ("SBATCH_ARRAY_INX=0-3", "a job for each run"),
+    ("SBATCH_CONTAINER=/bundle", CHOSEN),
+]
+# Of containers, names alone are told: values may be secret.
+OF_CONTAINERS = [
+    ("PYXIS_CONTAINER_IMAGE", CHOSEN),
+    ("PYXIS_CONTAINER_MOUNTS", CHOSEN),
+    ("APPTAINER_BIND", CHOSEN),
+    ("SINGULARITY_CONTAINALL", CHOSEN),
+    ("APPTAINERENV_OMP_NUM_THREADS", CHOSEN),
+    ("SINGULARITY_DOCKER_PASSWORD", CHOSEN),
+    ("APPTAINER_CACHEDIR", ""),
+    ("SINGULARITY_TMPDIR", ""),
+    ("ENROOT_CACHE_PATH", ""),
+]
+
+
+def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
+    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(name, value)
     programs.prints("sbatch", "7")
-    ids, said = submitted(tmp_path)
-    assert ids == ["7"]
     planned = sbatch_text(tmp_path, OPTIONS, "python", 1)
-    is_passed_on = programs.environment("sbatch").get(name) == value
-    assert exported(planned) == ([f"{name}={value}"] if is_passed_on else [])
-    if aside:
-        assert not is_passed_on
-        assert said == [f"exported, and set aside: {name}={value} ({aside})"]
-    else:
-        assert not said
-        assert is_passed_on or name == "SBATCH_PARTITION"
+    for number, (exports, aside) in enumerate([*EXPORTED, *OF_CONTAINERS]):
+        name, _, value = exports.partition("=")
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value or "of the person")
+            ids, said = submitted(tmp_path / str(number))
+            assert ids == ["7"]
+            assert (name in programs.environment("sbatch")) == (not aside), exports
+            assert said == ([f"exported, and set aside: {exports} ({aside})"] if aside else [])
+            if value:
+                assert exported(planned) == ([] if aside else [exports])
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")  # as the configuration has it
+    assert submitted(tmp_path / "same") == (["7"], [])
 
 
-@pytest.mark.parametrize(
-    ("name", "is_passed_on"),
-    [
-        ("PYXIS_CONTAINER_IMAGE", False),
-        ("PYXIS_CONTAINER_MOUNTS", False),
-        ("APPTAINER_BIND", False),
-        ("SINGULARITY_CONTAINALL", False),
-        ("APPTAINERENV_OMP_NUM_THREADS", False),
-        ("SINGULARITY_DOCKER_PASSWORD", False),
-        ("APPTAINER_CACHEDIR", True),
-        ("SINGULARITY_TMPDIR", True),
-        ("ENROOT_CACHE_PATH", True),
-    ],
-)
-def test_exported_options_of_containers_do_not_reach_jobs_and_their_names_are_told(
-    tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch, name: str, is_passed_on: bool
-) -> None:
-    monkeypatch.setenv(name, "of the person")
-    programs.prints("sbatch", "7")
-    ids, said = submitted(tmp_path)
-    assert ids == ["7"]
-    assert (name in programs.environment("sbatch")) == is_passed_on
-    assert said == ([] if is_passed_on else [f"exported, and set aside: {name} (container= decides)"])
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
+def test_the_id_is_found_among_what_a_sites_own_sbatch_prints(tmp_path: Path, programs: Programs) -> None:
+    answers = [
         "12",
         "12;devcluster",
         "Welcome! This is your job 3 of 500\n12\nHave a nice day",
         "Submitted batch job 12",
         "job 7 of 500\nSubmitted batch job 12 on cluster devcluster",
-    ],
-)
-def test_the_id_is_found_among_what_a_sites_own_sbatch_prints(
-    tmp_path: Path, programs: Programs, answer: str
-) -> None:
-    programs.prints("sbatch", answer)
-    assert submitted(tmp_path, tasks=2) == (["12_0", "12_1"], [])
-    assert "--parsable" in programs.words("sbatch")
-    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {
-        "12_0_submitted.pkl", "12_1_submitted.pkl", "12_submission.sh",
-    }  # fmt: skip
+    ]
+    for number, answer in enumerate(answers):
+        programs.prints("sbatch", answer)
+        folder = tmp_path / str(number)
+        assert submitted(folder, tasks=2) == (["12_0", "12_1"], []), answer
+        assert "--parsable" in programs.words("sbatch")
+        assert {path.name for path in (folder / "jobs").iterdir()} == {
+            "12_0_submitted.pkl", "12_1_submitted.pkl", "12_submission.sh",
+        }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("answer", "code"),
-    [
-        ("500\n12", 0),
-        ("", 0),
-        ("sbatch: error: Batch job submission failed: Socket timed out on send/recv", 1),
-    ],
-)
-def test_an_answer_that_names_no_job_is_looked_up_in_the_queue(
-    tmp_path: Path, programs: Programs, answer: str, code: int
-) -> None:
-    programs.prints("sbatch", answer, code=code)
-    programs.prints(
-        "squeue",
-        "11|RUNNING|None|/elsewhere/1.sh\n12|PENDING|None|$SCRIPT",
-        SCRIPT=f"$(ls {tmp_path}/jobs/*.sh)",
-    )
-    ids, said = submitted(tmp_path)
-    assert ids == ["12"]
-    assert "SLURM has the job 12, of which sbatch said" in said[0]
+def test_an_answer_that_names_no_job_is_looked_up_in_the_queue(tmp_path: Path, programs: Programs) -> None:
+    unclear = {
+        "500\n12": 0,
+        "": 0,
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv": 1,
+    }
+    for number, (answer, code) in enumerate(unclear.items()):
+        folder = tmp_path / str(number)
+        programs.prints("sbatch", answer, code=code)
+        queued = "11|RUNNING|None|/elsewhere/1.sh\n12|PENDING|None|$SCRIPT"
+        programs.prints("squeue", queued, SCRIPT=f"$(ls {folder}/jobs/*.sh)")
+        ids, said = submitted(folder)
+        assert ids == ["12"]
+        assert "SLURM has the job 12, of which sbatch said" in said[0]
 
 
 def test_a_job_is_neither_refused_nor_queued_as_long_as_nobody_can_tell(
