@@ -129,12 +129,6 @@ def test_without_momentum_nothing_is_lost(masking: bool, dense_vectors: bool) ->
     check_laws(method, live(method, 4, steps=12))
 
 
-def test_nesterovs_first_step_is_1_9_times_a_dense_one() -> None:
-    lived = live(sparsify.build("dgc", density=1.0, nesterov=True), 2, steps=1)
-    mean = torch.stack([rank.gradients[0] for rank in lived]).mean(dim=0)
-    torch.testing.assert_close(lived[0].updates[0], 1.9 * mean)
-
-
 def test_the_momentum_of_averaged_vectors_is_wide() -> None:
     lived = live(sparsify.build("dgc", density=0.01), 2, steps=6, shapes=[(500,)], dtype=torch.bfloat16)
     momentum = torch.zeros(500, dtype=torch.float64)

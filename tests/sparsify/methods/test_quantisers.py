@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.methods._quantise import PackedCodes, in_blocks
 from sparsify.methods.qgz import regions
-from tests.sparsify.laws import SHAPES, build, check_laws, gradient, live
+from tests.sparsify.laws import SHAPES, build, gradient, live
 from tests.sparsify.methods.replays import (
     EXACT,
     Array,
@@ -108,12 +107,6 @@ def test_the_sign_of_zero_is_one_and_a_tie_moves_nothing() -> None:
     assert lived[0].updates[0].tolist() == [1.0, 1.0, 0.0, 1.0]
 
 
-def test_efsignsgd_loses_nothing_to_the_rounding_of_its_scale() -> None:
-    """The residual is what the others did not get, to the last bit of float64, though scales are fp32."""
-    method = sparsify.build("efsignsgd")
-    check_laws(method, live(method, 3, 20), 1e-14)
-
-
 def test_qsgd_with_feedback_is_stable_only_for_enough_levels() -> None:
     """Its error is at most min(n / s^2, sqrt(n) / s) of what it rounds: with s = 7 and 512 elements, 3.2."""
 
@@ -143,29 +136,6 @@ def test_terngrad_clips_to_so_many_sigma() -> None:
         method = sparsify.build("terngrad", clip=clip)
         update = live(method, 1, 1, repeat_gradients(values), [(100,)])[0].updates[0]
         assert update.tolist() == [sent] + [0.0] * 99
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4, 8])
-def test_codes_survive_packing_and_take_their_bits(bits: int) -> None:
-    for n in (1, 3, 8, 227):
-        message = PackedCodes.like(torch.empty(n), block=100, bits=bits)
-        codes = torch.randint(2**bits, (n,), generator=torch.Generator().manual_seed(n)).to(torch.uint8)
-        scales = torch.rand(-(-n // 100))
-        message.codes.copy_(codes)
-        written = message.write(scales).clone()
-        assert written.numel() == -(-n * bits // 8) + 4 * len(scales)
-        message.codes.zero_()
-        unaligned = torch.cat([torch.zeros(3, dtype=torch.uint8), written])[3:]
-        assert torch.equal(message.read(unaligned), scales)
-        assert torch.equal(message.codes, codes)
-
-
-def test_blocks_are_views_of_everything() -> None:
-    tensor = torch.arange(10)
-    assert [view.tolist() for view in in_blocks(tensor, 4)] == [[[0, 1, 2, 3], [4, 5, 6, 7]], [[8, 9]]]
-    assert [view.shape for view in in_blocks(tensor, 5)] == [(2, 5)]
-    assert [view.shape for view in in_blocks(tensor, 11)] == [(1, 10)]
-    assert in_blocks(tensor, 3)[1].data_ptr() == tensor[9:].data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -198,14 +168,6 @@ def test_zeros_are_sent_as_zeros(name: str) -> None:
     assert not torch.stack(lived[0].updates).any()
 
 
-def test_workers_round_at_random_each_for_itself() -> None:
-    """Else two of them would err as one does."""
-    lived = live(
-        sparsify.build("qsgd", feedback="gradient"), 2, 1, lambda *where: torch.ones(600).double(), [(600,)]
-    )
-    assert not torch.equal(lived[0].residual, lived[1].residual)
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_qgz_errs_by_at_most_half_a_level_of_each_rounding(bits: int, size: int) -> None:
@@ -213,13 +175,6 @@ def test_qgz_errs_by_at_most_half_a_level_of_each_rounding(bits: int, size: int)
     grads = torch.stack([rank.gradients[0] for rank in lived])
     error = (lived[0].updates[0] - grads.mean(0)).abs().max()
     assert 0 < error <= 1.0001 * grads.abs().max() / (2 ** (bits - 1) - 1)  # scales travel as fp32
-
-
-@pytest.mark.parametrize("size", [1, 3, 4])
-def test_with_a_residual_the_rounding_of_a_sum_is_kept_by_its_owner(size: int) -> None:
-    """Updates and residuals add up to the gradients, over many steps."""
-    method = build("qgz", scope="global", block=64, feedback="gradient")
-    check_laws(method, live(method, size, steps=8, shapes=WIDE), 1e-10)
 
 
 def test_regions_are_whole_blocks_and_may_be_empty() -> None:

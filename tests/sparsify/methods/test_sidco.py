@@ -146,31 +146,6 @@ def test_stages_adapt_every_five_steps_where_the_mean_leaves_its_band(
     assert stages == expected
 
 
-def test_as_published_a_heavy_tail_keeps_sidco_at_one_stage_and_several_times_k() -> None:
-    """It answers too many with one stage less, but has only one; `reversing` tries one more."""
-    generator = torch.Generator().manual_seed(0)
-    normals = torch.randn(4, 30_000, generator=generator, dtype=torch.float64)
-    student = normals[0] / normals[1:].square().mean(dim=0).sqrt()
-    counts: dict[str, list[int]] = {}
-    for adapt in get_args(sidco.StageRule):
-        selector = Sidco(adapt=adapt)
-        state = selector.init(student, CONTEXT)
-        counts[adapt] = [count_selected(selector, student, 30, state) for _ in range(40)]
-    assert min(counts["published"]) > 4 * 30
-    assert max(counts["reversing"][-20:]) < 1.5 * 30
-
-
-def test_every_bucket_of_sidco_adapts_on_its_own() -> None:
-    """In the authors' code one number of stages serves all tensors."""
-    selector = Sidco()
-    light, laplace = (selector.init(torch.zeros(2000), CONTEXT) for _ in range(2))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        count_selected(selector, torch.rand(2000, generator=generator), 100, light)
-        count_selected(selector, torch.empty(2000).exponential_(generator=generator), 100, laplace)
-    assert light.stages > laplace.stages == 1
-
-
 @pytest.mark.parametrize("fit", FITS)
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_sets_that_nothing_exceeds_do_no_harm(fit: sidco.FittedTail, stages: int) -> None:
