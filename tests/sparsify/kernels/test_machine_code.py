@@ -11,7 +11,8 @@ import os
 import re
 import subprocess
 import tempfile
-from itertools import chain
+from collections import Counter
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +46,25 @@ AT_MOST = {
 SEGMENTS = ("add_and_count", "count_middle", "count_low", "emit_all")  # of many buckets
 HISTOGRAMS = ("gather", "count_next", "count_last", "emit", *SEGMENTS)
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="Triton is not made for this platform"
-)
+pytestmark = [
+    pytest.mark.extended,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None, reason="Triton is not made for this system"
+    ),
+]
+Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def table() -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = of_own_process("test_machine_code.describe_all")
+def table() -> Rows:
+    rows: Rows = call_in_own_process("test_machine_code.describe_all")
     for row in rows:
         print({name: value for name, value in row.items() if value})
     return rows
 
 
-def of_own_process(function: str) -> Any:
-    """What a function of these tests prints as JSON, in a process that does not interpret kernels."""
+def call_in_own_process(function: str) -> Any:
+    """Return what a function of these tests prints as JSON, in a process that does not interpret kernels."""
     module, _, name = function.partition(".")
     program = f"from tests.sparsify.kernels import {module}; {module}.{name}()"
     surroundings = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -68,63 +73,40 @@ def of_own_process(function: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def lean(row: dict[str, Any]) -> bool:
-    return row["kernel"] not in HISTOGRAMS or tuple(row["triton"]) >= LEAN_SINCE
-
-
-def test_every_kernel_is_compiled_for_every_generation(table: list[dict[str, Any]]) -> None:
+def test_every_kernel_is_compiled_for_every_generation_with_few_registers(table: Rows) -> None:
     """The interpreter forgives what the compiler does not. To machine code, with what Triton brings."""
-    for capability in CAPABILITIES:
-        assert {row["kernel"] for row in table if row["capability"] == capability} == set(AT_MOST)
-
-
-def test_registers_are_few_and_none_is_spilled(table: list[dict[str, Any]]) -> None:
-    for row in filter(lean, table):
-        if row["case"] not in ("neither aligned", "buckets not aligned"):
-            assert row["registers"] <= AT_MOST[row["kernel"]], row
-        assert row["spilled"] == 0, row
-
-
-def test_four_blocks_of_the_pass_share_a_multiprocessor(table: list[dict[str, Any]]) -> None:
-    passes = [row for row in table if row["kernel"] in ("stream", "stream_above")]
-    for row in passes:
-        if row["case"] != "neither aligned":
+    compiled = {(row["capability"], row["kernel"]) for row in table}
+    assert compiled == set(product(CAPABILITIES, AT_MOST))
+    for row in table:
+        if row["kernel"] not in HISTOGRAMS or tuple(row["triton"]) >= LEAN_SINCE:
+            is_lean = row["registers"] <= AT_MOST[row["kernel"]]
+            assert is_lean or row["case"] in ("neither aligned", "buckets not aligned"), row
+            assert row["spilled"] == 0, row
+        if row["kernel"] in ("stream", "stream_above") and row["case"] != "neither aligned":
+            # Four blocks of the pass share a multiprocessor.
             assert REGISTERS // (row["registers"] * row["threads"]) >= 4, row
 
 
-def test_the_pass_waits_for_no_atomic(table: list[dict[str, Any]]) -> None:
+def test_the_pass_waits_for_no_atomic_and_its_loads_are_as_wide_as_they_can_be(table: Rows) -> None:
     """What it counts is added on the way (RED); an addition that returned something would be waited for, in
-    nearly every tile.
+    nearly every tile. 8 elements a thread: of float32, two loads of 16 bytes; of bfloat16, one.
     """
+    wide_loads = {"float32": 4, "no gradient": 2, "bfloat16": 3, "gradient not aligned": 2}
     for row in table:
         if row["kernel"] == "stream":
-            assert row["added"] == 1, row
-            assert row["returned"] == 0, row
+            assert (row["added"], row["returned"]) == (1, 0), row
+            assert row["wide_loads"].get("16", 0) == wide_loads.get(row["case"], 0), row
 
 
-def test_loads_of_the_pass_are_as_wide_as_they_can_be(table: list[dict[str, Any]]) -> None:
-    """8 elements a thread: of float32, two loads of 16 bytes; of bfloat16, one."""
-    for row in table:
-        if row["kernel"] == "stream":
-            wide = {
-                "float32": {"16": 4},
-                "no gradient": {"16": 2},
-                "bfloat16": {"16": 3},
-                "gradient not aligned": {"16": 2},
-                "neither aligned": {},
-            }[row["case"]]
-            assert row["wide_loads"] == wide, row
-
-
-def test_loads_of_many_buckets_are_wide_where_all_are_aligned(table: list[dict[str, Any]]) -> None:
+def test_loads_of_many_buckets_are_wide_where_all_are_aligned(table: Rows) -> None:
+    """And a product is rounded before it is added, as torch's index_add_ does it: workers that add by either
+    agree.
+    """
     for row in table:
         if row["kernel"] in SEGMENTS:
             assert (row["wide_loads"].get("16", 0) > 0) == (row["case"] == "buckets"), row
-
-
-def test_a_product_is_rounded_before_it_is_added(table: list[dict[str, Any]]) -> None:
-    """As torch's index_add_ does it: workers that add by either agree."""
-    assert not any(row["fused"] for row in table if row["kernel"] == "add_part")
+        if row["kernel"] == "add_part":
+            assert row["fused"] == 0, row
 
 
 def describe_all() -> None:
@@ -174,15 +156,12 @@ def facts(compiled: Any, capability: int) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as code:
         code.write(compiled.asm["cubin"])
         code.flush()
-        said, instructions = (
-            subprocess.run([tool, what, code.name], capture_output=True, text=True, check=True).stdout
-            for what in ("-res-usage", "-sass")
-        )
-    found = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
-    assert found, said
-    registers, stack, local = map(int, found.groups())
+        words = [str(tool), "-res-usage", "-sass", code.name]
+        said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", said)
+    assert usage, said
+    registers, stack, local = map(int, usage.groups())
     loads = re.findall(r"ld\.global[.\w]*\.v(\d)\.b(\d+)", compiled.asm["ptx"])
-    widths = [str(int(number) * int(bits) // 8) for number, bits in loads]
     return {
         "kernel": compiled.name,
         "capability": capability,
@@ -190,8 +169,8 @@ def facts(compiled: Any, capability: int) -> dict[str, Any]:
         "threads": 32 * compiled.metadata.num_warps,
         "registers": registers,
         "spilled": stack + local,
-        "added": len(re.findall(r"\bREDG?\.", instructions)),
-        "returned": len(re.findall(r"\bATOMG?\.", instructions)),
+        "added": len(re.findall(r"\bREDG?\.", said)),
+        "returned": len(re.findall(r"\bATOMG?\.", said)),
         "fused": len(re.findall(r"\bfma\.rn\.f32", compiled.asm["ptx"])),
-        "wide_loads": {width: widths.count(width) for width in widths},
+        "wide_loads": Counter(str(int(number) * int(bits) // 8) for number, bits in loads),
     }
