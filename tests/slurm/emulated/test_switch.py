@@ -22,19 +22,19 @@ def test_bandwidth_is_the_inverse_of_beta_in_bits() -> None:
     assert switch.bandwidth(8e-10) == 10**10
 
 
-@pytest.mark.parametrize("rate", RATES)
-def test_every_bundle_fits_the_small_bucket_and_that_fits_the_large_one(rate: int) -> None:
-    said = numbers(rate)
-    assert 1500 < switch.bundle(rate) < said["mtu"] <= said["burst"] < said["limit"]
-    assert said["rate"] == rate < said["peakrate"] <= 1.1 * rate
+def test_every_bundle_fits_the_small_bucket_and_that_fits_the_large_one() -> None:
+    for rate in RATES:
+        said = numbers(rate)
+        assert 1500 < switch.bundle(rate) < said["mtu"] <= said["burst"] < said["limit"]
+        assert said["rate"] == rate < said["peakrate"] <= 1.1 * rate
 
 
-@pytest.mark.parametrize("rate", [10**9, 10**10])
-def test_a_message_is_not_flattered_by_what_passes_after_a_pause(rate: int) -> None:
+def test_a_message_is_not_flattered_by_what_passes_after_a_pause() -> None:
     """At most 0.2 ms of data pass at once, and 1 ms of data at a tenth above the rate."""
-    said = numbers(rate)
-    assert 8 * said["mtu"] / rate <= 2.01e-4
-    assert 8 * said["burst"] / rate <= 1.01e-3
+    for rate in (10**9, 10**10):
+        said = numbers(rate)
+        assert 8 * said["mtu"] / rate <= 2.01e-4
+        assert 8 * said["burst"] / rate <= 1.01e-3
 
 
 def test_nodes_have_different_addresses_of_one_network() -> None:

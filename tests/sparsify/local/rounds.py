@@ -166,6 +166,13 @@ def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
     return torch.stack([worker.own(), worker.anchor()])
 
 
+def step_randomly(model: nn.Module, optimiser: LocalOptimiser, draws: torch.Generator | None = None) -> None:
+    """Step by gradients that are drawn."""
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=draws).to(p)
+    optimiser.step()
+
+
 def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
     counting = CountingComm(comm)
@@ -173,9 +180,7 @@ def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
     optimiser = wrapped(INNER.adamw, model, strategy, counting)
     sent = [(left_by(interface), counting.sent_bytes)]
     for _ in range(2 * EVERY):
-        for p in model.parameters():
-            p.grad = torch.randn_like(p)
-        optimiser.step()
+        step_randomly(model, optimiser)
         sent.append((left_by(interface), counting.sent_bytes))
     return torch.tensor(sent).diff(dim=0)
 

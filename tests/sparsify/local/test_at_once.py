@@ -13,7 +13,7 @@ from sparsify.comm import Comm, virtual
 from sparsify.kernels import trouble_with_native
 from sparsify.local import at_once
 from sparsify.local.strategy import Local
-from tests.sparsify.local.rounds import INNER, wrapped
+from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
 pytestmark = pytest.mark.skipif(bool(trouble_with_native()), reason=str(trouble_with_native()))
 EVERY, STEPS = 2, 8
@@ -44,9 +44,7 @@ def lived(
         fragment.watch = (lambda average: None) if is_watched else None
         draws = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
-            for p in model.parameters():
-                p.grad = torch.randn(p.shape, generator=draws).to(p)
-            optimiser.step()
+            step_randomly(model, optimiser, draws)
         held = [*fragment.own(), *fragment.anchor, *fragment.engine.residuals().values()]
         return torch.cat([piece.reshape(-1).double() for piece in held])
 

@@ -12,7 +12,7 @@ import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.local import few_messages
 from sparsify.local.few_messages import groups
-from tests.sparsify.local.rounds import INNER, wrapped
+from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
 # Their codes of four bits end within a byte, and off a float's place.
 SIZES = [(7, 3), (5,), (), (64, 2), (1,)]
@@ -33,9 +33,7 @@ def trained(comm: Comm, name: str, settings: dict[str, Any]) -> tuple[list[Tenso
     before = 0
     for _ in range(6):
         before = counting.collectives
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=own)
-        optimiser.step()
+        step_randomly(model, optimiser, own)
     return [*model.parameters()], counting.collectives - before
 
 

@@ -158,23 +158,6 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
     assert torch.equal(virtual.run(1, body)[0], expected)
 
 
-def test_every_step_with_sgd_inside_is_data_parallel_sgd() -> None:
-    """With a sparsifier too: it averages the rate times the gradient."""
-    for strategy in (sparsify.localsgd(every=1), Local(1, Dense(), Plain(1.0)), local("topk", Plain(), 1)):
-
-        def body(comm: Comm, method: Method = strategy.method) -> Tensor:
-            model = model_of()
-            optimiser = sparsify.distribute(INNER.sgd([*model.parameters()]), model, method, comm)
-            for step in range(8):
-                optimiser.zero_grad()
-                fill(model, comm.rank, step)
-                optimiser.step()
-            return flat(model)
-
-        ours = live(strategy, steps=8, inner=INNER.sgd)[0].own[-1]
-        torch.testing.assert_close(ours, virtual.run(SIZE, body)[0], rtol=1e-12, atol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("outer", "theirs"),
     [

@@ -67,30 +67,14 @@ def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], ob
     load(wrapped.model, state)
 
 
+@torch.no_grad()
 def write(wrapped: Wrapped) -> None:
-    with torch.no_grad():
-        wrapped.model.body.weight.mul_(2)
-
-
-def write_data(wrapped: Wrapped) -> None:
-    wrapped.model.output.bias.data.add_(1)
+    wrapped.model.body.weight.mul_(2)
 
 
 def take_other_memory(wrapped: Wrapped) -> None:
     for p in wrapped.model.parameters():
         p.data = 2 * p.data
-
-
-def add_group(wrapped: Wrapped) -> None:
-    wrapped.inner.add_param_group({"params": [*nn.Linear(2, 2).parameters()]})
-
-
-def unfreeze(wrapped: Wrapped) -> None:
-    wrapped.model.frozen.requires_grad_(True)
-
-
-def freeze(wrapped: Wrapped) -> None:
-    wrapped.model.body.requires_grad_(False)
 
 
 WROTE = "was loaded or written to after the model was wrapped"
@@ -99,12 +83,18 @@ REFUSED: Mapping[str, tuple[Callable[[Wrapped], object], str]] = {
     "loaded": (lambda wrapped: load_others(wrapped, nn.Module.load_state_dict), WROTE),
     "set": (lambda wrapped: load_others(wrapped, set_model_state_dict), WROTE),
     "written to": (write, WROTE),
-    "written to by data": (write_data, WROTE),
+    "written to by data": (lambda wrapped: wrapped.model.output.bias.data.add_(1), WROTE),
     "given other memory": (take_other_memory, WROTE),
-    "given a group": (add_group, "the optimiser has other parameters than when it was wrapped"),
+    "given a group": (
+        lambda wrapped: wrapped.inner.add_param_group({"params": [*nn.Linear(2, 2).parameters()]}),
+        "the optimiser has other parameters than when it was wrapped",
+    ),
     "converted": (lambda wrapped: wrapped.model.bfloat16(), "and is now"),
-    "unfrozen": (unfreeze, "was frozen when its optimiser was wrapped, and is trained now"),
-    "frozen": (freeze, "and is now"),
+    "unfrozen": (
+        lambda wrapped: wrapped.model.frozen.requires_grad_(True),
+        "was frozen when its optimiser was wrapped, and is trained now",
+    ),
+    "frozen": (lambda wrapped: wrapped.model.body.requires_grad_(False), "and is now"),
 }
 
 
