@@ -197,12 +197,10 @@ def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
 def test_definitions_are_whole_and_their_sections_shell(name: str) -> None:
     words = {**images.arguments(name), "definition": "0" * 12, "mirror": "none"}
     text = (ROOT / "singularity" / "sparsify.def").read_text()
-    header, *sections = ("\n" + text).split("\n%")
-    declared = next(section for section in sections if section.startswith("arguments")).splitlines()[1:]
-    values = {**dict(line.strip().split("=", 1) for line in declared if line.strip()), **words}
-    for key, value in values.items():
+    declared = text.partition("\n%arguments\n")[2].partition("\n%")[0].split()
+    for key, value in {**dict(word.split("=", 1) for word in declared), **words}.items():
+        assert f"{{{{ {key} }}}}" in text, f"{key} has no place in the template"
         text = text.replace(f"{{{{ {key} }}}}", value)
-        assert f"{{{{ {key} }}}}" in header + "".join(sections), f"{key} has no place in the template"
     assert "{{" not in text
     assert ("docker" in words["bootstrap"]) == (":" in words.get("base", "")), "a base is pinned by its tag"
     assert words["environment"] in ("none", "base", "project") or "==" in words["environment"]
