@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
@@ -67,21 +67,19 @@ def first(model: torch.nn.Module) -> torch.Tensor:
 
 def test_every_round_has_a_block_of_each_variant_in_an_order_that_all_ranks_draw_anew() -> None:
     blocks = 8
-    orders = []
+    turns = []
     for ended, lines, _ in alternated(with_rules(blocks=blocks)):
         assert (ended.stopped, ended.blocks) == ("half-width", blocks)
-        turns = [(line["variant"], line["block"]) for line in lines]
-        for block in range(blocks + 1):
-            length = TURNS.rules.block_steps if block else TURNS.warmup_steps
-            here = turns[: length * len(METHODS)]
-            turns = turns[len(here) :]
-            assert all(here[at] == here[at - at % length] for at in range(len(here))), "steps in one go"
-            assert {*here} == {(name, block) for name in METHODS}
-            orders.append([name for name, _ in here[::length]])
-        assert not turns
-    first, second = orders[: blocks + 1], orders[blocks + 1 :]
+        grouped = groupby(lines, key=lambda line: (line["block"], line["variant"]))  # steps in one go
+        turns.append([(*turn, len([*steps])) for turn, steps in grouped])
+    first, second = turns
     assert first == second
-    assert len({*map(tuple, first)}) > 2
+    lengths = {block: TURNS.rules.block_steps if block else TURNS.warmup_steps for block in range(blocks + 1)}
+    expected = [(block, name, length) for block, length in lengths.items() for name in sorted(METHODS)]
+    assert sorted(first) == expected
+    assert [block for block, _, _ in first] == [block for block, _, _ in expected]
+    names = [name for _, name, _ in first]
+    assert len({tuple(names[at : at + len(METHODS)]) for at in range(0, len(names), len(METHODS))}) > 2
 
 
 def test_variants_know_nothing_of_each_other() -> None:
@@ -139,15 +137,16 @@ def test_a_round_that_would_take_too_long_is_not_finished() -> None:
 
 
 def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:
-    drift, noise = np.linspace(1, 3, 20), np.random.default_rng(0).normal(size=20)
-    seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * np.exp(0.1 * noise)}
-    shown = over_units(5 * np.exp(0.1 * noise), POSITIVE, "blocks")  # by figures
-    assert half_width(seconds) == pytest.approx(shown.half_width)
-    assert half_width({name: seconds[name] for name in ("dense", "steady")}) == pytest.approx(0)
-    assert half_width({name: of[:2] for name, of in seconds.items()}) is None
+    drift = np.linspace(1, 3, 20)
+    noise = np.exp(0.1 * np.random.default_rng(0).normal(size=20))
+    seconds = {"dense": drift, "steady": 2 * drift, "noisy": 5 * drift * noise}
+    shown = over_units(5 * noise, POSITIVE, "blocks").half_width  # by figures
+    assert half_width(seconds) == pytest.approx(shown)
+    assert half_width({"dense": drift, "steady": 2 * drift}) == pytest.approx(0)
+    assert half_width({"dense": drift[:2], "noisy": noise[:2]}) is None
     # A block in which a worker was suspended all the time.
     lost = {"dense": [*drift, 1.0], "noisy": [*seconds["noisy"], math.nan]}
-    assert half_width(lost) == pytest.approx(shown.half_width)
+    assert half_width(lost) == pytest.approx(shown)
 
 
 def test_a_block_counts_its_slowest_rank_and_not_the_first_step_after_a_switch() -> None:

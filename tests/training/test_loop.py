@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
@@ -19,7 +17,6 @@ from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
-from tests.conftest import there
 from tests.training.digits import CPU, Lines, trainer
 
 
@@ -77,21 +74,17 @@ def test_what_is_not_captured_is_the_residual() -> None:
     """||u||^2 = ||TopK(u)||^2 + ||residual||^2, over all buckets."""
     parameters = [(name, Parameter(torch.zeros(n))) for name, n in (("a", 300), ("b", 500))]
 
-    def body(comm: virtual.VirtualComm) -> tuple[float | None, Tensor, float]:
+    def body(comm: virtual.VirtualComm) -> None:
         aggregator = Aggregator(sparsify.build("topk", density=0.05, scope="layer"), parameters, comm)
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(3):
-            aggregator.gradients.flat.normal_(generator=generator)
-            owed = 0.0
-            for state, bucket in zip(aggregator.states, aggregator.gradients.buckets, strict=True):
-                sent = bucket.flat + there(aggregator.method.residual(state))
-                owed += float(sent.double().square().sum())
-            watch = CapturedEnergy()
-            aggregator.aggregate(watch=watch)
-        return watch.share(), aggregator.residual_norm(), owed
+        for bucket in aggregator.gradients.buckets:
+            bucket.flat.normal_(generator=torch.Generator().manual_seed(0))
+        squares = sum(float(b.flat.double().square().sum()) for b in aggregator.gradients.buckets)
+        watch = CapturedEnergy()
+        aggregator.aggregate(watch=watch)
+        left = float(aggregator.residual_norm()) ** 2
+        assert watch.share() == pytest.approx(1 - left / squares)
 
-    [(share, left, owed)] = virtual.run(1, body)
-    assert share == pytest.approx(1 - float(left) ** 2 / owed)
+    virtual.run(1, body)
 
 
 def test_images_that_are_held_out_are_not_trained_on(digits: Dataset) -> None:
@@ -121,24 +114,28 @@ def test_the_test_set_is_seen_once_at_the_end_where_images_were_held_out(digits:
 
 
 def test_in_bf16_products_alone_are_short_and_a_training_goes_nearly_the_same_way(digits: Dataset) -> None:
-    def body(comm: virtual.VirtualComm, mixed: bool) -> tuple[set[Any], set[Any], list[float]]:
+    def train(mixed: bool) -> tuple[set[Any], list[float]]:
+        """Return in which types products are, in training and in rank 0's validation, and the losses."""
         log = Lines()
         products = set()
-        timer = PhaseTimer("production", comm.now)
-        train = Train(epoch_steps=6)
-        worker = trainer(comm, timer, "topk", log, data=digits, steps=6, mixed=mixed, train=train)
-        for layer in worker.model.modules():
-            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
-                layer.register_forward_hook(lambda layer, _, outs: products.add((layer.training, outs.dtype)))
-        kept = {p.dtype for p in worker.run().model.parameters()} | {worker.aggregator.gradients.flat.dtype}
-        return products, kept, [step["loss"] for step in log.of("step")]
 
-    (whole, kept, losses), (short, kept_too, near) = (
-        virtual.run(2, partial(body, mixed=mixed))[0] for mixed in (False, True)
-    )
-    both = (True, False)  # in training, and in rank 0's validation
-    assert whole == {(trains, torch.float32) for trains in both}
-    assert short == {(trains, torch.bfloat16) for trains in both}
-    assert kept == kept_too == {torch.float32}
+        def body(comm: virtual.VirtualComm) -> None:
+            timer = PhaseTimer("production", comm.now)
+            train = Train(epoch_steps=6)
+            own = log if comm.rank == 0 else None
+            worker = trainer(comm, timer, "topk", own, data=digits, steps=6, mixed=mixed, train=train)
+            for layer in worker.model.modules():
+                if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):
+                    layer.register_forward_hook(lambda of, _, outs: products.add((of.training, outs.dtype)))
+            tensors = [*worker.run().model.parameters(), worker.aggregator.gradients.flat]
+            assert {tensor.dtype for tensor in tensors} == {torch.float32}
+
+        virtual.run(2, body)
+        return products, [step["loss"] for step in log.of("step")]
+
+    whole, losses = train(mixed=False)
+    short, near = train(mixed=True)
+    assert whole == {(True, torch.float32), (False, torch.float32)}
+    assert short == {(True, torch.bfloat16), (False, torch.bfloat16)}
     assert near != losses
     assert near == pytest.approx(losses, rel=0.05)
