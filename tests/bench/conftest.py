@@ -64,7 +64,7 @@ def threads_stay() -> Iterator[None]:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> RunBench:
-    """Return a function that runs a benchmark, with results of the test's own, and returns its last object."""
+    """Return a function that runs a benchmark in a folder of its own and returns its last object."""
     return lambda *words: last_of(call_bench(tmp_path, *words))
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,16 +35,17 @@ from tests.slurm.gpu_nodes import drive
 from tests.worker.runs import wait_for
 
 SHORT = 1 / 60  # minutes
+Started = Callable[[], list[str]]
 
 
 def fake(name: str, script: str, expected_min: float = 0.01, limit_min: float = 1.0, **how: Any) -> GpuPart:
-    """A part whose command is a script that runs in the results folder."""
+    """Return a part whose command is a script that runs in the results folder."""
     folder = "import os; os.chdir(os.environ['SPARSIFY_RESULTS'])\n"
     return GpuPart(name, "fake", f"-c {shlex.quote(folder + script)}", expected_min, limit_min, "", **how)
 
 
 def call(folder: Path, *parts: GpuPart, named: Sequence[str] = (), **how: Any) -> dict[str, Record]:
-    """One call in this folder; what became of each part."""
+    """Call it once in this folder, and return what became of each part."""
     folder.mkdir(exist_ok=True)
     variables = {**os.environ, "SPARSIFY_RESULTS": str(folder)}
     one = gpu_first.GpuCall(
@@ -52,68 +53,68 @@ def call(folder: Path, *parts: GpuPart, named: Sequence[str] = (), **how: Any) -
     )
     with contextlib.suppress(KeyboardInterrupt):
         run("gpu_first", one.bench(), **how)
-    return kept(folder)
+    return records_of(folder)
 
 
-def kept(folder: Path) -> dict[str, Record]:
-    """The newest record of each part."""
+def records_of(folder: Path) -> dict[str, Record]:
+    """Return the newest record of each part."""
     return {rows[-1]["part"]: rows[-1] for rows in newest(folder / "records.jsonl").values()}
 
 
-def ran(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The parts that were started since the last time, in their order."""
-    lines = capsys.readouterr().err.splitlines()
-    return [line.partition(":")[0] for line in lines if line.endswith(": fake")]
+@pytest.fixture
+def started(capsys: pytest.CaptureFixture[str]) -> Started:
+    """Return a function that tells the parts that were started since it was last called, in their order."""
+
+    def told() -> list[str]:
+        lines = capsys.readouterr().err.splitlines()
+        return [line.partition(":")[0] for line in lines if line.endswith(": fake")]
+
+    return told
 
 
-IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
-
+SLEEP = "import time; time.sleep(60)"
+IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); "
 OK = fake("ok", "print('{\"one\": 1}')")
 FAILS = fake("fails", "print('so it was'); raise SystemExit(3)")
-SLEEPS = fake("sleeps", "import time; time.sleep(60)", limit_min=SHORT)
-GOES_ON = fake("goes_on", "import time; time.sleep(60)", limit_min=SHORT, resumable=True)
-DEAF = fake("deaf", IGNORES + "time.sleep(60)", limit_min=SHORT)
+SLEEPS = fake("sleeps", SLEEP, limit_min=SHORT)
+GOES_ON = fake("goes_on", SLEEP, limit_min=SHORT, resumable=True)
+DEAF = fake("deaf", IGNORES + SLEEP, limit_min=SHORT)
 ABSENT = fake("absent", "pass", programs=("no-such-program",))
 LONG = fake("long", "pass", expected_min=5)
 
 
-def of(found: dict[str, Record], name: str) -> tuple[str, str]:
+def outcome(found: dict[str, Record], name: str) -> tuple[str, str]:
+    """Return the state of a part, and why."""
     return found[name]["state"], found[name]["why"]
 
 
 # The plan.
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
-def test_every_part_names_what_there_is(part: GpuPart) -> None:
-    for rehearsal in (False, True):
-        process = part.command(rehearsal)
-        module, *words = process[process.index("-m") + 1 :]
-        assert find_spec(module), module
-        if module == "experiments":
-            command = words.pop(0)
-            given = commands.parser_of(command, words).parsed(words)
-            items = {word for word in given.get("words", ()) if "=" not in word}
-            assert bool(items) == (command == "reproduce")
-            assert items <= {*figures.items()}
-            for point in expand([word for word in words if "=" in word]):
-                compose.resolve(point)
+def test_every_part_names_what_there_is_and_a_rehearsal_needs_no_gpu() -> None:
+    for part in PARTS:
+        for rehearsal in (False, True):
+            process = part.command(rehearsal)
+            module, *words = process[process.index("-m") + 1 :]
+            assert find_spec(module), module
+            if module == "experiments":
+                command = words.pop(0)
+                given = commands.parser_of(command, words).parsed(words)
+                items = {word for word in given.get("words", ()) if "=" not in word}
+                assert bool(items) == (command == "reproduce")
+                assert items <= {*figures.items()}
+                for point in expand([word for word in words if "=" in word]):
+                    compose.resolve(point)
+        assert part.expected_min <= part.limit_min
+        assert not {"profile=paper", "cuda", "device=cuda", "precision=tf32"} & set(part.toy.split())
+    assert sum(part.toy_min for part in PARTS) < 5
 
 
-def test_the_plan_has_all_of_the_issue_in_its_order_and_a_rehearsal_needs_no_gpu() -> None:
+def test_the_plan_has_all_of_the_issue_in_its_order_with_its_minutes(here: Command) -> None:
     names = [part.name for part in PARTS]
     assert len(set(names)) == len(names)
     order = ["roofs", "tests", "kernels", "select", "fallback", "memcheck", "paper-fp32", "fig4", "trainings"]
     assert [name for name in names if name in order] == order
-    for part in PARTS:
-        assert part.expected_min <= part.limit_min
-        words = part.toy.split()
-        assert "profile=paper" not in words
-        assert not {"cuda", "device=cuda", "precision=tf32"} & set(words)
-    assert sum(part.toy_min for part in PARTS) < 5
-
-
-def test_the_plan_is_printed_with_its_minutes(here: Command) -> None:
     said = here("bench", "gpu_first", "--plan").stdout
     for part in PARTS:
         assert f"| {part.name} |" in said
@@ -124,41 +125,42 @@ def test_the_plan_is_printed_with_its_minutes(here: Command) -> None:
 # Parts as processes.
 
 
-def test_each_end_of_a_part_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_end_of_a_part_is_told_apart(tmp_path: Path, started: Started) -> None:
     found = call(tmp_path, OK, FAILS, SLEEPS, DEAF, ABSENT)
-    assert ran(capsys) == ["ok", "fails", "sleeps", "deaf"]
-    assert of(found, "ok") == ("ok", "")
-    assert found["ok"]["found"] == {"one": 1}
-    assert of(found, "fails") == ("failed", "exit code 3")
-    assert found["fails"]["tail"] == "so it was"
+    assert started() == ["ok", "fails", "sleeps", "deaf"]
     too_long = ("too long", f"it was ended at its limit of {SHORT:g} min")
-    assert of(found, "sleeps") == of(found, "deaf") == too_long
-    assert of(found, "absent") == ("skipped", "no-such-program is not installed, or not on PATH")
+    assert {name: outcome(found, name) for name in found} == {
+        "ok": ("ok", ""),
+        "fails": ("failed", "exit code 3"),
+        "sleeps": too_long,
+        "deaf": too_long,
+        "absent": ("skipped", "no-such-program is not installed, or not on PATH"),
+    }
+    assert found["ok"]["found"] == {"one": 1}
+    assert found["fails"]["tail"] == "so it was"
 
 
-def test_a_second_call_repeats_only_what_can_become_better(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_call_repeats_only_what_can_become_better(tmp_path: Path, started: Started) -> None:
     parts = (OK, FAILS, GOES_ON, SLEEPS)
     call(tmp_path, *parts)
-    assert ran(capsys) == ["ok", "fails", "goes_on", "sleeps"]
+    assert started() == ["ok", "fails", "goes_on", "sleeps"]
     found = call(tmp_path, *parts)
-    assert ran(capsys) == ["goes_on"]
+    assert started() == ["goes_on"]
     assert found["goes_on"]["spent_s"] > found["goes_on"]["seconds"]
     call(tmp_path, *parts, named=["fails", "ok"])
-    assert ran(capsys) == ["fails"]
+    assert started() == ["fails"]
     call(tmp_path, OK, force=True)
-    assert ran(capsys) == ["ok"]
+    assert started() == ["ok"]
 
 
 def test_other_code_repeats_failures_and_says_what_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     call(tmp_path, OK, FAILS)
     monkeypatch.setattr(code_version, "digest", lambda: "another")
-    capsys.readouterr()
+    assert started() == ["ok", "fails"]
     found = call(tmp_path, OK, FAILS)
-    assert ran(capsys) == ["fails"]
+    assert started() == ["fails"]
     commit = (code_version.origin()["commit"] or "of no commit")[:7]
     text = gpu_first.summary(found, "A GPU", False, [OK, FAILS])
     assert f"- measured with other code ({commit}): ok\n" in text
@@ -166,25 +168,23 @@ def test_other_code_repeats_failures_and_says_what_it_keeps(
 
 
 def test_a_part_that_does_not_fit_waits_and_one_that_resumes_gets_what_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started: Started
 ) -> None:
-    found = call(tmp_path, LONG, OK, minutes=0.5)
-    assert ran(capsys) == ["ok"]
-    assert "long" not in found
-    resumes = fake("resumes", "import time; time.sleep(60)", resumable=True)
-    found = call(tmp_path, resumes, minutes=0.05)
-    assert of(found, "resumes") == ("interrupted", "this call's minutes were over")
+    assert "long" not in call(tmp_path, LONG, OK, minutes=0.5)
+    assert started() == ["ok"]
+    found = call(tmp_path, fake("resumes", SLEEP, resumable=True), minutes=0.05)
+    assert outcome(found, "resumes") == ("interrupted", "this call's minutes were over")
     assert found["resumes"]["seconds"] < 10
 
 
 def test_nothing_that_a_part_has_started_is_left(tmp_path: Path) -> None:
     script = "import subprocess\nopen('child', 'w').write(str(subprocess.Popen(['sleep', '100']).pid))"
-    assert of(call(tmp_path, fake("leaves", script)), "leaves")[0] == "ok"
+    assert outcome(call(tmp_path, fake("leaves", script)), "leaves")[0] == "ok"
     assert is_gone(int((tmp_path / "child").read_text()))
 
 
 def is_gone(pid: int) -> bool:
-    """Within some seconds; a zombie, which waits for its parent, counts."""
+    """Tell whether a process ends within some seconds; a zombie, which waits for its parent, has ended."""
     for _ in range(100):
         with contextlib.suppress(psutil.NoSuchProcess):
             if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
@@ -214,10 +214,10 @@ def test_a_call_that_is_ended_leaves_its_records_whole_and_no_process(tmp_path: 
     caller.send_signal(number)
     caller.wait(timeout=30)
     assert is_gone(pid)
-    found = kept(folder)
+    found = records_of(folder)
     assert found["first"]["state"] == "ok"
     if number == signal.SIGTERM:
-        assert of(found, "second") == ("interrupted", "told to end")
+        assert outcome(found, "second") == ("interrupted", "told to end")
     else:
         assert "second" not in found
     again = call(folder, fake("first", "raise SystemExit(1)"), fake("second", "pass"))
@@ -227,36 +227,46 @@ def test_a_call_that_is_ended_leaves_its_records_whole_and_no_process(tmp_path: 
 # The command.
 
 
-def test_without_a_gpu_it_says_how_to_rehearse(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    drive(monkeypatch, None)
-    gpus.survey.cache_clear()
-    done = here("bench", "gpu_first")
+def test_without_a_gpu_or_a_folder_it_says_what_to_do(
+    tmp_path: Path, here: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        drive(patch, None)
+        gpus.survey.cache_clear()
+        done = here("bench", "gpu_first")
     gpus.survey.cache_clear()
     refused(done, 'there is no CUDA device here; rehearse with ARGS="device=cpu"')
-
-
-def test_results_that_cannot_be_written_are_named(tmp_path: Path, here: Command) -> None:
-    (tmp_path / "file").write_text("")
-    done = here("bench", "gpu_first", "device=cpu", SPARSIFY_RESULTS=str(tmp_path / "file"))
+    file = tmp_path / "file"
+    file.touch()
+    done = here("bench", "gpu_first", "device=cpu", SPARSIFY_RESULTS=str(file))
     assert done.returncode != 0
-    assert str(tmp_path / "file") in done.stderr
+    assert str(file) in done.stderr
 
 
+@pytest.mark.extended
 def test_a_rehearsal_keeps_its_records_apart_and_says_what_it_is(here: Command, tmp_path: Path) -> None:
     done = fine(here("bench", "gpu_first", "device=cpu", "--parts", "auto"))
     assert "Rehearsal on a CPU: nothing here is a GPU result" in done.stdout
     assert "| auto | ok |" in done.stdout
     (written,) = (tmp_path / "results").iterdir()
     assert [path.name for path in written.iterdir()] == [gpu_first.REHEARSAL]
-    assert kept(written / gpu_first.REHEARSAL)["auto"]["found"]["bench"] == "auto"
+    assert records_of(written / gpu_first.REHEARSAL)["auto"]["found"]["bench"] == "auto"
     assert [*(written / gpu_first.REHEARSAL / "results" / "bench").glob("auto-*.jsonl")]
 
 
 # What was promised.
 
 
-def of_a_gpu(ratio: float = 1.0, eager: float = 7.0, host_us: float = 3.0) -> dict[str, Record]:
-    """What a GPU might leave."""
+def record(found: Record, **how: Any) -> Record:
+    """Return the record of a part that ended well."""
+    return {
+        "device": "cuda", "state": "ok", "why": "", "spent_s": 180.0, "reused": False, "found": found,
+        "code": code_version.digest(), **how,
+    }  # fmt: skip
+
+
+def records_of_gpu(ratio: float = 1.0, eager: float = 7.0, host_us: float = 3.0) -> dict[str, Record]:
+    """Return what a GPU might leave."""
 
     def value(median: float) -> dict[str, Any]:
         return {"median": median, "low": median, "high": median, "n": 50, "spread": "5 to 95 %"}
@@ -268,41 +278,34 @@ def of_a_gpu(ratio: float = 1.0, eager: float = 7.0, host_us: float = 3.0) -> di
         "auto": {"least_torch_over_auto": 0.98}, "paper-fp32": paper, "paper-tf32": paper,
         "training-fp32": {}, "training-tf32": {},
     }  # fmt: skip
-    return {name: of_part(name, found=what) for name, what in found.items()}
-
-
-def of_part(name: str, **how: Any) -> Record:
-    """The record of a part that ended well."""
-    return {
-        "part": name, "device": "cuda", "state": "ok", "why": "", "spent_s": 180.0, "reused": False,
-        "found": {},
-    } | how  # fmt: skip
+    return {name: record(what, part=name) for name, what in found.items()}
 
 
 def words(found: dict[str, Record], rehearsal: bool = False) -> dict[str, str]:
+    """Return what became of each promise, by its text."""
     return {promise.text: gpu_first.outcome(promise, found, rehearsal)[1] for promise in PROMISES}
 
 
 def test_a_promise_is_met_or_not_by_its_median_and_decides_the_exit_code() -> None:
-    assert set(words(of_a_gpu()).values()) == {"met"}
-    assert not has_failed(of_a_gpu().values())
-    for missed in (of_a_gpu(ratio=1.4), of_a_gpu(eager=5.0), of_a_gpu(host_us=31.0)):
+    assert set(words(records_of_gpu()).values()) == {"met"}
+    assert not has_failed(records_of_gpu().values())
+    for missed in (records_of_gpu(ratio=1.4), records_of_gpu(eager=5.0), records_of_gpu(host_us=31.0)):
         assert "not met" in words(missed).values()
         assert has_failed([*missed.values()])
-    at_middle = words(of_a_gpu(ratio=1.4))
+    at_middle = words(records_of_gpu(ratio=1.4))
     assert [at_middle[f"fused step / in-place add, {n}M"] for n in (14.7, 25.6)] == ["met", "not met"]
 
 
 def test_what_did_not_run_is_not_measured_and_what_was_not_said_has_failed() -> None:
-    waiting = of_a_gpu()
+    waiting = records_of_gpu()
     del waiting["training-tf32"]
-    text = "138 epochs of VGG-16, tf32, the whole command"
-    assert words(waiting)[text] == "not measured"
-    waiting = {name: row | {"code": code_version.digest()} for name, row in waiting.items()}
-    summary = gpu_first.summary(waiting, "A GPU", False)
-    assert "| not measured: training-tf32 has not run yet |" in summary
+    assert words(waiting)["138 epochs of VGG-16, tf32, the whole command"] == "not measured"
+    assert "| not measured: training-tf32 has not run yet |" in gpu_first.summary(waiting, "A GPU", False)
     assert not has_failed(waiting.values())
-    assert has_failed([*(of_a_gpu() | {"kernels": of_part("kernels")}).values()])
+    assert has_failed([*(records_of_gpu() | {"kernels": record({}, part="kernels")}).values()])
+    rehearsed = {name: row | {"device": "cpu"} for name, row in records_of_gpu(ratio=9.0).items()}
+    assert set(words(rehearsed, rehearsal=True).values()) == {"not measured"}
+    assert not has_failed(rehearsed.values())
 
 
 def test_the_seconds_of_a_run_that_was_measured_before_are_no_measurement(tmp_path: Path) -> None:
@@ -312,15 +315,9 @@ def test_the_seconds_of_a_run_that_was_measured_before_are_no_measurement(tmp_pa
     found = call(tmp_path, fake("training-fp32", script), OK)
     assert found["training-fp32"]["reused"]
     assert not found["ok"]["reused"]
-    reused = of_a_gpu() | {"training-fp32": found["training-fp32"]}
+    reused = records_of_gpu() | {"training-fp32": found["training-fp32"]}
     assert words(reused)["138 epochs of VGG-16, fp32, the whole command"] == "not measured"
     assert not has_failed(reused.values())
-
-
-def test_nothing_of_a_rehearsal_is_measured() -> None:
-    rehearsed = {name: row | {"device": "cpu"} for name, row in of_a_gpu(ratio=9.0).items()}
-    assert set(words(rehearsed, rehearsal=True).values()) == {"not measured"}
-    assert not has_failed(rehearsed.values())
 
 
 def test_what_is_shipped_has_the_numbers_and_nothing_that_was_printed_beside_them(
@@ -330,7 +327,7 @@ def test_what_is_shipped_has_the_numbers_and_nothing_that_was_printed_beside_the
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))
     (tmp_path / "results").mkdir()
     call(tmp_path / "results" / "a-gpu", OK, FAILS, ship=True)
-    found = kept(tmp_path / "shipped" / "a-gpu")
+    found = records_of(tmp_path / "shipped" / "a-gpu")
     assert found["ok"]["found"] == {"one": 1}
     assert found["fails"]["state"] == "failed"
     assert not any(row["tail"] or row["log"] for row in found.values())
@@ -340,15 +337,15 @@ def test_what_is_shipped_has_the_numbers_and_nothing_that_was_printed_beside_the
 # What is carried to a machine without a network.
 
 
-@pytest.mark.parametrize(("torch", "torchvision"), [("2.11", "0.26"), ("2.14", "0.29")])
-def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there(
-    torch: str, torchvision: str
-) -> None:
-    lines = gpu_wheels.carried("3.12", torch, gpu_wheels.THERE)
-    names = {line.partition("=")[0] for line in lines}
-    assert {"hydra-core", "submitit", "greenlet", "msgspec", "pytest", "antlr4-python3-runtime"} <= names
-    assert not names & {"torch", "triton", "pandas", "numpy", "matplotlib", "mypy", gpu_wheels.PROJECT}
-    assert {name for name in names if name.startswith("nvidia")} <= {"nvidia-ml-py"}  # not what torch brings
-    assert f"torchvision=={torchvision}.*" in lines
-    known = names | {*gpu_wheels.needed(gpu_wheels.THERE, "3.12"), *gpu_wheels.CHECKS, gpu_wheels.PROJECT}
-    assert set(gpu_wheels.needed([f"{gpu_wheels.PROJECT}[train]"], "3.12")) <= known
+def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there() -> None:
+    for torch, torchvision in (("2.11", "0.26"), ("2.14", "0.29")):
+        lines = gpu_wheels.carried("3.12", torch, gpu_wheels.THERE)
+        names = {line.partition("=")[0] for line in lines}
+        assert {"hydra-core", "submitit", "greenlet", "msgspec", "pytest", "antlr4-python3-runtime"} <= names
+        assert not names & {"torch", "triton", "pandas", "numpy", "matplotlib", "mypy", gpu_wheels.PROJECT}
+        # Not what torch brings:
+        assert {name for name in names if name.startswith("nvidia")} <= {"nvidia-ml-py"}
+        assert f"torchvision=={torchvision}.*" in lines
+        known = names | {*gpu_wheels.needed(gpu_wheels.THERE, "3.12"), *gpu_wheels.CHECKS}
+        needed = set(gpu_wheels.needed([f"{gpu_wheels.PROJECT}[train]"], "3.12"))
+        assert needed <= known | {gpu_wheels.PROJECT}

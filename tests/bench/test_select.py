@@ -4,7 +4,6 @@ side by side, and the gradients that they are taken on. No test asserts a time.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import torch
 from experiments.bench import _gradients as gradients
 from experiments.bench import _side_by_side as side_by_side
 from experiments.bench import _steps, _timing, select
-from experiments.bench._runner import shipped, text_of
-from experiments.bench._select_page import LOOKS, PAGE, read
+from experiments.bench._select_page import LOOKS, read
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
 from experiments.bench._steps import Follower, Made, NotRun, Setup
-from experiments.config.folders import Folders
 from experiments.training.networks import small_cnn
 from sparsify.types import Sparse
 from tests.bench.conftest import ROWS, SMALL, Benched, call_bench, last_of
@@ -120,41 +117,6 @@ def test_every_size_density_and_distribution_is_planned_and_words_are_combined()
 
 def test_pages_are_drawn_without_torch() -> None:
     assert "torch" not in loaded_by("from experiments.bench import _select_page, _step_page")
-
-
-def test_records_from_before_there_was_an_add_are_drawn_against_the_copy(
-    tmp_path: Path, benched: Benched
-) -> None:
-    page = benched.page()
-    assert "## n = 20,000, density 0.001, normal" in page
-    assert "paper_kernel not run: needs a GPU" in page
-    newer = ("cpu_ms", "over_add", "eager_hugepages_over", "cpu_over_add", "cpu_eager_over")
-    records = [json.loads(line) for line in benched.store.read_text().splitlines()]
-    kept = [record for record in records if record.get("row") != "add"]
-    for record in kept:
-        for name in newer:
-            record.pop(name, None)
-    store = tmp_path / benched.store.name
-    store.write_text(text_of(kept))
-    assert PAGE.draw_one(store, tmp_path).read_bytes().startswith(b"\x89PNG")
-    older = store.with_suffix(".md").read_text()
-    assert "as a multiple of a copy that moves 12n bytes" in older
-    assert "| eager |" in older
-
-
-def test_shipped_are_the_newest_rows_and_figures_are_drawn_from_them(
-    tmp_path: Path, benched: Benched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
-    monkeypatch.setenv("SPARSIFY_RESULTS", str(benched.results))
-    made = select.select(n=(20_000,), device="cpu", threads=1)
-    for path in shipped("select", made, Folders()):
-        assert path.exists()
-    name = benched.store.name
-    assert read(tmp_path / "shipped" / "bench" / name) == read(benched.store)
-    picture = tmp_path / "figures" / f"{benched.store.stem}.png"
-    assert PAGE.redraw(Folders(tmp_path)) == [picture]
-    assert picture.with_suffix(".md").read_text() == benched.page()
 
 
 # The steps.

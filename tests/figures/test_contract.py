@@ -154,7 +154,7 @@ MISTAKES = [
     (LEAST + "def claims():\n    return [Claim(text='a')]\n", ["line 9", "claims() raised NameError"]),
     (LEAST + QUESTION.replace(")]", ', answers=("yoon2022.99",))]'), ["yoon2022.99", "no paper states"]),
     (LEAST + TWICE, ["two claims have the id item12.a"]),
-    # Rules that leave open what they are about: a number of a paper without what was run there, a time over no
+    # Rules that leave open what they are about: a paper's number without what was run there, a time over no
     # link or an unknown one, an accuracy whose chance level nobody knows, a band around nothing.
     (LEAST + QUESTION.replace("None", "1.5"), ["line", "has a published number", "give SCALE"]),
     (EMULATED + QUESTION.replace(")]", ", timed=True)]"), ["line", "over emulated links", "give link"]),

@@ -9,15 +9,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from analysis.records.configs import variant_configs
-from analysis.records.frames import Frames, empty, keys_of, restrict
+from analysis.records.frames import Frames, keys_of, restrict
 from analysis.stats import Mixed
 from experiments.figures import _crossing
 from experiments.figures import survey_crossover_measured as item
 from experiments.figures._predicted import ethernet, exchange_s
-from experiments.figures.runs import configs_of
 from tests.conftest import there
-from tests.figures.made_up import PROFILES, TURNS, RecordBuilder, verdicts, words
+from tests.figures.made_up import TURNS, RecordBuilder, verdicts
 
 TASK, BATCH, ELEMENTS = "vgg16_cifar10", 8, 14_728_266
 CASE = (TASK, BATCH)
@@ -143,26 +141,3 @@ def test_the_higher_crossing_is_paired_by_launch_and_outside_the_links_the_neare
     assert (value.value, value.low, value.high) == pytest.approx((2, 2, 2))
     assert higher("topk-fused", 0.5) == pytest.approx(DELIVERED * 2 / AT["topk"])
     assert higher("topk", 2.0) == pytest.approx(AT["topk-fused"] / (DELIVERED * 0.1))
-
-
-def test_the_slowest_link_answers_where_bandwidth_is_narrow() -> None:
-    verdict = verdicts("crossover-measured", frames())["narrow.vgg16-8.topk"]
-    assert verdict.claim.text.startswith("over 0.1 Gbit/s, a step of Top-k")
-    assert there(verdict.ours).value == pytest.approx((AT["topk"] / DELIVERED / 0.1) ** SLOPE)
-    assert verdict.claim.answers == ("yoon2022.14",)
-    assert words("crossover-measured", empty()) == {"not run"}
-
-
-def test_a_table_says_in_words_that_a_crossing_lies_outside_the_links() -> None:
-    outside = item.table(frames(lambda method, gbit_s, launch: 2.0))[0].frame
-    assert list(outside["as long as dense at"]) == [None, None]
-    assert set(outside["outside"]) == {"below 0.096 Gbit/s in 3 of 3 launches"}
-
-
-def test_overlapped_dense_comes_first_and_has_several_buckets() -> None:
-    for config in (config for profile in PROFILES for config in configs_of("crossover-measured", profile)):
-        dense = variant_configs(config)[item.DENSE]
-        assert next(iter(variant_configs(config))) == item.DENSE
-        assert dense["overlap"]
-        assert dense["method"]["scope"] > 0
-        assert (config["cluster"]["where"], config["workers"], config["device"]) == ("netns", 2, "cpu")

@@ -13,25 +13,18 @@ from experiments.figures.runs import configs_of
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
 
-DELAYS, SIZES = (0.0, 0.05), (2, 8)
 
-
-def frames(off: float = 0.05, windows: float | None = None) -> Frames:
-    """Return three launches whose exchanges take their ways and 0.01 s; predictions are off by so much. Two
-    turns of three steps, and a run with the system's windows, which take so many times as long.
+def frames(off: float = 0.05) -> Frames:
+    """Return three launches whose exchanges take their ways and 0.01 s, in two turns of three steps;
+    predictions are off by so much.
     """
     records = RecordBuilder({"method.name": "dense"})
-    cases = [(*of, 1.0) for of in product(DELAYS, SIZES, (item.AUTO, item.BACKEND))]
-    if windows:
-        cases.append((0.05, 8, item.AUTO, windows))
-    for seed, (delay, size, how, factor) in product(range(3), cases):
+    for seed, delay, size, how in product(range(3), (0.0, 0.05), (2, 8), (item.AUTO, item.BACKEND)):
         settings = {"seed": seed, "cluster.link.alpha_s": delay, "workers": size}
         if how == item.BACKEND:
             settings["collectives"] = how  # records leave defaults out
-        if factor != 1:
-            settings["cluster.windows"] = "system"
         ways = 4 * (size - 1) if how == item.BACKEND else 4
-        took = (ways * delay + 0.01) * factor * (1 + 0.1 * seed)
+        took = (ways * delay + 0.01) * (1 + 0.1 * seed)
         ranks = [  # who is waited for, and who waits
             {
                 "step_s": 2 * took, "wait_s": wait_s, "transfer_s": took - wait_s, "messages": 4,
@@ -39,7 +32,7 @@ def frames(off: float = 0.05, windows: float | None = None) -> Frames:
             }
             for wait_s in (0, 0.25 * took)
         ]  # fmt: skip
-        key = f"{seed}-{delay}-{size}-{how}-{factor}"
+        key = f"{seed}-{delay}-{size}-{how}"
         records.add_run(key, settings, *(6 * [row] for row in ranks), block_steps=3)
     return records.frames()
 
@@ -61,16 +54,6 @@ def test_the_models_error_is_that_of_links_with_distance(off: float) -> None:
     assert there(item.error(found, 0.5)).value == pytest.approx(100 * abs(off))
     near = found._replace(runs=found.runs.assign(**{"cluster.link.alpha_s": 0.001}))
     assert item.error(near, 0.5) is None
-
-
-def test_windows_as_the_system_has_them_are_a_table_of_their_own() -> None:
-    with_them, without = frames(windows=1.5), frames()
-    titles = [table.title for table in item.table(without)]
-    assert [table.title for table in item.table(with_them)] == [*titles, "TCP's windows"]
-    windows = item.table(with_them)[-1].frame
-    assert [(each.value, each.n) for each in windows["times as long"]] == [(pytest.approx(1.5), 3)]
-    assert len(item.raised(with_them)) == len(item.raised(without))
-    assert there(item.error(with_them, 0.9)).value == pytest.approx(5.0)
 
 
 def test_every_exchange_takes_turns_in_runs_of_their_own_and_the_longest_is_inside_the_picture() -> None:

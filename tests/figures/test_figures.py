@@ -22,13 +22,10 @@ from tests.figures.made_up import PROFILES, page
 
 ITEMS = sorted(figures.shipped())
 PUBLISHED = [item for item in ITEMS if not figures.has_runs(item)]
-TRAINED = ("fig2", "fig3", "fig3-level", "fig3-slim", "methods", "why-gap")
-MODE = {
-    "fig1": "serialised", "fig4": "serialised", "fig4-fast": "serialised", "speed": "production",
-    "speed-fast": "production", "speed-protocol": "production", "slow-links": "production",
-    "straggler": "serialised", "eghlidi-table2": "serialised",
-}  # fmt: skip
-DRAWN = (*TRAINED, *MODE)  # from runs like these; every other item has a file of tests
+TIMED = {  # the mode of the runs that show what a step takes
+    "serialised": ("fig1", "fig4", "fig4-fast", "straggler", "eghlidi-table2"),
+    "production": ("speed", "speed-fast", "speed-protocol", "slow-links"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +34,12 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Frames:
 
 
 def own_runs(frames: Frames, item: str) -> Frames:
-    """Return the runs of one item, as the caller of an item picks them by key."""
+    """Return the runs of fig1, fig3 or fig4, as the caller of an item picks them by key."""
     runs = frames.runs
-    if item in TRAINED:
-        is_own = runs["workers"].eq(8)
-    else:
-        is_own = runs["timing.mode"].eq(MODE[item]) & runs["workers"].eq(2)
+    is_own = runs["timing.mode"].eq("serialised") & runs["workers"].eq(8 if item == "fig3" else 2)
     if item == "fig1":
         is_own &= runs["method.name"].ne("randomk")
-    found = restrict(frames, list(runs["key"][is_own]))
-    if item == "why-gap":  # its Top-k is denser
-        found.runs["method.density"] = 0.01
-    return with_lateness(found) if item == "straggler" else found
+    return restrict(frames, list(runs["key"][is_own]))
 
 
 def with_lateness(frames: Frames) -> Frames:
@@ -120,21 +111,6 @@ def test_figures_share_their_runs() -> None:
         assert figures.load(item).runs("laptop") == figures.load(other).runs("laptop")
 
 
-def test_every_page_names_machine_data_workers_versions_and_n(everything: Frames) -> None:
-    for item in DRAWN:
-        text = page(item, own_runs(everything, item))
-        parts = ["synthetic CPU (2 cores)", "synthetic (digest 01234567)", "torch 0.0.0"]
-        parts.append(f"![{item}]({item}.png)")
-        if item in MODE:
-            parts.append("n = 16 (first 4 dropped as warm-up)")
-            assert "imulated" not in text
-        else:
-            parts += ["8 virtual workers x batch 16", "3900 optimiser steps"]
-        if item in ("fig2", "fig3"):
-            parts.append("3 seeds per method")
-        assert [part for part in parts if part not in text] == [], item
-
-
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
     for item in ITEMS:
         if item not in PUBLISHED:
@@ -146,7 +122,7 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
 
 
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Path) -> None:
-    for mode in ("serialised", "production"):
+    for mode, items in TIMED.items():
         store = Store(tmp_path / mode)
         for method, select in (
             ("dense", "torch"), ("topk", "torch"), ("topk", "fused"), ("randomk", "torch")
@@ -156,7 +132,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Pa
             config["cluster"]["where"] = "virtual"
             synthetic.timed(store, config, gpu="NVIDIA H200")
         frames = with_lateness(from_attempts(store.all_valid())[0])
-        for item in (item for item, own in MODE.items() if own == mode):
+        for item in items:
             figure = figures.load(item).draw(frames, "paper")
             labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
             assert any("simulated" in label for label in labels), item
@@ -169,8 +145,7 @@ def test_a_machine_that_is_not_as_it_was_named_is_told_once(tmp_path: Path) -> N
     """launch.on_mismatch=label lets a run go on; whoever reads its figure must hear of it."""
     store, why = Store(tmp_path), "link=nvlink was asked for, but workers 0 and 1 are joined by SYS"
     for method in ("dense", "topk", "randomk"):
-        config = synthetic.config(method, timing={"mode": MODE["fig4"], "warmup_steps": 4, "span_steps": 2})
-        synthetic.timed(store, config, machine={"mismatch": [why]})
+        synthetic.timed(store, synthetic.config(method), machine={"mismatch": [why]})
     text = page("fig4", from_attempts(store.all_valid())[0], "paper")
     assert f"*Not the machine that was named*: {why}." in text
     assert text.count(why) == 1

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames
 from experiments.figures import survey_internet_loss as item
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
@@ -78,12 +78,6 @@ def test_the_time_to_a_loss_is_steps_by_seconds() -> None:
     assert there(item.times_as_soon(late, ("topk", None), 5.0)).value == 0.0
 
 
-def test_only_what_was_trained_and_timed_is_compared() -> None:
-    assert item.compared(frames()) == [*SECONDS]
-    assert item.compared(empty()) == []
-    assert item.times_as_soon(empty(), ("topk", None)) is None
-
-
 @pytest.mark.parametrize("slower", [1.0, 1.25])
 def test_a_training_in_real_time_tells_what_the_composition_is_worth(slower: float) -> None:
     found = frames(slower, launches=1)
@@ -91,12 +85,3 @@ def test_a_training_in_real_time_tells_what_the_composition_is_worth(slower: flo
     assert item.worst(frames()) is None
     assert item.table(found)[-1].title == "Whole trainings in real time"
     assert item.table(frames())[-1].title == "Steps"
-
-
-def test_times_are_said_of_the_link_and_not_called_simulated() -> None:
-    (rings,) = [claim for claim in item.claims() if claim.id.endswith("rings")]
-    others = [claim for claim in item.claims() if claim.id.startswith("sooner")]
-    assert rings.link == "internet_100m_50ms"
-    assert not rings.derived
-    assert all(claim.derived and claim.timed for claim in others)
-    assert len(others) == len(item.COMPARED) - 2

@@ -9,7 +9,6 @@ from analysis.pictures import timeline
 from analysis.records.frames import Frames, empty
 from experiments import figures
 from experiments.figures import survey_link_model as link_model
-from experiments.figures.runs import configs_of
 from sparsify.cost import Cost, Link
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
@@ -90,12 +89,3 @@ def test_runs_without_a_probe_are_left_out(measured: Frames) -> None:
     with pytest.raises(ValueError, match="no run of this item has a probed link"):
         link_model.draw(measured, "laptop")
     assert [verdict.word for verdict in figures.judge("link-model", measured)] == ["not run"] * 2
-
-
-def test_its_runs_can_be_made() -> None:
-    for profile, sizes in (("smoke", [2]), ("laptop", [2, 4, 8])):
-        configs = configs_of("link-model", profile)
-        assert [config["workers"] for config in configs] == sizes
-        for config in configs:
-            densities = {variant["method"].get("density") for variant in config["variants"]} - {None}
-            assert profile == "smoke" or max(densities) / min(densities) == pytest.approx(1000)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from analysis.records.frames import empty
 from experiments.figures import survey_local_costs as costs
 from experiments.figures.papers import value
 from sparsify.core.codes import E3M0, SCALE, Int8, Levels, Symmetric2
@@ -18,7 +15,6 @@ from sparsify.methods._chunked import ChunkGather
 from sparsify.methods.demo import demo
 from sparsify.methods.noloco import noloco
 from sparsify.methods.sparseloco import sparseloco
-from tests.figures.made_up import verdicts
 
 
 @pytest.mark.parametrize(("code", "bits"), [(Symmetric2(), "value"), (Int8(), "unpacked")])
@@ -62,25 +58,3 @@ def test_ratios_by_hand() -> None:
     assert costs.through_1_gbit_s() == pytest.approx([109 / 980, 0.11155, 0.11174], abs=1e-5)
     assert costs.peak() == 8
     assert costs.noloco() == {"every": 2, "bytes": 0.5}
-
-
-def test_published_tables_are_what_their_captions_say() -> None:
-    """The bandwidths of table 4 lie on a grid, each 21 % above the one before, as the reason of a claim says:
-    no ratio is known better.
-    """
-    of_table_1 = costs.EXCHANGED
-    less = [of_table_1["parallel"][tokens] / sent for tokens, sent in of_table_1["streaming"].items()]
-    assert less == pytest.approx([value("douillard2025.less")] * 3, rel=0.005)  # 1.10 is rounded
-    known = sorted(gbit for each in costs.GBIT.values() for gbit in each.values() if gbit > 4)  # two digits
-    steps = [math.log(gbit / 86.8) / math.log(1.207) for gbit in known]
-    assert steps == pytest.approx([round(step) for step in steps], abs=0.05)
-
-
-def test_the_words_are_those_of_the_numbers() -> None:
-    words = {name: verdict.word for name, verdict in verdicts("local-costs", empty()).items()}
-    refuted = (
-        "bf16", "upload", "upload-unpacked", "demo-reference", "streaming-hours", "noloco-every",
-        "noloco-bytes",
-    )  # fmt: skip
-    unexpected = {"unpacked": "corrected", **dict.fromkeys(refuted, "does not hold")}
-    assert {name: word for name, word in words.items() if word != "re-derived"} == unexpected

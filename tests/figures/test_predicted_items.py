@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.frames import Frames
 from experiments import figures
-from experiments.figures import _predicted, shi2019_shi_scaling, survey_crossover, zhang_stable_dgc
+from experiments.figures import _predicted, shi2019_shi_scaling, survey_crossover
 from experiments.figures._predicted import MODEL, Work, ethernet, exchange_s
 from sparsify import cost
 from tests.conftest import there
@@ -88,9 +88,3 @@ def test_scaling_is_perfect_where_selection_and_link_are_free_and_falls_with_wor
     assert fast == pytest.approx(100, abs=0.01)
     slow = shi2019_shi_scaling.efficiency(Work(0.5, 0.0), "dense", 1)
     assert (np.diff(slow) < 0).all()
-
-
-def test_dgc_gains_less_the_faster_the_link_is() -> None:
-    gains = [zhang_stable_dgc.speedup(Work(0.5, 0.1), link)[2] for link in _predicted.LINKS.values()]
-    assert gains == sorted(gains, reverse=True)
-    assert gains[-1] < 1

@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from analysis.published import tables
@@ -64,13 +63,6 @@ def test_verdicts_are_those_of_the_published_numbers() -> None:
             assert by_number.setdefault(number, judged.word) == judged.word, "a number with two words"
 
 
-def test_the_numbers_of_the_picture_are_those_of_the_verdicts() -> None:
-    text = page("speed-logs")
-    assert "| Top-k 8 A100 / dense 8 A100 | 4.67 | 7.268 [7.162, 7.376] |" in text
-    assert "| dense 8 V100 / dense 8 A100 | 1.374 | 1.389 [1.355, 1.423] |" in text
-    assert "| 4.67 x | 7.268 x [7.162, 7.376] (n = 138 windows) |  |" in text
-
-
 def test_the_parts_of_a_bar_add_up_to_the_iteration() -> None:
     module = figures.load("fig4-logs")
     published = module.as_published("A100", "topk")
@@ -80,14 +72,6 @@ def test_the_parts_of_a_bar_add_up_to_the_iteration() -> None:
     assert published["synchronize"] == pytest.approx(16.86, abs=0.005)
     assert corrected["wait"] + corrected["transfer"] == pytest.approx(16.9, abs=0.05)
     assert min(*published.values(), *corrected.values()) > 0
-
-
-def test_the_printed_table_has_48_values_and_standard_sgd_twice() -> None:
-    module = figures.load("eghlidi-table1-published")
-    assert sum(module.accuracy(name).size for name in module.TABLE) == 48
-    assert np.array_equal(*module.accuracy("Standard SGD"))
-    assert module.accuracy("Block-random-k (allReduce)")[1].tolist() == [91.18, 88.20, 79.00, 78.11]
-    assert len(module.rows_over_workers()) == 11
 
 
 def test_runs_are_neither_chosen_nor_queued(here: Command) -> None:

@@ -6,13 +6,11 @@ from functools import partial
 
 import pytest
 
-from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames
 from experiments.figures import shi2019_shi_selection as selection
-from experiments.figures.runs import LAUNCHES, configs_of
 from tests.conftest import there
 from tests.figures import made_up
-from tests.figures.made_up import PROFILES, TURNS, RecordBuilder
+from tests.figures.made_up import TURNS, RecordBuilder
 
 pytestmark = pytest.mark.usefixtures("one_launch_decides")
 
@@ -50,17 +48,6 @@ def frames(changed: dict[str, float] | None = None, gpu: str | None = None, sele
             }  # fmt: skip
             records.add_run(f"{name}-{size}", settings, steps, block_steps=2, first_block=0)
     return records.frames()
-
-
-def test_all_methods_take_turns_against_torch_topk_at_each_size() -> None:
-    for profile in PROFILES:
-        found = configs_of("shi-selection", profile)
-        sizes = len(LAUNCHES[profile]) * [*selection.SIZES[profile]]
-        assert [config["task"]["elements"] for config in found] == sizes
-        for config in found:
-            assert config["workers"] == 1
-            assert list(variant_configs(config)) == list(selection.METHODS)
-            assert next(iter(variant_configs(config))) == selection.EXACT
 
 
 def test_the_gain_is_that_of_selecting_alone_at_the_larger_size() -> None:

@@ -8,16 +8,13 @@ from itertools import product
 import numpy as np
 import pytest
 
-from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames
-from experiments import figures
 from experiments.figures import _large as large
 from experiments.figures import _predicted
 from experiments.figures import zhang_stable_throughput as item
 from experiments.figures._predicted import Work
-from experiments.figures.runs import configs_of
 from tests.conftest import there
-from tests.figures.made_up import PROFILES, TURNS, RecordBuilder, verdict
+from tests.figures.made_up import TURNS, RecordBuilder, verdict
 
 TASK = "berttiny_ptb64"
 STEP_S = {"dense": 0.4, "topk": 0.25, "oktopk": 0.2, "stable_topk": 0.15}
@@ -59,17 +56,6 @@ def frames(step_s: Numbers = NO_CHANGE, select_s: Numbers = NO_CHANGE, falls: Nu
     return records.frames()
 
 
-def test_what_is_trained_takes_turns_as_well_and_so_does_a_vector() -> None:
-    for profile in PROFILES:
-        configs = configs_of("stable-throughput", profile)
-        turns = [config for config in configs if config["variants"]]
-        trained = {config["task"]["name"] for config in configs if not config["variants"]}
-        assert {config["task"]["name"] for config in turns} == trained | {"vector"}
-        assert all(list(variant_configs(config)) == list(large.LOOKS) for config in turns)
-        of_trained = [config for config in configs if config["task"]["name"] in trained]
-        assert {config["cluster"]["where"] for config in of_trained} == {"virtual"}
-
-
 def test_time_to_the_loss_that_all_reach_is_steps_times_a_step() -> None:
     given = frames()
     assert item.level(given, TASK) == pytest.approx(9 - EPOCHS * min(FALLS.values()))
@@ -89,16 +75,6 @@ def test_an_ordering_is_indicated_at_most_and_turns_round() -> None:
         assert {of(usual, begins).word, of(turned, begins).word} == {"indicated"}
         assert of(usual, begins).reason.endswith("; in this direction")
         assert of(turned, begins).reason.endswith("; not in this direction")
-
-
-def test_hours_of_large_models_are_not_comparable_and_times_are_called_simulated() -> None:
-    found = [each for each in figures.judge("stable-throughput", frames()) if "hours" in each.claim.text]
-    assert found[0].claim.paper == pytest.approx(84.3 / 41.8, abs=0.01)
-    assert {each.word for each in found if each.ours is not None} == {"not comparable"}
-    assert all("simulated" in claim.text for claim in item.claims() if claim.timed)
-    gains, curves, _ = item.draw(frames(), "laptop").axes
-    assert "simulated" in gains.get_ylabel()
-    assert "simulated" in curves.get_xlabel()
 
 
 def test_the_computing_that_gives_a_ratio_gives_it() -> None:

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from analysis.claims import Verdict
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames
 from analysis.stats import Value
-from analysis.times.reaching import Reached, reached, seconds_to, sooner, steps_to
+from analysis.times.reaching import Reached, reached, seconds_to, sooner
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
-from experiments.figures.runs import configs_of, more_configs_of
 from tests.conftest import there
-from tests.figures.made_up import PROFILES, RecordBuilder
+from tests.figures.made_up import RecordBuilder
 
 EVERY, EPOCHS = 49, 12
 SEEDS = (0, 1, 2)
@@ -59,23 +58,6 @@ def judged(of: Frames) -> Verdict:
     return found
 
 
-def test_both_train_alike_but_for_what_they_exchange() -> None:
-    for profile in PROFILES:
-        dense, sparse = (config.as_dict() for config in configs_of("time-to-accuracy", profile)[:2])
-        assert (dense["overlap"], sparse["overlap"]) == (True, False)
-        assert (sparse["select"], sparse["method"]["density"]) == ("fused", 0.01)
-        for name in ("task", "train", "workers", "seed", "cluster"):
-            assert dense[name] == sparse[name]
-    configs = [*configs_of("time-to-accuracy", "laptop"), *more_configs_of("time-to-accuracy", "laptop")]
-    assert {config["seed"] for config in configs} == {0, 1, 2, 3, 4}
-
-
-def test_the_target_is_a_share_of_what_dense_ends_at() -> None:
-    assert item.target(frames()) == pytest.approx(0.98 * 81)
-    assert item.target(frames(), 50) == pytest.approx(0.5 * 81)
-    assert item.target(empty()) is None
-
-
 @pytest.mark.usefixtures("one_launch_decides")
 def test_times_are_seconds_paired_by_seed_over_the_link_that_was_found() -> None:
     """79.4 % is there after 8 epochs of dense and 10 of Top-k, which are four times as short."""
@@ -107,13 +89,6 @@ def test_the_first_step_that_is_there_counts_and_the_one_before_is_told() -> Non
     assert reached([10, 20, 30], [3.0, 2.0, 2.5], 2.0, falls=True) == (10, 20)
     assert reached([10, 20], [5.0, 1.0], 3) == (0, 10)
     assert reached([10, 20], [1.0, 2.0], 3) == (20, np.inf)
-
-
-def test_steps_are_counted_by_seed() -> None:
-    keys = [f"{item.TOPK}-{seed}" for seed in (0, 2)]
-    assert steps_to(frames(), keys, "val_top1", 70.0) == dict.fromkeys((0, 2), (8 * EVERY, 9 * EVERY))
-    seconds = steps_to(frames(), keys, "val_top1", 70.0, by="wall_s")
-    assert seconds[2] == pytest.approx((8 * EVERY * 0.1, 9 * EVERY * 0.1))
 
 
 CERTAIN = Value(2.0, 1.9, 2.1, 50, "blocks")  # of step times

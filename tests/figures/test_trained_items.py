@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from analysis.records.attempts import from_attempts
 from analysis.records.frames import Frames, empty, restrict
-from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.schema import REGIONS, SLICES
 from analysis.records.store import Store
 from experiments import figures
@@ -94,17 +92,6 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     return looked(tmp_path_factory.mktemp("looked"))
 
 
-def test_items_of_looks_have_the_same_tables_from_records_and_from_parquet(
-    usual: Frames, tmp_path: Path
-) -> None:
-    write_parquet(usual, tmp_path)
-    for item in ("shi-distribution", "shi-bound", "stable-heatmap"):
-        first, second = (figures.tables(item, source) for source in (usual, read_parquet(tmp_path)))
-        assert [table.markdown() for table in first] == [table.markdown() for table in second]
-        tasks = {run.settings["task"] for run in figures.load(item).runs("laptop")}
-        assert len(figures.load(item).draw(usual, "laptop").axes) % len(tasks) == 0
-
-
 def test_a_claim_on_gradients_is_told_from_its_opposite(usual: Frames, tmp_path: Path) -> None:
     """A bell from two peaks, a bound from what exceeds it once, stable regions from chance."""
     over = look(150, "left_out", "all", {0.01: 1.01 * 0.99**2})
@@ -146,21 +133,6 @@ def test_near_zero_is_so_at_every_distance() -> None:
 # --- what trainings end at
 
 
-def test_no_obvious_loss_is_one_point(tmp_path: Path) -> None:
-    def end(config: Config) -> tuple[float, float]:
-        lost = {"topk": 0.3, "gaussiank": 5.0, "randomk": 9.0}
-        return 90 - lost.get(config["method"]["name"], 0), 1.0
-
-    frames = trained(tmp_path, "shi-convergence", end)
-    for task in ("FNN-3", "LeNet-5", "small LSTM"):
-        topk, gaussian = (
-            verdict("shi-convergence", frames, f"{method} loses no obvious accuracy, {task}")
-            for method in ("Top-k", "Gaussian-k")
-        )
-        assert (there(topk.ours).value, there(gaussian.ours).value) == pytest.approx((0.3, 5.0))
-        assert topk.word != gaussian.word
-
-
 def swept(folder: Path, end: Callable[[int, int, int], float]) -> list[float]:
     """Return the values of the sweep's claims, of losses at the end by bucket, period and seed."""
 
@@ -200,8 +172,8 @@ def test_the_best_cell_of_a_seed_is_chosen_by_the_others(tmp_path: Path) -> None
 
 
 def table_1(folder: Path, of_seed: Sequence[float] = (0, 0, 0)) -> Frames:
-    """Return the trainings of table 1: Block-random-k with allReduce loses twice as much, layer-wise is a point
-    above global.
+    """Return the trainings of table 1: Block-random-k with allReduce loses twice as much, and layer-wise is a
+    point above global.
 
     Args:
         of_seed: what Random-k with allReduce gets besides, layer-wise, with four workers.
@@ -245,29 +217,6 @@ def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -
     assert there(always.ours).value == pytest.approx(1.0)
     assert there(once.ours).value == pytest.approx((1.0 - 2.0 - 2.0) / 3)
     assert always.word != once.word
-
-
-def test_the_table_sees_the_images_as_often_whatever_the_number_of_workers() -> None:
-    configs = all_configs("eghlidi-table1")
-    assert len(configs) == 3 * 44
-    assert {config["train"]["epoch_steps"] for config in configs} == {None}
-    assert len({(config["train"]["epochs"], config["task"]["lr"]) for config in configs}) == 1
-
-
-def test_the_survey_chooses_rates_by_seed_0_and_compares_seed_by_seed(tmp_path: Path) -> None:
-    survey = figures.load("methods")
-    tops = {"dense": 70.0, "topk": 60.0, "topk_layerwise": 55.0, "blockrandomk": 50.0}
-
-    def end(config: Config) -> tuple[float, float]:
-        method, rate = config["method"], config["task"]["lr"]
-        is_first = rate == survey.VARIANTS[survey.label(json.dumps(config, default=dict))].rates[0]
-        return tops.get(method["name"], 40.0) + is_first - config["seed"] * (method["name"] == "topk"), 1.0
-
-    frames = trained(tmp_path, "methods", end)
-    chosen = {name: (each.rate, len(each.keys)) for name, each in survey.chosen(frames).items()}
-    assert chosen == {name: (variant.rates[0], 3) for name, variant in survey.VARIANTS.items()}
-    close = there(verdict("methods", frames, "Top-k global ends close to dense").ours)
-    assert (close.value, close.n) == (pytest.approx(10 + 1, abs=0.01), 3)  # Top-k's seeds lose 0, 1 and 2
 
 
 @pytest.mark.parametrize(("dense", "word"), [(91.0, "holds"), (89.0, "does not hold")])

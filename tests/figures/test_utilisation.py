@@ -10,7 +10,7 @@ from analysis.records.frames import Frames, empty
 from analysis.stats import Mixed
 from experiments.figures import survey_utilisation as item
 from tests.conftest import there
-from tests.figures.made_up import RecordBuilder, verdicts
+from tests.figures.made_up import RecordBuilder
 
 COMPUTING, NBYTES = 0.5, 12_500_000  # seconds; bytes that take a second over 100 Mbit/s
 CHECKED = item.CHECKED["laptop"]
@@ -80,12 +80,6 @@ def test_arithmetic_knows_bytes_and_the_bandwidth_that_was_found() -> None:
     assert item.arithmetic(slow, item.DENSE, None, AT_ONCE) == {0: pytest.approx(COMPUTING / (COMPUTING + 2))}
 
 
-def test_ratios_are_paired_by_launch() -> None:
-    more = there(item.ratio(frames(), (item.DILOCO, 32), (item.DENSE, None), item.AT))
-    assert more.n == 3
-    assert more.value > 2
-
-
 def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() -> None:
     found = frames(delay=0.0)
     # Dense computes for half of its time where its bytes take as long: twice 100 Mbit/s, in the first launch.
@@ -120,19 +114,3 @@ def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> N
     assert item.composed(found, item.SPARSELOCO, CHECKED, item.AT) is None
     assert "[0.8, 0.8] for DiLoCo, H = 16." in str(item.facts(found)["composed"])
     assert item.facts(empty())["composed"] == ""
-
-
-def test_every_profile_checks_the_h_that_it_composes() -> None:
-    for profile, every in item.CHECKED.items():
-        *of_cells, check = item.runs(profile)
-        assert {own["method.every"] for own in check.variants.values()} == {every}
-        assert check.settings["alternate.block_steps"] == every  # a turn is a round
-        links = [each.settings["cluster.link.beta_s_per_byte"] for each in of_cells]
-        assert check.settings["cluster.link.beta_s_per_byte"] in links
-
-
-def test_half_of_the_time_answers_the_simulated_table() -> None:
-    judged = verdicts("utilisation", frames(5, 0.0))
-    assert judged["diloco-less"].claim.answers == ("douillard2025.67",)
-    assert there(there(judged["diloco-less"].ours).low) > 1
-    assert judged["too-good.dense"].word == "not run"  # which is about a link with distance
