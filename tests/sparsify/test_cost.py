@@ -133,25 +133,6 @@ def test_latency_terms_are_the_published_ones(name: str, scheme: str, least: flo
         assert least * expected <= replay.next(selections).messages <= most * expected, size
 
 
-@pytest.mark.parametrize(
-    ("scheme", "least", "most"),
-    [
-        ("dense", 103.1e6, 103.1e6),
-        ("topka", 824.8e3, 824.8e3),
-        ("topkdsa", 206e3, 51.7e6),
-        ("gtopk", 707e3, 707e3),
-        ("oktopk", 103e3, 309e3),
-        ("randomk allreduce", 103.1e3, 103.1e3),
-        ("blockrandomk allgather", 412.4e3, 412.4e3),
-    ],
-)
-def test_the_cost_table_of_vgg16_on_8_workers(scheme: str, least: float, most: float) -> None:
-    """n = 14,728,266, k = 14,728: bytes as tabulated in the literature's forms."""
-    published = cost.published(scheme, 14_728_266, 14_728, 8)
-    assert float(4 * published.least) == pytest.approx(least, rel=5e-3)
-    assert float(4 * published.most) == pytest.approx(most, rel=5e-3)
-
-
 SLOW, FAST = Link(50e-6, 8e-9), Link(2e-6, 1e-10)
 SECOND = Link(1.0, 0.0)  # seconds are messages
 BYTE = Link(0.0, 1.0)  # seconds are bytes

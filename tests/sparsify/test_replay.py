@@ -118,19 +118,6 @@ def test_messages_are_the_latency_terms_of_the_collectives() -> None:
     assert traffic.seconds(two_nodes) == pytest.approx(2, abs=1e-4)
 
 
-@pytest.mark.parametrize(("name", "least", "most"), [("oktopk", 1, 1.3), ("sparcml", 4, 4)])
-def test_oktopk_balances_what_owners_receive(name: str, least: float, most: float) -> None:
-    """All select in the first tenth, which with regions of equal length is one owner's."""
-    k = int(DENSITY * N)
-    parts = [
-        Sparse(torch.randperm(N // 10, generator=torch.Generator().manual_seed(rank))[:k], torch.ones(k))
-        for rank in range(4)
-    ]
-    traffic = Replay(build(name), N, 4).next(parts)
-    arriving = [collective.arriving for collective in traffic.collectives if collective.arriving]
-    assert least <= balance(max(arriving, key=sum)) <= most
-
-
 def test_balance_is_the_largest_share_over_the_mean() -> None:
     assert balance([1, 1, 1, 1]) == 1
     assert balance([4, 0, 0, 0]) == 4

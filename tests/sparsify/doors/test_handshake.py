@@ -2,82 +2,240 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
-from sparsify.comm import virtual
+from sparsify.comm import Comm, virtual
 from sparsify.doors.handshake import Disagreement
-from tests.sparsify import worker_functions
-from tests.sparsify.doors import uses, uses_odd
+from tests.sparsify.doors.user_acts import AVERAGING, LR, Act, Training, net, whole
 from tests.sparsify.worker_functions import on_processes
+
+ODD = 1  # its rank
+
+
+@dataclass
+class Parts:
+    """What is wrapped."""
+
+    model: Any = field(default_factory=net)
+    kind: type[torch.optim.Optimizer] = torch.optim.SGD
+    of_optimiser: dict[str, Any] = field(default_factory=lambda: {"lr": LR})
+    method: str = "topk"
+    of_method: dict[str, Any] = field(default_factory=lambda: {"density": 0.1, "scope": "layer"})
+    options: dict[str, Any] = field(default_factory=dict)
+    of_ddp: dict[str, Any] = field(default_factory=dict)
+
+    def wrap(self, wrapper: str, comm: Comm | None) -> object:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        optimiser = self.kind(parameters, **self.of_optimiser)
+        if wrapper == "local steps":
+            return sparsify.distribute(optimiser, self.model, sparsify.localsgd(every=2), comm)
+        method = sparsify.build(self.method, **self.of_method)
+        if wrapper == "distribute":
+            return sparsify.distribute(optimiser, self.model, method, comm, **self.options)
+        ddp = DistributedDataParallel(self.model, **self.of_ddp)
+        return sparsify.register(ddp, method, optimiser, **self.options)
+
+
+def rename(parts: Parts) -> None:
+    parts.model.add_module("head", parts.model._modules.pop("output"))
+
+
+def reorder(parts: Parts) -> None:
+    parts.model.add_module("convolution", parts.model._modules.pop("convolution"))
+
+
+def apply_momentum_twice(parts: Parts) -> None:
+    parts.method, parts.of_method = "dgc", {"density": 0.1}
+    parts.of_optimiser["momentum"] = 0.9
+
+
+def option(**options: Any) -> Callable[[Parts], object]:
+    return lambda parts: parts.options.update(options)
+
+
+class Difference(NamedTuple):
+    """How one worker is odd, and what all workers read; what DDP itself refuses is not tried with it."""
+
+    change: Callable[[Parts], object]
+    sentence: str
+    wrappers: tuple[str, ...] = ("distribute", "register")
+
+
+WHOLE = ("distribute", "local steps")
+CONVOLUTION = "(4, 2, 2, 2) torch.float64 on cpu, trained"
+DIFFERENCES: dict[str, Difference] = {
+    "shape": Difference(
+        lambda parts: setattr(parts.model, "output", nn.Linear(16, 4).double()),
+        "parameter output.weight: ranks [0, 2] have (3, 16) torch.float64 on cpu, trained; ranks [1] have "
+        "(4, 16)",
+        WHOLE,
+    ),
+    "order": Difference(
+        reorder,
+        "on the order; in one place: ranks [0, 2] have parameter convolution.weight; ranks [1] have "
+        "parameter output.weight",
+        WHOLE,
+    ),
+    "one more": Difference(
+        lambda parts: setattr(parts.model, "more", nn.Linear(2, 2).double()),
+        "parameter more.weight: ranks [0, 2] have none; ranks [1] have (2, 2)",
+        WHOLE,
+    ),
+    "frozen": Difference(
+        lambda parts: parts.model.convolution.bias.requires_grad_(False),
+        "parameter convolution.bias: ranks [0, 2] have (4,) torch.float64 on cpu, trained; ranks [1] have "
+        "(4,) torch.float64 on cpu.",
+        WHOLE,
+    ),
+    "buffer": Difference(
+        lambda parts: parts.model.register_buffer("calls", torch.zeros(2), persistent=False),
+        "buffer calls: ranks [0, 2] have (1,)",
+        WHOLE,
+    ),
+    "strides": Difference(
+        lambda parts: parts.model.to(memory_format=torch.channels_last),
+        f"parameter convolution.weight: ranks [0, 2] have {CONVOLUTION}; ranks [1] have {CONVOLUTION}, with "
+        "strides (8, 1, 4, 2)",
+        (*WHOLE, "register"),
+    ),
+    "type": Difference(  # of the same size, or DDP itself comes to grief
+        lambda parts: parts.model.half(),
+        "parameter convolution.weight: ranks [0, 2] have (4, 2, 2, 2) torch.bfloat16 on cpu, trained; ranks "
+        "[1] have (4, 2, 2, 2) torch.float16",
+    ),
+    "name": Difference(
+        rename,
+        "parameter output.weight: ranks [0, 2] have (3, 16) torch.float64 on cpu, trained; ranks [1] have "
+        "none",
+    ),
+    "method": Difference(
+        lambda parts: setattr(parts, "method", "randomk"),
+        "on method: ranks [0, 2] have ... select=TopK(), ",
+    ),
+    "density": Difference(
+        lambda parts: parts.of_method.update(density=0.2),
+        "on method: ranks [0, 2] have Sparsifier(density=0.1, ...; ranks [1] have ",
+    ),
+    "seed": Difference(option(seed=7), "on seed: ranks [0, 2] have 0; ranks [1] have 7"),
+    "check": Difference(option(check=False), "on check: ranks [0, 2] have True; ranks [1] have False"),
+    "overlap": Difference(option(overlap=True), "on overlap: ranks [0, 2] have False; ranks [1] have True"),
+    "epochs": Difference(
+        option(steps_per_epoch=3), "on steps_per_epoch: ranks [0, 2] have None; ranks [1] have 3"
+    ),
+    "rate": Difference(
+        lambda parts: parts.of_optimiser.update(lr=1.0),
+        "on lr of group 0: ranks [0, 2] have 0.05; ranks [1] have 1.0",
+    ),
+    "optimizer": Difference(
+        lambda parts: setattr(parts, "kind", torch.optim.Adam),
+        "on optimiser: ranks [0, 2] have SGD; ranks [1] have Adam",
+    ),
+    "refused on one": Difference(
+        apply_momentum_twice,
+        "wrapped: ranks [0, 2] have yes; ranks [1] have no: the method applies momentum itself, and the",
+    ),
+}
+
+
+def told(case: str, wrapper: str, rank: int, comm: Comm | None = None) -> str:
+    """Return what this worker is told where one is odd."""
+    parts = Parts()
+    if case == "type":
+        parts.model.bfloat16()
+    if case == "strides":
+        parts.of_ddp["init_sync"] = False  # else DDP itself refuses it
+    if rank == ODD:
+        DIFFERENCES[case].change(parts)
+    try:
+        parts.wrap(wrapper, comm)
+    except Disagreement as error:
+        return str(error)
+    return "nothing"
+
+
+def told_as(case: str, wrapper: str, comm: Comm) -> str:
+    return told(case, wrapper, comm.rank, comm)
+
+
+def told_in_a_step(wrapper: str, rank: int, freezes: bool = False) -> str:
+    """Return what this worker is told with `debug`, where one is odd in the second step."""
+    training = Training(Act(options={"debug": True}), wrapper, rank)
+    training.advance(0)
+    if rank == ODD and freezes:
+        training.model.convolution.bias.requires_grad_(False)
+    elif rank == ODD:
+        training.optimisers[0].param_groups[0]["lr"] = 0.01
+    try:
+        training.advance(1)
+    except Disagreement as error:
+        return str(error)
+    return "nothing"
+
+
+def be_told(comm: Comm, now: Callable[[], float]) -> dict[str, str]:
+    """Return what this worker is told in every case, by case and wrapper."""
+    torch.set_num_threads(1)
+    found = {}
+    for case, difference in DIFFERENCES.items():
+        for wrapper in difference.wrappers:
+            found[f"{case}|{wrapper}"] = told(case, wrapper, comm.rank)
+    for wrapper in AVERAGING:
+        found[f"a step|{wrapper}"] = told_in_a_step(wrapper, comm.rank)
+    found["a step|frozen"] = told_in_a_step("distribute", comm.rank, freezes=True)
+    return found
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """What three gloo processes are told in each case, by rank."""
-    return on_processes(worker_functions.odd_workers, 3, tmp_path_factory.mktemp("odd"))
+def heard(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """Return what three gloo processes are told, by rank."""
+    return on_processes(be_told, 3, tmp_path_factory.mktemp("odd"))
 
 
-@pytest.mark.parametrize("case", uses_odd.CASES)
-def test_all_processes_raise_the_same_words(case: str, told: list[dict[str, Tensor]]) -> None:
-    first, *others = (bytes(found[case].tolist()).decode() for found in told)
-    assert uses_odd.CASES[case][1] in first
-    assert first.startswith("the workers disagree on ")
-    assert first.endswith("Give every worker the same model, optimiser, method and options, "
-                          "and call the same, equally often")  # fmt: skip
-    assert others == [first, first]
+@pytest.mark.parametrize("case", DIFFERENCES)
+def test_all_workers_raise_the_same_words(case: str, heard: list[dict[str, str]]) -> None:
+    """As processes, and as virtual ranks."""
+    _, sentence, wrappers = DIFFERENCES[case]
+    for wrapper in wrappers:
+        groups = [[words[f"{case}|{wrapper}"] for words in heard]]
+        if wrapper != "register" and case != "overlap":  # which virtual ranks can't, and refuse by themselves
+            groups.append(virtual.run(3, partial(told_as, case, wrapper)))
+        for first, *others in groups:
+            assert sentence in first, wrapper
+            assert first.startswith("the workers disagree on ")
+            same = "Give every worker the same model, optimiser, method and options"
+            assert first.endswith(f"{same}, and call the same, equally often")
+            assert others == [first, first]
 
 
-def test_with_debug_each_step_under_ddp_compares_anew(told: list[dict[str, Tensor]]) -> None:
-    first, *others = (bytes(found["a step"].tolist()).decode() for found in told)
-    assert (
-        "step 1: the workers disagree on lr of group 0: ranks [0, 2] have 0.05; ranks [1] have 0.01" in first
-    )
-    assert others == [first, first]
+def test_with_debug_each_step_compares_anew(heard: list[dict[str, str]]) -> None:
+    for name in (name for name in heard[0] if name.startswith("a step")):
+        first, *others = (words[name] for words in heard)
+        sentence = "the workers disagree on lr of group 0: ranks [0, 2] have 0.05; ranks [1] have 0.01"
+        if name.endswith("frozen"):
+            sentence = (
+                "convolution.bias: ranks [0, 2] have (4,) torch.float64 on cpu, trained; ranks [1] have"
+            )
+        assert sentence in first, name
+        assert others == [first, first]
 
 
-@pytest.mark.parametrize("case", [case for case in uses_odd.CASES if not case.startswith("register")])
-def test_so_do_virtual_ranks(case: str) -> None:
-    first, *others = virtual.run(3, lambda comm: uses_odd.told(case, comm.rank, comm))
-    if case == "distribute overlap":  # which they can't, and refuse by themselves
-        return
-    assert uses_odd.CASES[case][1] in first
-    assert others == [first, first]
+def test_what_all_refuse_is_refused_as_ever() -> None:
+    def body(comm: Comm) -> None:
+        parts = Parts()
+        apply_momentum_twice(parts)
+        parts.wrap("distribute", comm)
 
-
-@pytest.mark.parametrize(
-    ("odd", "sentence"),
-    [
-        ("freezes", r"convolution.bias: ranks \[0\] have .*, trained; ranks \[1\] have .* on cpu\. "),
-        ("slower", r"on lr of group 0: ranks \[0\] have 0.05; ranks \[1\] have 0.01"),
-    ],
-)  # fmt: skip
-def test_with_debug_each_step_compares_anew(odd: str, sentence: str) -> None:
-    def body(comm: virtual.VirtualComm) -> None:
-        parts = uses_odd.Parts(options={"debug": True})
-        optimiser = parts.wrap("distribute", comm)
-        assert isinstance(optimiser, torch.optim.Optimizer)
-        for at in range(2):
-            optimiser.zero_grad()
-            uses.loss_of(parts.model, comm.rank, at).backward()
-            optimiser.step()
-            if comm.rank == 1 and odd == "freezes":
-                uses_odd.frozen(parts)
-            if comm.rank == 1 and odd == "slower":
-                optimiser.param_groups[0]["lr"] = 0.01
-
-    with pytest.raises(Disagreement, match=sentence):
+    with pytest.raises(ValueError, match=r"^the method applies momentum itself"):
         virtual.run(2, body)
-
-
-def strided(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Return a tensor whose elements count up in the order of its indices, wherever they lie."""
-    tensor = torch.empty_strided(shape, strides, dtype=torch.float64)
-    return tensor.copy_(torch.arange(tensor.numel()).view(shape))
 
 
 # Of shapes, the strides that two workers have: the same order in memory, up to what says nothing of it.
@@ -98,26 +256,6 @@ DIFFERENT = {
     "two orders, none by rows": ((2, 3, 4), (1, 2, 6), (12, 1, 3)),
     "channels last in 3D": ((2, 2, 2, 2, 2), (16, 8, 4, 2, 1), (16, 1, 8, 4, 2)),
 }
-Strides = tuple[int, ...]
-
-
-def averaged(shapes: tuple[Strides, Strides, Strides], method: Any) -> list[Tensor]:
-    """Return each worker's weights after a step, for which all have the same gradient."""
-    shape, *both = shapes
-
-    def body(comm: virtual.VirtualComm) -> Tensor:
-        model = nn.ParameterList([strided(shape, both[comm.rank]), torch.ones(2, dtype=torch.float64)])
-        optimiser = sparsify.distribute(torch.optim.SGD(model.parameters(), lr=1.0), model, method, comm)
-        for p in model:
-            p.grad = torch.full_like(p, 3.0)
-            p.grad += p.detach()
-        optimiser.step()
-        weights: Tensor = model[0].detach().clone(memory_format=torch.contiguous_format)
-        return weights
-
-    return virtual.run(2, body)
-
-
 METHODS: dict[str, Any] = {
     "dense": sparsify.dense(),
     "topk": sparsify.topk(density=1.0),
@@ -125,27 +263,32 @@ METHODS: dict[str, Any] = {
 }
 
 
+def averaged(shape: tuple[int, ...], strides: Any, method: Any) -> list[Tensor]:
+    """Return each worker's weights after a step, for which all have the same gradient."""
+
+    def body(comm: Comm) -> Tensor:
+        strided = torch.empty_strided(shape, strides[comm.rank], dtype=torch.float64)
+        strided.copy_(torch.arange(strided.numel()).view(shape))  # wherever they lie
+        model = nn.ParameterList([strided, torch.ones(2, dtype=torch.float64)])
+        optimiser = sparsify.distribute(torch.optim.SGD(model.parameters(), lr=1.0), model, method, comm)
+        for p in model:
+            p.grad = torch.full_like(p, 3.0)
+            p.grad += p.detach()
+        optimiser.step()
+        return whole(model[0])
+
+    return virtual.run(2, body)
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("case", [*EQUIVALENT, *GAPS, *DIFFERENT])
-def test_strides_differ_only_where_they_tell_another_order(case: str, method: str) -> None:
-    shapes = {**EQUIVALENT, **GAPS, **DIFFERENT}[case]
-    if case in DIFFERENT:
-        with pytest.raises(Disagreement, match=r"parameter 0: .* with strides \("):
-            averaged(shapes, METHODS[method])
-    elif case in GAPS and method == "localsgd":
-        with pytest.raises(ValueError, match="gaps, or elements that share memory"):
-            averaged(shapes, METHODS[method])
-    else:
-        expected = torch.full(shapes[0], -3.0, dtype=torch.float64)
-        for weights in averaged(shapes, METHODS[method]):
-            assert torch.equal(weights, expected)
-
-
-def test_what_all_refuse_is_refused_as_ever() -> None:
-    def body(comm: virtual.VirtualComm) -> None:
-        parts = uses_odd.Parts()
-        uses_odd.momentum_twice(parts)
-        parts.wrap("distribute", comm)
-
-    with pytest.raises(ValueError, match=r"^the method applies momentum itself"):
-        virtual.run(2, body)
+def test_strides_differ_only_where_they_tell_another_order(method: str) -> None:
+    for case, (shape, *strides) in {**EQUIVALENT, **GAPS, **DIFFERENT}.items():
+        refusal = r"parameter 0: .* with strides \(" if case in DIFFERENT else ""
+        if case in GAPS and method == "localsgd":
+            refusal = "gaps, or elements that share memory"
+        if refusal:
+            with pytest.raises((Disagreement, ValueError), match=refusal):
+                averaged(shape, strides, METHODS[method])
+            continue
+        for weights in averaged(shape, strides, METHODS[method]):
+            assert torch.equal(weights, torch.full(shape, -3.0, dtype=torch.float64)), case

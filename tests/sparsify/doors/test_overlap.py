@@ -1,8 +1,10 @@
-"""Aggregation while backpropagation goes on: the same weights, begun with earlier."""
+"""Averaging while backpropagation goes on: what is delivered when, and what becomes of errors."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,329 +13,171 @@ from weakref import ref
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import sparsify
-from sparsify.comm import virtual
+from sparsify.comm import Comm, WorkerLost
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import Engine, StepReport
-from sparsify.doors.optimiser import DistributedOptimiser
-from sparsify.doors.overlap import Overlap
-from tests.conftest import there
-from tests.sparsify import laws, worker_functions
-from tests.sparsify.doors import uses, uses_overlap
-from tests.sparsify.doors.uses_ddp import MANY_BUCKETS, found_in
-from tests.sparsify.doors.uses_overlap import METHODS, USES
+from sparsify.core.timer import PhaseTimer
+from sparsify.doors.engine import Engine, NonFinite, StepReport
+from tests.sparsify import laws
+from tests.sparsify.doors.user_acts import DISTRIBUTE, REGISTER, Act, Training, loss_of, net
 from tests.sparsify.worker_functions import on_processes
+from tests.training.digits import trainer, weights
+
+OVERLAPPED = (DISTRIBUTE[1], REGISTER[1])
 
 
-def test_overlapped_processes_train_to_the_same_weights(tmp_path: Path) -> None:
-    ranks = on_processes(worker_functions.overlapped_and_not, 2, tmp_path)
-    for found in ranks:
-        for name, overlapped in found.items():
-            if name.endswith("True"):
-                assert torch.equal(overlapped, found[name.replace("True", "False")]), name
-                assert torch.equal(overlapped, ranks[0][name]), name
+def use_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Return what this worker lived through in all that takes two processes."""
+    torch.set_num_threads(1)
+    trained = {
+        f"{method} {scope}": train_in_experiments(comm, now, method, scope)
+        for method, scope in (("topk", "layer"), ("gaussiank", 0.05), ("dense", "layer"))
+    }
+    overflowed = {wrapper: overflow_in_the_last_bucket(comm.rank, wrapper) for wrapper in OVERLAPPED}
+    return {"trained": trained, "overflowed": overflowed}
+
+
+def train_in_experiments(
+    comm: Comm, now: Callable[[], float], method: str, scope: str | float
+) -> list[Tensor]:
+    """Return the flat weights without overlap and with it."""
+    ends = []
+    for overlap in (False, True):
+        built, timer = laws.build(method, 0.01, scope), PhaseTimer("production", now)
+        training = trainer(comm, timer, built, steps=4, dtype=torch.float64, overlap=overlap)
+        ends.append(weights(training))
+    return ends
+
+
+def overflow_in_the_last_bucket(rank: int, wrapper: str) -> tuple[str, list[str], bool]:
+    """Return what this worker is told where worker 1 has a NaN in its second step, which residuals have
+    changed, and whether all are finite.
+    """
+    training = Training(Act(), wrapper, rank)
+    training.advance(0)
+    before = training.owed()
+    if rank == 1:
+        training.model.convolution.weight.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(NonFinite) as error:
+        training.advance(1)
+    after = training.owed()
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    return str(error.value), changed, all(bool(owed.isfinite().all()) for owed in after.values())
+
+
+def lose_a_worker(comm: Comm, now: Callable[[], float]) -> None:
+    """Let worker 1 die when half of its gradients are there, with the wrapper that the folder is called
+    after; and write down what the other one is told.
+    """
+    folder = Path(sys.argv[4])
+    training = Training(Act(), folder.name, comm.rank)
+    training.advance(0)
+    if comm.rank == 1:
+        training.model.convolution.weight.register_hook(lambda grad: os._exit(0))
+    with pytest.raises(WorkerLost) as error:
+        training.advance(1)
+    torch.save({"told": str(error.value)}, folder / f"{comm.rank}.pt")
+    os._exit(0)  # a group without worker 1 can't be closed
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
-    """Where two gloo processes ended in each use, with overlap and without, by rank."""
-    return on_processes(worker_functions.uses_of_overlap, 2, tmp_path_factory.mktemp("overlap"))
+def used(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Return what two gloo processes lived through, by rank."""
+    return on_processes(use_overlap, 2, tmp_path_factory.mktemp("overlap"))
 
 
-@pytest.mark.parametrize("name", [*USES, *(f"ddp {method}" for method in METHODS)])
-def test_overlap_changes_no_bit(name: str, used: list[dict[str, Tensor]]) -> None:
-    for rank in used:
-        ends: list[dict[str, Tensor]] = [{}, {}]
-        for key, tensor in rank.items():
-            if key.startswith(f"{name}|"):
-                _, overlap, what = key.split("|")
-                ends[overlap == "True"][what] = tensor
-        assert ends[0]
-        for what, end in ends[0].items():
-            assert torch.equal(end, ends[1][what]), what
+def test_the_trainer_of_experiments_ends_at_the_same_weights_with_overlap(used: list[dict[str, Any]]) -> None:
+    for found in used:
+        for name, (plain, overlapped) in found["trained"].items():
+            assert torch.equal(plain, overlapped), name
+            assert torch.equal(plain, used[0]["trained"][name][0]), name
 
 
-def test_a_nan_on_one_worker_stops_all_before_it_reaches_a_residual(used: list[dict[str, Tensor]]) -> None:
+def test_a_nan_on_one_worker_stops_all_before_it_reaches_a_residual(used: list[dict[str, Any]]) -> None:
     """It is in the bucket that gets full last; what came before was delivered, and the error says so."""
     for found in used:
-        for entry in ("ddp", "distribute"):
-            words = bytes(found[f"{entry} error"].tolist()).decode()
-            assert "rank 1, step" in words
-            assert "were delivered already" in words
-            assert words.endswith("go on from a checkpoint")
-            changed = found[f"{entry} changed"].tolist()
-            assert changed[0]  # the output layer's, which came first
-            assert not changed[-1]  # the first layer's
-            assert found[f"{entry} finite"].all()
+        for told, changed, is_finite in found["overflowed"].values():
+            assert "rank 1, step" in told
+            assert "were delivered already" in told
+            assert told.endswith("go on from a checkpoint")
+            assert "output.weight" in changed  # which came first
+            assert "convolution.weight" not in changed
+            assert is_finite
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("where", uses_overlap.FAILURES)
-def test_a_batch_that_fails_on_one_worker_is_skipped_and_nothing_is_lost(
-    where: str, overlap: bool, used: list[dict[str, Tensor]]
-) -> None:
-    uses.check_balanced([found_in(f"skipped {where} {overlap}", found) for found in used])
-
-
-@pytest.mark.parametrize("entry", ["ddp", "distribute"])
-def test_the_loss_of_a_worker_reaches_the_others_as_such(entry: str, tmp_path: Path) -> None:
-    (folder := tmp_path / entry).mkdir()
-    first, _ = on_processes(worker_functions.loss_of_a_worker_while_overlapping, 2, folder)
-    assert first["advised"] == (entry == "distribute")  # DDP has no skip()
-
-
-class Alone(TorchComm):
-    """A group of one, without processes."""
-
-    rank, size = 0, 1
-
-    def __init__(self) -> None: ...
-
-    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor]
-
-
-def model_and_overlap(**choices: object) -> tuple[nn.Sequential, Overlap]:
-    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(3, 2))
-    method = sparsify.build("topk", **{"density": 0.5, "scope": "layer", **choices})
-    return model, Overlap(Aggregator(method, model.named_parameters(), Alone()))
-
-
-def test_a_bucket_is_begun_with_while_others_are_still_to_come() -> None:
-    model, overlap = model_and_overlap()
-    seen: list[int] = []
-    first = model[0].weight
-    assert isinstance(first, nn.Parameter)
-    first.register_hook(lambda grad: seen.append(len(overlap.background.futures)))
-    overlap.begin()
-    model(torch.ones(2, 4)).sum().backward()
-    assert 0 < seen[0] < 6  # of six buckets, when the first layer's turn comes
-    report = overlap.finish()
-    assert isinstance(report, StepReport)
-    assert report.selected == sum(p.numel() // 2 for p in model.parameters())
-    overlap.close()
-
-
-def test_what_the_thread_writes_does_not_count_as_changed() -> None:
-    model, overlap = model_and_overlap()
-    overlap.begin()
-    model(torch.ones(2, 4)).sum().backward()
-    for future in overlap.background.futures:
-        future.result()  # all are averages by now
-    overlap.finish()
-    overlap.close()
-
-
-def test_parameters_without_a_gradient_are_aggregated_at_the_end() -> None:
-    model, overlap = model_and_overlap()
-    overlap.begin()
-    model[2](torch.ones(2, 3)).sum().backward()
-    assert len(overlap.background.futures) == 2
-    assert overlap.finish().selected == sum(p.numel() // 2 for p in model.parameters())
-    overlap.close()
-
-
-def test_backward_passes_that_were_not_announced_are_left_alone() -> None:
-    model, overlap = model_and_overlap()
-    model(torch.ones(2, 4)).sum().backward()
-    assert overlap.background.futures == []
-    overlap.close()
-
-
-def test_an_error_in_the_other_thread_reaches_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, overlap = model_and_overlap()
-    begun = []
-
-    def broken(group: list[int], steps: object) -> None:
-        begun.extend(group)
-        raise OSError("the network is down")
-
-    monkeypatch.setattr(overlap, "aggregate", broken)
-    overlap.begin()
-    model(torch.ones(2, 4)).sum().backward()
-    with pytest.raises(OSError, match="network is down"):
-        overlap.finish()
-    overlap.close()
-    assert begun == [0]  # the others would exchange what nobody else does
-
-
-def test_what_can_not_overlap_is_refused() -> None:
-    with pytest.raises(ValueError, match="take scope=layer"):
-        model_and_overlap(scope="global")
-    model = nn.Linear(4, 5)
-    for dense_vectors in (False, True):
-        method = sparsify.build("dgc", density=0.5, clip_norm=1.0, dense_vectors=dense_vectors)
-        with pytest.raises(ValueError, match="clip_norm"):
-            Overlap(Aggregator(method, model.named_parameters(), Alone()))
-
-
-def backward_that_waits(model: uses.Net, called: nn.Module, first: threading.Event) -> list[bool]:
-    """Compute gradients, but the first layer's only when `first` is set, or after a while; was it set?"""
-    is_set: list[bool] = []
-    model.convolution.weight.register_hook(lambda grad: is_set.append(first.wait(20)))
-    uses.loss_of(called, 0, 0).backward()
-    return is_set
+@pytest.mark.parametrize("wrapper", OVERLAPPED)
+def test_the_loss_of_a_worker_reaches_the_others_as_such(wrapper: str, tmp_path: Path) -> None:
+    folder = tmp_path / wrapper
+    folder.mkdir()
+    first, _ = on_processes(lose_a_worker, 2, folder)
+    is_own_loop = wrapper == OVERLAPPED[0]  # DDP has no skip()
+    assert ("calls optimiser.skip()" in first["told"]) is is_own_loop
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("entry", ["ddp", "distribute"])
+@pytest.mark.parametrize("wrapper", OVERLAPPED)
 def test_a_bucket_is_delivered_while_backpropagation_goes_on(
-    entry: str, monkeypatch: pytest.MonkeyPatch
+    wrapper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first layer's gradient is not computed before the output layer's has been averaged."""
+    """The first layer's gradient is not computed before the output layer's has been averaged; and what the
+    thread writes then does not count as changed by the user.
+    """
     delivered = threading.Event()
+    original = Engine.average
 
-    def average(engine: Engine, *those: Any) -> StepReport:
-        report = original(engine, *those)
+    def average(engine: Engine, *parts: Any) -> StepReport:
+        report = original(engine, *parts)
         delivered.set()
         return report
 
-    original = Engine.average
     monkeypatch.setattr(Engine, "average", average)
-    model, method = uses.net(), sparsify.build("topk", density=0.1, scope="layer")
-    if entry == "ddp":
-        ddp = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=MANY_BUCKETS)
-        sparsify.register(ddp, method, overlap=True)
-        uses.loss_of(ddp, 0, 0).backward()  # in one bucket; from the next step on DDP makes more
-        delivered.clear()
-        assert backward_that_waits(model, ddp, delivered) == [True]
-        return
-    optimiser = sparsify.distribute(torch.optim.SGD(model.parameters(), lr=0.1), model, method, overlap=True)
-    assert backward_that_waits(model, model, delivered) == [True]
-    optimiser.step()
+    training = Training(Act(), wrapper, 0)
+    training.advance(0)  # in one of DDP's buckets; from the next step on it makes more
+    delivered.clear()
+    in_time: list[bool] = []
+    training.model.convolution.weight.register_hook(lambda grad: in_time.append(delivered.wait(20)))
+    training.advance(1)
+    assert in_time == [True]
 
 
-def stepping(**options: Any) -> tuple[uses.Net, DistributedOptimiser]:
-    """After backward, and before step."""
-    model = uses.net()
-    choices = {key: options.pop(key) for key in ("scope", "clip_norm", "name") if key in options}
-    method = laws.build(choices.pop("name", "topk"), 0.1, **choices)
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimiser = sparsify.distribute(inner, model, method, overlap=True, **options)
-    uses.loss_of(model, 0, 0).backward()
-    return model, optimiser
+class Broken(TorchComm):
+    """A process group whose network breaks down."""
 
+    gathered = 0
+    is_down = False
 
-def clipped() -> None:
-    model, optimiser = stepping()
-    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-    optimiser.step()
-
-
-def replaced() -> None:
-    model, optimiser = stepping()
-    uses.replace_gradients(model)
-    optimiser.step()
-
-
-def changed_past_autograd() -> None:
-    model, optimiser = stepping()
-    for p in model.parameters():
-        there(p.grad).data.clamp_(-1e-3, 1e-3)
-    optimiser.step()
-
-
-def looked_at() -> None:
-    """Half of it would be this worker's, and half the average."""
-    model, _ = stepping()
-    there(model.output.bias.grad).norm()
-
-
-def moved() -> None:
-    model, optimiser = stepping()
-    uses.move_gradients(model)
-    optimiser.step()
-
-
-def cleared_by_the_model() -> None:
-    model, optimiser = stepping()
-    model.zero_grad()
-    optimiser.step()
-
-
-def twice() -> None:
-    model, _ = stepping()
-    uses.loss_of(model, 0, 1).backward()
-
-
-def virtual_ranks() -> None:
-    def body(comm: virtual.VirtualComm) -> None:
-        _, optimiser = stepping(comm=comm)
-        optimiser.step()
-
-    virtual.run(2, body)
-
-
-def of_ddps_own_group() -> None:
-    ddp = nn.parallel.DistributedDataParallel(uses.net())
-    method = sparsify.build("topk", density=0.1, scope="layer")
-    sparsify.register(ddp, method, overlap=True, group=ddp.process_group)
-
-
-def scaled_under_ddp() -> None:
-    ddp = nn.parallel.DistributedDataParallel(uses.net())
-    method = sparsify.build("topk", density=0.1, scope="layer")
-    sparsify.register(ddp, method, overlap=True, scaler=torch.amp.GradScaler("cpu"))
-
-
-CHANGED = "changed between backward and step.*change .or clip. their average, after optimiser.aggregate"
-HALFWAY = r"came between backward and step, when gradients are on their way already; call it after step"
-REFUSED: list[tuple[Callable[[], object], str]] = [
-    (clipped, CHANGED),
-    (replaced, CHANGED),
-    (changed_past_autograd, CHANGED),
-    (looked_at, CHANGED),
-    (moved, CHANGED),
-    (cleared_by_the_model, CHANGED),
-    (twice, r"a second gradient of output\.\w+ came before the step.*with optimiser.no_sync"),
-    (lambda: stepping()[1].zero_grad(), HALFWAY),
-    (lambda: stepping()[1].state_dict(), HALFWAY),
-    (lambda: stepping()[1].load_state_dict({}), HALFWAY),
-    (lambda: stepping()[1].aggregate(8.0), r"before aggregate\(scale\) can divide them"),
-    (
-        lambda: stepping(scaler=torch.amp.GradScaler("cpu")),
-        "GradScaler would then skip the step; train in bfloat16",
-    ),
-    (scaled_under_ddp, "GradScaler would then skip the step; train in bfloat16"),
-    (lambda: stepping(scope="global"), "there is one bucket"),
-    (lambda: stepping(name="dgc", clip_norm=1.0), "which clip_norm needs"),
-    (virtual_ranks, "virtual ranks take turns in one thread, so nothing of theirs overlaps"),
-    (of_ddps_own_group, r"workers \[0\] is DDP's own; make another one of them"),
-]
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        if self.is_down:
+            self.gathered += 1
+            raise OSError("the network is down")
+        return super().all_gather(tensor)
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize(("use", "sentence"), REFUSED, ids=lambda use: getattr(use, "__name__", ""))
-def test_what_overlap_can_not_do_is_refused_in_a_sentence(use: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence) as caught:
-        use()
-    assert len(str(caught.value)) < 350
+def test_an_error_in_the_thread_reaches_the_step_and_ends_what_was_to_follow() -> None:
+    """Later buckets would exchange what nobody else does."""
+    model, comm = net(), Broken()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimiser = sparsify.distribute(inner, model, laws.build("topk", 0.1), comm, overlap=True)
+    comm.is_down = True
+    loss_of(model, 0, 0).backward()
+    with pytest.raises(OSError, match="network is down"):
+        optimiser.step()
+    assert comm.gathered == 1
 
 
 @pytest.mark.usefixtures("group_of_one")
 def test_what_is_wrapped_around_a_model_goes_before_it() -> None:
-    """Neither its hooks nor its thread keep residuals alive."""
-    model, optimiser = stepping()
-    optimiser.step()
-    alive: list[Callable[[], object]] = [ref(optimiser), ref(there(optimiser._overlap))]
-    del optimiser
-    gc.collect()
-    assert [one() for one in alive] == [None, None]
-    uses.loss_of(model, 0, 1).backward()
-
-
-def test_gradients_that_lie_elsewhere_are_aggregated_too() -> None:
-    """Cleared to None, the gradient is a new tensor; and where none comes, it is zero."""
-    model, overlap = model_and_overlap(density=1.0, feedback="none")
-    overlap.aggregator.gradients.flat.fill_(7.0)
-    model.zero_grad()  # to None
-    overlap.begin()
-    model[2](torch.ones(2, 3)).sum().backward()
-    overlap.finish()
-    found = torch.cat(overlap.aggregator.gradients.views)
-    assert found[:8].tolist() == [2.0] * 8
-    assert not found[8:].any()
-    overlap.close()
+    """Neither hooks nor threads, nor what watches for scalers, keep residuals alive."""
+    for wrapper in (*OVERLAPPED, REGISTER[0]):
+        training = Training(Act(), wrapper, 0)
+        training.advance(0)
+        (holder,) = training.holders
+        alive: list[Callable[[], object]] = [ref(holder), ref(holder.engine)]
+        model = training.model
+        del holder, training
+        gc.collect()
+        assert [reference() for reference in alive] == [None, None]
+        loss_of(model, 0, 1).backward()

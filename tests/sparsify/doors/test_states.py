@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import sparsify
 from sparsify.comm import Comm, virtual
@@ -19,9 +22,9 @@ from sparsify.doors.optimiser import DistributedOptimiser
 from sparsify.doors.redistribution import is_alike
 from sparsify.doors.states import StateMismatch
 from sparsify.method import Method
-from tests.conftest import there
-from tests.sparsify import laws, worker_functions
-from tests.sparsify.doors.uses import loss_of, net
+from tests.conftest import ROOT, there
+from tests.sparsify import laws
+from tests.sparsify.doors.user_acts import Act, Training, loss_of, net, weights
 from tests.sparsify.worker_functions import on_processes
 
 METHODS: dict[str, Callable[[], Method]] = {
@@ -189,12 +192,12 @@ def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
     virtual.run(2, body)
 
 
-@pytest.mark.parametrize("name", ["topk", "dgc", "topk, learning rate"])
-def test_damaged_states_are_not_shared_out(name: str) -> None:
-    states = virtual.run(2, lambda comm: aggregator_of(METHODS[name](), comm).state_dict())
-    for damage in damages(states[1]):
-        for together in ([states[0], damage.state], [damage.state, states[1]]):
-            assert refusal(sparsify.redistribute, together, 3)
+def test_damaged_states_are_not_shared_out() -> None:
+    for name in ("topk", "dgc", "topk, learning rate"):
+        states = virtual.run(2, lambda comm, make=METHODS[name]: aggregator_of(make(), comm).state_dict())
+        for damage in damages(states[1]):
+            for ranks in ([states[0], damage.state], [damage.state, states[1]]):
+                assert refusal(sparsify.redistribute, ranks, 3)
     wrongs: list[Any] = [states[:1], states[::-1], [*states, states[1]], [], None, 7, "states", {}, states[0]]
     for wrong in wrongs:
         assert refusal(sparsify.redistribute, wrong, 3)
@@ -206,28 +209,94 @@ def test_damaged_states_are_not_shared_out(name: str) -> None:
         assert is_alike(now, before)
 
 
+def recipe() -> dict[str, Any]:
+    """Return what docs/own-training.md defines to save and load."""
+    page = (ROOT / "docs/own-training.md").read_text()
+    names = dict[str, Any]()
+    exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "dcp" in code), names)
+    return names
+
+
+def state_of(training: Training, comm: Comm) -> dict[str, Any]:
+    """Return weights, moments, steps, and what all workers owe together, on average."""
+    (holder,) = training.holders
+    owed = {name: comm.all_reduce(residual) / comm.size for name, residual in training.owed().items()}
+    moments = [state["momentum_buffer"].clone() for state in getattr(holder, "state", {}).values()]
+    return {"weights": weights(training.model), "owed": owed, "moments": moments, "steps": holder.steps}
+
+
+def go_on_from_checkpoints(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Train on from what another number of workers left in the folder above; return what was loaded, what is
+    saved, and where that training ends, and one that is interrupted, by wrapper and kind of checkpoint. And
+    is a state refused that all workers saved under one name?
+    """
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[4])
+    names = recipe()
+    found = dict[str, Any]()
+    for wrapper, act in (("register", Act()), ("distribute", Act(momentum=0.5))):
+        for kind in ("file", "folder"):
+            path = folder.parent / f"{wrapper} {kind}.pt"
+            training = Training(act, wrapper, comm.rank)
+            (holder,) = training.holders
+            if path.exists():
+                names["load"](path, training.model, holder)
+            states = {"loaded": state_of(training, comm)}
+            for step in range(3):
+                training.advance(step)
+            states["saved"] = state_of(training, comm)
+            comm.barrier()
+            if kind == "file":
+                names["save"](path, training.model, holder)
+            else:
+                names["save_sharded"](folder / wrapper, training.model, holder)
+                if comm.rank == 0:
+                    dcp_to_torch_save(folder / wrapper, path)
+            comm.barrier()
+            resumed = Training(act, wrapper, comm.rank)
+            names["load"](path, resumed.model, resumed.holders[0])
+            for name, going_on in (("straight", training), ("resumed", resumed)):
+                for step in range(3, 5):
+                    going_on.advance(step)
+                states[name] = state_of(going_on, comm)
+            found[f"{wrapper} {kind}"] = states
+    # A state without moments: torch.distributed.checkpoint drops what is empty.
+    (holder,) = Training(Act(), "distribute", comm.rank).holders
+    names["dcp"].save({"all": holder.state_dict()}, checkpoint_id=folder / "mixed")
+    if comm.rank == 0:
+        dcp_to_torch_save(folder / "mixed", folder / "mixed.pt")
+    comm.barrier()
+    mixed = torch.load(folder / "mixed.pt", weights_only=True)["all"]
+    try:
+        holder.load_state_dict(mixed)
+    except StateMismatch:
+        found["mixed is refused"] = True
+    return found
+
+
+def check_close(states: Any, others: Any, error: float = 0.0) -> None:
+    torch.testing.assert_close(states, others, rtol=error, atol=error)
+
+
 def test_another_number_of_workers_goes_on_from_any_checkpoint(tmp_path: Path) -> None:
     """In real processes, by the recipe of docs/own-training.md: first two, then three, then one. Together the
     new workers owe what was owed; and as many as before resume to the bit.
     """
-    saved: dict[str, Tensor] = {}
+    saved = dict[str, Any]()
     for size in (2, 3, 1):
-        (folder := tmp_path / str(size)).mkdir()
-        ranks = on_processes(worker_functions.checkpoints, size, folder)
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        ranks = on_processes(go_on_from_checkpoints, size, folder)
         for found in ranks:
-            assert bool(found.pop("mixed")) is (size > 1)  # where each worker's overwrites the others'
-            for name, before in saved.items():
-                if " saved " in name:
-                    now = found[name.replace("saved", "loaded")]
-                    torch.testing.assert_close(now, before, rtol=1e-12, atol=1e-15)
-            for name, end in found.items():
-                if " straight " in name:
-                    assert torch.equal(end, found[name.replace("straight", "resumed")]), name
-                if " file " in name:
-                    assert torch.equal(end, found[name.replace("file", "folder")]), name
+            assert found.pop("mixed is refused", False) is (size > 1)  # where one's overwrites the others'
+            for name, states in found.items():
+                check_close(states["straight"], states["resumed"])
+                if saved:
+                    check_close(states["loaded"], saved[name]["saved"], error=1e-12)
+                check_close(states, found[name.replace("folder", "file")])
         saved = ranks[0]
-    assert saved["ddp file saved steps"] == saved["distribute folder saved steps"] == 9
-    assert saved["distribute file saved owed"].any()
+    assert saved["register file"]["saved"]["steps"] == saved["distribute folder"]["saved"]["steps"] == 9
+    assert any(owed.any() for owed in saved["distribute file"]["saved"]["owed"].values())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -238,11 +307,11 @@ def test_what_can_be_shared_out_is_owed_as_before(name: str) -> None:
         residuals = aggregator.residuals()
         return torch.cat([residuals[name] for name in sorted(residuals)] or [torch.zeros(1)])
 
-    def left(comm: virtual.VirtualComm) -> tuple[dict[str, Any], Tensor]:
+    def left(comm: Comm) -> tuple[dict[str, Any], Tensor]:
         aggregator = aggregator_of(method, comm)
         return aggregator.state_dict(), owed(aggregator)
 
-    def resumed(comm: virtual.VirtualComm) -> Tensor:
+    def resumed(comm: Comm) -> Tensor:
         aggregator = aggregator_of(method, comm, steps=0)
         aggregator.load_state_dict(shared[comm.rank])
         found = owed(aggregator).clone()
@@ -257,4 +326,4 @@ def test_what_can_be_shared_out_is_owed_as_before(name: str) -> None:
     for size in (1, 3):
         shared = sparsify.redistribute(states, size)
         for found in virtual.run(size, resumed):
-            torch.testing.assert_close(found, torch.stack(residuals).mean(0), rtol=1e-12, atol=1e-15)
+            check_close(found, torch.stack(residuals).mean(0), error=1e-12)

@@ -340,6 +340,12 @@ class Training:
         if self.scaler:
             self.scaler.update()
 
+    def advance(self, step: int) -> None:
+        """Make a whole step, without noting its gradients."""
+        self.zero_grad()
+        self.loss(step).backward()
+        self.step()
+
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Let gradients accumulate, in the words of the wrapper."""

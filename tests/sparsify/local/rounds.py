@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.doors.engine import StepReport
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local, Nesterov, Outer
+from sparsify.method import Method
 from tests.conftest import there
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -69,11 +70,11 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def wrapped(
-    inner: MakeInner, model: nn.Module, strategy: Local, comm: Comm | None, **options: Any
+    inner: MakeInner, model: nn.Module, method: Local | Method, comm: Comm | None, **options: Any
 ) -> LocalOptimiser:
-    found = sparsify.distribute(inner([*model.parameters()]), model, strategy, comm, **options)
-    assert isinstance(found, LocalOptimiser)
-    return found
+    found: Any = sparsify.distribute(inner([*model.parameters()]), model, method, comm, **options)
+    assert isinstance(found, LocalOptimiser) == isinstance(method, Local)
+    return cast(LocalOptimiser, found)
 
 
 class Worker:
@@ -81,14 +82,14 @@ class Worker:
 
     def __init__(
         self,
-        strategy: Local,
+        method: Local | Method,
         comm: Comm | None,
         inner: MakeInner = INNER.adamw,
         model: nn.Module | None = None,
         **options: Any,
     ) -> None:
         self.model = model or model_of()
-        self.optimiser = wrapped(inner, self.model, strategy, comm, **options)
+        self.optimiser = wrapped(inner, self.model, method, comm, **options)
         self.rank = self.optimiser.comm.rank
 
     def backward(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,6 +16,7 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.local.guards import ParameterGuard
 from sparsify.local.strategy import Local, Outer
+from sparsify.method import Method
 from tests.conftest import there
 from tests.sparsify.local.rounds import INNER, MakeInner, Worker, fill, flat, model_of, wrapped
 from tests.sparsify.local.uses_guards import NEUTRAL, REFUSED, Wrapped, lived, net, told
@@ -298,7 +298,7 @@ class SignMomentum(torch.optim.Optimizer):
                 p.sub_(momentum.sign(), alpha=group["lr"])
 
 
-INNERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+INNERS: dict[str, MakeInner] = {
     "SGD": INNER.momentum,
     "Muon": lambda ps: torch.optim.Muon(ps, lr=0.02),
     "Adafactor": lambda ps: torch.optim.Adafactor(ps, lr=0.02),
@@ -308,41 +308,25 @@ INNERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 METHODS = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
 
 
-class Pair:
-    """A model of one matrix, and what averages it."""
-
-    def __init__(self, inner: str, method: Any, comm: Comm) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.model = nn.Linear(6, 3, bias=False)
-        self.rank = comm.rank
-        self.optimiser: Any = sparsify.distribute(
-            INNERS[inner](self.model.parameters()), self.model, method, comm
-        )
-
-    def train(self, steps: range) -> None:
-        for number in steps:
-            self.optimiser.zero_grad()
-            draws = torch.Generator().manual_seed(100 * number + self.rank)
-            self.model(torch.randn(5, 6, generator=draws)).square().mean().backward()
-            self.optimiser.step()
+def of_a_matrix(inner: str, method: Method | Local, comm: Comm) -> Worker:
+    return Worker(method, comm, INNERS[inner], nn.Linear(6, 3, bias=False))
 
 
 @pytest.mark.parametrize("inner", INNERS)
 def test_training_resumes_to_the_bit_with_any_inner_optimiser(inner: str) -> None:
-    def body(comm: Comm, method: Any) -> None:
-        first = Pair(inner, method, comm)
-        first.train(range(3))
+    def body(comm: Comm, method: Method | Local) -> None:
+        first = of_a_matrix(inner, method, comm)
+        first.train(3)
         saved = copy.deepcopy(first.optimiser.state_dict())
         weights = copy.deepcopy(first.model.state_dict())
-        first.train(range(3, 6))
+        first.train(6)
         for num_loads in (1, 2):
-            again = Pair(inner, method, comm)
+            again = of_a_matrix(inner, method, comm)
             again.model.load_state_dict(weights)
             for _ in range(num_loads):
                 again.optimiser.load_state_dict(copy.deepcopy(saved))
-            again.train(range(3, 6))
-            assert torch.equal(flat(again.model), flat(first.model))
+            again.train(6)
+            assert torch.equal(again.own(), first.own())
 
     for method in METHODS:
         virtual.run(2, partial(body, method=method))
@@ -350,9 +334,9 @@ def test_training_resumes_to_the_bit_with_any_inner_optimiser(inner: str) -> Non
 
 def test_the_state_of_another_kind_of_optimiser_is_still_refused() -> None:
     def body(comm: Comm) -> None:
-        muon, sgd = (Pair(name, sparsify.topk(0.5), comm) for name in ("Muon", "SGD"))
-        muon.train(range(1))
-        sgd.train(range(1))
+        muon, sgd = (of_a_matrix(name, METHODS[0], comm) for name in ("Muon", "SGD"))
+        muon.train(1)
+        sgd.train(1)
         with pytest.raises(ValueError, match="is of another optimiser than SGD"):
             sgd.optimiser.load_state_dict(muon.optimiser.state_dict())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
@@ -13,34 +13,33 @@ import torch
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.doors.states import StateMismatch
-from tests.sparsify.local.rounds import INNER, Worker, fill, model_of
+from sparsify.local.strategy import Local
+from sparsify.method import Method
+from tests.sparsify.local.rounds import INNER, Worker, model_of
 
 DILOCO = sparsify.diloco(every=3)
 
 
 def test_a_saved_state_loaded_into_the_inner_optimiser_before_it_is_wrapped_is_refused() -> None:
-    def body(comm: Comm, method: Any) -> None:
-        model = model_of()
-        optimiser = sparsify.distribute(INNER.adamw([*model.parameters()]), model, method, comm)
-        for step in range(2):
-            fill(model, 0, step)
-            optimiser.step()
-        saved = copy.deepcopy(optimiser.state_dict())
+    def body(comm: Comm, method: Local | Method) -> None:
+        worker = Worker(method, comm)
+        worker.train(2)
+        saved = copy.deepcopy(worker.optimiser.state_dict())
         other = model_of()
         inner = INNER.adamw([*other.parameters()])
         groups = [set(group) for group in inner.param_groups]
         inner.load_state_dict(copy.deepcopy(saved))
         with pytest.raises(ValueError, match=r"load it into what sparsify\.distribute returns"):
-            sparsify.distribute(inner, other, method, comm)
+            Worker(method, comm, lambda _: inner, other)
 
-        again = sparsify.distribute(INNER.adamw([*other.parameters()]), other, method, comm)
+        again = Worker(method, comm).optimiser
         again.load_state_dict(copy.deepcopy(saved))
         # As the documentation says: what was owed is lost.
         again.optimiser.load_state_dict(copy.deepcopy(saved))
         assert [set(group) for group in again.param_groups] == groups
 
     for method in (DILOCO, sparsify.topk(0.5)):
-        virtual.run(1, lambda comm, method=method: body(comm, method))  # type: ignore[misc]  # bound at once
+        virtual.run(1, partial(body, method=method))
 
 
 def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> None:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from sparsify.comm import virtual
-from sparsify.exchange import even_borders
 from sparsify.methods.gtopk import merge
-from sparsify.methods.oktopk import SplitReduceBalance, balanced_borders, overlaps
+from sparsify.methods.oktopk import SplitReduceBalance, balanced_borders
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.types import BucketContext, Sparse
 from tests.sparsify.laws import gradient
@@ -124,13 +123,6 @@ def test_means_of_borders_do_not_overflow() -> None:
 def test_a_threshold_that_selects_too_many_is_taken_anew() -> None:
     lived = run("oktopk", 2, 8, make=lambda r, s, shape: gradient(r, s, shape) * 3.0**s, density=0.05)
     assert max(lived[0].selected) <= 14  # 4k/3
-
-
-def test_overlaps_count_positions_between_borders() -> None:
-    assert overlaps(3, 9, [0, 4, 8, 12]) == [1, 4, 1]
-    assert overlaps(5, 5, [0, 4, 8]) == [0, 0]
-    assert even_borders(7, 3) == [0, 2, 4, 7]
-    assert even_borders(2, 4) == [0, 0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("dense_at", [None, 0.01, 1.0])

@@ -7,11 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from torch.nn import Parameter
 
 import sparsify
-from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
 from sparsify.kernels import Workspace
 from sparsify.methods.deft import shares
 from sparsify.methods.exdyna import ExDyna, block_size, rebalance
@@ -156,30 +153,6 @@ def deft_chooser(workers: int, density: float) -> Chooser:
 @pytest.mark.parametrize("size", [1, 3, 4])
 def test_deft_is_the_papers_algorithm(size: int, density: float) -> None:
     check_choices(live(sparsify.build("deft", density=density), size, steps=6), deft_chooser(size, density))
-
-
-@pytest.mark.parametrize(("name", "size"), [("micro", 1), ("micro", 4), ("exdyna", 2)])
-@pytest.mark.parametrize("is_fixed", [True, False], ids=["fixed signs", "random signs"])
-def test_the_threshold_rises_until_as_much_leaves_as_comes_in(name: str, size: int, is_fixed: bool) -> None:
-    """On a stationary gradient: the docstring's fixed point, from below. Magnitudes are 0.8 on average."""
-    density = 0.05
-    expected = 0.8 / density if is_fixed else density**-0.5
-
-    def body(comm: virtual.VirtualComm) -> tuple[float, float]:
-        method = sparsify.build(name, density=density, threshold=0.4 * expected)
-        aggregator = Aggregator(method, [("p", Parameter(torch.zeros(1000)))], comm)
-        generator = torch.Generator().manual_seed(comm.rank)
-        same = torch.randn(1000, generator=generator)
-        counts = []
-        for _ in range(400):
-            grad = same if is_fixed else torch.randn(1000, generator=generator)
-            aggregator.gradients.flat.copy_(grad)
-            counts.append(aggregator.aggregate().selected)
-        return aggregator.states[0].select.value, sum(counts[-100:]) / 100
-
-    threshold, count = virtual.run(size, body)[0]
-    assert 0.7 * expected < threshold < 2 * expected
-    assert count == pytest.approx(density * 1000, rel=0.2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.methods import gaussiank
 from tests.sparsify.laws import SHAPES, build, live
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -25,11 +24,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_defaults_are_the_published_ones(name: str) -> None:
     assert DEFAULTS[name].items() <= sparsify.defaults(name).items()
-
-
-def test_constants_of_gaussian_k_are_the_published_ones() -> None:
-    assert gaussiank.PUBLISHED_PASSES == 3
-    assert (gaussiank.FEWEST, gaussiank.MOST, gaussiank.DOWN, gaussiank.UP) == (2 / 3, 4 / 3, 0.5, 1.5)
 
 
 BYTES: list[tuple[str, dict[str, Any], int, list[tuple[int, ...]], torch.dtype, int]] = [

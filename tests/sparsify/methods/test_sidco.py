@@ -115,10 +115,7 @@ def test_the_gamma_quantile_is_scipys(alpha: float) -> None:
 
 
 def test_stages_share_what_the_first_leaves() -> None:
-    assert stage_ratios(0.001, 1, 0.25) == [0.001]
-    ratios = stage_ratios(0.001, 4, 0.25)
-    assert ratios[0] == 0.25
-    assert math.prod(ratios) == pytest.approx(0.001)
+    assert stage_ratios(0.001, 3, 0.25) == pytest.approx([0.25, 0.004**0.5, 0.004**0.5])
     assert len(stage_ratios(0.001, 99, 0.25)) == 10  # ceil(log2 1000)
     assert stage_ratios(0.3, 2, 0.25) == [0.3]  # the code divides 0.3 among them by ratios above 1
 
