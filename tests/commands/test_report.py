@@ -31,13 +31,9 @@ ITEMS = ("fig1", "speed-logs")  # one of runs and one of published tables, both 
 
 @pytest.fixture
 def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let there be two figures, and shipped runs of one: pages of hundreds take their time."""
     every = figures.items()
     monkeypatch.setattr(figures, "items", lambda: {item: every[item] for item in ITEMS})
-
-
-@pytest.fixture
-def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what is shipped the runs of one figure: pages of hundreds take their time."""
     monkeypatch.setattr(report.Shipped, "frames", runs_of_one_figure())
 
 
@@ -49,14 +45,15 @@ def runs_of_one_figure() -> Frames:
 
 
 @pytest.fixture
-def nothing_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout with this machine's runs alone, and without figures that need none."""
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+    """Provide results of this machine alone, where nothing is shipped and no figure needs no runs."""
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
     monkeypatch.setattr(figures, "items", dict)
+    return Folders(tmp_path / "results")
 
 
 def data(report: Path, name: str) -> Any:
-    """What a script of data hands to its page."""
+    """Return what a script of data hands to its page."""
     text = (report / "data" / f"{name}.js").read_text()
     return json.loads(text.removeprefix("report.received(...").removesuffix(");\n"))[1]
 
@@ -70,145 +67,130 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.usefixtures("nothing_shipped")
-@pytest.mark.parametrize("part", PARTS)
-def test_a_folder_that_no_report_made_is_never_removed(here: Command, tmp_path: Path, part: str) -> None:
-    theirs = tmp_path / "results" / "report" / part / "theirs"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("a year's work")
-    refused(here("report"), str(theirs.parent), "no report made it")
-    assert tree(tmp_path / "results" / "report") == {f"{part}/theirs": b"a year's work"}
+def test_a_folder_that_no_report_made_is_never_removed(here: Command, folders: Folders) -> None:
+    for part in PARTS:
+        theirs = folders.report / part / "theirs"
+        theirs.parent.mkdir(parents=True)
+        theirs.write_text("a year's work")
+        refused(here("report"), str(theirs.parent), "no report made it")
+        assert tree(folders.report) == {f"{part}/theirs": b"a year's work"}
+        theirs.unlink()
+        theirs.parent.rmdir()
 
 
-@pytest.mark.usefixtures("nothing_shipped")
-def test_what_lies_beside_a_reports_own_folders_stays(here: Command, tmp_path: Path) -> None:
-    report = tmp_path / "results" / "report"
-    (report / "notes").mkdir(parents=True)
-    (report / "notes" / "mine").write_text("mine")
+def test_what_lies_beside_a_reports_own_folders_stays(
+    here: Command, folders: Folders, tmp_path: Path
+) -> None:
+    notes = folders.report / "notes" / "mine"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
     for _ in range(2):
         fine(here("report"))
-        assert (report / "notes" / "mine").read_text() == "mine"
-    (tmp_path / "elsewhere").mkdir()
-    (report / "data").rename(tmp_path / "elsewhere" / "data")
-    (report / "data").symlink_to(tmp_path / "elsewhere" / "data")
+        assert notes.read_text() == "mine"
+    moved = (folders.report / "data").rename(tmp_path / "moved")
+    (folders.report / "data").symlink_to(moved)
     refused(here("report"), "no report made it")
-    assert [*(tmp_path / "elsewhere" / "data").iterdir()]
+    assert [*moved.iterdir()]
 
 
-@pytest.mark.usefixtures("two_items", "few_runs")
+@pytest.mark.usefixtures("two_items")
 def test_shipped_records_make_a_whole_report_and_the_same_again(here: Command, tmp_path: Path) -> None:
-    done = here("report")
     report = tmp_path / "results" / "report"
-    assert (done.returncode, done.stdout.strip()) == (0, str(report / "index.html"))
+    assert fine(here("report")).stdout.strip() == str(report / "index.html")
     assert (report / "index.html").stat().st_size < 5_000_000
-    assert {row["origin"] for row in rows(report)} == {"shipped"}
-    assert all((report / "data" / "run" / f"{row['id']}.js").is_file() for row in rows(report))
-    drawn = [row for row in rows(report) if "fig1-laptop" in row["items"]]
-    assert data(report, f"run/{drawn[0]['id']}")["timeline"]
+    for row in rows(report):
+        assert row["origin"] == "shipped"
+        assert (report / "data" / "run" / f"{row['id']}.js").is_file()
+    drawn = next(row for row in rows(report) if "fig1-laptop" in row["items"])
+    assert data(report, f"run/{drawn['id']}")["timeline"]
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
     assert "python -m experiments reproduce fig1 profile=laptop" in page
     kinds = {path.suffix for path in (report / "files").glob("fig1-laptop.*")}
     assert kinds >= {".pdf", ".png", ".csv", ".tex", ".md", ".bib"}
     first = tree(report)
-    assert here("report").returncode == 0
+    fine(here("report"))
     assert tree(report) == first
 
 
-@pytest.mark.usefixtures("nothing_shipped")
-def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "results")
+def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, folders: Folders) -> None:
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
     failed = folders.store.begin(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
-    said = folders.launch(failed) / "1_0_log.err"
-    said.parent.mkdir(parents=True)
-    said.write_text(f"Traceback\n{HOSTILE}")
+    log = folders.launch(failed) / "1_0_log.err"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"Traceback\n{HOSTILE}")
     damaged = synthetic.timed(folders.store, synthetic.config("randomk"))
     (damaged.path / "run.json").write_text("{")
     altered = synthetic.timed(folders.store, synthetic.config("topk", seed=1))  # as long, and other digits
-    log = altered.rank_path(1)
-    log.write_text(log.read_text().replace("1", "2"))
-    (folders.store.root / f"{HOSTILE.replace('/', '')}" / "001").mkdir(parents=True)
+    steps = altered.rank_path(1)
+    steps.write_text(steps.read_text().replace("1", "2"))
+    (folders.store.root / HOSTILE.replace("/", "") / "001").mkdir(parents=True)
     fine(here("report"))
-    report = tmp_path / "results" / "report"
-    own = {row["run"]: row for row in rows(report) if row["origin"] == "this machine"}
-    assert own[whole.run_id]["state"] == "done"
-    assert own[whole.run_id]["step_ms"] > 0
-    assert (own[failed.run_id]["state"], own[failed.run_id]["why"]) == ("failed", f"out of memory {HOSTILE}")
-    assert data(report, f"run/{own[failed.run_id]['id']}")["logs"] == [
-        {"name": "1_0_log.err", "lines": f"Traceback\n{HOSTILE}".splitlines()}
-    ]
-    assert own[damaged.run_id]["state"] == "damaged"
-    assert (own[altered.run_id]["state"], own[altered.run_id]["step_ms"]) == ("damaged", None)
-    assert "another digest" in own[altered.run_id]["why"]
-    assert damaged.run_id in (report / "index.html").read_text()
+    own = {row["run"]: row for row in rows(folders.report) if row["origin"] == "this machine"}
     assert len(own) == 5
-    assert {row["id"] for row in own.values()} >= {whole.key}
-    assert "<script>" not in (report / "index.html").read_text()
+    states = {run.run_id: own[run.run_id]["state"] for run in (whole, failed, damaged, altered)}
+    assert [*states.values()] == ["done", "failed", "damaged", "damaged"]
+    assert own[whole.run_id]["step_ms"] > 0
+    assert own[whole.run_id]["id"] == whole.key
+    assert own[failed.run_id]["why"] == f"out of memory {HOSTILE}"
+    (shown,) = data(folders.report, f"run/{own[failed.run_id]['id']}")["logs"]
+    assert shown == {"name": "1_0_log.err", "lines": f"Traceback\n{HOSTILE}".splitlines()}
+    assert own[altered.run_id]["step_ms"] is None
+    assert "another digest" in own[altered.run_id]["why"]
+    index = (folders.report / "index.html").read_text()
+    assert damaged.run_id in index
+    assert "<script>" not in index
 
 
-@pytest.mark.usefixtures("two_items", "few_runs")
+@pytest.mark.usefixtures("two_items")
 def test_of_shipped_records_the_shipped_pictures_are_shown(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures.load("fig1"), "draw", None)  # nobody calls it
     fine(here("report"))
-    report = tmp_path / "results" / "report"
-    shipped = Folders(tmp_path).shipped / "figures" / "fig1-laptop.png"
-    assert (report / "files" / "fig1-laptop.png").read_bytes() == shipped.read_bytes()
+    picture = (tmp_path / "results" / "report" / "files" / "fig1-laptop.png").read_bytes()
+    assert picture == (Folders(tmp_path).shipped / "figures" / "fig1-laptop.png").read_bytes()
     assert not (tmp_path / "results" / "figures").exists()
 
 
-@pytest.mark.usefixtures("two_items", "few_runs")
+@pytest.mark.usefixtures("two_items")
 def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nothing: dict[str, Any] = {}
-    monkeypatch.setattr(figures.load("fig1"), "table", lambda frames: nothing["nothing"])
-    done = here("report")
-    assert done.returncode == 0
-    assert "fig1 (laptop) is left out: KeyError: 'nothing'" in done.stderr
+    monkeypatch.setattr(figures.load("fig1"), "table", lambda frames: {}["nothing"])
+    assert "fig1 (laptop) is left out: KeyError: 'nothing'" in fine(here("report")).stderr
     pages = tmp_path / "results" / "report" / "pages"
     assert "KeyError" in (pages / "item-fig1-laptop.html").read_text()
     assert "Not drawn" not in (pages / "item-speed-logs.html").read_text()
 
 
-@pytest.mark.usefixtures("two_items")
-def test_damaged_shipped_tables_are_named_in_the_report(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damaged_shipped_tables_are_named_in_the_report(here: Command, folders: Folders) -> None:
+    folders.shipped.mkdir()
+    (folders.shipped / "runs.parquet").write_bytes(b"PAR1 and then nothing")
+    fine(here("report"))
+    assert "is not a whole Parquet file" in (folders.report / "index.html").read_text()
+
+
+def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
+    here: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
-    (tmp_path / "shipped").mkdir()
-    (tmp_path / "shipped" / "runs.parquet").write_bytes(b"PAR1 and then nothing")
-    assert here("report").returncode == 0
-    text = (tmp_path / "results" / "report" / "index.html").read_text()
-    assert "is not a whole Parquet file" in text
-
-
-def test_a_trace_is_written_plain_or_compressed(here: Command, tmp_path: Path) -> None:
-    store = Folders(tmp_path / "results").store
-    run = synthetic.timed(store, synthetic.config("topk")).run_id
-    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    run = synthetic.timed(folders.store, synthetic.config("topk")).run_id
+    plain = tmp_path / "a.json"
+    packed = tmp_path / "a.json.gz"
     for path in (plain, packed):
-        done = here("trace", run, "--out", str(path))
-        assert (done.returncode, done.stdout.strip()) == (0, str(path))
-    assert json.loads(plain.read_text()) == json.loads(gzip.decompress(packed.read_bytes()))
-    assert json.loads(plain.read_text())["otherData"] == {"run": run, "times": "measured"}
-
-
-def test_a_trace_needs_one_run_that_is_whole(here: Command, tmp_path: Path) -> None:
-    store = Folders(tmp_path / "results").store
-    failed = store.begin(synthetic.config("dense"))
+        assert fine(here("trace", run, "--out", str(path))).stdout.strip() == str(path)
+    trace = json.loads(plain.read_text())
+    assert trace["otherData"] == {"run": run, "times": "measured"}
+    assert trace == json.loads(gzip.decompress(packed.read_bytes()))
+    failed = folders.store.begin(synthetic.config("dense"))
     failed.fail("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
     refused(here("trace", failed.run_id), "has no valid attempt", "why")
 
 
-@pytest.mark.usefixtures("nothing_shipped")
 def test_a_report_follows_what_runs_do(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Command, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = Folders(tmp_path / "results")
     written = list[Any]()
     attempt = synthetic.timed(folders.store, synthetic.config("topk"))
 
@@ -225,26 +207,21 @@ def test_a_report_follows_what_runs_do(
     assert len({stamp for _, stamp in written}) == 2  # by which open pages know
 
 
-@pytest.mark.usefixtures("nothing_shipped")
-@pytest.mark.parametrize(
-    ("bound", "at_most", "together"), [("RUNS_OF_A_PART", 2, 2), ("BYTES_OF_A_PART", 1, 1)]
-)
+@pytest.mark.parametrize(("bound", "at_most"), [("RUNS_OF_A_PART", 2), ("BYTES_OF_A_PART", 1)])
 def test_runs_are_read_in_batches_each_once(
-    bound: str, at_most: int, together: int, here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bound: str, at_most: int, here: Command, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of so many runs, and of so many bytes: long trainings take gigabytes together."""
+    """Read so many runs at a time, or so many bytes: long trainings take gigabytes together."""
     monkeypatch.setattr(parquet, bound, at_most)
-    store = Folders(tmp_path / "results").store
+    store = folders.store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
     batches = [*parquet.shares(store, store.runs())]
     assert [run for batch in batches for run in batch] == store.runs()
-    assert {*map(len, batches[:-1])} == {together}
-    again = store.begin(synthetic.config("topk", seed=0))
-    again.fail("out of memory")
-    assert here("report").returncode == 0
-    found = {row["run"]: row for row in rows(tmp_path / "results" / "report")}
-    assert set(found) == {attempt.run_id for attempt in made}
-    states = {run: row["state"] for run, row in found.items()}
-    assert states == {attempt.run_id: "done" for attempt in made} | {made[0].run_id: "failed"}
-    assert found[made[0].run_id]["why"] == "an older attempt is done, whose numbers these are"
+    assert {*map(len, batches[:-1])} == {at_most}
+    store.begin(synthetic.config("topk", seed=0)).fail("out of memory")
+    fine(here("report"))
+    shown = {row["run"]: row for row in rows(folders.report)}
+    states = {attempt.run_id: "done" for attempt in made} | {made[0].run_id: "failed"}
+    assert {run: row["state"] for run, row in shown.items()} == states
+    assert shown[made[0].run_id]["why"] == "an older attempt is done, whose numbers these are"
     assert "| failed |" in here("list", "seed=0").stdout  # no two of them tell of it otherwise
