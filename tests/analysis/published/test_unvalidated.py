@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis import published
 from analysis.published.rederived import JOB
 from analysis.published.unvalidated import free_windows_ms, line, settled_windows, stall_line, step_ms
 from tests.analysis.values import correlated, interval
@@ -27,16 +26,6 @@ def test_the_line_of_the_windows_is_that_of_least_squares(job: int) -> None:
     low, high = interval(without)
     assert len(free_windows_ms(job)) == 3
     assert low < free_windows_ms(job).mean() < high
-
-
-def test_the_windows_are_those_of_the_logged_speed() -> None:
-    """The speed is the mean over all ranks' lines; the table has the line of the rank that printed first."""
-    speeds = published.jobs().set_index("job")["samples_per_s"]
-    for job, logged in published.windows().groupby("job"):
-        if job in JOB.values():
-            assert len(logged) == 141
-            assert logged["until"].iloc[[0, 1, -1]].to_list() == [41, 89, 6761]
-            assert (8 * 128e3 / logged["ms"]).mean() == pytest.approx(speeds[job], rel=2.5e-4)
 
 
 def test_residuals_of_topk_correlate_and_those_of_dense_hardly() -> None:
