@@ -305,7 +305,7 @@ INNERS: dict[str, MakeInner] = {
     "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.02),
     "one's own": SignMomentum,
 }
-METHODS = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
+METHODS: list[Method | Local] = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
 
 
 def of_a_matrix(inner: str, method: Method | Local, comm: Comm) -> Worker:
