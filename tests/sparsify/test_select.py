@@ -40,20 +40,9 @@ def test_indices_are_distinct_and_in_range(selector: Selector) -> None:
         choose(selector, acc, 101, selector.init(acc, CONTEXT))
 
 
-def test_topk_takes_the_largest_magnitudes() -> None:
-    acc = torch.tensor([0.1, -5.0, 3.0, -0.2, 4.0])
-    assert set(choose(TopK(), acc, 3, TopK().init(acc, CONTEXT)).tolist()) == {1, 2, 4}
-
-
 @pytest.mark.parametrize("selector", [RandomK(), RandomK(sampling="permutation")], ids=repr)
-def test_randomk_is_uniform_and_differs_between_ranks_and_buckets(selector: Selector) -> None:
+def test_randomk_differs_between_ranks_and_buckets(selector: Selector) -> None:
     acc = torch.zeros(20)
-    draws = torch.zeros(20)
-    state = selector.init(acc, CONTEXT)
-    for _ in range(2000):
-        draws[choose(selector, acc, 5, state)] += 1
-    # 2000 draws of 5 from 20: 500 each, standard deviation 19; six of them is one in 10^8
-    assert (draws - 500).abs().max() < 6 * 19.4
     places = [BucketContext(*place) for place in ((0, 0, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0))]
     orders = {tuple(choose(selector, acc, 20, selector.init(acc, place)).tolist()) for place in places}
     assert len(orders) == 4

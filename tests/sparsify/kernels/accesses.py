@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,50 +46,27 @@ class Memory(NamedTuple):
         return cls(both[:, 0], both[:, 1])
 
     def has(self, addresses: NDArray[np.uint64]) -> bool:
-        """Are all of them within a tensor?"""
+        """Return True if all of them are within a tensor."""
         before = self.begins.searchsorted(addresses, "right")
         return bool((before > 0).all() and (addresses < self.ends[before - 1]).all())
 
 
-def meetings(accesses: Sequence[Access]) -> Iterator[str]:
-    """Pairs of accesses by different programs to the same memory, at least one a write, not both atomic; and
+def meetings(accesses: Sequence[Access]) -> set[str]:
+    """Return where several programs use the same memory, at least one to write and not all atomically; and
     stores of which two elements have the same address.
     """
-    stores, atomics = Used.of(accesses, "store"), Used.of(accesses, "atomic")
-    seen = set[frozenset[Site]]()
+    found = set[str]()
     for one in accesses:
         if one.kind == "store" and len(np.unique(one.addresses)) < len(one.addresses):
-            yield f"elements of a store in {one.site} meet"
-        for used in (stores,) if one.kind == "atomic" else (stores, atomics):
-            if (other := used.by_another(one)) and {one.site, other.site} not in seen:
-                seen.add(frozenset((one.site, other.site)))
-                yield f"{one.kind} in {one.site} meets {other.kind} in {other.site}"
-
-
-class Used(NamedTuple):
-    """Memory that accesses of one kind used: sorted by address, then by program."""
-
-    accesses: Sequence[Access]
-    addresses: NDArray[np.uint64]
-    programs: NDArray[np.int64]
-    numbers: NDArray[np.int64]  # of the accesses
-
-    @classmethod
-    def of(cls, accesses: Sequence[Access], kind: str) -> Used:
-        found = [access for access in accesses if access.kind == kind]
-        lengths = [len(access.addresses) for access in found]
-        addresses = np.concatenate([np.empty(0, np.uint64), *(access.addresses for access in found)])
-        programs = np.repeat(np.array([access.program for access in found], np.int64), lengths)
-        order = np.lexsort((programs, addresses))
-        numbers = np.repeat(np.arange(len(found)), lengths)
-        return cls(found, addresses[order], programs[order], numbers[order])
-
-    def by_another(self, one: Access) -> Access | None:
-        """An access of another program to memory that `one` uses."""
-        begin = self.addresses.searchsorted(one.addresses, "left")
-        end = self.addresses.searchsorted(one.addresses, "right")
-        begin, end = begin[begin < end], end[begin < end]
-        for places in (begin, end - 1):  # of each address the first program and the last
-            if len(others := places[self.programs[places] != one.program]):
-                return self.accesses[int(self.numbers[others[0]])]
-        return None
+            found.add(f"elements of a store in {one.site} meet")
+    numbers = np.repeat(np.arange(len(accesses)), [len(one.addresses) for one in accesses])
+    addresses = np.concatenate([np.empty(0, np.uint64), *(one.addresses for one in accesses)])
+    order = np.argsort(addresses, kind="stable")
+    _, firsts = np.unique(addresses[order], return_index=True)
+    by_address = np.split(numbers[order], firsts[1:])
+    for users in set(map(tuple, by_address)):
+        together = [accesses[number] for number in users]
+        kinds = {one.kind for one in together}
+        if len({one.program for one in together}) > 1 and kinds not in ({"load"}, {"atomic"}):
+            found.add(" meets ".join(sorted({f"{one.kind} in {one.site}" for one in together})))
+    return found

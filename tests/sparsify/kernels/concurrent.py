@@ -11,7 +11,7 @@ it happened; a wrong result needs both the order and data that show it. Not mode
 program, whose barriers are no-ops here, and weaker orders than one after the other in all memory.
 
 Long runs: python -m tests.sparsify.kernels.concurrent --minutes 60 --seed 0
-Failures are printed with their seeds; `--seed SEED --cases 1 --trace` shows one, access by access.
+Failures are printed with their seeds; `--seed SEED --cases 1` repeats one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,7 +44,6 @@ from tests.sparsify.kernels.interpreter import interpreter, patching_once
 
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
-TELL_EVERY = 100  # cases of a long run
 MOST = 1_000_000  # accesses of one launch; what takes more waits for something
 
 
@@ -53,59 +51,17 @@ class Stopped(BaseException):
     """Ends a program after another has failed. No Exception, which the interpreter would wrap."""
 
 
-class Program:
-    """A program of a launch, in a thread of its own. It runs while it has the baton."""
-
-    def __init__(self, number: int, place: tuple[int, int, int], body: Callable[[], None]) -> None:
-        self.number = number
-        self.place = place
-        self.baton = threading.Lock()
-        self.baton.acquire()
-        self.thread = threading.Thread(target=body, daemon=True)
-
-    def give(self) -> None:
-        """Let it go on, or begin."""
-        if self.thread.ident is None:
-            self.thread.start()
-        else:
-            self.baton.release()
-
-
-class Schedule:
-    """Which program goes on: drawn anew for each launch, so that some change at every access and some let one
-    wait for long, in the middle of what it does, while others run to their ends.
-    """
-
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
-        self.often = chance.choice(OFTEN)
-        self.is_queue = chance.random() < 0.5
-
-    def after(self, alive: list[Program], now: Program | None) -> Program:
-        """The one that goes on; `now` is at an access, or has ended if it is None."""
-        if now is not None and self.chance.random() >= self.often:
-            return now
-        if not self.is_queue:
-            return self.chance.choice(alive)
-        if now is not None:  # behind all others
-            alive.remove(now)
-            alive.append(now)
-        return alive[0]
-
-
 class Concurrent:
     """While it is entered, launches in Triton's interpreter run their programs at once.
 
     Args:
         seed: of all that is random.
-        trace: is told of every access.
     """
 
-    def __init__(self, seed: int, trace: Callable[[Access], None] = lambda access: None) -> None:
+    def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
-        self.trace = trace
         self.masks = np.random.default_rng(seed)
-        self.counts = Counter[str]()  # of launches, accesses, and turns that others took
+        self.num_switches = 0  # of programs
         self.meetings = set[str]()
         self.atomics = set[Site]()
         self.launch: Launch | None = None
@@ -211,10 +167,8 @@ class Concurrent:
         if not self.memory.has(access.addresses):
             raise IndexError(f"{kind} in {site} of memory that no tensor has")
         launch.accesses.append(access)
-        self.counts["accesses"] += 1
         if kind == "atomic":
             self.atomics.add(site)
-        self.trace(access)
 
     def _turn(self) -> None:
         self._launch.turn()
@@ -253,7 +207,10 @@ class Gathered:
 
 
 class Launch:
-    """The programs of one launch, from their beginning to the end of the last."""
+    """The programs of one launch, each in a thread of its own, which runs while it has the baton. How often it
+    is handed on is drawn for each launch: so that some change at every access, and some let one wait for
+    long, in the middle of what it does, while others run to their ends.
+    """
 
     def __init__(
         self,
@@ -263,14 +220,11 @@ class Launch:
     ) -> None:
         self.concurrent = concurrent
         self.kernel = kernel
-        self.schedule = Schedule(concurrent.chance)
-        self.alive = [
-            Program(number, place, self._body(number, arguments))
-            for number, (place, arguments) in enumerate(programs)
-        ]
-        self.programs = list(self.alive)
-        self.now = self.alive[0]
-        self.ended = threading.Lock()
+        self.programs = programs
+        self.often = concurrent.chance.choice(OFTEN)
+        self.alive = list(range(len(programs)))
+        self.batons = [threading.Semaphore(0) for _ in programs]
+        self.now = 0
         self.error: BaseException | None = None
         self.accesses = list[Access]()
         self.is_atomic = False
@@ -278,61 +232,50 @@ class Launch:
 
     def run(self) -> None:
         """Run all; raise what one of them has raised."""
-        concurrent = self.concurrent
-        concurrent.counts["launches"] += 1
-        concurrent.chance.shuffle(self.alive)
-        concurrent.launch = self
-        self.ended.acquire()
-        self._go_on(self.alive[0])
-        self.ended.acquire()
-        concurrent.launch = None
+        threads = [threading.Thread(target=self._run, args=(at,), daemon=True) for at in self.alive]
+        self.concurrent.launch = self
+        for thread in threads:
+            thread.start()
+        self._hand_on()
+        for thread in threads:
+            thread.join()
+        self.concurrent.launch = None
         if self.error is not None:
             raise self.error
-        concurrent.meetings.update(meetings(self.accesses))
+        self.concurrent.meetings |= meetings(self.accesses)
 
     def turn(self) -> None:
-        """Called by the program that runs: others may run before it goes on."""
-        me = self.now
+        """Let others run before the program goes on that runs."""
+        own = self.now
         self.num_turns += 1
         if self.num_turns > MOST:
             raise RuntimeError(f"{self.kernel.__name__} does not end: a program waits for another")
-        chosen = self.schedule.after(self.alive, me)
-        if chosen is me:
-            return
-        self.concurrent.counts["switches"] += 1
-        self.now = chosen
-        chosen.give()
-        me.baton.acquire()
+        if self.concurrent.chance.random() < self.often:
+            self._hand_on()
+            self._wait(own)
+
+    def _hand_on(self) -> None:
+        if self.alive:
+            self.batons[self.concurrent.chance.choice(self.alive)].release()
+
+    def _wait(self, own: int) -> None:
+        self.batons[own].acquire()
         if self.error is not None:
             raise Stopped
-        self._take(me)
+        self.concurrent.num_switches += own != self.now
+        self.now = own
+        self.concurrent.builder.grid_idx = self.programs[own][0]  # Triton asks it for a program's number
 
-    def _body(self, number: int, arguments: dict[str, Any]) -> Callable[[], None]:
-        def run() -> None:
-            me = self.programs[number]
-            try:
-                if self.error is None:
-                    self._take(me)
-                    self.kernel(**arguments)
-            except Stopped:
-                pass
-            except BaseException as error:
-                self.error = self.error or error
-            self.alive.remove(me)
-            if not self.alive:
-                self.ended.release()
-            else:
-                self._go_on(self.schedule.after(self.alive, None))
-
-        return run
-
-    def _go_on(self, program: Program) -> None:
-        self.now = program
-        program.give()
-
-    def _take(self, me: Program) -> None:
-        # Triton asks it for a program's number.
-        self.now, self.concurrent.builder.grid_idx = me, me.place
+    def _run(self, own: int) -> None:
+        try:
+            self._wait(own)
+            self.kernel(**self.programs[own][1])
+        except Stopped:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.alive.remove(own)
+        self._hand_on()
 
 
 def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -345,25 +288,19 @@ def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..
 class Contested(NamedTuple):
     """The outcome of a case."""
 
-    counts: Counter[str]
+    num_switches: int
     atomics: set[Site]
     faults: list[str]
 
 
-def contest(seed: int, trace: bool = False) -> Contested:
-    """Run one case, with its programs in an order that follows from its seed as well; with `trace` print what
-    is done, and every access.
-    """
+def contest(seed: int) -> Contested:
+    """Run one case, with its programs in an order that follows from its seed as well."""
     from tests.sparsify.kernels.contests import Contest  # imports Triton
-
-    def show(access: Access) -> None:
-        if trace:
-            print(f"  {access.program:3} {access.kind:6} {len(access.addresses):5} {access.site}")
 
     lines = list[str]()
     faults = list[str]()
-    case = Contest(seed, print if trace else lines.append)
-    with Concurrent(seed, show) as run:
+    case = Contest(seed, lines.append)
+    with Concurrent(seed) as run:
         case.lend = run.lend
         try:
             case.run()
@@ -371,7 +308,7 @@ def contest(seed: int, trace: bool = False) -> Contested:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             faults.append(f"{type(error).__name__}: {str(error)[:200]} ({place}) | {'; '.join(lines)}")
-    return Contested(run.counts, run.atomics, [*faults, *run.meetings])
+    return Contested(run.num_switches, run.atomics, [*faults, *run.meetings])
 
 
 def main(words: Sequence[str]) -> int:
@@ -380,24 +317,19 @@ def main(words: Sequence[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--minutes", type=float, default=60.0, help="how long (60)")
     parser.add_argument("--seed", type=int, default=0, help="of the first case; each has the next (0)")
-    parser.add_argument("--cases", type=int, help="no more than so many")
-    parser.add_argument("--trace", action="store_true", help="print what is done, and every access")
+    parser.add_argument("--cases", type=int, default=10**9, help="no more than so many")
     options = parser.parse_args(words)
     os.environ["TRITON_INTERPRET"] = "1"
     until = time.monotonic() + 60 * options.minutes
-    total = Counter[str]()
     failures = list[int]()
-    while time.monotonic() < until and total["cases"] != options.cases:
-        seed = options.seed + total["cases"]
-        done = contest(seed, options.trace)
-        total += done.counts + Counter(cases=1)
-        for fault in done.faults:
+    for seed in range(options.seed, options.seed + options.cases):
+        if time.monotonic() > until:
+            break
+        faults = contest(seed).faults
+        for fault in faults:
             print(f"seed {seed} | {fault}", flush=True)
-        if done.faults:
-            failures.append(seed)
-        if total["cases"] % TELL_EVERY == 0:
-            print(json.dumps(total), file=sys.stderr, flush=True)
-    print(json.dumps({**total, "first_seed": options.seed, "failures": failures}))
+        failures += [seed] * bool(faults)
+    print(json.dumps({"first_seed": options.seed, "last_seed": seed, "failures": failures}))
     return bool(failures)
 
 

@@ -119,6 +119,6 @@ def check_contests(seeds: Iterable[int]) -> tuple[int, set[str]]:
     for seed in seeds:
         done = concurrent.contest(seed)
         assert not done.faults, seed
-        switches += done.counts["switches"]
+        switches += done.num_switches
         atomics |= {site.kernel for site in done.atomics}
     return switches, atomics
