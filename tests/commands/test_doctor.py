@@ -55,7 +55,8 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
     if sys.prefix == sys.base_prefix:
         pytest.skip("hiding this Python would hide the system's programs")
     runtime = images.runtime() if IMAGE.exists() else None
-    (results := tmp_path / "results").mkdir()
+    results = tmp_path / "results"
+    results.mkdir()
     own = {
         "SCRIPTS": str(SCRIPTS), "PYTHON": sys.executable, "RUNTIME": runtime or "/dev/zero",
         "CONTAINER": "thin" if runtime else "none", "SPARSIFY_IMAGES": str(IMAGE.parent),
@@ -77,77 +78,72 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
     assert "workers of n1 " in said
 
 
-def facts(rank: int = 0, node: str = "n1", **other: object) -> Facts:
-    """Those of a node where all is well."""
+def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Examined:
+    """Return what was found on a node where all is well, but for what each of its tasks found otherwise."""
     well = {
-        "python": "3.11.7", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]}, "closed": "",
-        "cores": [str(rank)],
-        "gpus": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
-        "lock": probe.HELD, "container": "",
-        "runtime": None, "at": 100.0,
+        "python": "3.11.7", "node": "n1", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]},
+        "closed": "", "gpus": dict.fromkeys(["07", "0F"], "NVIDIA A100-SXM4-80GB"), "visible_gpus": None,
+        "lock": probe.HELD, "container": "", "runtime": None, "at": 100.0,
     }  # fmt: skip
-    return Facts(node=node, rank=rank, **{**well, **other})  # type: ignore[arg-type]  # as they are written
-
-
-def examined(*found: Facts, words: str = "", **other: object) -> Examined:
-    """A node with these tasks."""
-    config = compose.resolve(
-        ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none", *words.split()]
+    facts = tuple(
+        Facts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]
+        for rank, changes in enumerate(tasks)
     )
-    one = Probed("n1", len(found), "1", found, is_over=True, submitted_at=99.0, seen_at=101.0)
+    usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
+    node = Probed("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
     nodes = [PartitionNode("n1", "idle", 8, 1, 64000, "gpu:2", 24 * 60)]
     known = {"most_tasks": 1000, "nodes": nodes, **other}
-    return Examined(config, [one], **known)  # type: ignore[arg-type]  # as above
+    return Examined(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
 
 
-# What was found -> the verdict, a part of its sentence, and the fields that follow.
-JUDGED: list[tuple[Examined, str, str, dict[str, object]]] = [
-    (examined(facts(), facts(1)), "works", "what nodes write is seen here: n1", {}),
-    (examined(facts(at=50.0)), "note", "its clock is at least 49 s slow", {}),
-    (examined(facts(at=200.0)), "note", "its clock is at least 99 s fast", {}),
-    (examined(facts(lock=probe.NOT_HELD)), "note", "hold on one node only", {}),
-    (examined(facts(lock=probe.NO_LOCKS)), "note", "can't be locked; submit from one machine at a time", {}),
-    (examined(facts(lock="Stale file handle")), "FAULT", "can't be opened (Stale file handle)", {}),
-    (examined(facts(container="no apptainer")), "FAULT", "n1: no apptainer", {}),
-    (examined(facts(), no_container="no image"), "FAULT", "on this machine: no image", {}),
-    (examined(facts(name=["127.0.1.1"])), "note", "own name resolves to 127.0.1.1, so workers go by", {}),
-    (examined(facts(closed="gloo takes others")), "note", "n1: gloo takes others", {}),
-    (examined(facts(name=[])), "note", "own name resolves to nothing", {}),
-    (
-        examined(facts(cores=["0,8"]), facts(1, cores=["0,8"])),
-        "note", "[--hint=nomultithread] gives each core to one", {"sbatch": ["--hint=nomultithread"]},
+CUDA = "device=cuda"
+BOTH = ("n1", "n2")
+JUDGED = {  # a verdict and a part of its sentence -> what was found
+    "works what nodes write is seen here: n1": examined({}, {}),
+    "note its clock is at least 49 s slow": examined({"at": 50.0}),
+    "note its clock is at least 99 s fast": examined({"at": 200.0}),
+    "note hold on one node only": examined({"lock": probe.NOT_HELD}),
+    "note can't be locked; submit from one machine at a time": examined({"lock": probe.NO_LOCKS}),
+    "FAULT can't be opened (Stale file handle)": examined({"lock": "Stale file handle"}),
+    "FAULT n1: no apptainer": examined({"container": "no apptainer"}),
+    "FAULT on this machine: no image": examined({}, no_container="no image"),
+    "note own name resolves to 127.0.1.1, so workers go by": examined({"name": ["127.0.1.1"]}),
+    "note n1: gloo takes others": examined({"closed": "gloo takes others"}),
+    "note own name resolves to nothing": examined({"name": []}),
+    "note [--hint=nomultithread] gives each core to one": examined({"cores": ["0,8"]}, {"cores": ["0,8"]}),
+    "note [--cpu-bind=cores]": examined({"cores": ["0", "1"]}, {"cores": ["0", "1"]}),
+    "FAULT workers see no GPU": examined({"gpus": {}}, words=CUDA),
+    "FAULT cluster.gpu=h100": examined({}, words=f"{CUDA} cluster.gpu=h100"),
+    "works each worker sees its own": examined({"visible_gpus": ["0"]}, {"visible_gpus": ["1"]}, words=CUDA),
+    "works workers see all of their job": examined({}, words=CUDA),
+    "FAULT 2 workers see 1 GPUs; cluster.gres": examined(
+        {"visible_gpus": ["0"]}, {"visible_gpus": ["0"]}, words=CUDA
     ),
-    (examined(facts(cores=["0", "1"]), facts(1, cores=["0", "1"])), "note", "[--cpu-bind=cores]", {}),
-    (examined(facts(gpus={}), words="device=cuda"), "FAULT", "workers see no GPU", {}),
-    (examined(facts(), words="device=cuda cluster.gpu=h100"), "FAULT", "cluster.gpu=h100", {}),
-    (
-        examined(facts(visible_gpus=["0"]), facts(1, visible_gpus=["1"]), words="device=cuda"),
-        "works", "each worker sees its own", {},
-    ),
-    (examined(facts(), words="device=cuda"), "works", "workers see all of their job", {}),
-    (
-        examined(facts(visible_gpus=["0"]), facts(1, visible_gpus=["0"]), words="device=cuda"),
-        "FAULT", "2 workers see 1 GPUs; cluster.gres", {},
-    ),
-    (examined(facts(), most_tasks=500), "FAULT", "say max_array: 500", {"max_array": 500}),
-    (examined(facts(), most_tasks=4000), "works", "of up to 4000 jobs", {"max_array": 4000}),
-    (examined(facts(), words="cluster.time_min=9999"), "FAULT", "say time_min: 1440", {"time_min": 1440}),
-    (examined(facts(), accounting="accounting_storage/none"), "note", "keeps no accounts", {}),
-    (examined(facts(), met=Met(("n1", "n2"), ("ib0", "ib0"))), "works", "meet by ib0", {"interface": "ib0"}),
-    (examined(facts(), met=Met(("n1", "n2"), ("ib0", "ib1"))), "works", "meet by ib0 and ib1", {}),
-    (examined(facts(), met=Met(("n1", "n2"), (), "no way")), "FAULT", "workers of n1 and n2: no way", {}),
-]  # fmt: skip
+    "FAULT say max_array: 500": examined({}, most_tasks=500),
+    "works of up to 4000 jobs": examined({}, most_tasks=4000),
+    "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
+    "note keeps no accounts": examined({}, accounting="accounting_storage/none"),
+    "works meet by ib0": examined({}, met=Met(BOTH, ("ib0", "ib0"))),
+    "works meet by ib0 and ib1": examined({}, met=Met(BOTH, ("ib0", "ib1"))),
+    "FAULT workers of n1 and n2: no way": examined({}, met=Met(BOTH, (), "no way")),
+}  # fmt: skip
+FIELDS: dict[str, dict[str, object]] = {  # that follow from some
+    "note [--hint=nomultithread] gives each core to one": {"sbatch": ["--hint=nomultithread"]},
+    "FAULT say max_array: 500": {"max_array": 500},
+    "works of up to 4000 jobs": {"max_array": 4000},
+    "FAULT say time_min: 1440": {"time_min": 1440},
+    "works meet by ib0": {"interface": "ib0"},
+}
 
 
-@pytest.mark.parametrize(("found", "verdict", "words", "fields"), JUDGED, ids=[case[2] for case in JUDGED])
-def test_each_finding_has_its_verdict_and_its_fields(
-    found: Examined, verdict: str, words: str, fields: dict[str, object]
-) -> None:
-    health = Health.of(found)
-    matching = [finding for finding in health.findings if words in finding.text]
-    assert [finding.verdict for finding in matching] == [verdict], health.findings
-    assert fields.items() <= health.fields.items()
-    assert health.is_well == (verdict != "FAULT")
+def test_each_finding_has_its_verdict_and_its_fields() -> None:
+    for judged, found in JUDGED.items():
+        verdict, _, words = judged.partition(" ")
+        health = Health.of(found)
+        matching = [finding for finding in health.findings if words in finding.text]
+        assert [finding.verdict for finding in matching] == [verdict], (judged, health.findings)
+        assert FIELDS.get(judged, {}).items() <= health.fields.items(), judged
+        assert health.is_well == (verdict != "FAULT"), judged
 
 
 def test_fields_stand_in_their_old_lines_and_new_ones_at_the_end() -> None:
@@ -159,31 +155,20 @@ def test_fields_stand_in_their_old_lines_and_new_ones_at_the_end() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("said", "why"),
-    [
-        ("probe.sh: line 4: /x/python: No such file or directory", "no Python /x/python that starts"),
-        ("probe.sh: line 4: /x/python: Permission denied", "no Python /x/python that starts"),
-        ("Traceback\nModuleNotFoundError: No module named 'msgspec'", "lacks a package"),
-        ("", "fails there: it printed nothing"),
-    ],
-)
-def test_a_python_that_says_no_facts_is_named_with_its_last_words(said: str, why: str) -> None:
-    assert why in examination.of_python(said, "/x/python")
+def test_a_python_that_says_no_facts_is_named_with_its_last_words() -> None:
+    for said, why in {
+        "probe.sh: line 4: /x/python: No such file or directory": "no Python /x/python that starts",
+        "probe.sh: line 4: /x/python: Permission denied": "no Python /x/python that starts",
+        "Traceback\nModuleNotFoundError: No module named 'msgspec'": "lacks a package",
+        "": "fails there: it printed nothing",
+    }.items():
+        assert why in examination.of_python(said, "/x/python")
 
 
-@pytest.mark.parametrize(
-    ("limit", "minutes"),
-    [
-        ("1-00:00:00", 1440),
-        ("30:00", 30),
-        ("2:00:00", 120),
-        ("infinite", float("inf")),
-        ("n/a", float("inf")),
-    ],
-)
-def test_time_limits_are_read_as_slurm_writes_them(limit: str, minutes: float) -> None:
-    assert partition.minutes(limit) == minutes
+def test_time_limits_are_read_as_slurm_writes_them() -> None:
+    for limit, minutes in {"1-00:00:00": 1440, "30:00": 30, "2:00:00": 120}.items():
+        assert partition.minutes(limit) == minutes
+    assert partition.minutes("infinite") == partition.minutes("n/a") == float("inf")
 
 
 def test_this_machine_is_examined_too(here: Command) -> None:
@@ -191,34 +176,27 @@ def test_this_machine_is_examined_too(here: Command) -> None:
     assert "works  results" in done.stdout
     assert "works  network" in done.stdout
     assert "max_array" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["cluster=nowhere"], "no cluster 'nowhere'; there are: "),
-        (
-            ["cluster=devcluster", "--write"],
-            "devcluster.yaml comes with the repository; `new cluster NAME` makes",
-        ),
-        (["cluster=local", "--nodes=0"], "nodes=0 is out of range"),
-        (["cluster=local", "--wait-min=0"], "wait_min=0 is out of range"),
-    ],
-)
-def test_wrong_words_are_refused_with_a_sentence(here: Command, words: list[str], sentence: str) -> None:
-    refused(here("doctor", *words), sentence)
+    for words, sentence in {
+        "cluster=nowhere": "no cluster 'nowhere'; there are: ",
+        "cluster=devcluster --write": "devcluster.yaml comes with the repository; `new cluster NAME` makes",
+        "cluster=local --nodes=0": "nodes=0 is out of range",
+        "cluster=local --wait-min=0": "wait_min=0 is out of range",
+    }.items():
+        refused(here("doctor", *words.split()), sentence)
 
 
 @pytest.mark.slurm
 def test_a_healthy_cluster_is_told_so_and_its_file_is_filled_in(
     devcluster: dict[str, str], tmp_path: Path
 ) -> None:
-    (conf := tmp_path / "conf" / "cluster").mkdir(parents=True)
-    (file := conf / "mine.yaml").write_text(
+    file = tmp_path / "conf" / "cluster" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(
         "defaults: [devcluster, _self_]\ninterface: null # of all nodes\n"
         f"slurm_conf: {devcluster['SLURM_CONF']}\n"
     )
-    surroundings = {**environment_for(tmp_path / "results"), **devcluster, "SPARSIFY_CONF": str(conf.parent)}
+    conf = {"SPARSIFY_CONF": str(tmp_path / "conf")}
+    surroundings = {**environment_for(tmp_path / "results"), **devcluster, **conf}
     own = ["cluster=mine", "container=none", "cluster.partition=nowhere"]
     call = [sys.executable, "-m", "experiments", "doctor"]
     assert "there is no partition nowhere" in say(surroundings, *call, *own, code=2)
