@@ -210,41 +210,83 @@ def run_pytest(folder: Path, words: Sequence[str], **variables: str) -> int:
 def reach(folder: Path, words: Sequence[str]) -> None:
     """Run the suite once, and store for each mutant the tests that come by and pass, quickest first."""
     notes = folder.resolve() / "reached"
+    times = folder.resolve() / "times.jsonl"
     shutil.rmtree(notes, ignore_errors=True)
+    times.unlink(missing_ok=True)
     notes.mkdir()
-    report = folder.resolve() / "reached.xml"
-    run_pytest(folder, ["-p", "tests.mutants", *words], MUTANTS_REACHED=str(notes), MUTANTS_TIMES=str(report))
-    seconds = dict(map(json.loads, report.read_text().splitlines()))
+    run_pytest(folder, ["-p", "tests.mutants", *words], MUTANTS_REACHED=str(notes), MUTANTS_TIMES=str(times))
+    seconds_by_test = read_times(folder)
     tests_by_mutant = defaultdict[int, set[str]](set)
     for file in notes.iterdir():
-        for line in set(file.read_text().splitlines()):
+        for line in set(file.read_text(errors="replace").splitlines()):
             number, _, name = line.partition("\t")
             name = re.sub(r" \((setup|call|teardown)\)$", "", name)
-            if name in seconds:
+            if name in seconds_by_test:
                 tests_by_mutant[int(number)].add(name)
-    ordered = {
-        number: sorted((seconds[name], name) for name in names) for number, names in tests_by_mutant.items()
+    quickest_first = {
+        number: sorted(names, key=lambda name: (seconds_by_test[name], name))
+        for number, names in tests_by_mutant.items()
     }
-    (folder / "reached.json").write_text(json.dumps(ordered))
+    (folder / "reached.json").write_text(json.dumps(quickest_first))
     shutil.rmtree(notes)
-    print(f"{len(ordered)} mutants are reached by tests that pass")
+    print(f"{len(quickest_first)} mutants are reached by tests that pass")
+
+
+def read_times(folder: Path) -> dict[str, float]:
+    """Return the seconds that each test takes that passes without mutants."""
+    return dict(map(json.loads, (folder / "times.jsonl").read_text().splitlines()))
 
 
 def kill(folder: Path, seconds: float, processes: int, words: Sequence[str]) -> None:
-    """Try each mutant, and print which survive."""
+    """Try each mutant that was not tried yet, and print which survive."""
     run_pytest(
         folder,
         ["-p", "tests.mutants", "--capture=sys", "-p", "no:cacheprovider", *words],
         MUTANTS_KILL=str(folder.resolve()), MUTANTS_SECONDS=str(seconds), MUTANTS_PROCESSES=str(processes),
     )  # fmt: skip
+    for mutant in read_mutants(folder):
+        if mutant.at_import and mutant.number not in read_ends(folder):
+            try_at_import(folder, mutant, seconds)
     show(folder)
+
+
+def try_at_import(folder: Path, mutant: Mutant, seconds: float) -> None:
+    """Run the tests of the mutant's folder, and those of its package, in a process that loads the mutant."""
+    folder_of_tests = f"tests/{Path(mutant.file).parent}".replace("tests/experiments", "tests")
+    package = "/".join(folder_of_tests.split("/")[:2])
+    by_time = sorted(read_times(folder).items(), key=lambda pair: pair[1])
+    chosen = list[str]()
+    left_s = seconds
+    for place in (folder_of_tests, package):
+        for test, took_s in by_time:
+            if left_s > took_s and test.startswith(place) and test not in chosen:
+                chosen.append(test)
+                left_s -= took_s
+    (folder / "chosen.txt").write_text("\n".join(chosen))
+    began = time.monotonic()
+    code = run_pytest(
+        folder, ["-x", "-n", "0", f"@{folder.resolve() / 'chosen.txt'}"], MUTANT=str(mutant.number)
+    )
+    end = "survived for as long as tried" if code == 0 else "killed"
+    note(folder / "ends.jsonl", mutant, end, "", time.monotonic() - began)
+
+
+def read_mutants(folder: Path) -> list[Mutant]:
+    """Return all mutants that were drawn."""
+    return [Mutant(**fields) for fields in json.loads((folder / "mutants.json").read_text())]
+
+
+def read_ends(folder: Path) -> dict[int, dict[str, Any]]:
+    """Return what became of each mutant that was tried, by number."""
+    file = folder / "ends.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {end["number"]: end for end in map(json.loads, lines)}
 
 
 def show(folder: Path) -> None:
     """Print how many were killed, in which folders, and the survivors."""
-    mutants = [Mutant(**fields) for fields in json.loads((folder / "mutants.json").read_text())]
-    ends = {end["number"]: end for end in map(json.loads, (folder / "ends.jsonl").read_text().splitlines())}
-    for mutant in mutants:
+    ends = read_ends(folder)
+    for mutant in read_mutants(folder):
         end = ends.get(mutant.number, {"end": "not tried"})
         if end["end"] not in ("killed", "hung"):
             print(f"{end['end']}: {mutant.file}:{mutant.line}: {mutant.before!r} -> {mutant.after!r}")
@@ -269,22 +311,18 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     if "MUTANTS_KILL" not in os.environ:
         return None
     folder = Path(os.environ.pop("MUTANTS_KILL"))
-    mutants = [Mutant(**fields) for fields in json.loads((folder / "mutants.json").read_text())]
     reached = json.loads((folder / "reached.json").read_text())
+    seconds_by_test = read_times(folder)
     ends = folder / "ends.jsonl"
-    ended = {json.loads(line)["number"] for line in ends.read_text().splitlines()} if ends.exists() else set()
+    ended = read_ends(folder)
     items = {item.nodeid: item for item in session.items}
     running = dict[int, Attempt]()
-    left = [mutant for mutant in mutants if mutant.number not in ended]
+    left = [m for m in read_mutants(folder) if m.number not in ended and not m.at_import]
     while left or running:
         while left and len(running) < int(os.environ["MUTANTS_PROCESSES"]):
             mutant = left.pop(0)
-            if mutant.at_import:
-                note(ends, mutant, "acts at import: try it by hand")
-                continue
-            tests = [
-                (took, items[name]) for took, name in reached.get(str(mutant.number), []) if name in items
-            ]
+            names = [name for name in reached.get(str(mutant.number), ()) if name in items]
+            tests = [(seconds_by_test[name], items[name]) for name in names]
             attempt = Attempt(mutant, tests)
             running[attempt.process] = attempt
         for process, attempt in list(running.items()):
