@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -30,15 +31,17 @@ EXAMPLES = {
 }  # fmt: skip
 
 
-def on_a_cluster() -> dict[str, str]:
-    """Lines on the user's own cluster, each once, in the order of their pages, and their commands."""
-    found = dict[str, str]()
-    for page in dict.fromkeys(page for page, _ in LINES):
+def on_a_cluster() -> list[str]:
+    """Return the lines on the user's own cluster, each once, in the order of their pages."""
+    found = list[str]()
+    for page in ("README.md", "docs/cluster.md"):
         lines = [line for of, line in LINES if of == page and line.startswith("python -m experiments ")]
-        begin = next((at for at, line in enumerate(lines) if MINE in line), len(lines))
-        if any("cluster=mine" in line for line in lines):
-            found |= {line: shlex.split(line)[3] for line in lines[begin:]}
-    return {line: command for line, command in found.items() if command not in ALONE}
+        found += dropwhile(lambda line: MINE not in line, lines)
+    return [line for line in dict.fromkeys(found) if command_of(line) not in ALONE]
+
+
+def command_of(line: str) -> str:
+    return shlex.split(line)[3]
 
 
 @pytest.fixture
@@ -66,10 +69,11 @@ def carried_out(line: str, bench: Bench, around: dict[str, str]) -> subprocess.C
 
 def test_the_commands_for_a_cluster_work_in_their_order(bench: Bench, tmp_path: Path) -> None:
     """Runs that were submitted have ended before the next line."""
-    found = on_a_cluster()
-    assert {*found.values()} == {"plan", "submit", "status", "list", "compare", "reproduce"}
+    lines = on_a_cluster()
+    commands = {"plan", "submit", "status", "list", "compare", "reproduce"}
+    assert {command_of(line) for line in lines} == commands
     store = bench.folders.store
-    for line in found:
+    for line in lines:
         fine(carried_out(line, bench, {"SPARSIFY_CONF": str(tmp_path / "conf")}))
         bench.await_end(bench.newest())
     assert len(store.all_valid()) == len(store.runs()) > 4
