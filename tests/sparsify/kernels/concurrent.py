@@ -163,7 +163,7 @@ class Concurrent:
         self._turn()
         site = self._site(launch.kernel.__name__)
         addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
-        access = Access(launch.now.number, kind, site, addresses.reshape(-1))
+        access = Access(launch.now, kind, site, addresses.reshape(-1))
         if not self.memory.has(access.addresses):
             raise IndexError(f"{kind} in {site} of memory that no tensor has")
         launch.accesses.append(access)
@@ -207,9 +207,10 @@ class Gathered:
 
 
 class Launch:
-    """The programs of one launch, each in a thread of its own, which runs while it has the baton. How often it
-    is handed on is drawn for each launch: so that some change at every access, and some let one wait for
-    long, in the middle of what it does, while others run to their ends.
+    """The programs of one launch, each in a thread of its own, which runs while it has the baton.
+
+    How often it is handed on is drawn for each launch: so that some change at every access, and some let one
+    wait for long, in the middle of what it does, while others run to their ends.
     """
 
     def __init__(
