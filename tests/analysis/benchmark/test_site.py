@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import WORDS, Cell, Word, table_of
+from analysis.benchmark.cells import WORDS, Cell, table_of
 from analysis.benchmark.files import Entered
 from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
 from analysis.records.frames import empty
@@ -79,10 +79,12 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
         replace(cell("c", word="misses the target"), minutes=None),
         replace(cell("d", word="not timed"), step_ms=None, sooner=None, minutes=None),
     ]  # fmt: skip
-    pages = written(tmp_path, content(cells, ["dense", "a", "b", "c", "d"]))
-    shown = [*(f"entry-{name}.html" for name in "abcd"), "∞", f"{DENSE.machine}, {DENSE.dates[0]}"]
-    shown += [f"</span> {word}</span>" for word in set(WORDS) - {"faster"}]
-    assert [text for text in shown if text not in pages["cells.html"]] == []
+    pages = written(tmp_path, content(cells, [each.entry for each in cells]))
+    for each in cells:
+        assert f"entry-{each.entry}.html" in pages["cells.html"]
+        assert f"</span> {each.word}</span>" in pages["cells.html"]
+    for text in ("∞", f"{DENSE.machine}, {DENSE.dates[0]}"):
+        assert text in pages["cells.html"]
     assert [word for word in WORDS if f"<dt>{word}</dt>" not in pages["words.html"]] == [], "are explained"
 
 
@@ -100,13 +102,10 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
-    words: dict[str, tuple[Word, float]] = {
-        "a": ("misses the target", 9.0), "b": ("slower", 0.5), "dense": ("baseline", 0.0),
-        "c": ("faster", 3.0),
-    }  # fmt: skip
-    cells = [replace(cell(name, word=word), sooner=Value(gain)) for name, (word, gain) in words.items()]
-    ordered = [each.entry for each in table_of(cells, "gpt-ptb", 4, "internet_100m_50ms")]
-    assert ordered == ["dense", "c", "b", "a"]
+    slower = replace(cell("b", word="slower"), sooner=Value(0.5))
+    missed = replace(cell("a", word="misses the target"), sooner=Value(9.0))
+    ordered = table_of([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
+    assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]
 
 
 def test_a_panel_without_times_says_so() -> None:
