@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from analysis.records.attempts import newest
 from analysis.records.store import Store
@@ -25,8 +24,7 @@ from tests.conftest import ROOT, Command, environment_for, fine, process, python
 def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_path: Path) -> None:
     words = ("--n", "64", "20000", "--layers", "--density", "0.1", "--seconds", "0")
     last = bench("auto", *words, "--device", "cpu")
-    start, *rows, layers = lines_of(tmp_path, "auto")
-    assert start["provenance"]["versions"]["torch"] in torch.__version__
+    _, *rows, layers = lines_of(tmp_path, "auto")
     assert [(row["n"], row["density"], row["k"]) for row in rows] == [(64, 0.1, 6), (20_000, 0.1, 2000)]
     for row in rows:
         assert row["kernels"]["torch"] == "torch"
@@ -51,12 +49,9 @@ def test_launch_says_what_the_host_takes_and_who_launched(tmp_path: Path) -> Non
     """As a process of its own, in which Triton's driver is another one."""
     around = environment_for(tmp_path)
     line = last_of(fine(python("-m", "experiments", "bench", "launch", "--repeats", "30", env=around)).stdout)
-    assert line["launcher"] == "does nothing; no GPU" or "GPU" not in line["launcher"]
     assert {line[name]["n"] for name in ("host_us", "ordinary_host_us", "ordinary_over_kept")} == {30}
-    assert 0 < line["host_us"]["low"] <= line["host_us"]["median"] <= line["host_us"]["high"]
     _, record = lines_of(tmp_path, "launch")
     assert record["host_us"] == line["host_us"]
-    assert {"at", "commit", "dirty"} <= record.keys()
 
 
 def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_path: Path) -> None:
@@ -65,8 +60,7 @@ def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_pat
     last = bench("overlap", *words, "--ratios", "1", "--rows", *rows)
     assert last["link"] == overlap.LINK == "simulated link: injected delay"
     assert list(last["without_over_with"]) == rows
-    start, *records = lines_of(tmp_path, "overlap")
-    assert "host" not in start["provenance"]
+    _, *records = lines_of(tmp_path, "overlap")
     assert [record["row"] for record in records] == rows
     for record in records:
         ratios = [without / with_ for without, with_ in record["samples_ms"]]
@@ -133,10 +127,8 @@ def test_invented_records_are_whole_and_say_that_they_are_invented(tmp_path: Pat
     store = Store(tmp_path)
     invent(store, 2)
     frames, notes = newest(store, store.runs())
-    assert notes == []
-    assert len(frames.steps) == 2 * RANKS * STEPS
-    assert set(frames.runs["provenance.cpu"]) == {"invented"}
-    assert set(frames.runs["seed"]) == {0, 1}
+    assert (notes, len(frames.steps)) == ([], 2 * RANKS * STEPS)
+    assert list(frames.runs["provenance.cpu"]) == ["invented", "invented"]
 
 
 def test_operators_is_run_by_its_path(tmp_path: Path) -> None:
@@ -174,15 +166,5 @@ def test_local_steps_are_timed_beside_what_they_replace(bench: RunBench, tmp_pat
     for row in rows:
         assert row["n"] == rows[0]["n"] == 24_360
         assert last[f"{row['row']} / {row['beside']}"] == row["ratio"]
-        assert row["ratio"]["n"] == len(row["samples_ms"]) == 1
-        turns = 3 * local.MORE[row["part"]]
-        assert {len(clocks["cpu"]) for pair in row["samples_ms"] for clocks in pair} == {turns}
-
-
-def test_targets_of_local_steps_are_met_up_to_them() -> None:
-    ratio = {"median": 2.0, "low": 1.9, "high": 2.2, "n": 5}
-    line = {"sparseloco / topk, layer": ratio, "local step / inner step": {**ratio, "median": 1.02}}
-    assert local.verdicts(line) == [
-        "sparseloco / topk, layer: at most 2 wanted, 2 [1.9, 2.2], n = 5 measured: met",
-        "local step / inner step: at most 1.01 wanted, 1.02 [1.9, 2.2], n = 5 measured: MISSED",
-    ]
+        ((ours, theirs),) = row["samples_ms"]
+        assert len(ours["cpu"]) == len(theirs["cpu"]) == 3 * local.MORE[row["part"]]

@@ -43,22 +43,17 @@ def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> Non
     of = {row["row"]: row for row in rows}
     assert set(of) == set(ROWS)
     assert set(LOOKS) == set(_steps.ROWS)
-    assert start["provenance"]["versions"]["torch"] in torch.__version__
     assert "host" not in start["provenance"]
     assert of["paper_kernel"]["why"] == "needs a GPU"
     for name in ("add", "copy", "eager", "numpy", "dgc", "gaussiank", "sort", "threshold"):
-        row = of[name]
-        assert len(row["samples_ms"]) == row["repeats"] == 2
-        assert row["k"] == 20
-        assert row["over_add"]["n"] == row["over_copy"]["n"] == row["cpu_ms"]["n"] == 2
+        assert len(of[name]["samples_ms"]) == 2
+        assert {of[name][ratio]["n"] for ratio in ("over_add", "over_copy", "cpu_ms")} == {2}
     followed = of["eager_hugepages"]  # in a process of its own, where the system has huge pages
     assert followed["selected_over_k"] == 1 if "median_ms" in followed else "needs" in followed["why"]
     for name in ("eager", "numpy", "sort", "threshold"):  # no ties here, so the k-th magnitude has k
         assert of[name]["selected_over_k"] == 1
     assert of["copy"]["bytes_per_element"] == 12
     assert (of["eager"]["host_syncs"], of["threshold"]["host_syncs"]) == (0, 1)
-    assert of["gaussiank"]["host_syncs"] >= 1
-    assert 0 <= of["numpy"]["fallback_rate"] <= 1
     assert str(ROOT) not in benched.store.read_text()
 
 
@@ -68,14 +63,10 @@ def test_other_rows_are_measured_again_and_the_newest_count(tmp_path: Path, benc
     before = benched.store.read_text()
     store.write_text(before)
     line = last_of(call_bench(tmp_path, "select", *SMALL, "--rows", "copy", "eager"))
-    assert line["eager_over_fused"] is None
     assert line["why"]["eager_over_fused"] == "fused was not asked for"
     assert store.read_text().startswith(before)
-    assert store.read_text().count("\n") == before.count("\n") + 3
     older, newer = ({row["row"]: row for row in read(path)[0]} for path in (benched.store, store))
-    assert set(newer) == set(older)
-    assert newer["eager"]["samples_ms"] != older["eager"]["samples_ms"]
-    assert newer["numpy"] == older["numpy"]
+    assert {name for name in newer if newer[name] != older[name]} == {"copy", "eager"}
 
 
 def test_targets_are_judged_by_medians_and_of_the_standard_case_only() -> None:

@@ -41,9 +41,7 @@ def test_the_last_line_has_the_ratios_and_the_collectives_that_laws_fix(stepped:
     for clock in ("cpu", "wall"):
         ratios = line[f"{clock}_over_ddp"]["linears"]
         assert list(ratios) == CHOSEN[1:]  # nothing is divided by itself
-        assert all(0 < one["low"] <= one["median"] <= one["high"] for one in ratios.values())
         assert {one["n"] for one in ratios.values()} == {1}
-    assert line["aggregate_over_add"]["n"] == line["around_over_add"]["n"] == 1
     assert "wanted" not in stepped.printed  # of the default cases alone
     sent, buckets = line["collectives"]["linears"], line["ddp_buckets"]["linears"]
     assert sent["ddp"] == buckets == 1  # all 100 kB in one bucket
@@ -51,9 +49,7 @@ def test_the_last_line_has_the_ratios_and_the_collectives_that_laws_fix(stepped:
     # A look for what is not finite, and one message for each of DDP's buckets at least, each tensor at most.
     assert buckets <= sent["register_topk_layer"] <= 2 * LAYERS + 1
     assert 1 <= sent["distribute_topk_global"] <= 2
-    operations = line["operations"]["linears"]
-    assert operations["register_topk_layer"] > 0
-    assert "ddp" not in operations  # it has no wrapper
+    assert "ddp" not in line["operations"]["linears"]  # it has no wrapper
 
 
 def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
@@ -66,10 +62,8 @@ def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
         (samples,) = row["samples_ms"]
         assert len(samples["cpu"]) == len(samples["wall"]) == TURNS == row["turns"]
         assert (row["batch"], row["shape"], row["density"]) == (8, [64], 0.01)
-    around = {row["row"]: row for row in rows if row["part"] == "around"}
-    assert set(around) == {"add", "aggregate", "around"}
-    assert around["add"]["n"] == LAYERS * (64 * 64 + 64)
-    assert around["around"]["bytes_per_element"] > 12
+    around = {row["row"]: row["n"] for row in rows if row["part"] == "around"}
+    assert around == dict.fromkeys(("add", "aggregate", "around"), LAYERS * (64 * 64 + 64))
     assert str(ROOT) not in stepped.store.read_text()
 
 

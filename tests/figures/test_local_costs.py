@@ -38,23 +38,3 @@ def test_the_library_s_defaults_are_those_of_the_papers() -> None:
     assert isinstance(pairs.outer, HeavyBall)
     published = value("kolehmainen2025.configurations")["noloco"]
     assert {"every": pairs.every, "momentum": pairs.outer.momentum} == published
-
-
-def test_ratios_by_hand() -> None:
-    found = {each.label: each.ours for each in costs.ratios()}
-    for label, expected in {
-        "Covenant-72B, packed / fp32": 16384 / 112,
-        "the same, not packed": 102.4,
-        "DeMo, k 32 / fp32": 16384 / 384,
-        "Streaming, H 100, FP4 / bf16": 400,
-        "DES-LOC / Local Adam": 2,
-        "ZeRO++": 4,
-    }.items():
-        assert found[label] == pytest.approx(expected), label
-    assert costs.demo(16, costs.FP32) == costs.demo(8, costs.BF16) == pytest.approx(85.33, abs=0.01)
-    assert costs.upload_s(costs.PACKED) == pytest.approx(144.6, abs=0.1)
-    assert costs.upload_s(costs.UNPACKED) == pytest.approx(206.5, abs=0.1)
-    assert costs.bandwidths("diloco")[0] == pytest.approx(62)
-    assert costs.through_1_gbit_s() == pytest.approx([109 / 980, 0.11155, 0.11174], abs=1e-5)
-    assert costs.peak() == 8
-    assert costs.noloco() == {"every": 2, "bytes": 0.5}

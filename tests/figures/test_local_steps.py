@@ -106,14 +106,6 @@ def test_the_errors_of_codes_are_the_library_s_on_what_top_k_leaves() -> None:
             assert told["bits a value"] == BITS[word]
 
 
-def test_what_lies_below_is_as_far_apart_as_what_lies_above() -> None:
-    names = ["DisTrOpZ", "as it ran live"]
-    found = variants({"paper": 2.0, "DisTrOpZ": 1.7, "as it ran live": 2.1})
-    assert there(why.spread(found, names)).value == pytest.approx(0.3)
-    assert there(why.least_above(found, names)).value == pytest.approx(-0.3)
-    assert why.spread(found, [*names, "fp32"]) is None
-
-
 def test_what_diverged_is_drawn_at_the_edge_with_its_number() -> None:
     assert why._label("8 senders", "8 workers", 2.5) == "8 senders (over 8 workers): +2.5"
     assert why._label("clipped", why.BASE, float("nan")) == "clipped: diverged"

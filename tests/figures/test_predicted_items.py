@@ -77,12 +77,6 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
     assert survey_crossover.break_even("topk", 0.0, 0.0001, 4) == math.inf
 
 
-def test_the_quickest_is_dense_on_fast_links_and_another_one_on_slow_links() -> None:
-    winners = survey_crossover.quickest({"topk": 0.3, "topk-fused": 0.02}, 4)
-    assert winners[-1, 0] == 0
-    assert winners[0, 0] == 2
-
-
 def test_scaling_is_perfect_where_selection_and_link_are_free_and_falls_with_workers() -> None:
     fast = shi2019_shi_scaling.efficiency(Work(100.0, 0.0), "topk", 1e6)
     assert fast == pytest.approx(100, abs=0.01)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from functools import partial
 from itertools import product
 
-import numpy as np
 import pytest
 
 from analysis.records.frames import Frames
-from experiments.figures import _large as large
 from experiments.figures import _predicted
 from experiments.figures import zhang_stable_throughput as item
-from experiments.figures._predicted import Work
 from tests.conftest import there
 from tests.figures.made_up import TURNS, RecordBuilder, verdict
 
@@ -75,16 +72,6 @@ def test_an_ordering_is_indicated_at_most_and_turns_round() -> None:
         assert {of(usual, begins).word, of(turned, begins).word} == {"indicated"}
         assert of(usual, begins).reason.endswith("; in this direction")
         assert of(turned, begins).reason.endswith("; not in this direction")
-
-
-def test_the_computing_that_gives_a_ratio_gives_it() -> None:
-    parts = {"dense": Work(0.0, 0.1), "stable_topk": Work(0.0, 0.2)}
-    link, elements = large.LINKS["10 Gbit/s"], 345_000_000
-    dense, own = (large.added_s(parts, each, elements, link) for each in parts)
-    seconds = there(large.computing_for(2.02, dense, own))
-    again = large.speedup(parts, "stable_topk", elements, link, np.array([seconds]))
-    assert again[0] == pytest.approx(2.02)
-    assert large.computing_for(2.02, 0.1, 0.2) is None
 
 
 def test_stable_top_k_sends_values_without_indices() -> None:

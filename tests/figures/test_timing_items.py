@@ -46,15 +46,6 @@ def test_every_timing_item_is_measured_in_turns_against_the_same_method(profile:
                 assert config["late"] == {"draw": "uniform", "s": 0.064, "spread": 0, "rank": 1}
 
 
-def test_as_published_a_turn_is_whole_epochs() -> None:
-    modes = [(config, config["timing"]["mode"]) for config in configs_of("speed", "paper")]
-    published = [config for config, mode in modes if mode == "as_published"]
-    assert len(published) == 3
-    for config in published:
-        assert config["alternate"]["block_steps"] % yoon2022.STEPS_PER_EPOCH == 0
-        assert config["train"]["validate"] == "epoch"
-
-
 def test_the_protocol_is_measured_in_whole_epochs_with_one_counted_validation_each() -> None:
     for config in (config for profile in PROFILES for config in configs_of("speed-protocol", profile)):
         epoch = config["train"]["epoch_steps"] or yoon2022.STEPS_PER_EPOCH

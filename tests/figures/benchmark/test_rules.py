@@ -29,9 +29,7 @@ def test_the_page_of_rules_has_the_same_numbers_and_fits_two_screens() -> None:
     assert f"{known.steps // known.epoch_steps} times" in WORDS
     assert f"{known.share:.0%}".replace("%", " %") in WORDS
     assert (len(known.seeds), len(known.launches), known.trials.number) == (5, 5, 8)
-    assert "five seeds" in WORDS
-    assert "five launches" in WORDS
-    assert "Eight trials" in WORDS
+    assert all(words in WORDS for words in ("five seeds", "five launches", "Eight trials"))
     rules_alone = WORDS.partition("## Entering")[0]
     assert len(rules_alone.splitlines()) < 60
 
