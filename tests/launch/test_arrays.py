@@ -1,4 +1,4 @@
-"""Sweeps before SLURM sees them: arrays, blocks, the text of sbatch."""
+"""Runs before SLURM sees them: arrays, blocks, the text of sbatch; and what an allocation is not for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from experiments.config.plan import PlannedRun
 from experiments.figures.runs import name_and_configs
 from experiments.launch import arrays, submission
 from slurm.submit import sbatch_text
-from tests.conftest import Command, fine
+from tests.conftest import Command, fine, refused
 
 TEXTS = Path(__file__).parent / "sbatch"
 SHIPPED = ("devcluster", "generic_slurm", "neuron_a100", "neuron_v100")
@@ -149,3 +149,44 @@ if __name__ == "__main__":
     TEXTS.mkdir(exist_ok=True)
     for name in SHIPPED:
         (TEXTS / f"{name}.sbatch").write_text(text_of(name))
+
+
+WORDS = ("sweep", "method=topk", "task=cnn_digits", "profile=smoke")
+
+
+@pytest.fixture
+def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two tasks, as SLURM describes it."""
+    facts = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1"}
+    for name, value in facts.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_outside_of_one_the_way_into_one_is_told(here: Command) -> None:
+    refused(here(*WORDS, "cluster=generic_slurm"), "inside an allocation", "sbatch slurm/sweep.sbatch")
+
+
+@pytest.mark.usefixtures("allocation")
+@pytest.mark.parametrize("places", ["4", "2(x2)", "1,3"])
+def test_tasks_that_the_script_asks_for_in_place_of_those_of_each_node_are_told(
+    here: Command, monkeypatch: pytest.MonkeyPatch, places: str
+) -> None:
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", places)
+    refused(here(*WORDS), "places for 4 tasks", "--ntasks=2", "give sbatch --ntasks=4 too")
+
+
+@pytest.mark.usefixtures("allocation")
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["cluster=local"], "cluster=local is no SLURM cluster"),
+        (["cluster=generic_slurm,virtual"], "cluster=virtual is no SLURM cluster"),
+        (["workers=3"], "workers=3 were asked for, but this allocation has 2 tasks"),
+        (["cluster=generic_slurm", "workers=3"], "workers=3 were asked for, but this allocation has 2 tasks"),
+    ],
+)
+def test_runs_that_it_is_not_for_are_refused(
+    here: Command, tmp_path: Path, words: list[str], why: str
+) -> None:
+    refused(here(*WORDS, *words), why)
+    assert not (tmp_path / "results" / "runs").exists()

@@ -1,4 +1,4 @@
-"""The end of a SLURM job, as its batch script judges it."""
+"""The end of a SLURM job, as its batch script judges it, and why its run failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from analysis.records.files import write_json
 from analysis.records.store import Store
 from experiments.config import code_version
 from experiments.launch import job_hooks
-from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED
+from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, OVERRUN, crowded, diagnose
 from experiments.worker.orders import Orders
 from slurm.worker_process import ORDERS, JobSpec, WorkerCommand
 from tests.analysis import synthetic
@@ -77,3 +77,34 @@ def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: P
     spec_of(run, Path()).write(tmp_path / "task0.json")
     with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):
         job_hooks.main("end", str(tmp_path / "task0.json"))
+
+
+LOST = "worker 0 of 2 lost the others during all_gather"
+
+
+CAUSES: list[tuple[dict[int, tuple[str, str]], dict[int, int], tuple[str, str]]] = [
+    ({0: ("lost", LOST)}, {0: 1, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+    # The end of the one that was left aborted as well: that is no cause.
+    ({0: ("lost", LOST)}, {0: -6, 1: -9}, ("killed", "worker 1 was killed by SIGKILL")),
+    ({0: ("lost", LOST), 1: ("memory", "out of memory")}, {0: 1, 1: -6}, ("memory", "out of memory")),
+    ({0: ("lost", LOST)}, {0: 1}, ("killed", "the process of worker 1 ended without a word")),
+    ({0: ("lost", LOST)}, {0: 1, 1: 1}, ("lost", LOST)),
+    ({}, {0: 0, 1: 3}, ("error", "a worker ended with exit code 3 and no explanation")),
+]
+
+
+@pytest.mark.parametrize(("notes", "codes", "expected"), CAUSES)
+def test_the_first_cause_is_told_and_not_its_consequences(
+    notes: dict[int, tuple[str, str]], codes: dict[int, int], expected: tuple[str, str], tmp_path: Path
+) -> None:
+    for rank, (kind, why) in notes.items():
+        write_json(tmp_path / f"failure{rank}.json", {"rank": rank, "kind": kind, "why": why})
+    kind, why = diagnose(tmp_path, codes, 2)
+    assert kind == expected[0]
+    assert why.startswith(expected[1])
+
+
+@pytest.mark.parametrize(("late", "is_told"), [(9, False), (11, True)])
+def test_a_run_whose_relay_was_the_bottleneck_says_so(late: int, is_told: bool) -> None:
+    relay = {"cpu_s": 1.0, "seconds": 60.0, "packets": 100, "late": late}
+    assert crowded({"relay": relay}) == [OVERRUN] * is_told

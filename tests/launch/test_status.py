@@ -1,22 +1,29 @@
-"""Where a submitted run is, by what SLURM says of its job."""
+"""Where runs are, by what SLURM says of their jobs; how far they are, and how long they will take."""
 
 from __future__ import annotations
 
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from analysis.records.files import write_json
-from analysis.records.schema import SCHEMA, JobNote
+from analysis.records.schema import SCHEMA, JobNote, Progress
 from analysis.records.store import Attempt
 from experiments.config.folders import Folders
 from experiments.launch.diagnosis import CANCEL
-from experiments.launch.progress_bar import ProgressBar
+from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, Speed, duration
 from experiments.launch.status import StatusView, stuck
 from experiments.launch.submission import Queue
 from slurm import jobs
 from slurm.jobs import Report
 from tests.analysis import synthetic
+from tests.conftest import ROOT
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
@@ -111,3 +118,128 @@ def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_bl
     assert (told[0], told[2]) == ("", "")
     assert "SLURM is asked again until it answers: scontrol: Unable to contact" in told[1]
     assert "SLURM answers again" in told[3]
+
+
+LABELS = {f"run{number}": f"topk density={0.01 / number:g} seed={number}" for number in (1, 2, 3)}
+STEPS = 10_000_000
+
+
+class Clock:
+    """Moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of(showing: list[list[RunProgress]], every_s: float = LINE_S + 1) -> list[str]:
+    """Return what a stream that is no terminal gets, with so much time between two looks."""
+    clock = Clock()
+    stream = io.StringIO()
+    bar = ProgressBar(LABELS, stream, clock)
+    for running in showing:
+        bar.show(running, 2)
+        clock.now += every_s
+    bar.close()
+    return stream.getvalue().splitlines()
+
+
+def test_elsewhere_than_on_a_terminal_there_is_a_line_now_and_then() -> None:
+    said = lines_of([[RunProgress("run1", Progress(step, 1000, loss=2.345))] for step in range(1, 400)], 1.0)
+    assert len(said) == 399 // (LINE_S + 1)
+    begins = "topk density=0.01 seed=1: 32/1,000 steps, loss 2.35; 0 of 3 done, 2 waiting"
+    assert said[0] == f"{begins}, about 49 min left"
+
+
+def test_accuracy_is_said_where_it_is_known_and_no_time_where_nothing_was_measured() -> None:
+    looks = [Progress(0), Progress(0), Progress(9, 10, 1.0, 71.26)]
+    said = lines_of([[RunProgress("run2", look)] for look in looks])
+    begins = "topk density=0.005 seed=2: "
+    assert said[0] == f"{begins}starting; 0 of 3 done, 2 waiting"
+    assert said[1] == f"{begins}9/10 steps, top-1 71.3 %; 0 of 3 done, 2 waiting"
+
+
+def test_variants_that_take_turns_go_on_beyond_their_least_number_of_rounds() -> None:
+    said = lines_of([[RunProgress(run, Progress(steps, 90)) for run in LABELS] for steps in (50, 80, 110)])
+    assert "until the ratios are known" in said[-1]
+    assert "-" not in said[-1].partition(";")[2]
+
+
+def test_the_time_left_is_right_where_steps_take_alike_however_they_are_seen() -> None:
+    """Many steps between two looks, or many looks between two steps."""
+    for step_s, look_s in [(0.01, 0.1), (1.0, 0.1), (20.0, 0.1), (0.01, 15.0)]:
+        speed = Speed()
+        for look in range(1000):
+            now = look * look_s
+            steps = int(now / step_s)
+            speed.see(7 + steps, now)
+            left_s = speed.left_s(STEPS - steps, now)
+            if now > 2 * step_s + look_s:
+                assert left_s == pytest.approx(STEPS * step_s - now, rel=0.01)
+
+
+def test_the_time_left_forgets_what_was_long_ago_and_never_counts_what_resuming_took() -> None:
+    speed = Speed()
+    for now in range(100, 200):
+        speed.see(5000 + now, float(now))  # it goes on from step 5100
+    assert speed.left_s(60, 199.0) == pytest.approx(60)
+    for now in range(200, 500):
+        speed.see(5200 + 10 * (now - 200), float(now))
+    assert speed.left_s(600, 499.0) == pytest.approx(60, rel=0.05)
+    assert speed.left_s(600, 1000.0) == 0  # late, and never below
+
+
+def test_times_are_as_coarse_as_they_are_known() -> None:
+    assert list(map(duration, [0, 3, 88, 91, 5000, 6000])) == [
+        "0 s",
+        "5 s",
+        "90 s",
+        "2 min",
+        "83 min",
+        "1.7 h",
+    ]
+
+
+SHOW = """
+import sys, time
+from analysis.records.schema import Progress
+from experiments.launch.progress_bar import *
+bar = ProgressBar({f"run{at}": f"a_method_of_a_long_name density=0.01 seed={at}" for at in range(12)})
+for step in range(0, 8000, 2000):
+    bar.show([RunProgress(f"run{at}", Progress(step, 100_000, 1.5, 71.25)) for at in range(10)], 2)
+    print("said beside", file=sys.stderr)
+    time.sleep(0.3)
+bar.finished("run1")
+bar.close()
+"""
+
+
+@pytest.mark.parametrize("colour", [True, False])
+def test_a_terminal_of_80_columns_shows_a_line_for_each_run(colour: bool) -> None:
+    main, side = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80"} | ({} if colour else {"NO_COLOR": "1"})
+    process = subprocess.Popen([sys.executable, "-c", SHOW], cwd=ROOT, env=env, stdin=side, stderr=side)
+    os.close(side)
+    raw = b""
+    while chunk := read(main):
+        raw += chunk
+    os.close(main)
+    assert process.wait() == 0
+    shown = raw.decode()
+    assert ("\x1b[38" in shown or "\x1b[9" in shown) == colour
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
+    assert max(map(len, lines)) <= 80
+    run3 = [line for line in lines if "71.2" in line and "6,000/100,000" in line]
+    assert re.match(r"a_method_of_a_\S* *\S* +[^ ]* *6,000/100,000  top-1 71.2 %  \d+ s", run3[0]), run3[0]
+    assert any(line.startswith("and 2 more running; 0 of 12 done, 2 waiting, about") for line in lines)
+    assert sum(line == "said beside" for line in lines) == 4
+    assert "[1/12] run1: a_method_of_a_long_name density=0.01 seed=1" in lines
+
+
+def read(main: int) -> bytes:
+    try:
+        return os.read(main, 65536)
+    except OSError:  # the other side is closed
+        return b""
