@@ -25,36 +25,20 @@ NOISE = (
 )
 
 
-def window(seconds: float, speed: float) -> str:
-    return (
-        "2022-08-15 17:12:32,327 [dist_trainer.py:90] WARNING Time per iteration including communication: "
-        f"{seconds:.6f}, Speed: {speed:.6f} images/s"
-    )
-
-
-def phases(rank: int, forward: float, backward: float, fetching: float) -> str:
-    return (
-        f"2022-08-15 17:12:32,036 [dl_trainer.py:731] WARNING [  0][   40/   49][rank:{rank}] loss: 1.902, "
-        f"average forward ({forward:.6f}) and backward ({backward:.6f}) time: 0.259765, "
-        f"iotime: {fetching:.6f} "
-    )
-
-
-def validated(epoch: int, top1: float) -> str:
-    return (
-        f"2022-08-15 17:12:35,583 [dl_trainer.py:822] INFO Epoch {epoch}, lr: 0.020327, val loss: 9.422477, "
-        f"val top-1 acc: {top1:.6f}, top-5 acc: 67.266614"
-    )
-
-
-def comp(seconds: float) -> str:
-    return f"COMP={seconds:.6f}"
-
-
-def comm(seconds: float) -> str:
-    return f"COMM_TOTAL={seconds:.6f}, COMM_VAL={seconds:.6f}, COMM_ID=0.000004"
-
-
+window = (
+    "2022-08-15 17:12:32,327 [dist_trainer.py:90] WARNING Time per iteration including communication: "
+    "{:.6f}, Speed: {:.6f} images/s"
+).format
+phases = (
+    "2022-08-15 17:12:32,036 [dl_trainer.py:731] WARNING [  0][   40/   49][rank:{}] loss: 1.902, "
+    "average forward ({:.6f}) and backward ({:.6f}) time: 0.259765, iotime: {:.6f} "
+).format
+validated = (
+    "2022-08-15 17:12:35,583 [dl_trainer.py:822] INFO Epoch {}, lr: 0.020327, val loss: 9.422477, "
+    "val top-1 acc: {:.6f}, top-5 acc: 67.266614"
+).format
+comp = "COMP={:.6f}".format
+comm = "COMM_TOTAL={0:.6f}, COMM_VAL={0:.6f}, COMM_ID=0.000004".format
 WHOLE = (
     CONFIGURED, CONFIGURED, *NOISE,
     phases(0, 0.004, 0.200, 0.003), phases(1, 0.006, 0.220, 0.005), window(0.25, 512.0), window(0.26, 492.0),
