@@ -26,17 +26,16 @@ def config(*words: str) -> Config:
     return compose.resolve(["task=cnn_cifar10", *words])
 
 
-def test_files_that_are_there_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_there_are_found_and_a_data_set_without_files_needs_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / FOLDER).mkdir()
-    given, said = config(f"data.root={tmp_path}"), list[str]()
+    given = config(f"data.root={tmp_path}")
+    digits = compose.resolve(["task=cnn_digits"])
+    said = list[str]()
     assert data_root.find(given, said.append) == (given, tmp_path)
     monkeypatch.setenv("DATA_ROOT", str(tmp_path))
     assert data_root.find(config(), said.append) == (config(), tmp_path)
-    assert said == []
-
-
-def test_a_data_set_without_files_needs_no_folder() -> None:
-    digits, said = compose.resolve(["task=cnn_digits"]), list[str]()
     assert data_root.find(digits, said.append) == (digits, None)
     assert said == []
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from experiments import figures
 from experiments.config import choices, compose, data_root, plan
+from experiments.config.config import Config
 from experiments.config.plan import PlannedRun, plan_runs, profile_of
 from experiments.figures.runs import configs_of, more_configs_of
 
@@ -58,38 +57,29 @@ def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: py
     assert len(plan_runs([compose.resolve([*words, "cluster=neuron_a100"])], print)) == 1
 
 
-def test_what_all_runs_have_in_common_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATA_ROOT", str(tmp_path))
-    monkeypatch.setattr(data_root, "reachable", lambda host: False)
-    said = list[str]()
-    runs = plan_runs(
-        [compose.resolve([f"seed={seed}", "task=cnn_cifar10"]) for seed in range(3)], said.append
-    )
-    assert [run.config["task"]["name"] for run in runs] == ["cnn_digits"] * 3
-    assert len(said) == 1
-
-
-def test_what_takes_long_is_said_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     said = list[str]()
 
-    def find(config: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], None]:
+    def find(config: Config, say: Callable[[str], None]) -> tuple[Config, None]:
         say("downloading")
         assert said == ["downloading"]
-        return config, None
+        return config.having("task.lr", 0.5), None
 
     monkeypatch.setattr(data_root, "find", find)
-    plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(2)], said.append)
+    runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
     assert said == ["downloading"]
+    assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
 
 
 def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
     words = ["alternate.limit_min=1", "threads=2"]
     assert {config["alternate"]["limit_min"] for config in configs_of("slow-links", "laptop", words)} == {1}
     more = more_configs_of("stable-throughput", "laptop", words)
-    trainings = [config for config in more if not config.variants]
-    assert {config["alternate"]["limit_min"] for config in more if config.variants} == {1}
-    assert {config["threads"] for config in trainings} == {2}
-    assert {config["alternate"]["limit_min"] for config in trainings} == {15}
+    assert {config["threads"] for config in more} == {2}
+    for config in more:
+        assert config["alternate"]["limit_min"] == (1 if config.variants else 15)
     with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
         more_configs_of("fig2", "laptop", words)
 

@@ -16,6 +16,7 @@ from experiments.training.language.networks import BERT, LSTM
 CIFAR, MNIST, IMAGENET = (3, 32, 10), (1, 28, 10), (3, 224, 1000)
 SIZES: dict[Callable[..., nn.Module], tuple[tuple[int, int, int], int, int]] = {  # parameters, and tensors
     networks.vgg16: (CIFAR, 14_728_266, 54),
+    networks.slim_vgg16: (CIFAR, 924_186, 54),
     networks.resnet18: (CIFAR, 11_173_962, 62),
     networks.slim_resnet18: (CIFAR, 176_402, 62),
     networks.resnet20: (CIFAR, 269_722, 59),

@@ -8,7 +8,6 @@ from torch import nn
 
 import sparsify
 from sparsify.comm import virtual
-from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.optimiser import DistributedOptimiser
 from tests.sparsify import laws
@@ -54,26 +53,21 @@ def test_the_promise_of_the_wrapper_costs_one_wait_a_step(
 ) -> None:
     """However many workers and tensors; without the promise none."""
 
-    def body(comm: virtual.VirtualComm) -> list[int]:
+    def body(comm: virtual.VirtualComm) -> None:
         model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         method = sparsify.build("topk", density=0.1, scope="layer")
         optimiser = DistributedOptimiser(inner, model, method, comm, check=check)
-        counts = []
         for _ in range(3):
             optimiser.zero_grad()
             model(torch.ones(2, 6)).sum().backward()
             comm.barrier()
-            before = host_sync.num_syncs()
             watch.on = True
             optimiser.step()
             comm.barrier()
             watch.on = False
             comm.barrier()
-            counts.append(host_sync.num_syncs() - before)
-        return counts
 
     with watched(monkeypatch, large=10**9) as watch:
-        counts = virtual.run(4, body)
-    assert counts == [[int(check)] * 3] * 4
-    assert len(watch.waits) == sum(map(sum, counts)), watch.waits
+        virtual.run(4, body)
+    assert len(watch.waits) == 4 * 3 * check, watch.waits

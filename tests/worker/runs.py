@@ -59,11 +59,16 @@ def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt
     assert attempt.manifest["step"] == stopped.value.step > 0
     carry_out(told, attempt, folder / "a")
     assert straight.manifest["agreed"] == (told.config["method"]["name"] != "noloco")  # breaks it by design
-    assert attempt.manifest["weights"] == straight.manifest["weights"]
-    for rank in range(told.config["workers"]):
-        for kind in ("step", "epoch"):
-            assert measured(recorded(attempt, rank, kind)) == measured(recorded(straight, rank, kind))
+    check_equal(attempt, straight)
     return attempt, straight
+
+
+def check_equal(attempt: Attempt, other: Attempt) -> None:
+    """Check that two runs came to the same weights by the same steps."""
+    assert attempt.manifest["weights"] == other.manifest["weights"]
+    for rank in range(attempt.config["workers"]):
+        for kind in ("step", "epoch"):
+            assert measured(recorded(attempt, rank, kind)) == measured(recorded(other, rank, kind))
 
 
 class StopAt(Stop):

@@ -45,13 +45,6 @@ def test_the_last_core_is_to_spare_where_the_others_are_enough(monkeypatch: pyte
     assert spare(4) == spare(8) == []
 
 
-def test_cores_that_somebody_has_dealt_out_are_nobody_s_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    monkeypatch.setattr(os, "sched_setaffinity", None, raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert spare(1) == []
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 def test_a_run_whose_workers_are_bound_to_one_core_says_so(command: Command, tmp_path: Path) -> None:
     """As SLURM binds them to two threads of one core; `why` and captions say it too."""

@@ -91,15 +91,14 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_relay_s_cores_are_no_node_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[list[int]] = []
+    taken = list[list[int]]()
     monkeypatch.setattr(hardware, "all_cpus", lambda: set(range(6)))
     monkeypatch.setattr(hardware, "shorten", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
     config = compose.resolve(["task=vector", "train.validate=never", "cluster=netns", "workers=2"])
     for rank in range(2):
-        place = WorkerPlace(rank, 2, rank)
-        hardware.prepare(config, place, torch.device("cpu"), {"relay_cpus": [2, 5]})
-        hardware.prepare(config, place, torch.device("cpu"), {})
+        for noted in ({"relay_cpus": [2, 5]}, {}):
+            hardware.prepare(config, WorkerPlace(rank, 2, rank), torch.device("cpu"), noted)
     assert taken == [[0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]
 
 

@@ -38,27 +38,23 @@ def products_as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("products_as_before")
-@pytest.mark.parametrize(
-    ("capability", "asked", "got", "products"),
-    [
-        ((8, 0), "tf32", "tf32", "tf32"),
-        ((8, 0), "fp32", "fp32", "ieee"),
-        ((7, 0), "tf32", "fp32", "ieee"),  # a V100
-        ((9, 0), "fp64", "fp64", "ieee"),
-    ],
-)
 def test_tf32_is_taken_where_there_is_some_and_what_was_got_is_said(
-    capability: tuple[int, int], asked: str, got: str, products: str, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100")
     device = torch.device("cuda", 0)
-    prepare_precision(asked, device)
-    assert precision_of(asked, device) == got
-    assert {backend.fp32_precision for backend in tf32_backends()} == {products}
-    assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
-    assert precision_of(asked, torch.device("cpu")) == asked
+    for version, asked, got, products in (
+        (8, "tf32", "tf32", "tf32"),
+        (8, "fp32", "fp32", "ieee"),
+        (7, "tf32", "fp32", "ieee"),  # a V100
+        (9, "fp64", "fp64", "ieee"),
+    ):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=version: (of, 0))
+        prepare_precision(asked, device)
+        assert precision_of(asked, device) == got
+        assert {backend.fp32_precision for backend in tf32_backends()} == {products}
+        assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
+        assert precision_of(asked, torch.device("cpu")) == asked
 
 
 @pytest.mark.parametrize(
