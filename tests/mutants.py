@@ -244,31 +244,40 @@ def kill(folder: Path, seconds: float, processes: int, words: Sequence[str]) -> 
         ["-p", "tests.mutants", "--capture=sys", "-p", "no:cacheprovider", *words],
         MUTANTS_KILL=str(folder.resolve()), MUTANTS_SECONDS=str(seconds), MUTANTS_PROCESSES=str(processes),
     )  # fmt: skip
+    ends = read_ends(folder)
+    reached = json.loads((folder / "reached.json").read_text())
     for mutant in read_mutants(folder):
-        if mutant.at_import and mutant.number not in read_ends(folder):
-            try_at_import(folder, mutant, seconds)
+        if mutant.at_import and mutant.number not in ends:
+            try_in_new_process(folder, mutant, find_near_tests(folder, mutant), seconds)
+        elif ends[mutant.number]["end"] == "hung":  # which some tests do in a forked process
+            try_in_new_process(folder, mutant, reached[str(mutant.number)], seconds)
     show(folder)
 
 
-def try_at_import(folder: Path, mutant: Mutant, seconds: float) -> None:
-    """Run the tests of the mutant's folder, and those of its package, in a process that loads the mutant."""
+def find_near_tests(folder: Path, mutant: Mutant) -> list[str]:
+    """Return the tests of the folder in which a mutant lies, then those of its package, quickest first."""
     folder_of_tests = f"tests/{Path(mutant.file).parent}".replace("tests/experiments", "tests")
     package = "/".join(folder_of_tests.split("/")[:2])
     by_time = sorted(read_times(folder).items(), key=lambda pair: pair[1])
+    near = [test for test, _ in by_time if test.startswith(folder_of_tests)]
+    return near + [test for test, _ in by_time if test.startswith(package) and test not in near]
+
+
+def try_in_new_process(folder: Path, mutant: Mutant, tests: Sequence[str], seconds: float) -> None:
+    """Run tests in a process that has the mutant from its start, as many as fit into the time."""
+    seconds_by_test = read_times(folder)
     chosen = list[str]()
     left_s = seconds
-    for place in (folder_of_tests, package):
-        for test, took_s in by_time:
-            if left_s > took_s and test.startswith(place) and test not in chosen:
-                chosen.append(test)
-                left_s -= took_s
+    for test in tests:
+        if seconds_by_test[test] < left_s:
+            chosen.append(test)
+            left_s -= seconds_by_test[test]
     (folder / "chosen.txt").write_text("\n".join(chosen))
     began = time.monotonic()
-    code = run_pytest(
-        folder, ["-x", "-n", "0", f"@{folder.resolve() / 'chosen.txt'}"], MUTANT=str(mutant.number)
-    )
-    end = "survived for as long as tried" if code == 0 else "killed"
-    note(folder / "ends.jsonl", mutant, end, "", time.monotonic() - began)
+    words = ["-x", "-n", "0", "--timeout", str(HANGS_S), f"@{folder.resolve() / 'chosen.txt'}"]
+    code = run_pytest(folder, words, MUTANT=str(mutant.number))
+    survived = "survived" if len(chosen) == len(tests) else "survived for as long as tried"
+    note(folder / "ends.jsonl", mutant, survived if code == 0 else "killed", seconds=time.monotonic() - began)
 
 
 def read_mutants(folder: Path) -> list[Mutant]:
