@@ -18,11 +18,18 @@ from sparsify.doors.engine import StepReport
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.methods import per_step
+from sparsify.methods._chunked import ChunkTopK
+from sparsify.methods._tracked import Tracked
+from sparsify.methods.adacomp import AdaComp
+from sparsify.methods.deft import Deft
+from sparsify.methods.dgc import WithDenseVectors
+from sparsify.methods.sparcml import TopKOfEach
+from sparsify.methods.stable_topk import StableBlocks
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
 from tests.conftest import there
-from tests.sparsify.limits import limits
 
 METHODS = per_step()
+INEXACT = (AdaComp, Tracked, WithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKOfEach)
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -151,7 +158,7 @@ def live(
             torch.zeros_like(bucket.flat) if residual is None else residual
             for residual, bucket in zip(residuals, aggregator.gradients.buckets, strict=True)
         ]
-        within = limits_of(method, aggregator, comm.size)
+        within = limits_of(method, aggregator)
         lived = Lived(before, after, torch.cat(held), wire_bytes, counted, [], selected, host_syncs, within)
         num_shares = len(seen) // steps
         return lived, [seen[at : at + num_shares] for at in range(0, len(seen), num_shares)]
@@ -202,11 +209,18 @@ def promised_in(
     return total
 
 
-def limits_of(method: Method, aggregator: Aggregator, size: int) -> tuple[int, int]:
-    density = method.density_at(10**9)
-    ns = [bucket.flat.numel() for bucket in aggregator.gradients.buckets]
-    pairs = [limits(method, n, num_selected(n, density), size) for n in ns]
-    return sum(least for least, _ in pairs), sum(most for _, most in pairs)
+def limits_of(method: Method, aggregator: Aggregator) -> tuple[int, int]:
+    """Return the least and the largest number of elements that a worker may send in a step. A selector that
+    is exact sends k of each bucket, but for those whose counts their own tests know.
+    """
+    sizes = [bucket.flat.numel() for bucket in aggregator.gradients.buckets]
+    selector: Any = getattr(method, "select", None)
+    if selector is None and not isinstance(method, INEXACT):
+        return sum(sizes), sum(sizes)
+    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.exact:
+        return 0, sum(sizes)
+    k = sum(num_selected(n, method.density_at(10**9)) for n in sizes)
+    return k, k
 
 
 def mass(lived: list[Lived]) -> tuple[Tensor, Tensor]:

@@ -19,15 +19,12 @@ from sparsify.select import FirstK, TopK, Union
         (14_728_266, 0.015625, 230_129),
         (14_728_266, 0.004, 58_913),
         (64, 0.001, 1),
+        (0, 0.5, 0),
     ],
 )
 def test_k_is_the_published_one(n: int, density: float, k: int) -> None:
     """Counts from the authors' logs: hclhkbu/GaussianK-SGD prints them."""
     assert num_selected(n, density) == k
-
-
-def test_an_empty_bucket_selects_nothing() -> None:
-    assert num_selected(0, 0.5) == 0
 
 
 def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
