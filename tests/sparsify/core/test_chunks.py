@@ -41,7 +41,7 @@ def check_equal(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def check_chosen(tiles: Tiles, k: int, acc: Tensor, found: Sparse) -> None:
+def check_chosen(tiles: Tiles, k: int | list[int], acc: Tensor, found: Sparse) -> None:
     """Check that chunks cover every element once, that the largest of each chunk are chosen, in the order of
     their places, and that places and indices follow from each other.
     """
@@ -52,12 +52,11 @@ def check_chosen(tiles: Tiles, k: int, acc: Tensor, found: Sparse) -> None:
     every = torch.arange(len(acc))
     covered = [every[:0]]
     first = 0
-    for grid in tiles.grids:
+    for grid, share in zip(tiles.grids, tiles.quota(k).each, strict=True):
         chunks = grid.of(every).reshape(-1, grid.size)
         assert len(chunks) == grid.num_chunks
         assert grid.size <= tiles.side**2
         assert torch.equal(grid.starts(CPU), chunks[:, 0])
-        share = share_of(grid.size, k, len(acc))
         last = first + len(chunks) * share
         chosen = indices[first:last].view(-1, share)
         inside = places[first:last].view(-1, share).long()
@@ -67,7 +66,7 @@ def check_chosen(tiles: Tiles, k: int, acc: Tensor, found: Sparse) -> None:
         check_equal(acc[chosen].abs().sort(dim=1, descending=True).values, largest)
         covered.append(chunks.view(-1))
         first = last
-    assert first == len(indices) == sum(tiles.counts(k)) == tiles.quota(k).total
+    assert first == len(indices) == sum(tiles.counts(k))
     assert torch.equal(torch.cat(covered).sort().values, every)
 
 
@@ -101,28 +100,19 @@ def test_the_largest_of_each_chunk_of_any_shapes_are_chosen(of: Shapes, side: in
     search(Tiles(of, side), density, random(numel(of)))
 
 
-def chunks_of(of: Shapes, side: int = 64) -> list[list[int]]:
-    """Return the indices of each chunk's elements, by number and place."""
-    every = torch.arange(numel(of))
-    chunks = list[list[int]]()
-    for grid in cut(tuple(of), side):
-        chunks += grid.of(every).reshape(-1, grid.size).tolist()
-    return chunks
-
-
 def test_a_matrix_is_cut_into_tiles_and_a_vector_into_runs() -> None:
     """By the largest divisors of up to 64, as published; where a side is prime, into runs."""
-    sizes = {shape: cut((shape,))[0][-2:] for shape in [(1000, 1024), (30522, 768), (64, 3, 7, 7), (768,)]}
-    assert sizes == {(1000, 1024): (50, 64), (30522, 768): (6, 64), (64, 3, 7, 7): (64, 49), (768,): (1, 64)}
-    assert chunks_of([(4, 6)], 3) == [
+    sizes = {
+        (1000, 1024): [(50, 64)], (30522, 768): [(6, 64)], (64, 3, 7, 7): [(64, 49)], (768,): [(1, 64)],
+        (67,): [(1, 64), (1, 3)], (1009, 8): [(1, 4096), (1, 3976)], (67, 64): [(1, 4096), (1, 192)],
+        (61,): [(1, 61)], (1, 64): [(1, 64)],  # no more than 64: as it is
+        (32 * 67,): [(1, 32)], (31 * 67,): [(1, 64), (1, 29)],
+    }  # fmt: skip
+    assert {shape: [grid[-2:] for grid in cut((shape,))] for shape in sizes} == sizes
+    (grid,) = cut(((4, 6),), 3)
+    assert grid.of(torch.arange(24)).reshape(-1, 6).tolist() == [
         [0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11], [12, 13, 14, 18, 19, 20], [15, 16, 17, 21, 22, 23],
     ]  # fmt: skip
-    for shape, lengths in {
-        (67,): [64, 3], (1009, 8): [4096, 3976], (67, 64): [4096, 192],
-        (61,): [61], (1, 64): [64],  # no more than 64: as it is
-        (64,): [64], (32 * 67,): [32] * 67, (31 * 67,): [64] * 32 + [29],
-    }.items():  # fmt: skip
-        assert [len(chunk) for chunk in chunks_of([shape])] == lengths
     for n in range(1, 300):
         assert largest_divisor(n, 64) == max(d for d in range(1, 65) if n % d == 0)
 
@@ -138,11 +128,7 @@ def test_the_share_of_a_chunk_is_the_whole_part_of_the_density(n: int, size: int
     exact = (k + 1) * size / n  # of the largest density that gives this k
     assert share in {1, int(density * size), int(exact), int(exact) - 1}
     assert share_of(size, n, n) == size
-
-
-def test_64_of_4096_are_chosen_at_one_in_64() -> None:
-    for n in (4096, 2 * 4096, 10_240_000, 12_345 * 4096 + 1009):
-        assert share_of(4096, num_selected(n, 1 / 64), n) == 64
+    assert share_of(4096, num_selected(4096 + n, 1 / 64), 4096 + n) == 64
 
 
 def test_slabs_are_small_and_do_not_change_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

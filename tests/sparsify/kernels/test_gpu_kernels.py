@@ -16,8 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsify import kernels
@@ -243,39 +241,6 @@ class TestTop:
         assert gpu.obstacle(old) == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
         assert gpu.obstacle(old) is None
-
-    @settings(max_examples=15, deadline=None, derandomize=True, database=None)
-    @given(
-        st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
-        st.integers(1, 400),
-        st.integers(1, 400),
-        st.booleans(),
-        st.none() | st.integers(0, 39),
-        st.none() | st.integers(1, 400),
-        st.sampled_from([32, 64, 512]),
-    )
-    def test_anything(
-        self,
-        words: list[int],
-        n: int,
-        k: int,
-        is_added: bool,
-        bound: int | None,
-        capacity: int | None,
-        sample: int,
-    ) -> None:
-        """Few values, of any bits, so that there are ties of all kinds."""
-        palette = torch.tensor(words, dtype=torch.int32)
-        acc = palette[torch.randint(len(palette), (n,), generator=generator(n))].view(torch.float32)
-        options = {"sample": sample}
-        if bound is not None:
-            options["bound"] = words[bound % len(words)] & 0x7FFFFFFF
-        if capacity is not None:
-            options["capacity"] = capacity
-        # A sum of a NaN and a number may be any NaN: of the same bits only where the same device adds.
-        acc = acc.nan_to_num(0.5) if is_added else acc
-        acc = acc.to(DEVICE)
-        check_topk(small(acc, **options), acc, draw(n) if is_added else None, min(k, n))
 
 
 @QUIET

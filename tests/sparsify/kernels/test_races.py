@@ -19,6 +19,7 @@ FEW_SEEDS = range(8)  # in which a race of two instructions is to be seen
 if INTERPRETED:  # else the import would settle how Triton works in this process
     from tests.sparsify.kernels import concurrent, racy
     from tests.sparsify.kernels.concurrent import Concurrent
+    from tests.sparsify.kernels.contests import Contest
 
 
 def zeros(length: int = 1) -> Tensor:
@@ -101,6 +102,10 @@ class TestInterpreter:
 @QUIET
 class TestKernels:
     __test__ = INTERPRETED
+
+    def test_random_cases_find_what_the_oracle_finds_in_turn(self) -> None:
+        for seed in range(100, 110):
+            Contest(seed).run()
 
     def test_in_a_few_orders_they_find_what_the_oracle_finds(self) -> None:
         check_contests(range(2))
