@@ -61,8 +61,6 @@ def test_a_record_with_a_missing_or_short_file_is_left_out_and_reported(store: S
     missing, short = (synthetic.timed(store, synthetic.config(method)) for method in ("dense", "topk"))
     missing.rank_path(1).unlink()
     short.rank_path(0).write_bytes(short.rank_path(0).read_bytes()[:-30])
-    assert not missing.is_valid()
-    assert not short.is_valid()
     frames, notes = from_attempts([missing, short])
     assert (len(frames.runs), len(notes)) == (0, 2)
 
