@@ -1,17 +1,13 @@
-"""Nodes with GPUs: what nvidia-smi printed on them, a stand-in for their driver, what workers on them see.
-
-The stand-in takes the place of NVIDIA's library (libnvidia-ml.so) below nvidia-ml-py, so that everything in
-between is the real thing.
-"""
+"""Nodes with GPUs: what nvidia-smi printed on them, a stand-in for their driver, what workers on them see."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -74,29 +70,16 @@ def _index(word: str) -> int | None:
     return int(word[3:]) if re.fullmatch(r"GPU\d+", word) else None
 
 
-SILENT = {"nvmlInitWithFlags": None, "nvmlShutdown": None}
-TEXTS = {"nvmlDeviceGetName": b"NVIDIA H200", "nvmlSystemGetDriverVersion": b"550.54.15"}
-# What a function answers whatever it is asked of: through its last pointer, or into the text before its size.
-ANSWERS: dict[str, Any] = {
-    **SILENT,
-    **TEXTS,
-    "nvmlDeviceGetMaxPcieLinkWidth": 16,
-    "nvmlDeviceGetPowerUsage": 121_456,
-    "nvmlDeviceGetTemperature": 31,
-    "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
-}
-
-
 class Driver:
-    """NVIDIA's library on a node: answers as functions of C do, by a number and through pointers.
-
-    What it lacks, an older driver does not have.
+    """NVIDIA's driver on a node, as nvidia-ml-py's functions ask it. A GPU's handle is its index.
 
     Args:
         matrix: of `nvidia-smi topo -m`.
         rates: GB/s of each NVLink of each GPU, 0 for an idle one; by default the matrix's, at 25 each.
         is_switched: do the NVLinks lead to switches?
-        without: functions that are not there, or say that they are not supported.
+        without: functions that are not there, as in an older driver.
+        generation: of the slots; None: it is not known.
+        lost: GPUs that have failed.
     """
 
     def __init__(
@@ -115,101 +98,75 @@ class Driver:
         ]
         self.generation, self.lost = generation, lost
 
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        answer = vars(Driver).get(f"_{name}")
-        if name in self.without or not (answer or name in ANSWERS):
-            raise AttributeError(name)
-
-        def function(*words: Any) -> int:
-            try:
-                if answer:
-                    answer(self, *words)
-                elif name in TEXTS:
-                    words[-2].value = ANSWERS[name]
-                elif name not in SILENT:
-                    words[-1]._obj.value = ANSWERS[name]
-            except pynvml.NVMLError as error:
-                return int(error.value)
-            return 0
-
-        return function
-
-    def _nvmlDeviceGetCount_v2(self, count: Any) -> None:
-        count._obj.value = len(self.rows)
-
-    def _nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> None:
-        if index.value in self.lost:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        _point(handle, index.value)
-
-    def _nvmlDeviceGetHandleByPciBusId_v2(self, asked: Any, handle: Any) -> None:
-        found = [index for index in self.rows if bus(index).encode() == asked.value]
-        if not found:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
-        _point(handle, found[0])
-
-    def _nvmlDeviceGetPciInfo_v3(self, handle: Any, place: Any) -> None:
-        place._obj.domain, place._obj.bus, place._obj.device = 0, 16 + _index_of(handle), 0
-
-    def _nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Any, generation: Any) -> None:
-        if self.generation is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        generation._obj.value = self.generation
-
-    def _nvmlDeviceGetNvLinkState(self, handle: Any, link: int, is_active: Any) -> None:
-        links = self.rates[_index_of(handle)]
-        if link >= len(links):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        is_active._obj.value = links[link] > 0
-
-    def _nvmlDeviceGetFieldValues(self, handle: Any, count: Any, answers: Any) -> None:
-        for answer in answers._obj:
-            is_new = answer.fieldId == pynvml.NVML_FI_DEV_NVLINK_GET_SPEED
-            if is_new and "GET_SPEED" in self.without:
-                answer.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED
-                continue
-            link = answer.scopeId if is_new else OLDER_FIELDS[answer.fieldId]
-            answer.value.uiVal = round(1000 * self.rates[_index_of(handle)][link])
-
-    def _nvmlDeviceGetNvLinkRemotePciInfo_v2(self, handle: Any, link: int, place: Any) -> None:
-        row = self.rows[_index_of(handle)]
-        ends = [other for other, entry in row.items() for _ in range(gpus.lanes(entry))]
-        other_end = SWITCH if self.is_switched else 16 + ends[link]
-        place._obj.domain, place._obj.bus, place._obj.device = 0, other_end, 0
-
-    def _nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Any, link: int, kind: Any) -> None:
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        """By the name of nvidia-ml-py's function."""
         switch, gpu = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
-        kind._obj.value = switch if self.is_switched else gpu
-
-    def _nvmlDeviceGetTopologyCommonAncestor(self, one: Any, other: Any, level: Any) -> None:
         levels = {entry: level for level, entry in gpus.ANCESTORS.items()}
-        level._obj.value = levels.get(self._entry(one, other), pynvml.NVML_TOPOLOGY_SYSTEM)
+        known: dict[str, Callable[..., Any]] = {
+            "Init": lambda: None,
+            "Shutdown": lambda: None,
+            "SystemGetDriverVersion": lambda: "550.54.15",
+            "DeviceGetCount": lambda: len(self.rows),
+            "DeviceGetHandleByIndex": self._handle,
+            "DeviceGetHandleByPciBusId": self._handle_on_bus,
+            "DeviceGetPciInfo": lambda index: place(16 + index),
+            "DeviceGetName": lambda _: "NVIDIA H200",
+            "DeviceGetMaxPcieLinkGeneration": lambda _: self.generation or refuse("NOT_SUPPORTED"),
+            "DeviceGetMaxPcieLinkWidth": lambda _: 16,
+            "DeviceGetNvLinkState": self._is_active,
+            "DeviceGetFieldValues": lambda index, fields: [self._speed(index, field) for field in fields],
+            "DeviceGetNvLinkRemotePciInfo": self._remote,
+            "DeviceGetNvLinkRemoteDeviceType": lambda *_: switch if self.is_switched else gpu,
+            "DeviceGetTopologyCommonAncestor": lambda one, other: levels.get(
+                self.rows[one][other], pynvml.NVML_TOPOLOGY_SYSTEM
+            ),
+            "DeviceGetP2PStatus": lambda one, other, _: 0 if gpus.lanes(self.rows[one][other]) else 5,
+            "DeviceGetClockInfo": lambda _, which: 1980 if which == pynvml.NVML_CLOCK_SM else 3201,
+            "DeviceGetPowerUsage": lambda _: 121_456,
+            "DeviceGetTemperature": lambda *_: 31,
+            "DeviceGetCurrentClocksThrottleReasons": lambda _: 4,
+        }
+        for name in known.keys() & {*self.without}:
+            known[name] = lambda *_: refuse("FUNCTION_NOT_FOUND")
+        return {f"nvml{name}": function for name, function in known.items()}
 
-    def _nvmlDeviceGetP2PStatus(self, one: Any, other: Any, by: Any, status: Any) -> None:
-        status._obj.value = 0 if gpus.lanes(self._entry(one, other)) else 5
+    def _handle(self, index: int) -> int:
+        return refuse("GPU_IS_LOST") if index in self.lost else index
 
-    def _nvmlDeviceGetClockInfo(self, handle: Any, which: Any, mhz: Any) -> None:
-        mhz._obj.value = {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}[which.value]
+    def _handle_on_bus(self, asked: str) -> int:
+        found = [index for index in self.rows if bus(index) == asked]
+        return found[0] if found else refuse("NOT_FOUND")
 
-    def _entry(self, one: Any, other: Any) -> str:
-        return self.rows[_index_of(one)][_index_of(other)]
+    def _is_active(self, index: int, link: int) -> bool:
+        links = self.rates[index]
+        return links[link] > 0 if link < len(links) else refuse("INVALID_ARGUMENT")
+
+    def _speed(self, index: int, field: Any) -> SimpleNamespace:
+        """Answer to a field of all links, with the link's number, or to an older one of a link."""
+        is_new = isinstance(field, tuple)
+        if is_new and "GET_SPEED" in self.without:
+            return SimpleNamespace(nvmlReturn=pynvml.NVML_ERROR_NOT_SUPPORTED)
+        rate = self.rates[index][field[1] if is_new else OLDER_FIELDS[field]]
+        return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=round(1000 * rate)))
+
+    def _remote(self, index: int, link: int) -> SimpleNamespace:
+        ends = [other for other, entry in self.rows[index].items() for _ in range(gpus.lanes(entry))]
+        return place(SWITCH if self.is_switched else 16 + ends[link])
+
+
+def place(number: int) -> SimpleNamespace:
+    return SimpleNamespace(domain=0, bus=number, device=0)
+
+
+def refuse(why: str) -> Any:
+    raise pynvml.NVMLError(getattr(pynvml, f"NVML_ERROR_{why}"))
 
 
 def drive(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
     """From now on this is the driver, asked anew by each survey of the test; None: there is none."""
     monkeypatch.setattr(gpus, "survey", cache(gpus.survey.__wrapped__))
-    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr(pynvml, "nvmlLib", driver or Driver("", without=["nvmlInitWithFlags"]))
-
-
-def _point(handle: Any, index: int) -> None:
-    """A handle is an address, which means something to the driver alone: here the index, counted from 1."""
-    address = ctypes.c_void_p(index + 1)
-    ctypes.memmove(handle, ctypes.byref(address), ctypes.sizeof(address))
-
-
-def _index_of(handle: Any) -> int:
-    return (ctypes.cast(handle, ctypes.c_void_p).value or 0) - 1
+    for name, function in (driver or Driver("", without=["Init"])).answers().items():
+        monkeypatch.setattr(pynvml, name, function)
 
 
 def bus(index: int) -> str:

@@ -48,10 +48,10 @@ def test_the_printed_matrices_are_read_rightly() -> None:
 def test_a_virtual_machine_that_is_shown_no_switch_knows_of_its_nvlinks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hidden = ["nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetNvLinkRemoteDeviceType"]
+    hidden = ["DeviceGetNvLinkRemotePciInfo", "DeviceGetNvLinkRemoteDeviceType"]
     found = links(Driver(SWITCHED, is_switched=True, without=hidden), monkeypatch)
     assert {entry for row in found.values() for entry in row.values()} == {"NV18"}
-    silent = Driver(SWITCHED, is_switched=True, without=[*hidden, "nvmlDeviceGetP2PStatus"])
+    silent = Driver(SWITCHED, is_switched=True, without=[*hidden, "DeviceGetP2PStatus"])
     assert {entry for row in links(silent, monkeypatch).values() for entry in row.values()} == {"SYS"}
 
 
@@ -67,7 +67,7 @@ def test_nvlinks_are_counted_active_and_idle(
 
 
 def test_what_a_driver_does_not_know_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = ["nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetPowerUsage"]
+    older = ["DeviceGetNvLinkState", "DeviceGetTopologyCommonAncestor", "DeviceGetPowerUsage"]
     drive(monkeypatch, Driver(BRIDGED, without=older, generation=None, lost=[3]))
     found = gpus.survey()
     first = found[bus(0)]
