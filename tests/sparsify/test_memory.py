@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ import torch
 
 from sparsify.kernels import trouble_with_native
 from sparsify.kernels.native_library import COMPILERS
-from tests.sparsify.laws import METHODS
-from tests.sparsify.memory import LOCAL, LOCALLY, SEARCHES, Memory, table
+from tests.sparsify.memory import LOCALLY, Memory, table
 from tests.sparsify.worker_functions import memory_of_methods, on_processes
 
 COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
@@ -26,29 +26,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Memory]]:
-    """Of each method by search: the most of any worker."""
-    folder = tmp_path_factory.mktemp("memory")
+def count(folder: Path) -> Iterator[tuple[str, str, Memory]]:
+    """Yield each method, its search, and the most that any worker needs."""
     source, library = Path(__file__).with_name("malloc_counted.cpp"), folder / "malloc_counted.so"
     subprocess.run([str(COMPILER), "-O1", "-shared", "-fPIC", source, "-o", library], check=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LD_PRELOAD", str(library))
         workers = on_processes(memory_of_methods, SIZE, folder, forks=False)
-
-    def most(key: str) -> Memory:
-        return Memory(*torch.stack([worker[key] for worker in workers]).amax(dim=0).tolist())
-
-    every_step = {name: {select: most(f"{name} {select}") for select in SEARCHES} for name in METHODS}
-    return every_step | {name: {LOCALLY: most(name)} for name in LOCAL}
+    for key in workers[0]:
+        name, _, select = key.partition(" ")
+        most = torch.stack([worker[key] for worker in workers]).amax(dim=0)
+        yield name, select or LOCALLY, Memory(*most.tolist())
 
 
-def test_the_table_of_methods_has_what_each_takes(counted: dict[str, dict[str, Memory]]) -> None:
+@pytest.mark.extended
+def test_the_table_of_methods_has_what_each_takes(tmp_path: Path) -> None:
     stated = table()
     wrong = [
-        f"| `{name}` | ... | {' | '.join(str(memory) for memory in searches.values())} | ... |"
-        for name, searches in counted.items()
-        if name not in stated
-        or not all(stated[name][select].fits(memory, TOLERANCE) for select, memory in searches.items())
+        f"`{name}`, {select}: {memory}"
+        for name, select, memory in count(tmp_path)
+        if name not in stated or not stated[name][select].fits(memory, TOLERANCE)
     ]
-    assert not wrong, "these rows of docs/methods.md are to have:\n" + "\n".join(wrong)
+    assert not wrong, "these cells of docs/methods.md are to have:\n" + "\n".join(wrong)

@@ -140,12 +140,6 @@ def test_the_momentum_of_averaged_vectors_is_wide() -> None:
         torch.testing.assert_close(update.double(), momentum, rtol=2**-6, atol=2**-6)
 
 
-def test_vectors_are_sparsified_like_the_rest_on_request() -> None:
-    for choice, selected in (({"dense_vectors": False}, 5), ({}, 500)):
-        method = sparsify.build("dgc", density=0.01, **choice)
-        assert live(method, 2, shapes=[(500,)])[0].selected == [selected] * 5
-
-
 def test_clipping_is_local_and_by_the_square_root_of_the_workers() -> None:
     method = sparsify.build("dgc", clip_norm=1.0)
 
