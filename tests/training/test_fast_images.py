@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets, networks
@@ -29,11 +30,16 @@ def coloured(n: int = 200) -> Dataset:
     return replace(digits, train=Split(images, digits.train.labels[:n]))
 
 
-def test_whitened_patches_have_unit_covariance() -> None:
-    images = torch.randn(100, 3, 16, 16, generator=torch.Generator().manual_seed(0)).cumsum(3)
+def fitted(images: Tensor) -> tuple[networks.Whitening, Tensor]:
+    """Return a layer that was fitted to images, and its outputs for them by channel."""
     whitening = networks.Whitening(3)
     whitening.fit(images)
-    outputs = whitening(images).transpose(0, 1).flatten(1)
+    return whitening, whitening(images).transpose(0, 1).flatten(1)
+
+
+def test_whitened_patches_have_unit_covariance() -> None:
+    images = torch.randn(100, 3, 16, 16, generator=torch.Generator().manual_seed(0)).cumsum(3)
+    whitening, outputs = fitted(images)
     half = whitening.width // 2
     assert torch.allclose(outputs[:half].cov(), torch.eye(half), atol=0.02)
     assert torch.equal(outputs[half:], -outputs[:half])
@@ -41,10 +47,9 @@ def test_whitened_patches_have_unit_covariance() -> None:
 
 def test_what_images_hardly_have_is_not_blown_up() -> None:
     grey = torch.randn(50, 1, 8, 8, generator=torch.Generator().manual_seed(0)).expand(-1, 3, -1, -1)
-    whitening = networks.Whitening(3)
-    whitening.fit(grey)
+    whitening, outputs = fitted(grey)
     assert whitening.weight.abs().max() <= whitening.LEAST**-0.5
-    assert whitening(grey).transpose(0, 1).flatten(1).var(1)[: whitening.width // 3].max() < 1e-3
+    assert outputs.var(1)[: whitening.width // 3].max() < 1e-3
 
 
 def test_it_is_fitted_to_the_normalised_training_images_and_not_trained(task: FastImages) -> None:

@@ -102,21 +102,19 @@ def test_batches_depend_on_the_run_s_generator_alone_and_begin_anywhere(root: Pa
     data = imagenet(root)
     generator = torch.Generator().manual_seed(5)
 
-    def batches(first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        return task().batches(data, 0, 1, 3, generator, torch.float32, first)
+    def batches(first: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return those of the second of two workers, three a pass."""
+        return task(batch_size=2).batches(data, 1, 2, 3, generator, torch.float32, first)
 
-    drawn = batches()
-    states = list[Tensor]()
-    whole = list[tuple[Tensor, Tensor]]()
+    drawn = batches(0)
+    expected = []
     for _ in range(5):
-        states.append(generator.get_state())
-        whole.append(next(drawn))
-    assert len({inputs.sum().item() for inputs, _ in whole}) == 5
-    assert whole[0][0].shape == (4, 3, 224, 224)
-    torch.rand(1)  # by whom it is drawn, too, is no matter
-    for number, batch in enumerate(whole):
-        generator.set_state(states[number])
-        assert all(map(torch.equal, next(batches(number)), batch))
+        expected.append((generator.get_state(), *next(drawn)))
+    assert len({inputs.sum().item() for _, inputs, _ in expected}) == 5
+    assert expected[0][1].shape == (2, 3, 224, 224)
+    for first, (state, *batch) in enumerate(expected):
+        generator.set_state(state)
+        assert all(map(torch.equal, next(batches(first)), batch))
 
 
 @pytest.mark.usefixtures("every_step")

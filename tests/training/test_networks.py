@@ -47,6 +47,23 @@ def test_what_is_timed_on_synthetic_images_is_what_is_trained_on_imagenet() -> N
         assert replace(real, dataset="images224") == timed
 
 
+def test_presets_of_transformers_are_as_large_as_they_say() -> None:
+    pytest.importorskip("transformers")
+    for name, pixels, classes, parameters in (  # of text: words in a sequence
+        ("gpt_ptb", 35, 10_000, 1_681_280),
+        ("gpt_ptbchars", 64, 51, 411_520),
+        ("gpt10m_ptbchars", 64, 51, 10_691_712),
+        ("maetiny_cifar10", 32, 10, 265_424),
+        ("maebase_imagenet", 224, 10, 111_655_680),
+        ("maelarge_imagenet", 224, 10, 329_239_296),
+    ):
+        with torch.device("meta"):
+            model = TASKS.build(name, {}).network(3, pixels, classes)
+        trained = [p.numel() for p in model.parameters() if p.requires_grad]
+        assert sum(trained) == parameters
+        assert f"{parameters:,}" in TASKS.docstring(name)
+
+
 def test_the_large_lstm_has_66_million_parameters() -> None:
     with torch.device("meta"):
         model = LSTM(10_000, 1500, 2)

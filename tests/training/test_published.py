@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.training.settings import Train
@@ -59,6 +60,11 @@ def test_w_ranks_and_v_validations_give_exactly_w_less_1_times_v_long_waits(
     assert sorted(long) == [(rank, step) for rank in range(1, ranks) for step in following]
     validating = [[step["step"] for step in log.of("step") if "validate" in step["phases"]] for log in logs]
     assert validating == [following, *([[]] * (ranks - 1))]
+    losses = [step["loss"] for step in logs[0].of("step")]
+    for number, line in enumerate(logs[0].of("epoch")):
+        assert (line["epoch"], line["val_top1"]) == (number + 1, 50.0)
+        assert line["step"] == min(3 * (number + 1), len(losses))
+        assert line["train_loss"] == pytest.approx(np.mean(losses[3 * number : line["step"]]))
 
 
 def test_in_the_other_modes_no_validation_is_in_a_step(clock: None) -> None:
@@ -74,14 +80,3 @@ def test_the_loss_is_read_after_compression_and_before_the_final_wait(clock: Non
             phases = [phase for phase, _, _ in step["spans"]]
             of_interest = [phase for phase in phases if phase in ("backward", "select", "synchronize")]
             assert of_interest[:4] == ["backward", "select", "backward", "synchronize"]
-
-
-def test_every_epoch_has_its_metrics_and_its_own_means(clock: None) -> None:
-    log = trained("as_published", ranks=2, steps=6)[0]
-    losses = [step["loss"] for step in log.of("step")]
-    epochs = log.of("epoch")
-    assert [line["step"] for line in epochs] == [3, 6]
-    for number, line in enumerate(epochs):
-        assert (line["epoch"], line["val_top1"]) == (number + 1, 50.0)
-        own = losses[3 * number : 3 * number + 3]
-        assert line["train_loss"] == pytest.approx(sum(own) / 3)

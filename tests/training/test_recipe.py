@@ -134,3 +134,9 @@ def test_evaluation_is_the_exact_mean_over_images() -> None:
     metrics = TASKS.build("cnn_cifar10", {}).evaluate(Always(), data, torch.float32)
     assert metrics.top1 == 10.0
     assert metrics.top5 == 50.0
+
+
+def test_more_workers_than_batches_are_refused() -> None:
+    task = TASKS.build("cnn_cifar10", {})
+    with pytest.raises(ValueError, match=r"workers=100.*1000 training images.*fewer workers"):
+        task.steps_per_epoch(images(1000), 100)
