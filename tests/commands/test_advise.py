@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from analysis.records import parquet
+from analysis.records.frames import empty
 from analysis.stats import Value
 from experiments.commands import _advice, _draw
 from experiments.commands._advice import Question, Range
@@ -12,7 +15,7 @@ from experiments.config.folders import Folders
 from experiments.figures import survey_internet_loss
 from sparsify.cost import Link, Network
 from tests.analysis.values import interval
-from tests.conftest import Command, fine, refused
+from tests.conftest import Command, fine, refused, there
 
 EXACT = Range(0.1, 0.1, 0.1, "given")
 SLOW = Link(1e-4, 1e-8)
@@ -26,50 +29,49 @@ def question(**others: object) -> Question:
     return Question(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
 
 
+def by_method(**others: object) -> dict[str, _advice.Prediction]:
+    return {advice.method: advice for advice in _advice.ranked(question(**others))}
+
+
 def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
-    found = _advice.ranked(question())
-    assert [one.method for one in found] == ["topk", "dense"]
-    for one in found:
-        assert one.step.value == pytest.approx(one.compute_s + one.select_s + one.transfer_s)
-        low, high = interval(one.step)
-        assert low < one.step.value < high
-        assert one.speedup.value == pytest.approx(found[1].step.value / one.step.value)
+    found = by_method()
+    assert [*found] == ["topk", "dense"]
+    for advice in found.values():
+        assert advice.step.value == pytest.approx(advice.compute_s + advice.select_s + advice.transfer_s)
+        low, high = interval(advice.step)
+        assert low < advice.step.value < high
+        assert advice.speedup.value == pytest.approx(found["dense"].step.value / advice.step.value)
+    assert found["dense"].speedup == Value(1.0, 1.0, 1.0)  # an exact input adds nothing to its interval
     # 2 (P-1)/P m beta + 2 log P alpha; (P-1) 8 k beta + log P alpha
-    assert found[1].transfer_s == pytest.approx(6_000_000e-8 + 4e-4)
-    assert found[0].transfer_s == pytest.approx(24_000e-8 + 2e-4)
+    assert found["dense"].transfer_s == pytest.approx(6_000_000e-8 + 4e-4)
+    assert found["topk"].transfer_s == pytest.approx(24_000e-8 + 2e-4)
 
 
 def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
-    found = {(one.method, one.every): one for one in _advice.ranked(question(every=(10,)))}
-    plain = {one.method: one for one in _advice.ranked(question())}
+    found = {(advice.method, advice.every): advice for advice in _advice.ranked(question(every=(10,)))}
+    plain = by_method()
     assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
     assert found["dense", 1] == plain["dense"]
-    for name in ("dense", "topk"):
-        local, every_step = found[name, 10], plain[name]
-        assert local.transfer_s == pytest.approx(every_step.transfer_s / 10)
-        assert local.select_s == pytest.approx(every_step.select_s / 10)
+    for name in plain:
+        local = found[name, 10]
+        assert local.transfer_s == pytest.approx(plain[name].transfer_s / 10)
+        assert local.select_s == pytest.approx(plain[name].select_s / 10)
         assert local.speedup.value == pytest.approx(plain["dense"].step.value / local.step.value)
 
 
 def test_what_matters_most_is_the_widest_input() -> None:
-    wide = question(compute_s=Range(0.01, 0.1, 1.0, "given"))
-    assert {one.matters for one in _advice.ranked(wide)} == {"computing time"}
-    by_name = {one.method: one.matters for one in _advice.ranked(question())}
-    assert by_name == {"dense": "bandwidth of the link", "topk": "selection time"}
-
-
-def test_an_exact_input_adds_nothing_to_the_interval_of_a_ratio() -> None:
-    (dense,) = [one for one in _advice.ranked(question()) if one.method == "dense"]
-    assert dense.speedup == Value(1.0, 1.0, 1.0)
+    wide = by_method(compute_s=Range(0.01, 0.1, 1.0, "given"))
+    assert {advice.matters for advice in wide.values()} == {"computing time"}
+    matters = {name: advice.matters for name, advice in by_method().items()}
+    assert matters == {"dense": "bandwidth of the link", "topk": "selection time"}
 
 
 def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
-    fixed = {name: Range(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
-    steps = {name: _advice.StepTime(question(select_s=fixed), name) for name in fixed}
-    moved = {
-        name: step.seconds({_advice.SHARED: 1}) - step.seconds({_advice.SHARED: -1})
-        for name, step in steps.items()
-    }
+    exact = {name: Range(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
+    moved = {}
+    for name in exact:
+        step = _advice.StepTime(question(select_s=exact), name)
+        moved[name] = step.seconds({_advice.SHARED: 1}) - step.seconds({_advice.SHARED: -1})
     assert moved["topk"] == 0
     assert moved["sparcml"] < 0  # the more they share, the smaller is the union
 
@@ -81,47 +83,69 @@ def test_published_logs_give_computing_and_selecting_on_a100() -> None:
     assert "published" in found["dense"].source
 
 
-def test_a_table_is_printed_and_written(here: Command) -> None:
-    words = ["cluster=generic_slurm", "link=ethernet_10g", "workers=16", "parameters=resnet50"]
-    done = fine(here("advise", *words, "compute_s=0.12..0.15", "select_s.topk=0.01", "methods=dense,topk"))
-    assert "Predicted step times" in done.stdout
-    assert "| Top-k |" in done.stdout
-    assert "25,557,032 parameters, 16 workers" in done.stdout
-    assert "simulated by the alpha-beta model" in done.stdout
-    assert "resnet50, " in done.stdout
-    assert "joins all workers alike, also those of one of the 2 nodes" in done.stdout
+# --- the command
+# --------------------------------------------------------------------------------------
+
+ON_SLURM = (
+    "cluster=generic_slurm", "link=ethernet_10g", "workers=16", "parameters=resnet50", "compute_s=0.12..0.15",
+    "select_s.topk=0.01", "methods=dense,topk",
+)  # fmt: skip
+FAR = ("link=internet_100m_50ms", "workers=4")
 
 
+@pytest.fixture
+def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no record tell how long methods take, which takes seconds to find."""
+    monkeypatch.setattr(_advice.Known, "records", empty())
+
+
+def step_ms(printed: str, label: str = "dense") -> tuple[float, float, float]:
+    """Return a method's step time and its interval, as a table has them."""
+    (row,) = [line for line in printed.splitlines() if line.startswith(f"| {label} |")]
+    value, low, high = re.split(r"[\[,] ?", row.split("|")[2].replace("]", ""))
+    return float(value), float(low), float(high)
+
+
+@pytest.mark.usefixtures("nothing_recorded")
+def test_a_table_is_printed_and_nodes_may_have_a_link_of_their_own_inside(here: Command) -> None:
+    flat = fine(here("advise", *ON_SLURM)).stdout
+    for text in (
+        "Predicted step times", "| Top-k |", "25,557,032 parameters, 16 workers",
+        "simulated by the alpha-beta model", "resnet50, ",
+        "joins all workers alike, also those of one of the 2 nodes",
+    ):  # fmt: skip
+        assert text in flat
+    nested = fine(here("advise", *ON_SLURM, "inside=nvlink3")).stdout
+    assert "inside=nvlink3" in nested
+    assert "joins all workers alike" not in nested
+    assert step_ms(nested) < step_ms(flat)
+
+
+@pytest.mark.usefixtures("nothing_recorded")
 def test_a_table_says_how_often_a_method_averages(here: Command) -> None:
-    words = ["cluster=generic_slurm", "link=ethernet_1g", "workers=16", "parameters=resnet50", "every=30"]
-    done = fine(here("advise", *words, "compute_s=0.12", "select_s.topk=0.01", "methods=dense,topk"))
+    told = fine(here("advise", *ON_SLURM, "every=30")).stdout
     for label in ("dense, every step", "dense, every 30 steps", "Top-k, every 30 steps"):
-        assert f"| {label} |" in done.stdout
-    assert "what that does to the model is not predicted" in done.stdout
-
-
-def test_over_a_link_with_distance_local_steps_are_ranked_as_well(here: Command) -> None:
-    words = ["link=internet_100m_50ms", "workers=4", "parameters=resnet50", "compute_s=0.12", "methods=dense"]
-    done = fine(here("advise", *words))
-    for each in ("every step", "every 5 steps", "every 15 steps", "every 30 steps"):
-        assert f"| dense, {each} |" in done.stdout
-    assert "Everybody sends to everybody at once" in done.stdout
-    few = fine(here("advise", *words, "every=1,100"))
-    assert "| dense, every 100 steps |" in few.stdout
-    assert "every 30 steps" not in few.stdout
+        assert f"| {label} |" in told
+    assert "what that does to the model is not predicted" in told
+    words = (*FAR, "parameters=resnet50", "compute_s=0.12", "methods=dense")
+    told = fine(here("advise", *words)).stdout  # over a link with distance without being asked
+    for often in ("every step", "every 5 steps", "every 15 steps", "every 30 steps"):
+        assert f"| dense, {often} |" in told
+    assert "Everybody sends to everybody at once" in told
+    few = fine(here("advise", *words, "every=1,100")).stdout
+    assert "| dense, every 100 steps |" in few
+    assert "every 30 steps" not in few
     for wrong in ("0", "1,x", "5,,6"):
-        assert here("advise", *words, f"every={wrong}").returncode == 2
+        refused(here("advise", *words, f"every={wrong}"))
 
 
 def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: Command) -> None:
     """Local methods exchange as dense does, or as Top-k; nothing is given that the shipped records know."""
-    words = ["link=internet_100m_50ms", "workers=4", "task=gpt_ptbchars", "task.batch_size=8"]
-    methods = ["methods=dense,topk", "density=0.015625"]
-    printed = fine(here("advise", "cluster=netns", *words, *methods)).stdout
+    words = (*FAR, "task=gpt_ptbchars", "task.batch_size=8", "methods=dense,topk", "density=0.015625")
+    printed = fine(here("advise", "cluster=netns", *words)).stdout
     folders = Folders()
-    shipped = _draw.stored("internet-loss", "laptop", folders, parquet.read_parquet(folders.shipped))
-    assert shipped
-    for name, every, as_method in (
+    shipped = there(_draw.stored("internet-loss", "laptop", folders, parquet.read_parquet(folders.shipped)))
+    for name, every, label in (
         ("dense", None, "dense, every step"),
         ("topk", None, "Top-k, every step"),
         ("diloco", 15, "dense, every 15 steps"),
@@ -130,55 +154,30 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
         ("sparseloco", 15, "Top-k, every 15 steps"),
         ("sparseloco", 30, "Top-k, every 30 steps"),
     ):
-        (row,) = [line for line in printed.splitlines() if line.startswith(f"| {as_method} |")]
-        low, high = map(float, row.split("[")[1].split("]")[0].split(", "))
-        measured = survey_internet_loss.step_s(shipped.frames, name, every)
-        assert measured
-        assert low <= 1e3 * measured.value <= high, row
+        measured = there(survey_internet_loss.step_s(shipped.frames, name, every))
+        _, low, high = step_ms(printed, label)
+        assert low <= 1e3 * measured.value <= high, label
 
 
-def test_nodes_have_a_link_of_their_own_inside(here: Command) -> None:
-    words = [
-        "cluster=generic_slurm",
-        "link=ethernet_10g",
-        "workers=16",
-        "parameters=resnet50",
-        "compute_s=0.1",
-    ]
-    flat, nested = (here("advise", *words, *more, "methods=dense") for more in ([], ["inside=nvlink3"]))
-    assert nested.returncode == 0, nested.stderr
-    assert "inside=nvlink3" in nested.stdout
-    assert "joins all workers alike" not in nested.stdout
-    assert step_ms(nested.stdout) < step_ms(flat.stdout)
-
-
-def step_ms(printed: str) -> float:
-    """Of dense."""
-    (row,) = [line for line in printed.splitlines() if line.startswith("| dense")]
-    return float(row.split("|")[2].split("[")[0].replace(",", ""))
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["cluster=local", "compute_s=0.1"], ["loopback has no alpha and beta", "choose another link="]),
+@pytest.mark.usefixtures("nothing_recorded")
+def test_what_is_not_known_is_asked_for(here: Command) -> None:
+    for words, *answers in (
+        ("cluster=local compute_s=0.1", "loopback has no alpha and beta", "choose another link="),
         (
-            ["cluster=neuron_v100", "task=cnn_digits"],
-            ["cnn_digits computes on V100", "give compute_s=", "experiments run"],
+            "cluster=neuron_v100 task=cnn_digits",
+            "cnn_digits computes on V100", "give compute_s=", "experiments run",
         ),
-        (["compute_s=0", "link=pcie"], ["compute_s=0 is out of range"]),
-        (["compute_s=fast", "link=pcie"], ["compute_s='fast' is out of range: it must be a finite"]),
-        (["compute_s=0.1", "methods=topq"], ["no method 'topq'"]),
-        (["compute_s=0.1", "methods=powersgd"], ["exchanges no selections"]),
+        ("compute_s=0 link=pcie", "compute_s=0 is out of range"),
+        ("compute_s=fast link=pcie", "compute_s='fast' is out of range: it must be a finite"),
+        ("compute_s=0.1 methods=topq", "no method 'topq'"),
+        ("compute_s=0.1 methods=powersgd", "exchanges no selections"),
         (
-            ["cluster=neuron_a100", "compute_s=0.1", "parameters=1000", "methods=dgc"],
-            ["how long dgc takes to select on A100", "select_s.dgc=SECONDS"],
+            "cluster=neuron_a100 compute_s=0.1 parameters=1000 methods=dgc",
+            "how long dgc takes to select on A100", "select_s.dgc=SECONDS",
         ),
-        (["compute_s=0.1", "parameters=many"], ["no published model 'many'; there are: resnet50"]),
-        (["compute_s=0.1", "density=0"], ["density=0 is out of range"]),
-        (["compute_s=0.1", "denisty=0.1"], ["no key 'denisty'", "advise also takes compute_s"]),
-        (["task=resnet1_nothing"], ["no task 'resnet1_nothing'"]),
-    ],
-)
-def test_what_is_not_known_is_asked_for(words: list[str], told: list[str], here: Command) -> None:
-    refused(here("advise", *words), *told)
+        ("compute_s=0.1 parameters=many", "no published model 'many'; there are: resnet50"),
+        ("compute_s=0.1 density=0", "density=0 is out of range"),
+        ("compute_s=0.1 denisty=0.1", "no key 'denisty'", "advise also takes compute_s"),
+        ("task=resnet1_nothing", "no task 'resnet1_nothing'"),
+    ):  # fmt: skip
+        refused(here("advise", *words.split()), *answers)
