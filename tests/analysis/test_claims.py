@@ -91,7 +91,7 @@ def test_without_enough_independent_runs_it_is_indicated_and_where() -> None:
         ("ordering", 1.0, -2.0, "not in this direction"),
         ("limit", None, 7.0, "outside the band"),
     ):
-        for ours in (Value(number), Value(number, n=2), Value(number, number, number, 2), Value(number, n=5)):
+        for ours in (Value(number), Value(number, number, number, 2), Value(number, n=5)):
             judged = verdict(claim(kind, paper, 1.0, ours))
             assert word_and_reason(judged) == f"indicated (n = {ours.n}; {side})"
 
@@ -108,18 +108,14 @@ def test_a_verdict_needs_three_runs_or_five_launches_and_what_one_launch_has_man
 SMALL = {"workers": 99}  # of a paper whose scale nothing here has
 
 
-def test_the_scale_is_that_of_the_runs_that_a_claim_reads(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    synthetic.timed(store, synthetic.config())
-    synthetic.timed(store, synthetic.config(workers=3))
+def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
+    def of_key(frames: Frames, key: str) -> Value:
+        reads([key])
+        return three(1.0)
 
-    def of_workers(frames: Frames, workers: int) -> Value | None:
-        reads(frames.runs["key"][frames.runs["workers"] == workers])
-        return three(1.0) if workers == 2 else None
-
-    for workers in (2, 3):
-        reading = replace(claim("ordering", 1.0, 0.0, None), ours=of_workers, of=(workers,))
-        judged = verdict(reading, synthetic.frames_of(store), SMALL)
+    frames = empty()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
+    for key, workers in (("a", 2), ("b", 3)):
+        judged = verdict(replace(claim("ordering", 1.0, 0.0, None), ours=of_key, of=(key,)), frames, SMALL)
         assert judged.scale == f"reduced scale: workers {workers} instead of 99"
 
 

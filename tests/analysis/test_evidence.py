@@ -63,15 +63,14 @@ def on(frames: Frames, ours: Value | None = None, **more: Any) -> Verdict:
 
 def test_what_is_read_is_noted_also_where_it_is_remembered() -> None:
     @remembered
-    def first(frames: Frames) -> str:
+    def first(frames: Frames) -> None:
         reads(["k0"])
-        return "value"
 
     frames = empty()
     for _ in range(2):
         with reading() as outer:
             with reading() as inner:
-                assert first(frames) == "value"
+                first(frames)
             reads(["k1"])
         assert (inner, outer) == ({"k0"}, {"k0", "k1"})
     reads(["k0"])  # nobody asks
@@ -89,15 +88,15 @@ def test_variants_of_one_group_of_processes_are_one_launch_and_an_occasion_lasts
 
 
 def test_a_time_is_decided_by_five_launches_on_two_occasions() -> None:
-    judged = on(timed(ENOUGH), timed=True)
-    assert (judged.word, judged.launches, judged.occasions) == ("holds", 5, 2)
-    for minutes, why in (
-        (ENOUGH[:4], "4 launches; "),
-        ([0, 1, 2, 3, 4], "all launches on one occasion; "),
+    for minutes, of, word, reason in (
+        (ENOUGH, "launches", "holds", "the interval lies within the band"),
+        (ENOUGH[:4], "launches", "indicated", "4 launches; in this direction"),
+        (range(5), "launches", "indicated", "all launches on one occasion; in this direction"),
+        (ENOUGH, "blocks", "indicated", "in this direction"),
     ):
-        few = on(timed(minutes), timed=True)
-        assert (few.word, few.reason) == ("indicated", f"{why}in this direction")
-    assert on(timed(ENOUGH), Value(2.0, 1.9, 2.1, 400, "blocks"), timed=True).word == "indicated"
+        judged = on(timed(minutes), Value(2.0, 1.9, 2.1, 400, of), timed=True)
+        assert (judged.word, judged.reason) == (word, reason)
+    assert (judged.launches, judged.occasions) == (5, 2)
 
 
 # Standard deviations of log ratios, between launches and between the blocks of one: as the records show them
@@ -184,13 +183,13 @@ def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> 
 
 def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
     rule = claim().rule({})
-    decisive: list[dict[str, Any]] = [
-        {"tolerance": 0.6}, {"paper": 2.1}, {"kind": "ordering"}, {"unit": "ms"}, {"of": ("dense",)},
-        {"ours": lambda frames: ratio(frames)}, {"link": "ethernet_1g"}, {"accelerator": "A100"},
-        {"timed": True}, {"revised": "2026-11-25: of all"}, {"chance": 0.0},
-    ]  # fmt: skip
-    assert rule not in [claim(**other).rule({}) for other in decisive]
-    assert len({claim(**other).rule({}) for other in decisive}) == len(decisive)
+    decisive: dict[str, Any] = {
+        "tolerance": 0.6, "paper": 2.1, "kind": "ordering", "unit": "ms", "of": ("dense",),
+        "ours": lambda frames: ratio(frames), "link": "ethernet_1g", "accelerator": "A100", "timed": True,
+        "revised": "2026-11-25: of all", "chance": 0.0,
+    }  # fmt: skip
+    others = {claim(**{field: other}).rule({}) for field, other in decisive.items()}
+    assert len({rule} | others) == 1 + len(decisive)
     assert claim(text="mended", reason="Mended.", group="cause", source="elsewhere").rule({}) == rule
     scale = {"workers": 8}  # in that of a number alone
     assert claim(kind="ratio").rule(scale) != claim(kind="ratio").rule({})
@@ -222,14 +221,9 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
 
 
 def test_a_training_that_ends_at_chance_decides_nothing() -> None:
-    ours = Value(20.0, 19.0, 21.0, 3)
-    for ends, reason in (
-        ((None, None), ""),
-        ((40.0, 12.1), ""),
-        ((40.0, 11.9), "a training ends at 11.9 %; guessing gives 10 %"),
-        ((9.8, 9.9), "a training ends at 9.8 %; guessing gives 10 %"),
-    ):
-        rows = [{"task.name": "cnn", "val_top1": end, "test_top1": None} for end in ends]
-        judged = on(runs(*rows), ours)
-        assert (judged.word, judged.chance) == ("not comparable" if reason else "holds", 10.0), ends
-        assert not reason or judged.reason == reason
+    for ends, lowest in (((None, None), ""), ((40.0, 12.1), ""), ((40.0, 11.9), "11.9"), ((9.8, 9.9), "9.8")):
+        frames = runs(*({"task.name": "cnn", "val_top1": end, "test_top1": None} for end in ends))
+        judged = on(frames, Value(20.0, 19.0, 21.0, 3))
+        assert (judged.word, judged.chance) == ("not comparable" if lowest else "holds", 10.0)
+        reason = f"a training ends at {lowest} %; guessing gives 10 %"
+        assert (judged.reason == reason) == bool(lowest)
