@@ -30,6 +30,11 @@ def bench(devcluster: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     return Bench.reached(tmp_path / "results", devcluster, monkeypatch)
 
 
+def submit(bench: Bench, *words: str) -> str:
+    """Queue small runs; return the name of their sweep."""
+    return fine(bench.command("submit", *SMOKE, bench.conf, *words)).stdout.strip()
+
+
 def has_image() -> bool:
     """Tell whether there are an image and something to run it."""
     from slurm import container, images
@@ -144,8 +149,8 @@ def test_workers_of_a_node_have_a_gpu_each_however_slurm_binds_them(bench: Bench
 
 
 def test_a_block_is_one_job(bench: Bench) -> None:
-    done = fine(bench.command("submit", "method=dense,topk", *SMOKE, bench.conf, "launch.block=true"))
-    sweep = there(read_json(bench.folders.sweeps / done.stdout.strip() / "sweep.json"))
+    name = submit(bench, "method=dense,topk", "launch.block=true")
+    sweep = there(read_json(bench.folders.sweeps / name / "sweep.json"))
     (array,) = sweep["arrays"]
     (job,) = array["jobs"]
     attempts = [bench.folders.store.attempts(run)[-1] for run in job["runs"]]
@@ -164,14 +169,13 @@ def blame(bench: Bench, node: str) -> None:
 
 def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(bench: Bench) -> None:
     """And that stays away from those that it was told to avoid."""
-    own = ("cluster.workers_per_node=2", "cluster.exclude='n[1-2]'")
-    fine(bench.command("submit", "method=topk", *SMOKE, bench.conf, HOLD, *own))
+    submit(bench, "method=topk", HOLD, "cluster.workers_per_node=2", "cluster.exclude='n[1-2]'")
     (attempt,) = bench.newest()
     blame(bench, "n3")
-    done = fine(bench.command("submit", "method=dense", *SMOKE, bench.conf, HOLD))
-    text = next((bench.folders.sweeps / done.stdout.strip() / "a0").glob("*_submission.sh")).read_text()
-    assert "#SBATCH --exclude=n3\n" in text
-    fine(bench.command("cancel", done.stdout.strip()))
+    name = submit(bench, "method=dense", HOLD)
+    (script,) = (bench.folders.sweeps / name / "a0").glob("*_submission.sh")
+    assert "#SBATCH --exclude=n3\n" in script.read_text()
+    fine(bench.command("cancel", name))
     queue.command("scontrol", "release", str(attempt.job.id))
     bench.await_end([attempt])
     assert attempt.is_valid(verify=True)
@@ -194,21 +198,22 @@ def without_python(nodes: Sequence[str], folder: Path) -> str:
 
 def test_a_node_without_python_swallows_no_run_and_is_avoided(bench: Bench, tmp_path: Path) -> None:
     """Neither one that begins a job, nor one beside it."""
-    words = (*SMOKE, bench.conf, "cluster.exclusive=true", without_python(["n1"], tmp_path))
-    fine(bench.command("submit", "method=topk", "workers=1", "seed=0,1,2,3", *words))
-    fine(bench.command("submit", "method=topk", "workers=2", *words, "cluster.exclude=n4"))
+    words = ("cluster.exclusive=true", without_python(["n1"], tmp_path))
+    submit(bench, "method=topk", "workers=1", "seed=0,1,2,3", *words)
+    submit(bench, "method=topk", "workers=2", *words, "cluster.exclude=n4")
     attempts = bench.newest()
     bench.await_end(attempts)
     assert [attempt.state for attempt in attempts] == ["ok"] * 5
     ledger = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
     assert {json.loads(line)["node"] for line in ledger} == {"n1"}
-    assert "avoiding n1" in bench.command("submit", "method=dense", *words, HOLD).stderr
+    asked = bench.command("submit", "method=dense", *SMOKE, bench.conf, *words, HOLD)
+    assert "avoiding n1" in asked.stderr
     fine(bench.command("cancel", "dense", "--matching"))
 
 
 def test_a_python_that_no_node_has_is_named(bench: Bench, tmp_path: Path) -> None:
     nowhere = without_python(["n1", "n2", "n3", "n4"], tmp_path)
-    fine(bench.command("submit", "method=topk", "workers=1", *SMOKE, bench.conf, nowhere))
+    submit(bench, "method=topk", "workers=1", nowhere)
     bench.await_end(bench.newest())
     told = bench.command("status").stdout
     assert "failed (python)" in told
@@ -240,9 +245,8 @@ def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
 
 
 def test_a_spec_that_was_edited_is_refused(bench: Bench) -> None:
-    later = "cluster.sbatch=['--begin=now+4']"
-    done = fine(bench.command("submit", "method=topk", *SMOKE, bench.conf, later))
-    spec = bench.folders.sweeps / done.stdout.strip() / "a0" / "task0.json"
+    name = submit(bench, "method=topk", "cluster.sbatch=['--begin=now+4']")
+    spec = bench.folders.sweeps / name / "a0" / "task0.json"
     spec.write_text(spec.read_text().replace('"threads": 1', '"threads": 2'))
     (attempt,) = bench.newest()
     bench.await_end([attempt])
@@ -257,11 +261,11 @@ def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
     try:
         assert jobs._accounted(["1"], ()) == {}
         fine(bench.command("run", "method=topk", *SMOKE, bench.conf))
-        done = fine(bench.command("submit", "method=topk", "seed=1", *SMOKE, bench.conf, HOLD))
+        name = submit(bench, "method=topk", "seed=1", HOLD)
         (attempt,) = (attempt for attempt in bench.newest() if attempt.state == "submitted")
         queue.command("scancel", str(attempt.job.id))
         bench.await_end([attempt])
-        told = bench.command("status", done.stdout.strip()).stdout
+        told = bench.command("status", name).stdout
         assert "cancelled: the job was cancelled" in told  # its controller remembers that a while
     finally:
         say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")
