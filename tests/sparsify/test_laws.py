@@ -40,7 +40,6 @@ GRADIENTS: dict[str, Make] = {
     "heavy tails": lambda *where: gradient(*where) ** 5,
     "mostly zero": lambda *where: gradient(*where) * (gradient(*where).abs() > 1.5),
     "huge ties": lambda *where: (2 * gradient(*where)).round(),
-    "tiny": lambda *where: 1e-8 * gradient(*where),
     "all zero": lambda rank, step, shape: torch.zeros(shape).double(),
     "constant": lambda rank, step, shape: torch.ones(shape).double(),
     "ranks cancel": lambda rank, step, shape: torch.full(shape, -1.0 if rank else 1e-8).double(),
@@ -63,7 +62,6 @@ class Setting(NamedTuple):
 
 EDGES = [
     Setting(1),
-    Setting(2, "global"),
     Setting(3, BUCKET_SIZE),
     Setting(7, "global", "heavy tails"),
     Setting(16),

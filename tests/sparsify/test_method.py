@@ -61,6 +61,8 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
     for asked in ("scope", "momentum_inside", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
         assert getattr(wrapped, asked) == getattr(plain, asked), asked
     assert wrapped.needs_whole_gradient
+    assert wrapped.momentum_inside
+    assert not sparsify.build("dgc", momentum=0.0).momentum_inside
     assert wrapped.num_warmup_epochs == 2
 
 

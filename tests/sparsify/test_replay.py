@@ -119,9 +119,7 @@ def test_messages_are_the_latency_terms_of_the_collectives() -> None:
 
 
 def test_balance_is_the_largest_share_over_the_mean() -> None:
-    assert balance([1, 1, 1, 1]) == 1
-    assert balance([4, 0, 0, 0]) == 4
-    assert balance([0, 0]) == 1
+    assert [balance(loads) for loads in ([1, 1, 1, 1], [4, 0, 0, 0], [0, 0])] == [1, 4, 1]
 
 
 def test_what_exchanges_no_selections_is_refused() -> None:

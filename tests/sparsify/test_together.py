@@ -157,19 +157,14 @@ def one_by_one(sizes: Sequence[int]) -> JointKernel:
 
 
 KERNELS = [one_by_one, pytest.param(NativeJoint, marks=needs_native)]
-CUTS = {
-    "each bucket": SIZES,
-    "all as one": [N],
-    "within buckets": [30, 10, 60, 1, 0, 17, 4983, 8, 2000, 49],
-    "across buckets": [99, 2, 3000, 3000, 1057],
-}
+CUTS = [SIZES, [N], [30, 10, 60, 1, 0, 17, 4983, 8, 2000, 49], [99, 2, 3000, 3000, 1057]]
 
 
 @needs_native
 @pytest.mark.parametrize("dtype", KINDS)
 def test_gradients_and_residuals_may_be_divided_anywhere(dtype: torch.dtype) -> None:
     accs = draw(SIZES)
-    settings = [(SIZES, lengths) for lengths in CUTS.values()]
+    settings = [(SIZES, lengths) for lengths in CUTS]
     for buckets, lengths in [*settings, ([N], SIZES)]:
         ks = [max(1, n // 20) for n in buckets]
         grads = torch.cat(draw(SIZES, dtype, seed=1)).split(lengths)
@@ -210,7 +205,7 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
         for at, values in enumerate(draw([300] * 3))
     ]
     before = torch.cat(draw(SIZES, seed=2))
-    for lengths in CUTS.values():
+    for lengths in CUTS:
         for clears in (False, True):
             expected = torch.zeros(N) if clears else before.clone()
             for part in parts:

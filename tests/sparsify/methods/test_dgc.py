@@ -115,11 +115,6 @@ def test_zeros_are_no_candidates() -> None:
     assert choose(acc, 100)[0][0].tolist() == [77_777]
 
 
-def test_momentum_is_inside_where_there_is_any() -> None:
-    assert sparsify.build("dgc").momentum_inside
-    assert not sparsify.build("dgc", momentum=0.0).momentum_inside
-
-
 @pytest.mark.parametrize("dense_vectors", [True, False])
 @pytest.mark.parametrize("masking", [True, False])
 def test_without_momentum_nothing_is_lost(masking: bool, dense_vectors: bool) -> None:

@@ -120,11 +120,6 @@ def test_means_of_borders_do_not_overflow() -> None:
     assert found == [[0, n - 62, n - 42, n - 22, n]] * 4
 
 
-def test_a_threshold_that_selects_too_many_is_taken_anew() -> None:
-    lived = run("oktopk", 2, 8, make=lambda r, s, shape: gradient(r, s, shape) * 3.0**s, density=0.05)
-    assert max(lived[0].selected) <= 14  # 4k/3
-
-
 @pytest.mark.parametrize("dense_at", [None, 0.01, 1.0])
 @pytest.mark.parametrize(("size", "n"), [(1, N), (2, N), (3, N), (7, N), (7, 5)])
 def test_sparcml_gives_the_update_of_topk(size: int, n: int, dense_at: float | None) -> None:

@@ -193,11 +193,9 @@ def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(selector: Mic
 
 
 def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest() -> None:
-    assert block_size(14_728_266, 1024, 8) == 14_368  # VGG-16
-    assert block_size(32 * 1024, 1024, 8) == 32
-    assert block_size(32 * 1024 - 1, 1024, 8) == 32  # fewer blocks
-    assert block_size(100, 1024, 8) == 3
-    assert block_size(5, 1024, 8) == 1
+    """Of VGG-16; just enough; fewer blocks than asked for; fewer elements than blocks of 32."""
+    sizes = [block_size(n, 1024, 8) for n in (14_728_266, 32 * 1024, 32 * 1024 - 1, 100, 5)]
+    assert sizes == [14_368, 32, 32, 3, 1]
     assert split_evenly(10, 4) == [3, 3, 2, 2]
 
 
