@@ -98,14 +98,10 @@ class Concurrent:
             "create_masked_store": self._store,
             "create_atomic_rmw": self._update,
             "create_atomic_cas": self._swap,
-            # These are since Triton 3.9.
-            "create_atomic_load": self._note_atomic,
-            "create_atomic_store": self._note_atomic,
         }
         for name, hook in hooks.items():
-            if original := getattr(self.builder, name, None):
-                bound = _bind(hook, original)
-                self.stack.enter_context(replace(self.builder, name, bound, create=True))
+            bound = _bind(hook, getattr(self.builder, name))
+            self.stack.enter_context(replace(self.builder, name, bound, create=True))
         return self
 
     def __exit__(
@@ -137,10 +133,6 @@ class Concurrent:
         self._before("atomic", pointers, None)
         return original(pointers, *rest)
 
-    def _note_atomic(self, original: Any, *rest: Any) -> Any:
-        self._launch.is_atomic = True
-        return original(*rest)
-
     def _handle(self, data: NDArray[Any], kind: Any) -> Any:
         return self.interpreter.TensorHandle(data, kind)
 
@@ -158,8 +150,6 @@ class Concurrent:
     def _before(self, kind: str, pointers: Any, mask: Any) -> None:
         """Let others run; then note what is accessed."""
         launch = self._launch
-        kind = "atomic" if launch.is_atomic else kind
-        launch.is_atomic = False  # for others
         self._turn()
         site = self._site(launch.kernel.__name__)
         addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
@@ -228,7 +218,6 @@ class Launch:
         self.now = 0
         self.error: BaseException | None = None
         self.accesses = list[Access]()
-        self.is_atomic = False
         self.num_turns = 0
 
     def run(self) -> None:

@@ -93,18 +93,13 @@ class TestInterpreter:
             with Concurrent(seed):
                 assert count_by(racy.count_atomically) == 4
 
-    def test_an_interpreter_that_was_not_read_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("triton.__version__", "99.0.0")
-        with pytest.raises(RuntimeError, match=r"Triton 99\.0\.0.*3\.6 to 3\.9"), Concurrent(0):
-            pass
-
 
 @QUIET
 class TestKernels:
     __test__ = INTERPRETED
 
     def test_random_cases_find_what_the_oracle_finds_in_turn(self) -> None:
-        for seed in range(100, 110):
+        for seed in range(100, 104):
             Contest(seed).run()
 
     def test_in_a_few_orders_they_find_what_the_oracle_finds(self) -> None:

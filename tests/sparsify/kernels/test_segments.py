@@ -4,6 +4,7 @@ interpreter, in a process of their own, as those of test_gpu_kernels.py do, whic
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor
 
 from sparsify import kernels
-from sparsify.core import host_sync
 from sparsify.kernels import Eager
 from sparsify.types import Sparse
 from tests.sparsify.kernels.oracle import INPUTS, K, check_add, check_joint, generator
@@ -93,28 +93,22 @@ class TestTogether:
             for alpha, clears in ((1 / 3, False), (-0.3, True), (1.0, False)):
                 check_add(kernel, memories, parts, alpha, clears)
 
-    def test_memories_are_described_once_while_they_stay_where_they_are(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        tables = list[Any]()
-        to_device = host_sync.to_device
-
-        def counting(numbers: Any, like: Tensor) -> Tensor:
-            tables.append(numbers)
-            return to_device(numbers, like)
-
-        monkeypatch.setattr(host_sync, "to_device", counting)
+    def test_memories_are_described_once_while_they_stay_where_they_are(self) -> None:
         kernel = GpuSegments([draw(30), draw(40)], **SMALL)
         memory = torch.zeros(700, device=DEVICE)
         one = torch.ones(1, device=DEVICE)
-        for start in [*range(7)] * 2:
-            kernel.add([memory[70 * start :][:70]], [Sparse(one.int(), one)])
-        assert len(tables) == 7
+        tables = []
+        for _ in range(2):
+            for start in range(0, 700, 100):
+                kernel.add([memory[start:][:70]], [Sparse(one.int(), one)])
+            tables.append(list(kernel.memories.values()))
+        assert len(tables[1]) == 7
+        assert all(map(is_, *tables))
+        assert memory.nonzero().flatten().tolist() == [start + 1 for start in range(0, 700, 100)]
+        assert memory.sum() == 14
         for start in range(600):  # no more of them are kept than of memories that take turns
             kernel.add([memory[start:][:70]], [])
         assert len(kernel.memories) <= 8
-        assert memory.nonzero().flatten().tolist() == [70 * start + 1 for start in range(7)]
-        assert memory.sum() == 14
 
     def test_what_the_kernels_would_misread_is_refused(self) -> None:
         first, second = draw(8), draw(9)
