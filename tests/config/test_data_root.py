@@ -12,7 +12,7 @@ from experiments.config.config import Config, Entry
 from experiments.config.data_root import Files
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from tests.conftest import loaded_by, there
+from tests.conftest import there
 
 FOLDER = "cifar-10-batches-py"
 
@@ -104,11 +104,6 @@ def test_the_folder_is_the_one_that_torchvision_reads() -> None:
 
     files = there(data_root.files_of("cifar10"))
     assert files.folder == CIFAR10.base_folder
-
-
-def test_finding_data_needs_no_torch() -> None:
-    code = "from experiments.config import data_root; data_root.files_of('cifar10')"
-    assert "torch" not in loaded_by(code)
 
 
 def test_a_task_is_named_after_a_data_set_that_there_is() -> None:

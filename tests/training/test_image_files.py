@@ -19,7 +19,6 @@ from experiments.training.datasets import Dataset
 from experiments.training.datasets.imagenet import TRIES, box, middle, read
 from experiments.training.networks import small_cnn
 from experiments.training.task import LargeImages
-from tests.conftest import Command, refused
 from tests.training.tasks import CPU, evaluate, model_of
 from tests.worker.runs import stopped_and_straight
 
@@ -176,16 +175,6 @@ def test_a_file_that_is_no_image_is_named_when_it_is_opened(root: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=f"{path} is no image that can be opened"):
             imagenet(root).augmented(torch.arange(12), torch.Generator())
-
-
-def test_a_broken_image_ends_a_run_with_a_sentence(root: Path, here: Command) -> None:
-    for path in root.rglob("*.JPEG"):
-        path.write_bytes(b"no image")
-    done = here(
-        "run", "task=resnet50_imagenet", "task.batch_size=2", "profile=smoke", "cluster=virtual",
-        f"data.root={root}",
-    )  # fmt: skip
-    refused(done, ".JPEG is no image that can be opened")
 
 
 def test_without_the_folder_the_task_on_synthetic_images_is_named(

@@ -103,10 +103,9 @@ def test_nobody_is_late_by_default_and_old_keys_stay() -> None:
     plain = compose.resolve([])
     assert "late" not in measured_config(plain)
     assert plain.late.draw == "none"
-    late = compose.resolve(["late.draw=uniform", "late.s=0.01", "late.rank=0"])
-    assert run_key(late) != run_key(plain)
-    assert run_key(late) != run_key(compose.resolve(["late.draw=uniform", "late.s=0.02", "late.rank=0"]))
+    late, later = (compose.resolve(["late.draw=uniform", f"late.s={s}", "late.rank=0"]) for s in (0.01, 0.02))
     assert late.late == Late("uniform", 0.01, rank=0)
+    assert len({*map(run_key, (plain, late, later))}) == 3
 
 
 def test_settings_without_effect_are_refused() -> None:

@@ -16,33 +16,34 @@ from experiments.training.task import Task
 from experiments.training.vector import drawn, most_square
 from experiments.worker.build import build
 from sparsify.types import BucketContext
+from tests.conftest import there
+from tests.training.tasks import CPU, backward, model_of
 from tests.worker.runs import carry_out, orders, recorded
 
-CPU = torch.device("cpu")
 N = 100_000
 
 
-def gradients(task: Task, rank: int, first: int = 0, count: int = 3) -> list[torch.Tensor]:
-    data, generator = datasets.load("vector", None, CPU), torch.Generator()
-    batches = task.batches(data, rank, 2, 0, generator, torch.float32, first)
-    return [gradient for gradient, _ in itertools.islice(batches, count)]
+def gradients(task: Task, rank: int, first: int = 0) -> list[torch.Tensor]:
+    data = datasets.load("vector", None, CPU)
+    batches = task.batches(data, rank, 2, 0, torch.Generator(), torch.float32, first)
+    return [gradient for gradient, _ in itertools.islice(batches, 3)]
 
 
 def test_what_reaches_the_parameters_is_the_gradient() -> None:
     task = TASKS.build("vector", {"elements": 120, "tensors": 2})
-    model = task.model(datasets.load("vector", None, CPU), 0, CPU, torch.float32)
+    model = model_of(task, datasets.load("vector", None, CPU))
     assert [tuple(p.shape) for p in model.parameters()] == [(6, 10)] * 2
-    (gradient,) = gradients(task, rank=0, count=1)
-    task.loss(model(gradient), gradient[:0]).backward()
-    assert torch.equal(torch.cat([p.grad.flatten() for p in model.parameters()]), gradient)
+    gradient = gradients(task, rank=0)[0]
+    backward(task, model, (gradient, gradient[:0]))
+    assert torch.equal(torch.cat([there(p.grad).flatten() for p in model.parameters()]), gradient)
 
 
 def test_gradients_change_from_step_to_step_and_from_worker_to_worker_and_begin_anywhere() -> None:
     task = TASKS.build("vector", {"elements": 1000})
-    steps, others = gradients(task, 0), gradients(task, 1)
-    assert not torch.equal(steps[0], steps[1])
-    assert not torch.equal(steps[0], others[0])
-    assert all(map(torch.equal, gradients(task, 0, first=1), [*steps[1:], *gradients(task, 0, first=3)]))
+    first, second, third = gradients(task, 0)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, gradients(task, 1)[0])
+    assert all(map(torch.equal, gradients(task, 0, first=1), (second, third)))
 
 
 def test_workers_select_alike_as_much_as_is_stated() -> None:

@@ -162,12 +162,6 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
     assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="a torch without CUDA has no such class")
-def test_torch_tells_the_bus_of_a_device() -> None:
-    told = dir(torch._C._CudaDeviceProperties)
-    assert {"pci_domain_id", "pci_bus_id", "pci_device_id", "total_memory", "name"} <= set(told)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_what_the_driver_says() -> None:
