@@ -213,8 +213,9 @@ def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
         synthetic.learned(store, synthetic.learning_config(method, epochs=epochs)).key
         for method, epochs in (("dense", 10), ("topk", 5))
     )
-    with pytest.raises(Mixed, match="steps_total"):
-        stats.final_difference(synthetic.frames_of(store), [dense], [topk], "val_top1")
+    for compared in (stats.final_difference, stats.final_ratio):
+        with pytest.raises(Mixed, match="steps_total"):
+            compared(synthetic.frames_of(store), [dense], [topk], "val_top1")
 
 
 def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path: Path) -> None:
