@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -96,6 +97,17 @@ INPUTS: dict[str, Callable[[int], Tensor]] = {
     "not finite": not_finite,
     **{name: partial(of_keys, groups) for name, groups in GROUPS.items()},
 }
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let torch, and kernels with it, work in so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def keys_of(x: Tensor) -> Tensor:

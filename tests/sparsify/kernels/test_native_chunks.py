@@ -18,6 +18,7 @@ from sparsify.methods._chunked import ChunkTopK
 from sparsify.types import BucketContext
 from tests.conftest import there
 from tests.sparsify.core.test_chunks import SHAPES, Shapes, check_chosen, check_equal, numel, random
+from tests.sparsify.kernels.oracle import threads
 
 trouble = trouble_with_native()
 pytestmark = pytest.mark.skipif(bool(trouble), reason=str(trouble))
@@ -69,13 +70,9 @@ def test_threads_choose_alike() -> None:
     of: Shapes = [(2048, 1024), (1000,), (640, 640)]
     n = numel(of)
     found = []
-    threads = torch.get_num_threads()
-    try:
-        for number in (1, 2, 5):
-            torch.set_num_threads(number)
+    for number in (1, 2, 5):
+        with threads(number):
             found.append(there(NativeChunks(Tiles(of)).largest([random(n)], [random(n, 1)], [n // 64])))
-    finally:
-        torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(map(torch.equal, other, found[0]))
 
