@@ -27,7 +27,6 @@ def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_
     _, *rows, layers = lines_of(tmp_path, "auto")
     assert [(row["n"], row["density"], row["k"]) for row in rows] == [(64, 0.1, 6), (20_000, 0.1, 2000)]
     for row in rows:
-        assert row["kernels"]["torch"] == "torch"
         assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
         assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
     assert (layers["n"], layers["buckets"]) == (14_728_266, 54)
@@ -65,8 +64,7 @@ def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_pat
     for record in records:
         ratios = [without / with_ for without, with_ in record["samples_ms"]]
         gain = last["without_over_with"][record["row"]]
-        assert (gain["low"], gain["high"]) == pytest.approx((min(ratios), max(ratios)), 1e-4)
-        assert gain["n"] == 2
+        assert (gain["low"], gain["high"], gain["n"]) == pytest.approx((min(ratios), max(ratios), 2), 1e-4)
         assert record["communication_ms"] == pytest.approx(record["backward_ms"])
     sent = Cost(100, 10**6)
     for seconds in (0.001, 1.0):

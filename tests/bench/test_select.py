@@ -99,8 +99,6 @@ def test_every_size_density_and_distribution_is_planned_and_words_are_combined()
     assert [tuple(case) for case in combined] == [
         (100, 0.1, "ties"), (14_728_266, 0.1, "vgg16"), (11_173_962, 0.1, "resnet18"), (200, 0.1, "ties"),
     ]  # fmt: skip
-    for network, size in gradients.NETWORKS.values():
-        assert sum(p.numel() for p in network(3, 32, 10).parameters()) == size
 
 
 # The picture and the page.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
 from analysis.records.configs import run_id
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames
 from experiments.figures import survey_distance as item
 from experiments.figures.runs import configs_of
 from tests.conftest import there
@@ -20,7 +21,7 @@ def frames(off: float = 0.05) -> Frames:
     """
     records = RecordBuilder({"method.name": "dense"})
     for seed, delay, size, how in product(range(3), (0.0, 0.05), (2, 8), (item.AUTO, item.BACKEND)):
-        settings = {"seed": seed, "cluster.link.alpha_s": delay, "workers": size}
+        settings: dict[str, Any] = {"seed": seed, "cluster.link.alpha_s": delay, "workers": size}
         if how == item.BACKEND:
             settings["collectives"] = how  # records leave defaults out
         ways = 4 * (size - 1) if how == item.BACKEND else 4
@@ -38,14 +39,9 @@ def frames(off: float = 0.05) -> Frames:
 
 
 def test_gloos_rings_are_compared_with_what_the_probe_found_quicker() -> None:
-    found = frames()
-    far, near = (there(item.gain(found, "dense", 0.05, size)).value for size in (8, 2))
+    far, near = (there(item.gain(frames(), "dense", 0.05, size)).value for size in (8, 2))
     assert (far, near) == pytest.approx(((28 * 0.05 + 0.01) / (4 * 0.05 + 0.01), 1.0))
-    assert item.gain(found, "topk", 0.05, 8) is None
-    assert item.gain(empty(), "dense", 0.05, 8) is None
-    table = item.table(found)[1].frame
-    row = table[(table["one way"] == 50) & (table["P"] == 8)].set_index("how")
-    assert dict(row["ways"]) == pytest.approx({"the quicker one": 4.6, "gloo's rings": 31}, rel=0.01)
+    assert item.gain(frames(), "topk", 0.05, 8) is None
 
 
 @pytest.mark.parametrize("off", [0.05, -0.2])

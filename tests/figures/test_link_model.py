@@ -53,19 +53,6 @@ def measured() -> Frames:
     return frames(("dense", LARGE, 1), ("topk", LARGE, 2), ("topk", SMALL, 5))
 
 
-def test_a_prediction_is_what_was_sent_on_the_link_that_was_found(measured: Frames) -> None:
-    found = link_model.cases(measured)
-    assert list(found["ratio"]) == pytest.approx([1.0, 0.5, 0.2])
-    assert list(found["exchange"]) == ["dense: allreduce", "Top-k: allgather", "Top-k: allgather"]
-    by_exchange, by_size, every = link_model.table(measured)
-    assert list(by_exchange.frame["cases"]) == [1, 1]
-    assert list(by_size.frame["cases"]) == [2]
-    assert len(every.frame) == 3
-    caption = figures.caption("link-model", measured, "laptop")
-    assert "0.75 at P = 2" in caption
-    assert "(2 ms at P = 2)" in caption
-
-
 def test_aims_are_of_large_messages_only(measured: Frames) -> None:
     half, most = figures.judge("link-model", measured)
     assert there(half.ours).value == pytest.approx(25.0)  # between 0 and 50 %

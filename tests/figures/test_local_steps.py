@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from analysis.records.frames import Frames
-from experiments.config.run import RunSettings
 from experiments.figures import _local
-from experiments.figures import survey_local_density as density
 from experiments.figures import survey_local_loss as loss
 from experiments.figures import survey_local_why as why
 from tests.conftest import there
@@ -70,22 +68,18 @@ def test_bytes_add_up_over_validations_and_rounds_are_told(trained: Frames) -> N
 # --- local-why and local-density
 
 
-def frames(losses: Mapping[str, tuple[RunSettings, float]], seeds: int = 2) -> Frames:
-    """Return so many seeds of each training, given its settings and the loss that seed 0 ends at."""
+def variants(losses: Mapping[str, float], seeds: int = 2) -> Frames:
+    """Return so many seeds of trainings, given by their names and the loss that seed 0 ends at."""
     records = RecordBuilder({"steps_total": 2007})
-    for (name, (settings, end)), seed in product(losses.items(), range(seeds)):
-        own = {"method.name" if key == "method" else key: value for key, value in settings.items()}
-        if own.get("train.evaluate") == "anchor":
-            del own["train.evaluate"]  # as records leave it out
+    for (name, end), seed in product(losses.items(), range(seeds)):
+        settings = {**_local.whole(why.VARIANTS[name]), "seed": seed}
+        settings["method.name"] = settings.pop("method")
+        if settings.get("train.evaluate") == "anchor":
+            del settings["train.evaluate"]  # as records leave it out
         last = {"epoch": 9, "step": 2007, "val_loss": end + 0.1 * seed}
-        records.add_run(f"{name}-{seed}", own | {"seed": seed}, epochs=[last])
+        records.add_run(f"{name}-{seed}", settings, epochs=[last])
     records.add_run("other", {"method.name": "other", "method.clip": 2.5})
     return records.frames()
-
-
-def variants(losses: Mapping[str, float], seeds: int = 2) -> Frames:
-    """Return trainings of local-why by their names."""
-    return frames({name: (_local.whole(why.VARIANTS[name]), loss) for name, loss in losses.items()}, seeds)
 
 
 def test_a_training_is_told_from_all_others() -> None:
@@ -114,11 +108,3 @@ def test_what_diverged_is_drawn_at_the_edge_with_its_number() -> None:
     drawn = np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
     assert len(lines) == 3  # zero, an interval, the means
     assert abs(drawn).max() == why.FURTHEST
-
-
-def test_the_best_density_of_each_side_counts() -> None:
-    losses = dict(zip(density.DENSITIES["paper"], (2.5, 2.2, 2.1, 2.0, 2.1, 2.3, 2.05), strict=True))
-    trained = {f"at {share}": (_local.whole({"method.density": share}), end) for share, end in losses.items()}
-    found = frames({**trained, "DiLoCo": (_local.whole(density.DILOCO), 1.9)})
-    assert there(density.worse_outside(found)).value == pytest.approx(0.05)
-    assert there(density.below_diloco(found)).value == pytest.approx(-0.1)

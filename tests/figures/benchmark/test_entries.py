@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import msgspec
@@ -84,8 +85,8 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
 def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
     own = entry("mine", {"method": "topk", "method.density": 0.05})
     assert (own.method, own.settings["method.density"]) == ("topk", 0.05)
-    topk = {"method": "topk"}
-    for name, settings, said in (
+    topk: dict[str, Any] = {"method": "topk"}
+    refused: list[tuple[str, dict[str, Any], str]] = [
         ("mine", {**topk, "task.lr": 1.0}, "task.lr is not for an entry to choose"),
         ("mine", {**topk, "workers": 2}, "workers is not for an entry to choose"),
         ("mine", {"method": "tpk"}, "did you mean 'topk'"),
@@ -95,7 +96,8 @@ def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() ->
         ("mine", {"method": "diloco", "method.every": 30}, "must be whole rounds"),
         ("topk", {"method.density": 0.05}, "give yours another name"),
         *((name, topk, "can't be an entry's name") for name in ("a/b", "../x", "-x", "x" * 41)),
-    ):
+    ]
+    for name, settings, said in refused:
         with pytest.raises(ValueError, match=said):
             entry(name, settings)
 
