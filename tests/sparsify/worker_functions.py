@@ -22,12 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.nn.parallel import DistributedDataParallel
 
 from experiments.launch import warm
 from experiments.launch.warm import ForkedWorker
-from experiments.training.settings import Late
 from slurm import environment
 from slurm.emulated import switch
 from slurm.emulated.network import EmulatedNetwork
@@ -37,17 +35,14 @@ from sparsify.comm.direct import DirectComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
 from sparsify.doors.optimiser import DistributedOptimiser
 from sparsify.method import Method
 from sparsify.methods import per_step
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
-from tests.sparsify.doors import uses_ddp, uses_modes, uses_odd, uses_overlap
 from tests.sparsify.doors.sharded import uses_sharded
 from tests.sparsify.laws import SHAPES
 from tests.sparsify.memory import memory_of_methods as memory_of_methods
-from tests.training.digits import Lines, trainer, weights
 
 METHODS: dict[str, dict[str, Any]] = {
     "dense": {},
@@ -66,24 +61,13 @@ TYPES = (
 
 def weights_after_20_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Flat final weights by method, trained in float64 on the digits."""
+    from tests.training.digits import trainer, weights
+
     torch.set_num_threads(1)
     found = {}
     for name, hyperparameters in METHODS.items():
         method, timer = build(name.partition(" ")[0], **hyperparameters), PhaseTimer("serialised", now)
         found[name] = weights(trainer(comm, timer, method, task=QUICK, steps=20, dtype=torch.float64))
-    return found
-
-
-def overlapped_and_not(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Flat final weights by method, with and without overlap; how many buckets were begun with early."""
-    torch.set_num_threads(1)
-    found = {}
-    for name in ("topk", "dense", "randomk", "gaussiank"):
-        for scope in ("layer", 0.05):
-            for overlap in (False, True):
-                how: dict[str, Any] = {"steps": 10, "dtype": torch.float64, "overlap": overlap}
-                method, timer = laws.build(name, 0.01, scope), PhaseTimer("production", now)
-                found[f"{name} {scope} {overlap}"] = weights(trainer(comm, timer, method, task=QUICK, **how))
     return found
 
 
@@ -119,6 +103,9 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
 
 def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Median seconds of a step's phases `late` and `wait` where rank 1 is late on purpose by 40 ms."""
+    from experiments.training.settings import Late
+    from tests.training.digits import Lines, trainer
+
     torch.set_num_threads(1)
     log, late = Lines(), Late("constant", 0.04, rank=1)
     timer, method = PhaseTimer("serialised", now), build("topk", density=0.1)
@@ -341,17 +328,6 @@ def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
     return found
 
 
-def uses_of_ddp(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What this worker lived through in every use, and again with overlap."""
-    torch.set_num_threads(1)
-    found = dict[str, torch.Tensor]()
-    for name, use in uses_ddp.USES.items():
-        found |= uses_ddp.flattened(name, use(comm.rank))
-    for name in uses_ddp.OVERLAPPED:
-        found |= uses_ddp.flattened(f"{name}, overlapped", uses_ddp.USES[name](comm.rank, overlap=True))
-    return found
-
-
 def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What this worker found on all grids of so many workers."""
     return uses_sharded.all_uses(comm.size)
@@ -359,95 +335,9 @@ def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tens
 
 def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Return what this worker ended with by each way, with each method, in each mode."""
+    from tests.sparsify.doors import uses_modes
+
     return uses_modes.of_processes(comm)
-
-
-def odd_workers(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What this worker is told in every case in which one is odd; and under DDP in a step with `debug`."""
-    torch.set_num_threads(1)
-    words = {case: uses_odd.told(case, comm.rank) for case in uses_odd.CASES}
-    words["a step"] = uses_odd.told_in_a_step(comm.rank)
-    return {case: torch.tensor(list(told.encode()), dtype=torch.uint8) for case, told in words.items()}
-
-
-def uses_of_overlap(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Where each use of `distribute` ends, with overlap and without; and under DDP, each method. And what
-    `nan_in_the_last_bucket` returns, by the same processes.
-    """
-    torch.set_num_threads(1)
-    found = dict[str, torch.Tensor]()
-    for overlap in (False, True):
-        for where in uses_overlap.FAILURES:
-            lived = uses_overlap.skipped(comm.rank, overlap, where)
-            found |= uses_ddp.flattened(f"skipped {where} {overlap}", lived)
-        for name, use in uses_overlap.USES.items():
-            end = use(comm.rank, overlap)
-            found |= {f"{name}|{overlap}|{p}": tensor for p, tensor in end.items()}
-        for name in uses_overlap.METHODS:
-            ddp, inner = _model()
-            register(ddp, laws.build(name), inner, overlap=overlap)
-            _steps(ddp, inner, range(3), comm.rank)
-            found[f"ddp {name}|{overlap}|weights"] = _weights(ddp)
-    return found | nan_in_the_last_bucket(comm)
-
-
-def nan_in_the_last_bucket(comm: Comm) -> dict[str, torch.Tensor]:
-    """Rank 1 has one, after a step without: by entry, what is raised on this worker, and which residuals have
-    become others, or hold one.
-    """
-    found = {}
-    for entry in ("ddp", "distribute"):
-        ddp, inner = _model()
-        method = build("topk", density=0.05, scope="layer")
-        if entry == "ddp":
-            held: Any = (hook := register(ddp, method, inner, overlap=True))
-            _steps(ddp, inner, range(1), comm.rank)
-            states = hook.engine.states
-        else:
-            held = DistributedOptimiser(inner, ddp.module, method, overlap=True)
-            _steps(ddp.module, held, range(1), comm.rank)
-            states = held.aggregator.states
-        before = [state.feedback.clone() for state in states]
-        if comm.rank == 1:
-            next(ddp.module.parameters()).register_hook(lambda grad: grad * torch.nan)
-        try:
-            _steps(
-                ddp if entry == "ddp" else ddp.module,
-                inner if entry == "ddp" else held,
-                range(1, 2),
-                comm.rank,
-            )
-        except NonFinite as error:
-            found[f"{entry} error"] = torch.tensor(list(str(error).encode()))
-        pairs = list(zip(before, (state.feedback for state in states), strict=True))
-        found[f"{entry} changed"] = torch.tensor([not torch.equal(old, new) for old, new in pairs])
-        found[f"{entry} finite"] = torch.tensor([bool(torch.isfinite(new).all()) for _, new in pairs])
-    return found
-
-
-def loss_of_a_worker_while_overlapping(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Rank 1 dies when half of its gradients are there; what the others raise, in the entry that the folder's
-    name says.
-    """
-    folder = Path(sys.argv[4])
-    ddp, inner = _model()
-    method = build("topk", density=0.05, scope="layer")
-    if folder.name.startswith("ddp"):
-        register(ddp, method, inner, overlap=True)
-        model, optimiser = cast(nn.Module, ddp), inner
-    else:
-        model = ddp.module
-        optimiser = DistributedOptimiser(inner, ddp.module, method, overlap=True)
-    _steps(model, optimiser, range(2), comm.rank)
-    if comm.rank == 1:
-        list(ddp.module.parameters())[2].register_hook(lambda grad: os._exit(0))
-    found = dict[str, torch.Tensor]()
-    try:
-        _steps(model, optimiser, range(2, 4), comm.rank)
-    except WorkerLost as error:  # whose loop is the user's
-        found["advised"] = torch.tensor("calls optimiser.skip()" in str(error))
-    torch.save(found, folder / f"{comm.rank}.pt")
-    os._exit(0)  # a group without rank 1 can't be closed
 
 
 def ddp_methods() -> dict[str, Method]:
@@ -530,67 +420,6 @@ def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
             both = comm.all_gather(_weights(model))
             together = float(torch.equal(both[0], both[1]))
             found[f"{page} {name} {when}"] = torch.tensor([_loss(model, inputs, labels), together])
-    return found
-
-
-def checkpoints(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Training that goes on from what another number of workers left in the folder above, by the recipe of
-    docs/own-training.md: what was loaded, and what is saved, by entry and way. And what becomes of a state
-    that all workers saved under one name.
-    """
-    torch.set_num_threads(1)
-    folder = Path(sys.argv[4])
-    page = (Path(__file__).parent.parent.parent / "docs/own-training.md").read_text()
-    names, found = dict[str, Any](), dict[str, torch.Tensor]()
-    exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "dcp" in code), names)
-
-    def begun(entry: str) -> tuple[nn.Module, nn.Module, Any, Any]:
-        """What computes, the model inside, what steps, and what has the state."""
-        ddp, _ = _model()
-        if entry == "ddp":
-            inner = torch.optim.SGD(ddp.parameters(), lr=0.05)
-            return ddp, ddp.module, inner, register(ddp, build("topk", density=0.05), inner)
-        adam = torch.optim.Adam(ddp.module.parameters(), lr=0.01)
-        optimiser = DistributedOptimiser(adam, ddp.module, build("topk", density=0.05))
-        return ddp.module, ddp.module, optimiser, optimiser
-
-    def look(when: str, model: nn.Module, holder: Any) -> None:
-        owed = torch.cat(list(holder.engine.residuals().values()))
-        found[f"{when} owed"] = comm.all_reduce(owed.clone()) / comm.size
-        found[f"{when} weights"], found[f"{when} steps"] = _weights(model), torch.tensor(holder.steps)
-        for at, state in enumerate(getattr(holder, "state", {}).values()):
-            found[f"{when} moments {at}"] = state["exp_avg"].clone()
-
-    for entry in ("ddp", "distribute"):
-        for way in ("file", "folder"):
-            path, sharded = folder.parent / f"{entry} {way}.pt", folder / f"{entry} sharded"
-            called, model, optimiser, holder = begun(entry)
-            if path.exists():
-                names["load"](path, model, holder)
-            look(f"{entry} {way} loaded", model, holder)
-            _steps(called, optimiser, range(3), comm.rank)
-            look(f"{entry} {way} saved", model, holder)
-            comm.barrier()
-            if way == "file":
-                names["save"](path, model, holder)
-            else:
-                names["save_sharded"](sharded, model, holder)
-                if comm.rank == 0:
-                    dcp_to_torch_save(sharded, path)
-            comm.barrier()
-            _steps(called, optimiser, range(3, 5), comm.rank)
-            look(f"{entry} {way} straight", model, holder)
-            called, model, optimiser, holder = begun(entry)
-            names["load"](path, model, holder)
-            _steps(called, optimiser, range(3, 5), comm.rank)
-            look(f"{entry} {way} resumed", model, holder)
-    holder = begun("distribute")[-1]  # without moments: torch.distributed.checkpoint drops what is empty
-    names["dcp"].save({"all": holder.state_dict()}, checkpoint_id=folder / "mixed")
-    if comm.rank == 0:
-        dcp_to_torch_save(folder / "mixed", folder / "mixed.pt")
-    comm.barrier()
-    mixed = torch.load(folder / "mixed.pt", weights_only=True)["all"]
-    found["mixed"] = torch.tensor(raised(lambda: holder.load_state_dict(mixed)) == "StateMismatch")
     return found
 
 

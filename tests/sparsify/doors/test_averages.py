@@ -39,8 +39,7 @@ def wrap_later(wrap: Wrap, **options: Any) -> Called:
 
 def wrap_before(wrap: Wrap) -> Called:
     called = wrap(net())
-    model: nn.Module = getattr(called, "module", called)
-    return called, averaging(model)
+    return called, averaging(called.module if isinstance(called, DistributedDataParallel) else called)
 
 
 def wrap_registered(wrap: Wrap) -> Called:

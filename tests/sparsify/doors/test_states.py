@@ -128,10 +128,14 @@ def refusal(load: Callable[..., object], *states: Any) -> str:
     return str(refused.value)
 
 
+def saved_state(name: str, comm: Comm) -> dict[str, Any]:
+    return aggregator_of(METHODS[name](), comm).state_dict()
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_damaged_state_is_refused_on_all_workers_and_nothing_is_loaded(name: str) -> None:
     def body(comm: virtual.VirtualComm) -> list[tuple[str, str]]:
-        saved = aggregator_of(METHODS[name](), comm).state_dict()
+        saved = saved_state(name, comm)
         later = aggregator_of(METHODS[name](), comm, steps=5)
         before, told = later.state_dict(), list[tuple[str, str]]()
         cases = [
@@ -194,7 +198,7 @@ def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
 
 def test_damaged_states_are_not_shared_out() -> None:
     for name in ("topk", "dgc", "topk, learning rate"):
-        states = virtual.run(2, lambda comm, make=METHODS[name]: aggregator_of(make(), comm).state_dict())
+        states = virtual.run(2, partial(saved_state, name))
         for damage in damages(states[1]):
             for ranks in ([states[0], damage.state], [damage.state, states[1]]):
                 assert refusal(sparsify.redistribute, ranks, 3)
