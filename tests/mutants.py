@@ -58,6 +58,7 @@ SIGNS: dict[type[ast.operator], type[ast.operator]] = {
 }  # fmt: skip
 DELETED = (ast.Expr, ast.AugAssign, ast.Raise, ast.Assert)
 HANGS_S = 60.0  # a test that takes so much longer than without the mutant hangs
+MOST_HANGS = 3  # tests that hang with a mutant before it is tried in a process of its own
 
 
 @dataclass(frozen=True)
@@ -246,11 +247,16 @@ def kill(folder: Path, seconds: float, processes: int, words: Sequence[str]) -> 
     )  # fmt: skip
     ends = read_ends(folder)
     reached = json.loads((folder / "reached.json").read_text())
+    doubtful = set((folder / "doubtful.txt").read_text().splitlines())
     for mutant in read_mutants(folder):
-        if mutant.at_import and mutant.number not in ends:
+        tests = reached.get(str(mutant.number), [])
+        end = ends[mutant.number]["end"] if mutant.number in ends else ""
+        if mutant.at_import and not end:
             try_in_new_process(folder, mutant, find_near_tests(folder, mutant), seconds)
-        elif ends[mutant.number]["end"] == "hung":  # which some tests do in a forked process
-            try_in_new_process(folder, mutant, reached[str(mutant.number)], seconds)
+        elif end == "hung":
+            try_in_new_process(folder, mutant, tests, seconds)
+        elif end.startswith("survived") and doubtful.intersection(tests):
+            try_in_new_process(folder, mutant, [test for test in tests if test in doubtful], seconds)
     show(folder)
 
 
@@ -326,20 +332,30 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     ended = read_ends(folder)
     items = {item.nodeid: item for item in session.items}
     running = dict[int, Attempt]()
-    left = [m for m in read_mutants(folder) if m.number not in ended and not m.at_import]
-    while left or running:
-        while left and len(running) < int(os.environ["MUTANTS_PROCESSES"]):
-            mutant = left.pop(0)
+    queue = [m for m in read_mutants(folder) if m.number not in ended and not m.at_import]
+    doubtful = set[str]()  # tests that hung: in a forked process some do without a mutant
+    hangs = Counter[int]()
+    while queue or running:
+        while queue and len(running) < int(os.environ["MUTANTS_PROCESSES"]):
+            mutant = queue.pop(0)
             names = [name for name in reached.get(str(mutant.number), ()) if name in items]
-            tests = [(seconds_by_test[name], items[name]) for name in names]
+            tests = [(seconds_by_test[name], items[name]) for name in names if name not in doubtful]
             attempt = Attempt(mutant, tests)
             running[attempt.process] = attempt
         for process, attempt in list(running.items()):
             end = attempt.poll()
-            if end is not None:
-                del running[process]
-                note(ends, attempt.mutant, *end)
+            if end is None:
+                continue
+            del running[process]
+            if end[0] == "hung":
+                doubtful.add(end[1])
+                hangs[attempt.mutant.number] += 1
+                if hangs[attempt.mutant.number] < MOST_HANGS:
+                    queue.insert(0, attempt.mutant)
+                    continue
+            note(ends, attempt.mutant, *end)
         time.sleep(0.02)
+    (folder / "doubtful.txt").write_text("\n".join(sorted(doubtful)))
     return True
 
 
