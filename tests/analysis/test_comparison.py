@@ -111,11 +111,3 @@ def test_what_there_is_not_is_answered_with_what_there_is(frames: Frames) -> Non
     ):
         with pytest.raises(ValueError, match=words):
             Comparison(x, y, by, ref).points(frames)
-
-
-def test_the_picture_has_a_line_per_method_and_one_across_for_what_has_no_x(frames: Frames) -> None:
-    (axes,) = OVER.picture(frames).axes
-    assert [text.get_text() for text in there(axes.get_legend()).get_texts()] == ["dense", "Top-k"]
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.001", "0.01"]
-    assert axes.get_xscale() == "log"
-    assert "3 per point" in OVER.caption(frames)

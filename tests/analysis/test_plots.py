@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.text import Text
@@ -71,17 +70,3 @@ def test_bars_show_their_parts_and_texts_in_rows_or_places() -> None:
     assert words(standing.get_xticklabels()) == ["dense", "Top-k,\nfused"]
     assert words(standing.texts) == ["3 ms", "", "5", "paper"]
     assert words(ratios.texts) == ["1.5", "3"]
-
-
-def test_layers_heat_and_winners_are_drawn_on_their_axes() -> None:
-    dots = plots.dots([plots.Curve(OURS, [0.5, 1, 2], [0, 1, 0])], rows=("a", "b"), factors=True)
-    cells, x = np.eye(2), np.array([1.0, 10.0])
-    panels = [
-        plots.layered(plots.shade("x", 0.9, 1.1), plots.upright(1.0), dots),
-        plots.heatmap(cells, 20.0, title="heat"),
-        plots.areas(x, x, cells, [OURS, THEIRS], [plots.Curve(THEIRS, x, x)]),
-    ]
-    rows, heat, winners = plots.picture(panels, 2.0).axes
-    assert (rows.get_xscale(), rows.yaxis_inverted()) == ("log", True)  # the first is at the top
-    assert len(heat.images) == 1
-    assert (winners.get_xscale(), len(winners.lines)) == ("log", 1)

@@ -131,6 +131,7 @@ def test_intervals_stay_within_what_is_possible() -> None:
     for bounds, samples in {
         POSITIVE: [1.0, 30.0, 2000.0],
         SHARE: [40.0, 80.0, 99.0],
+        (1.0, np.inf): [1.01, 2.0, 30.0],
         (-100.0, 100.0): [-99.0, 10.0, 99.0],
     }.items():
         low, high = interval(over_units(samples, bounds))
@@ -274,6 +275,7 @@ def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
         (frames, (dense, topk), 390),
         (frames._replace(epochs=epochs), (dense, topk), 7 * 390),
         (frames, (topk, dense), np.inf),
+        (frames, (dense, dense), np.inf),
     ):
         assert there(stats.ahead_for_good(found, *sides, "val_top1")).value == pytest.approx(step)
     assert stats.ahead_for_good(frames, [], dense, "val_top1") is None

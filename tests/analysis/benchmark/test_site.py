@@ -106,9 +106,3 @@ def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     missed = replace(cell("a", word="misses the target"), sooner=Value(9.0))
     ordered = table_of([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
     assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]
-
-
-def test_a_panel_without_times_says_so() -> None:
-    timed, untimed = site.pareto([DENSE, cell()], ["gpt-ptb", "lstm-ptb"], [4]).axes
-    assert [text.get_text() for text in untimed.texts] == ["not timed"]
-    assert not timed.texts

@@ -108,19 +108,6 @@ def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
     assert "model of link loopback between nodes of 8" in captions.timing(frames)
 
 
-def test_seeds_are_counted_by_seed_whatever_else_runs_of_a_method_differ_in(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for method, seed, workers in (
-        ("dense", 0, 4),
-        ("dense", 1, 8),
-        ("topk", 0, 4),
-        ("topk", 0, 8),
-        ("topk", 1, 4),
-    ):
-        synthetic.ended(store, synthetic.learning_config(method, seed, workers=workers), 50.0, 1.0)
-    assert "; 2 seeds per method." in captions.training(synthetic.frames_of(store))
-
-
 def test_of_many_launches_the_turns_are_told_together_and_runs_of_no_group_are_left_out() -> None:
     launches = captions.FEW + 1
     rows: list[dict[str, Any]] = [

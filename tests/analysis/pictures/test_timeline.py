@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from analysis.pictures import timeline
 from analysis.records.frames import empty
-from analysis.records.store import Store
-from tests.analysis import synthetic
 
 
 def spans(*rows: tuple[int, str, float, float]) -> pd.DataFrame:
@@ -36,12 +32,6 @@ def test_ranks_leave_the_first_wait_of_each_step_together_whatever_their_clocks_
 def test_without_a_wait_on_every_rank_the_step_begins_together() -> None:
     drawn = timeline.aligned(spans((0, "forward", 5.0, 0.1), (1, "forward", 9.0, 0.3), (0, "wait", 5.1, 0.2)))
     assert drawn.loc[drawn["phase"] == "forward", "start_ms"].tolist() == [0.0, 0.0]
-
-
-def test_the_typical_step_is_a_warm_one(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    attempt = synthetic.timed(store, synthetic.config("topk"))
-    assert timeline.typical_step(synthetic.frames_of(store), attempt.key) in {18, 19}
 
 
 def test_a_run_without_spans_is_told_what_to_set() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.published import rederived
 from analysis.published.dependent import BLOCKS, combined, estimate, interval_of_mean, without_each
-from analysis.published.rederived import JOB
 from analysis.stats import Value
 from tests.analysis.values import correlated, interval
 
@@ -21,16 +19,6 @@ def test_intervals_hold_the_mean_of_blocks_that_correlate() -> None:
         draws = np.random.default_rng(0)
         intervals = [interval_of_mean(correlated(r, BLOCKS, draws)) for _ in range(300)]
         assert least <= np.mean([low < 0 < high for low, high in intervals]) <= most, r
-
-
-def test_blocks_of_compression_correlate_so_and_widen_its_interval() -> None:
-    for gpu, r in (("A100", 0.76), ("V100", 0.88)):
-        parts = rederived.compression_ms(JOB[gpu, "topk"])
-        apart = parts[1:].mean() - parts[1:]
-        assert (apart[1:] * apart[:-1]).sum() / (apart**2).sum() == pytest.approx(r, abs=0.07)
-        low, high = interval(estimate(parts))
-        independent = 2 * 1.96 * (BLOCKS - 1) * apart.std(ddof=1) / np.sqrt(BLOCKS)
-        assert high - low > 3 * independent
 
 
 def test_the_first_row_is_of_the_table_and_the_others_lack_a_block_each() -> None:

@@ -61,11 +61,6 @@ def test_the_line_of_the_windows_is_that_of_least_squares(job: int) -> None:
     assert low < free_windows_ms(job).mean() < high
 
 
-def test_residuals_of_topk_correlate_and_those_of_dense_hardly() -> None:
-    assert stall_line(A100_TOPK).correlation == pytest.approx(0.58, abs=0.01)
-    assert stall_line(A100_DENSE).correlation == pytest.approx(0.08, abs=0.01)
-
-
 def test_its_interval_holds_the_time_without_a_stall() -> None:
     # Residuals: share of a slow drift, and its correlation from window to window; the second and third are
     # those of Top-k's.

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ import pytest
 from analysis.claims import Word
 from analysis.records.store import Store
 from analysis.report import pages
-from analysis.report.content import Item, Judged
+from analysis.report.content import Judged
 from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames
 from tests.analysis import synthetic
-from tests.analysis.report.test_pages import HOSTILE, verdict
+from tests.analysis.report.test_pages import HOSTILE, item, run, verdict
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (requirements/dev.txt)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -31,9 +32,8 @@ pytestmark = [
 PAGES = ("index", "pages/verdicts", "pages/runs", "pages/methods", "pages/item-fig9-laptop")
 PHONE = {"width": 390, "height": 844}
 PATIENCE_MS = 10_000
-FAILED = "#" + "f" * 16  # the address of the run that failed
+FAILED = "#" + run(HOSTILE).id  # the address of the run that failed
 MANY = 250  # rows, of which a page of the table shows 100
-SVG = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 70 30"><rect width="70" height="30"/></svg>'
 
 
 @pytest.fixture(scope="module")
@@ -44,27 +44,21 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("topk", "dense"):
         synthetic.timed(store, synthetic.config(method))
         synthetic.learned(store, synthetic.learning_config(method))
-    runs = [*of_frames(synthetic.frames_of(store), SHIPPED)]
-    hostile = {"method": {"name": HOSTILE}, "task": {"name": HOSTILE}, "workers": 2}
-    runs.append(RunPage(FAILED[1:], HOSTILE, HERE, "failed", hostile, why=f"out of memory {HOSTILE}",
-                    logs=({"name": "rank0", "lines": ["Traceback", HOSTILE]},), items=("fig9-laptop",),
-                    provenance={HOSTILE: HOSTILE}))  # fmt: skip
+    runs = [*of_frames(synthetic.frames_of(store), SHIPPED), replace(run(HOSTILE), items=("fig9-laptop",))]
     for seed in range(MANY - len(runs)):
         config = synthetic.config("topk", seed=seed)
         top1 = {"val_top1": float(seed)}
         runs.append(RunPage(f"{seed:012x}", f"topk-{seed}", HERE, "ok", config, outcomes=top1))
     site = pages.Site(root / "site")
     site.begin()
-    for run in runs:
-        site.data(f"run/{run.id}", run.details())
-    (root / "fig9-laptop.svg").write_text(SVG)
+    for each in runs:
+        site.data(f"run/{each.id}", each.details())
     words: dict[str, Word] = {
         "d": "reproduced", "b": "not reproduced", "c": "not comparable", "a": "reproduced",
     }  # fmt: skip
     judged = [Judged.of(verdict(f"claim-{name} points {HOSTILE}", word)) for name, word in words.items()]
-    item = Item("fig9", "fig9-laptop", f"Title {HOSTILE}", HOSTILE, judged=tuple(judged),
-                files={"svg": str(root / "fig9-laptop.svg")}, runs=(FAILED[1:],))  # fmt: skip
-    pages.write(site, [item], [("topk", HOSTILE, "")], [HOSTILE], runs)
+    figure = replace(item(HOSTILE, root), judged=tuple(judged), runs=(FAILED[1:],), damage="")
+    pages.write(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder
 
 
@@ -294,8 +288,8 @@ def test_a_timeline_has_a_lane_for_each_rank_and_says_what_is_under_the_pointer(
 
 def test_a_failed_run_shows_why_and_the_end_of_its_log_and_what_is_no_run_says_so(reader: Reader) -> None:
     page = reader.open("pages/run", FAILED)
-    assert "out of memory" in page.locator("p.damage").inner_text()
-    assert HOSTILE.replace("\u2028", "") in page.locator("pre").first.inner_text().replace("\u2028", "")
+    for place in ("p.damage", "pre"):
+        assert HOSTILE[:40] in page.locator(place).first.inner_text()
     for address in ("#../../etc", "#0123456789ab0000"):
         reader.open("pages/run", address)
         assert page.get_by_role("heading", name="No such run").is_visible()
@@ -337,9 +331,13 @@ def test_light_or_dark_as_the_reader_has_it_and_as_the_button_says(browser: Any,
 
 
 def test_on_a_phone_no_page_is_wider_than_the_screen(browser: Any, report: Path) -> None:
-    run = next((report / "data" / "run").glob("?" * 12 + ".js")).stem
+    one = next((report / "data" / "run").glob("?" * 12 + ".js")).stem
     pages = [(name, "") for name in PAGES]
-    pages += [("pages/run", f"#{run}"), ("pages/run", FAILED), ("pages/compare", f"#a={run}&b={FAILED[1:]}")]
+    pages += [
+        ("pages/run", f"#{one}"),
+        ("pages/run", FAILED),
+        ("pages/compare", f"#a={one}&b={FAILED[1:]}"),
+    ]
     with reading(browser, report, viewport=PHONE, has_touch=True) as reader:
         for name, fragment in pages:
             page = reader.open(name, fragment)

@@ -73,12 +73,6 @@ def test_of_communication_only_the_wait_is_explained() -> None:
     assert there(share).value == pytest.approx(100 * wait / (wait + 1e3 * TRANSFER_S))
 
 
-def test_a_selection_that_is_slow_on_all_ranks_alike_is_not_blamed() -> None:
-    frames = recorded({"backward": 0.02})
-    frames.steps["select_s"] += 0.5
-    assert share(frames, "selection") == pytest.approx(0, abs=1e-6)
-
-
 def test_phases_that_were_not_timed_explain_nothing() -> None:
     frames = recorded({"select": 0.02})
     frames.steps[["forward_s", "backward_s"]] = np.nan
