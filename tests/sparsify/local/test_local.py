@@ -15,7 +15,7 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.doors.states import StateMismatch
 from sparsify.local.fragments import NonFiniteDrift, copies_of, fragments_of
-from sparsify.local.strategy import HeavyBall, Local, Nesterov, Outer, Plain
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense, Method
 from sparsify.methods import per_step
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
@@ -24,6 +24,7 @@ from tests.sparsify.local.rounds import (
     EVERY,
     INNER,
     SIZE,
+    STRATEGIES,
     History,
     MakeInner,
     Worker,
@@ -225,18 +226,26 @@ def test_a_moment_that_a_worker_lacks_is_refused_by_all() -> None:
     virtual.run(2, lambda comm: body(comm, INNER.adamw, 1))
 
 
-STREAMING = [
+STREAMING: list[dict[str, Any]] = [
     {"fragments": 2}, {"delay": 2}, {"mix": 0.5}, {"fragments": 2, "delay": 1, "mix": 0.25},
 ]  # fmt: skip
+ALL = STRATEGIES | {str(how): local("topk", **how) for how in STREAMING}
 
 
-@pytest.mark.parametrize("how", STREAMING, ids=str)
-def test_streaming_keeps_anchors_alike_and_a_mix_keeps_replicas_apart(how: dict[str, Any]) -> None:
-    first, second, _ = live(local("topk", **how), steps=3 * EVERY + how.get("delay", 0))
-    assert all(equal(first.anchors, second.anchors))
-    assert not torch.equal(first.anchors[-1], first.anchors[0])
-    is_whole = not how.get("mix") and how.get("fragments", 1) == 1
-    assert torch.equal(first.own[-1], second.own[-1]) == is_whole
+@pytest.mark.parametrize("strategy", ALL)
+def test_anchors_stay_alike_and_move_with_every_inner_optimiser_and_replicas_meet_at_them(
+    strategy: str,
+) -> None:
+    """But where a strategy breaks this law and says so; a mix, or another fragment, keeps replicas apart."""
+    chosen = ALL[strategy]
+    agrees = ANCHORS_AGREE not in chosen.broken_laws()
+    is_whole = agrees and not chosen.mix and chosen.fragments == 1
+    for inner in [INNER.adamw] if chosen.states else INNER:
+        first, *others = live(chosen, steps=3 * EVERY + chosen.delay, inner=inner)
+        assert changes(first.anchors)
+        assert all(equal(first.anchors, others[0].anchors)) == agrees
+        assert all(equal(first.anchors, others[1].anchors)) == agrees
+        assert torch.equal(first.own[-1], others[0].own[-1]) == is_whole
 
 
 def test_fragments_are_exchanged_in_turns_and_a_delay_moves_what_is_applied_alone() -> None:
@@ -263,19 +272,17 @@ def test_fragments_take_blocks_in_turns() -> None:
         fragments_of(named, 6)
 
 
-@pytest.mark.parametrize("how", [{}, *STREAMING], ids=str)
-def test_a_saved_state_goes_on_in_mid_round_to_the_bit(how: dict[str, Any]) -> None:
-    strategy = local("topk", **how)
-
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_saved_state_goes_on_in_mid_round_to_the_bit(strategy: str) -> None:
     def body(comm: Comm) -> None:
-        worker = Worker(strategy, comm)
+        worker = Worker(ALL[strategy], comm)
         states = []
         for stop in (3, 6, 8):
             worker.train(stop)
             states.append(copy.deepcopy(worker.optimiser.state_dict()))
         worker.train(12)
         for state in states:
-            again = Worker(strategy, comm, model=model_of(7))
+            again = Worker(ALL[strategy], comm, model=model_of(7))
             again.optimiser.load_state_dict(state)
             assert again.optimiser.steps == state["local"]["step"]
             again.train(12)
