@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from analysis.records.files import write_json
-from analysis.records.store import Store
 from experiments.commands import _listing
 from experiments.commands._listing import every_run, filtered, table
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
-from tests.conftest import Command, fine, refused
+from tests.conftest import Command, fine, refused, there
 
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Folders:
-    """Two densities, three seeds; one run failed, one is damaged."""
+    """Provide two densities, three seeds; one run failed, one is damaged."""
     folders = Folders(tmp_path / "results")
     for density in (0.01, 0.1):
         for seed in range(3):
             synthetic.timed(folders.store, with_density(density, seed))
     folders.store.begin(synthetic.config("dense")).fail("no memory")
-    damaged = synthetic.timed(folders.store, synthetic.config("randomk"))
-    damaged.rank_path(0).unlink()
+    synthetic.timed(folders.store, synthetic.config("randomk")).rank_path(0).unlink()
     return folders
 
 
@@ -40,18 +39,18 @@ def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders
     assert {row[2] for row in found.rows()} == {"0.01", "0.1"}
 
 
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        ([], 8), (["method=topk"], 6), (["method.density=1e-2"], 3), (["seed=0,2", "method=topk"], 4),
-        (["state=failed"], 1), (["state=damaged"], 1), (["method=topk", "state=done", "select=torch"], 6),
-        (["topk-vgg16"], 6), (["method=dgc"], 0),
-    ],
-)  # fmt: skip
-def test_filters_mean_what_they_say_and_all_of_them_count(
-    folders: Folders, words: list[str], count: int
-) -> None:
-    assert len(filtered(every_run(folders), [*words, "source=own"])) == count
+def test_filters_mean_what_they_say_and_all_of_them_count(folders: Folders) -> None:
+    runs = every_run(folders)
+    for words, count in {
+        "": 8, "method=topk": 6, "method.density=1e-2": 3, "seed=0,2 method=topk": 4, "state=failed": 1,
+        "state=damaged": 1, "method=topk state=done select=torch": 6, "topk-vgg16": 6, "method=dgc": 0,
+    }.items():  # fmt: skip
+        assert len(filtered(runs, [*words.split(), "source=own"])) == count, words
+    with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
+        filtered(runs, ["methd=topk"])
+    folders.store.begin(with_density(0.01, 0)).fail("no memory")  # measured again
+    for words, count in {"source=own": 6, "state=failed": 1}.items():
+        assert len(filtered(every_run(folders), ["method=topk", words])) == count, words
 
 
 def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folders) -> None:
@@ -63,64 +62,40 @@ def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folde
         assert sorted(filtered(every_run(folders), [word, "source=own"])["run_id"]) == runs
 
 
-def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders) -> None:
-    assert set(filtered(every_run(folders), ["fig3"])["source"]) == {"shipped"}
-    assert set(filtered(every_run(folders), ["method=topk"])["source"]) == {"own"}
-
-
-def test_shipped_runs_are_all_that_is_listed_where_there_is_no_own_one(tmp_path: Path) -> None:
-    shipped = every_run(Folders(tmp_path / "results"))
+def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders, tmp_path: Path) -> None:
+    for word, source in {"fig3": "shipped", "method=topk": "own"}.items():
+        assert set(filtered(every_run(folders), [word])["source"]) == {source}
+    shipped = every_run(Folders(tmp_path / "empty"))
     assert len(filtered(shipped, [])) == len(shipped) > 0
 
 
-def test_runs_without_an_accuracy_show_their_loss(tmp_path: Path) -> None:
-    runs = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
-    assert _listing._outcomes(runs.to_dict("records")) == {"top-1": [71.0, None], "loss": [None, 1.25]}
-
-
-def test_an_unknown_filter_is_answered_with_what_there_is(folders: Folders) -> None:
-    with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
-        filtered(every_run(folders), ["methd=topk"])
-
-
-def test_a_run_that_was_measured_again_and_failed_is_shown_as_failed(folders: Folders) -> None:
-    folders.store.begin(with_density(0.01, 0)).fail("no memory")
-    runs = every_run(folders)
-    assert len(filtered(runs, ["method=topk", "source=own"])) == 6
-    assert len(filtered(runs, ["method=topk", "state=failed"])) == 1
-
-
-def test_the_command_lists_a_line_per_run(here: Command, tmp_path: Path) -> None:
-    store = Store(tmp_path / "results" / "runs")
-    for seed in range(3):
-        synthetic.timed(store, with_density(0.01, seed))
-    done = fine(here("list", "method=topk", "seed=0,1"))
+def test_the_command_lists_a_line_per_run(here: Command, folders: Folders) -> None:
+    done = fine(here("list", "method=topk", "method.density=0.01", "seed=0,1"))
     assert done.stdout.count("\n| ") == 3  # the line below the header, and two runs
     refused(here("list", "sed=0"), "did you mean 'seed'")
     assert here("list", "method=dgc", "source=own").returncode == 1
 
 
-def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, tmp_path: Path) -> None:
-    shipped = every_run(Folders(tmp_path / "results"))
-    row = shipped[shipped["variant"].eq("dense")].iloc[0]
-    run, key = row["run_id"], row["run_id"].rpartition("-")[2]
+def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, folders: Folders) -> None:
+    shipped = every_run(folders)
+    run = shipped[shipped["variant"].eq("dense")]["run_id"].iloc[0]
+    key = run.rpartition("-")[2]
     for word in (f"{key[:8]}/dense", f"{key}-dense"):  # of `list`, and of a page's address
         found = filtered(shipped, [word])
-        assert (set(found["run_id"]), set(found["variant"])) == ({run}, {"dense"})
+        assert [*found[["run_id", "variant"]].itertuples(index=False)] == [(run, "dense")]
         assert run in fine(here("why", word)).stdout
-        refused(here("logs", word), f"{run} is shipped with the repository")
-        refused(here("why", word, "--against", word), f"{run} is shipped with the repository")
-    own = synthetic.timed(Folders(tmp_path / "results").store, with_density(0.01, 0))
+        for words in (("logs", word), ("why", word, "--against", word)):
+            refused(here(*words), f"{run} is shipped with the repository")
+    own = folders.store.all_valid()[0]
     refused(here("status", own.key[:8]), f"{own.run_id}: made on this machine, not submitted")
 
 
-def test_hostile_names_are_shown_and_not_obeyed(folders: Folders) -> None:
+def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folders: Folders) -> None:
     runs = every_run(folders)
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
     assert "\\|" in table(runs).markdown()
-
-
-def test_times_since_are_in_the_largest_unit() -> None:
-    assert _listing.AGES[0] == ("d", 86_400)
-    assert _listing._age({"ended": "2020-01-01T00:00:00Z"}).endswith(" d")  # type: ignore[union-attr]
+    trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
+    outcomes = _listing._outcomes(trained.to_dict("records"))
+    assert outcomes == {"top-1": [71.0, None], "loss": [None, 1.25]}
+    assert re.fullmatch(r"\d{4} d", there(_listing._age({"ended": "2020-01-01T00:00:00Z"})))
     assert _listing._age({}) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from experiments.commands import _draw
 from experiments.config.folders import Folders
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
-from tests.conftest import ROOT, Command, environment_for, fine, python
+from tests.conftest import ROOT, Command, environment_for, fine, python, refused
 
 WITHOUT_TORCH = """
 import sys
@@ -30,98 +30,104 @@ sys.meta_path.insert(0, Absent())
 """
 
 
-def test_all_figures_are_drawn_from_the_shipped_records_without_torch(tmp_path: Path) -> None:
+SHIPPED = ROOT / "results" / "shipped" / "figures"
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> Path:
+    """Provide the folder of drawn figures."""
+    return tmp_path / "results" / "figures"
+
+
+@pytest.mark.parametrize(
+    "items", [["fig1", "fig4-logs", "speed-fast"], pytest.param([], marks=pytest.mark.extended)]
+)
+def test_figures_are_drawn_from_the_shipped_records_without_torch(
+    items: list[str], drawn: Path, tmp_path: Path
+) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)
     around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path / "site"))
-    fine(python("-m", "experiments", "figures", env=around))
-    drawn = {path.name for path in (tmp_path / "results" / "figures").iterdir()}
-    shipped_runs = {path.stem for path in (ROOT / "results" / "shipped" / "figures").glob("*.json")}
-    names = [f"{item}-laptop" if figures.has_runs(item) else item for item in figures.shipped()]
-    names = [name for name in names if name in shipped_runs or name in figures.items()]
-    assert {"fig1-laptop", "fig3-laptop", "speed-laptop", "fig4-logs"} <= set(names)
-    assert drawn >= {f"{name}.{kind}" for name in names for kind in ("png", "pdf", "svg", "md")}
-    for name in names:
-        ours = tmp_path / "results" / "figures" / f"{name}.md"
-        shipped = ROOT / "results" / "shipped" / "figures" / f"{name}.md"
-        assert ours.read_text().split("Drawn from")[0] == shipped.read_text().split("Drawn from")[0]
-        for kind in ("csv", "tex"):
-            assert_same(ours.with_suffix(f".{kind}"), shipped.with_suffix(f".{kind}"))
+    fine(python("-m", "experiments", "figures", *items, env=around))
+    stems = {
+        item: f"{item}-laptop" if figures.has_runs(item) else item for item in items or figures.shipped()
+    }
+    stems = {
+        item: stem for item, stem in stems.items() if stem == item or (SHIPPED / f"{stem}.json").exists()
+    }
+    assert {"fig1", "fig4-logs"} <= set(stems)
+    for stem in stems.values():
+        for kind in ("png", "pdf", "svg"):
+            assert (drawn / f"{stem}.{kind}").exists(), (stem, kind)
+        for kind in ("md", "csv", "tex"):
+            ours, shipped = (text_of(folder / f"{stem}.{kind}") for folder in (drawn, SHIPPED))
+            assert ours == shipped, (stem, kind)
 
 
+def text_of(path: Path) -> str:
+    """Return a file's text, but not when and where it was drawn; nothing where it is not there."""
+    return path.read_text().split("Drawn from")[0] if path.exists() else ""
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let figures be drawn by two processes, however few they are."""
+    monkeypatch.setattr(_draw, "cores", lambda: 2)
+    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
+
+
+@pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+    here: Command, drawn: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     monkeypatch.setattr(_draw, "cores", lambda: processes)
-    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
-    drawn = tmp_path / "results" / "figures"
     (drawn / "fig3-logs.csv").mkdir(parents=True)  # a folder where a file belongs
     done = here("figures", "fig3-logs", "eghlidi-table1-published")
-    assert done.returncode == 1
-    assert f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}" in done.stderr
-    assert f"eghlidi-table1-published: {drawn / 'eghlidi-table1-published.png'}" in done.stdout
-    whole = drawn / "eghlidi-table1-published.csv"
-    shipped = ROOT / "results" / "shipped" / "figures" / whole.name
-    assert whole.read_bytes() == shipped.read_bytes()
+    refused(done, f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}", code=1)
+    whole = drawn / "eghlidi-table1-published"
+    assert f"{whole.name}: {whole}.png" in done.stdout
+    assert whole.with_suffix(".csv").read_bytes() == (SHIPPED / f"{whole.name}.csv").read_bytes()
     assert whole.with_suffix(".svg").read_text().rstrip().endswith("</svg>")
 
 
-def test_processes_that_are_killed_leave_their_figures_to_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_draw, "cores", lambda: 2)
-    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
+@pytest.mark.usefixtures("two_cores")
+def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Path) -> None:
     names = [(item, "published") for item in ("eghlidi-table1-published", "fig3-logs") * 4]
-    folders = Folders(tmp_path)
-    killed = list[object]()
+    folders = Folders(tmp_path / "results")
+    killed = []
 
-    def found() -> Iterator[_draw.Stored | None]:
+    def stored() -> Iterator[_draw.Stored | None]:
         for name in names:
             for process in multiprocessing.active_children():
                 process.kill()
                 killed.append(process)
             yield _draw.stored(*name, folders, empty())
 
-    drawn = list(_draw.draw_each(names, found(), tmp_path))
+    found = [*_draw.draw_each(names, stored(), tmp_path)]
     assert killed
-    assert [(each.item, each.picture.exists()) for each in drawn if isinstance(each, _draw.Drawn)] == [
-        (item, True) for item, _ in names
-    ]
+    pictures = [each for each in found if isinstance(each, _draw.Drawn)]
+    assert [(each.item, each.picture.exists()) for each in pictures] == [(item, True) for item, _ in names]
 
 
-def test_a_figure_that_takes_long_keeps_no_other_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_draw, "cores", lambda: 2)
-    signs = [tmp_path / str(at) for at in range(12)]
-    calls: list[Callable[[], object]] = [
-        partial(seen, signs[-1]),
-        *(partial(touched, sign) for sign in signs),
-    ]
-    assert [*_draw.over_cores(calls, len(calls))] == [True, *signs]
+@pytest.mark.usefixtures("two_cores")
+def test_a_figure_that_takes_long_keeps_no_other_waiting(tmp_path: Path) -> None:
+    signs = [tmp_path / str(number) for number in range(12)]
+    calls = [partial(wait_for_file, signs[-1]), *(partial(Path.touch, sign) for sign in signs)]
+    assert [*_draw.over_cores(calls, len(calls))] == [True, *(None for _ in signs)]
 
 
-def seen(sign: Path) -> bool:
-    """Whether it is there within a minute."""
+def wait_for_file(path: Path) -> bool:
+    """Return whether it is there within a minute."""
     end = time.monotonic() + 60
-    while time.monotonic() < end and not sign.exists():
+    while time.monotonic() < end and not path.exists():
         time.sleep(0.05)
-    return sign.exists()
+    return path.exists()
 
 
-def touched(sign: Path) -> Path:
-    sign.touch()
-    return sign
-
-
-def assert_same(ours: Path, shipped: Path) -> None:
-    """The same text, or neither is there."""
-    assert ours.exists() == shipped.exists()
-    assert not ours.exists() or ours.read_text() == shipped.read_text()
-
-
-def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(here: Command, tmp_path: Path) -> None:
+def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(
+    here: Command, drawn: Path, tmp_path: Path
+) -> None:
     bench = tmp_path / "results" / "bench"
     bench.mkdir(parents=True)
     (shipped,) = (ROOT / "results" / "shipped" / "bench").glob("select-*.jsonl")
@@ -132,7 +138,7 @@ def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(here: Command,
     done = fine(here("figures", "select"))
     assert f"left out {len(bad)} lines of {bench / shipped.name}" in done.stderr
     assert "select-fifo.jsonl is a FIFO and no file" in done.stderr
-    assert done.stdout.split() == [str(tmp_path / "results" / "figures" / f"{shipped.stem}.png")]
+    assert done.stdout.split() == [str(drawn / f"{shipped.stem}.png")]
 
 
 def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
