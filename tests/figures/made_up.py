@@ -75,11 +75,6 @@ def verdict(item: str, frames: Frames, begins: str) -> Verdict:
     return next(found for found in figures.judge(item, frames) if found.claim.text.startswith(begins))
 
 
-def words(item: str, frames: Frames) -> set[str]:
-    """Return the words of an item's verdicts."""
-    return {found.word for found in figures.judge(item, frames)}
-
-
 def page(item: str, frames: Frames, profile: str = "laptop") -> str:
     """Return an item's page in Markdown, with the verdicts on these frames."""
     has_numbers = len(frames.runs) > 0 or profile == figures.PUBLISHED

@@ -9,11 +9,10 @@ from itertools import product
 import numpy as np
 import pytest
 
-from analysis.records.frames import Frames, keys_of, restrict
+from analysis.records.frames import Frames
 from analysis.stats import Mixed
 from experiments.figures import _crossing
 from experiments.figures import survey_crossover_measured as item
-from experiments.figures._predicted import ethernet, exchange_s
 from tests.conftest import there
 from tests.figures.made_up import TURNS, RecordBuilder, verdicts
 
@@ -94,18 +93,6 @@ def test_each_launch_that_has_all_links_is_one_estimate_at_the_bandwidths_that_w
     assert sorted(item.crossings(part, *CASE, "topk")) == [0, 2]
 
 
-def test_at_the_predicted_bandwidth_both_take_as_long() -> None:
-    own = item.cell(frames(), *CASE)
-    of = restrict(own, keys_of(own, {"seed": item.seeds(frames(), *CASE)[0]}))
-    for method in item.SELECTIONS:
-        parts = there(item.parts(of, method))
-        assert parts[:3] == pytest.approx((FORWARD_S, BACKWARD_S, SELECT_S[method]))
-        gbit_s = item.predicted_crossing(parts, method)
-        assert item.predicted_ratio(parts, method, gbit_s) == pytest.approx(1)
-        dense = exchange_s("dense", ELEMENTS, 1.0, 2, ethernet(gbit_s))
-        assert dense > BACKWARD_S, "what hides behind backward is less than all"
-
-
 def equal_at(crossing: float, apart: float = 1.0) -> Line:
     """Return a line of ratios that are 1 at this bandwidth, in launches that are so many times apart."""
     return lambda method, gbit_s, launch: (gbit_s / crossing / apart ** (launch - 1)) ** SLOPE
@@ -130,14 +117,3 @@ def test_without_a_crossing_nothing_is_compared_and_why_is_told() -> None:
     verdict = verdicts("crossover-measured", faster)["fused-higher.vgg16-8"]
     assert (verdict.word, verdict.ours) == ("not comparable", None)
     assert "above 1.92 Gbit/s in 3 of 3 launches" in verdict.reason
-
-
-def test_the_higher_crossing_is_paired_by_launch_and_outside_the_links_the_nearest_counts() -> None:
-    def higher(outside: str, ratio: float) -> float:
-        of = frames(lambda method, gbit_s, _: ratio if method == outside else line(method, gbit_s, 1))
-        return there(item.higher(of, *CASE, "topk", "topk-fused")).value
-
-    value = there(item.higher(frames(), *CASE, "topk", "topk-fused"))
-    assert (value.value, value.low, value.high) == pytest.approx((2, 2, 2))
-    assert higher("topk-fused", 0.5) == pytest.approx(DELIVERED * 2 / AT["topk"])
-    assert higher("topk", 2.0) == pytest.approx(AT["topk-fused"] / (DELIVERED * 0.1))

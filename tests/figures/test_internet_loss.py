@@ -24,23 +24,17 @@ SECONDS: dict[item.Compared, tuple[float, float]] = {  # of a local step, and of
 }  # fmt: skip
 
 
-def frames(whole: float | None = None, launches: int = 3) -> Frames:
-    """Return two seeds of each trajectory and launches with two blocks of 15 steps; and a training in real
-    time whose steps take so much longer than they are composed to.
-    """
+def frames(launches: int = 3) -> Frames:
+    """Return two seeds of each trajectory and launches with two blocks of 15 steps."""
     records = RecordBuilder()
-    trained = [(each, seed, "virtual", 0.0) for each in LOSSES for seed in (0, 1)]
-    if whole:
-        trained.append((("diloco", 15), 0, "netns", whole * (0.2 + 0.6 / 15)))
-    for (name, every), seed, where, step_s in trained:
+    for ((name, every), losses), seed in product(LOSSES.items(), (0, 1)):
         settings = {
-            "method.name": name, "method.every": every, "seed": seed, "cluster.where": where,
-            "train.validate": "epoch", "simulated": where == "virtual",
+            "method.name": name, "method.every": every, "seed": seed, "cluster.where": "virtual",
+            "train.validate": "epoch", "simulated": True,
         }  # fmt: skip
-        quarters = enumerate(LOSSES[name, every], 1)
+        quarters = enumerate(losses, 1)
         epochs = [{"epoch": at, "step": at * STEPS // 4, "val_loss": loss} for at, loss in quarters]
-        timed = [row | {"wall_s": row["step"] * step_s} for row in epochs]
-        records.add_run(f"{(name, every)}-{seed}-{where}", settings, epochs=timed)
+        records.add_run(f"{(name, every)}-{seed}", settings, epochs=epochs)
     for seed, ((name, every), (local_s, exchanging_s)) in product(range(launches), SECONDS.items()):
         settings = {
             "run_id": f"timed-{seed}", "group": f"timed-{seed}", "method.every": every, "seed": seed,
@@ -76,12 +70,3 @@ def test_the_time_to_a_loss_is_steps_by_seconds() -> None:
     late = found._replace(epochs=found.epochs.assign(val_loss=lambda t: t["val_loss"].clip(lower=1.15)))
     late.epochs.loc[late.epochs["key"].str.startswith("('dense'"), "val_loss"] -= 0.1
     assert there(item.times_as_soon(late, ("topk", None), 5.0)).value == 0.0
-
-
-@pytest.mark.parametrize("slower", [1.0, 1.25])
-def test_a_training_in_real_time_tells_what_the_composition_is_worth(slower: float) -> None:
-    found = frames(slower, launches=1)
-    assert there(item.worst(found)).value == pytest.approx(100 * (1 - 1 / slower))
-    assert item.worst(frames()) is None
-    assert item.table(found)[-1].title == "Whole trainings in real time"
-    assert item.table(frames())[-1].title == "Steps"

@@ -43,17 +43,6 @@ def test_no_published_number_is_reproduced_nor_has_two_words() -> None:
             assert words.setdefault(number, judged.word) == judged.word
 
 
-def test_the_parts_of_a_bar_add_up_to_the_iteration() -> None:
-    module = figures.load("fig4-logs")
-    published = module.as_published("A100", "topk")
-    corrected = module.without_validation("A100", "topk")
-    assert sum(published.values()) == pytest.approx(275.0, abs=0.01)
-    assert sum(corrected.values()) == pytest.approx(252.2, abs=0.05)
-    assert published["synchronize"] == pytest.approx(16.86, abs=0.005)
-    assert corrected["wait"] + corrected["transfer"] == pytest.approx(16.9, abs=0.05)
-    assert min(*published.values(), *corrected.values()) > 0
-
-
 def test_runs_are_neither_chosen_nor_queued(here: Command) -> None:
     refused(here("reproduce", "fig4-logs", "profile=laptop"), "fig4-logs", "no runs", "profile=laptop")
     with pytest.raises(ValueError, match="fig4-logs has no runs to queue"):

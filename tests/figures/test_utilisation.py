@@ -107,9 +107,7 @@ def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> N
         case = (found, item.DILOCO, CHECKED, item.AT)
         assert there(item.composed(*case)).value == pytest.approx(1 / slower)
         assert there(item.off_by(*case)).value == pytest.approx(1.25)
-        assert item.checks(found) == [case[1:]]
-        # What checks it is no part of what is composed.
-        assert item.shares(found, item.DILOCO, 8, item.AT) == item.shares(frames(), item.DILOCO, 8, item.AT)
+    # What checks it is no part of what is composed.
+    assert item.shares(found, item.DILOCO, 8, item.AT) == item.shares(frames(), item.DILOCO, 8, item.AT)
     assert item.composed(found, item.SPARSELOCO, CHECKED, item.AT) is None
-    assert "[0.8, 0.8] for DiLoCo, H = 16." in str(item.facts(found)["composed"])
     assert item.facts(empty())["composed"] == ""
