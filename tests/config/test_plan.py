@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from experiments import figures
-from experiments.config import choices, compose, data_root, plan
+from experiments.config import compose, data_root, plan
 from experiments.config.config import Config
 from experiments.config.plan import PlannedRun, plan_runs, profile_of
 from experiments.figures.runs import configs_of, more_configs_of
@@ -17,10 +17,12 @@ def planned(*words: str) -> PlannedRun:
     return PlannedRun(compose.resolve(words), None)
 
 
-def test_every_figure_composes_its_runs() -> None:
-    for profile in choices.options("profile"):
-        for item in figures.shipped():
-            assert bool(configs_of(item, profile)) == figures.has_runs(item)
+@pytest.mark.parametrize(
+    "profile", ["laptop", *(pytest.param(name, marks=pytest.mark.extended) for name in ("paper", "smoke"))]
+)
+def test_every_figure_composes_its_runs(profile: str) -> None:
+    for item in figures.shipped():
+        assert bool(configs_of(item, profile)) == figures.has_runs(item)
 
 
 def test_virtual_ranks_share_one_process() -> None:

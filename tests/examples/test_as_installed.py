@@ -25,7 +25,10 @@ ELEMENTS, DENSITY, PAIR_BYTES = 5514, 0.05, 8  # of the examples: their model, w
 # Once in CI a worker whose work was done ended so: most likely a thread of gloo's that outlives Python
 # (pytorch/pytorch pull request 179291). In 96 tries beside other work it was not seen again.
 EXIT_RACE = "terminate called without an active exception"
-pytestmark = pytest.mark.skipif(util.find_spec("setuptools") is None, reason="what builds wheels is missing")
+pytestmark = [
+    pytest.mark.skipif(util.find_spec("setuptools") is None, reason="what builds wheels is missing"),
+    pytest.mark.extended,
+]
 
 
 def tracked(folder: str) -> list[str]:

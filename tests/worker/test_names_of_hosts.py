@@ -16,7 +16,7 @@ from tests.conftest import ROOT, environment_for
 from tests.launch.troubled import await_
 from tests.slurm.emulated.links import a_link, needs_namespaces
 
-pytestmark = needs_namespaces
+pytestmark = [needs_namespaces, pytest.mark.extended]
 NODES = ("node-a", "node-b")
 HOSTS = {
     "as Debian writes them": "127.0.0.1 localhost\n127.0.1.1 {own}\n",
