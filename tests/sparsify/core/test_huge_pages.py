@@ -24,15 +24,16 @@ asked_for = pytest.mark.skipif(
 
 
 def is_advised(tensor: Tensor) -> bool:
-    """Has the memory in the tensor's middle the flag that madvise sets?"""
-    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    """Return True if the memory in the tensor's middle has the flag that madvise sets."""
+    middle = tensor.data_ptr() + tensor.nbytes // 2
+    inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
-        first = line.split()[0]
+        first, *words = line.split()
+        if inside and first == "VmFlags:":
+            return "hg" in words
         if not first.endswith(":"):
             start, end = (int(number, 16) for number in first.split("-"))
             inside = start <= middle < end
-        elif inside and first == "VmFlags:":
-            return "hg" in line.split()
     raise AssertionError("no mapping holds the tensor")
 
 

@@ -39,23 +39,22 @@ def test_the_union_grows_as_the_beta_binomial_has_it() -> None:
 
 def test_a_worker_selects_the_same_whenever_it_is_asked() -> None:
     statistics = Statistics(0.01, 0.3)
-    parts = Generated(statistics, N, 4, seed=5)
-    first = parts[2]
-    assert all(map(torch.equal, first, Generated(statistics, N, 4, seed=5)[2]))
-    assert not first.indices.equal(parts[1].indices)
-    assert not first.indices.equal(Generated(statistics, N, 4, seed=6)[2].indices)
+    first, second, again, other = (
+        Generated(statistics, N, 4, seed=seed)[rank] for rank, seed in ((2, 5), (1, 5), (2, 5), (2, 6))
+    )
+    assert all(map(torch.equal, first, again))
+    assert not first.indices.equal(second.indices)
+    assert not first.indices.equal(other.indices)
 
 
 def test_values_of_an_element_have_one_sign_and_exceed_the_threshold() -> None:
     parts = list(Generated(Statistics(0.01, 0.9), N, 3))
-    signs = torch.zeros(N)
-    counts = torch.zeros(N)
-    for indices, values in parts:
-        assert values.abs().min() >= 4.6  # ln(1 / 0.01)
-        signs.index_add_(0, indices, values.sign())
-        counts.index_add_(0, indices, torch.ones(len(indices)))
-    assert signs.abs().equal(counts)
-    assert signs.sum().abs() < 0.1 * counts.sum()
+    indices = torch.cat([part.indices for part in parts])
+    values = torch.cat([part.values for part in parts])
+    signs = torch.zeros(N).index_add_(0, indices, values.sign())
+    assert signs.abs().equal(indices.bincount(minlength=N).float())
+    assert signs.sum().abs() < 0.1 * len(indices)
+    assert values.abs().min() >= 4.6  # ln(1 / 0.01)
 
 
 def test_overlap_and_skew_of_known_selections() -> None:

@@ -95,10 +95,9 @@ def test_a_step_that_failed_is_no_sample() -> None:
     timer = PhaseTimer("serialised", Clock())
     with pytest.raises(ZeroDivisionError), timer.step(), timer.phase("forward"):
         raise ZeroDivisionError
-    assert timer.resolve(alone) == []
     with timer.step(), timer.phase("forward"):  # and the timer still works
         pass
-    assert len(timer.resolve(alone)) == 1
+    assert [sample.phases for sample in timer.resolve(alone)] == [{"forward": 0.0}]
 
 
 def trained(mode: str, method: str, **settings: Any) -> list[Lines]:

@@ -43,7 +43,6 @@ from tests.sparsify.kernels.interpreter import interpreter, patching_once
 
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
 CUT = 0.4  # how likely an access of many elements is cut in two
-MOST = 1_000_000  # accesses of one launch; what takes more waits for something
 
 
 class Stopped(BaseException):
@@ -217,7 +216,6 @@ class Launch:
         self.now = 0
         self.error: BaseException | None = None
         self.accesses = list[Access]()
-        self.num_turns = 0
 
     def run(self) -> None:
         """Run all; raise what one of them has raised."""
@@ -236,9 +234,6 @@ class Launch:
     def turn(self) -> None:
         """Let others run before the program goes on that runs."""
         own = self.now
-        self.num_turns += 1
-        if self.num_turns > MOST:
-            raise RuntimeError(f"{self.kernel.__name__} does not end: a program waits for another")
         if self.concurrent.chance.random() < self.often:
             self._hand_on()
             self._wait(own)

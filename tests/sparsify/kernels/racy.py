@@ -25,25 +25,10 @@ def fill(places, SIZE: constexpr):
 
 
 @triton.jit
-def look(places, seen):
-    """Each program tells whether it was before the next one: no result is wrong, but they meet."""
-    program = tl.program_id(0)
-    tl.store(places + program, 1)
-    tl.store(seen + program, tl.load(places + program + 1))
-
-
-@triton.jit
 def own(places, counter):
     """Each has memory of its own, and a number of its own, in no order."""
     number = tl.atomic_add(counter, 1, sem="relaxed")
     tl.store(places + number, tl.program_id(0))
-
-
-@triton.jit
-def wait(places):
-    """Programs wait for what none of them does."""
-    while tl.atomic_add(places, 0) == 0:
-        pass
 
 
 @triton.jit

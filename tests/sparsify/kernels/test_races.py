@@ -43,7 +43,9 @@ class TestInterpreter:
         for seed in FEW_SEEDS:
             with Concurrent(seed) as run:
                 wrong += count_by(racy.count_plainly) != 4
-            assert run.meetings
+            (meeting,) = run.meetings  # in whatever order
+            assert meeting.count("count_plainly (racy.py:") == 2
+            assert {"load", "store"} < set(meeting.split())
             with Concurrent(seed) as run:
                 assert count_by(racy.count_atomically) == 4
             assert not run.meetings
@@ -60,14 +62,6 @@ class TestInterpreter:
             mixed += len(places.unique()) > 1
         assert mixed
 
-    def test_two_programs_that_meet_are_told_in_whatever_order(self) -> None:
-        for seed in FEW_SEEDS:
-            with Concurrent(seed) as run:
-                racy.look[(3,)](zeros(4), zeros(3))
-            (meeting,) = run.meetings
-            assert meeting.count("look (racy.py:") == 2
-            assert {"load", "store"} < set(meeting.split())
-
     def test_programs_come_in_any_order_and_a_seed_repeats_it(self) -> None:
         def order(seed: int) -> tuple[int, ...]:
             places = zeros(4)
@@ -80,11 +74,6 @@ class TestInterpreter:
         orders = list(map(order, SEEDS))
         assert list(map(order, SEEDS)) == orders
         assert len(set(orders)) > 12  # of 24
-
-    def test_a_program_that_waits_for_another_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(concurrent, "MOST", 200)
-        with Concurrent(0), pytest.raises(Exception, match="a program waits for another"):
-            racy.wait[(3,)](zeros())
 
     def test_what_a_program_raises_ends_all_of_them(self) -> None:
         for seed in FEW_SEEDS:

@@ -52,28 +52,24 @@ class TestTogether:
         assert kernel.stats().steps == len(made)
         assert kernel.stats().selected == sum(ks)
 
-    def test_gradients_may_come_in_pieces_of_any_type(self) -> None:
-        sizes = (300, 1, 64)
-        accs = [draw(n) for n in sizes]
-        whole, single, half = (draw(n, 1) for n in sizes)
+    def test_gradients_may_come_in_pieces_of_any_type_and_all_may_change_between_two_calls(self) -> None:
+        """Another k, another gradient, none; a residual that was replaced, one at any address."""
+        memory = draw(1000, 3)
+        accs = [draw(n) for n in (300, 1, 64)]
+        whole, single, half = (draw(n, 1) for n in (300, 1, 64))
         kernel = GpuSegments(accs, **SMALL)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             check_joint(kernel, accs, [grad.to(dtype) for grad in (whole, single, half)], [7, 1, 3])
-        check_joint(kernel, accs, [whole[:120], whole[120:120], whole[120:], single, half], [7, 1, 3])
-        check_joint(kernel, accs, [whole[:1], whole[1:].half(), single.bfloat16(), half], [7, 0, 3])
-        check_joint(kernel, accs, [whole, single, torch.cat([half, half])[::2]], [300, 0, 0])
-
-    def test_what_changes_between_two_calls_is_noticed(self) -> None:
-        """Another k, another gradient, none; a residual that was replaced, one at any address."""
-        memory = draw(1000, 3)
-        first, second = draw(300), draw(70)
-        long, short = memory[:300], memory[320:390]
-        kernel = GpuSegments([first, second], **SMALL)
-        check_joint(kernel, [first, second], [long, short], [3, 5])
-        check_joint(kernel, [first, second], [long, short], [9, 1])
-        check_joint(kernel, [draw(300, 4), second], [memory[501:801], short], [9, 1])
-        check_joint(kernel, [memory[601:901], second], [], [2, 2])
-        check_joint(kernel, [first, second], [memory[::3][:300], short.half()], [2, 2])
+        for grads, ks in (
+            ([whole[:120], whole[120:120], whole[120:], single, half], [7, 1, 3]),
+            ([whole[:1], whole[1:].half(), single.bfloat16(), half], [9, 0, 3]),
+            ([whole, single, torch.cat([half, half])[::2]], [300, 0, 0]),
+            ([memory[501:801], single, half], [9, 1, 1]),
+            ([], [2, 1, 2]),
+        ):
+            check_joint(kernel, accs, grads, ks)
+        check_joint(kernel, [draw(300, 4), *accs[1:]], [whole, single, half], [9, 1, 1])
+        check_joint(kernel, [memory[601:901], *accs[1:]], [], [2, 1, 2])
 
     def test_parts_are_added_in_order_to_memories_of_any_sizes(self) -> None:
         """As torch adds them, to the bit; those of a part that come first are not those that lie first."""
