@@ -29,18 +29,12 @@ def learned(frames: Frames, method: str) -> list[str]:
     return list(runs["key"])
 
 
-def test_dense_has_no_selection_rather_than_a_selection_of_zero(frames: Frames) -> None:
-    assert "select" not in breakdown(frames, [key(frames, "dense")])
-    assert (
-        stats.of_phases(frames, [key(frames, "dense")], ["select"], lambda seconds: seconds, POSITIVE) is None
-    )
-
-
 def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames) -> None:
     run = key(frames, "dense", "production")
     speed = there(stats.throughput(frames, [run]))
     assert speed.value == pytest.approx(2 * 32 / step_seconds(frames, run).mean())
     assert (speed.low, speed.n, speed.of) == (None, 1, "launches")
+    assert stats.taken(frames, [run], "select") is None, "no selection, rather than one of zero"
 
 
 def timed(root: Path, slow: dict[int, float], method: str = "dense") -> tuple[Frames, list[str]]:
@@ -73,17 +67,27 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.4, 2: 2.5}, "topk")
     short = frames.steps["key"].eq(keys[0]) & frames.steps["step"].ge(12)  # one run has fewer steps
     frames = frames._replace(steps=frames.steps[~short])
-    value = there(stats.of_phases(frames, keys, ["step"], lambda seconds: seconds, POSITIVE)).value
-    assert value == pytest.approx(breakdown(frames, keys)["step"], rel=1e-12)
-    assert value == pytest.approx(phase_summary(frames, keys)["mean"]["step"], rel=1e-12)
     parts = breakdown(frames, keys)
+    mean = phase_summary(frames, keys)["mean"]
+    for phase in ("step", "select"):
+        value = there(stats.taken(frames, keys, phase, unit=1e3)).value
+        assert (1e3 * parts[phase], 1e3 * mean[phase]) == pytest.approx((value, value), rel=1e-12)
     assert parts.drop("step").sum() == pytest.approx(parts["step"])
 
 
-def in_blocks(frames: Frames, length: int, group: str = "a") -> Frames:
-    """The same steps, as if all runs had taken turns in one group of processes."""
-    steps = frames.steps.assign(block=(frames.steps["step"] // length).astype(float))
-    return frames._replace(steps=steps, runs=frames.runs.assign(group=group))
+def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_have_none(
+    tmp_path: Path,
+) -> None:
+    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
+    blocks = frames.steps.assign(block=frames.steps["step"] // 2)
+    some = blocks.assign(block=blocks["block"].mask(blocks["key"] == keys[0]))
+    for steps, groups, value in (
+        (blocks, ["a", "a", "a"], (9, "blocks")),
+        (blocks, ["a", "b", "c"], (3, "launches")),
+        (some, ["a", "a", "a"], (3, "launches")),
+    ):
+        found = frames._replace(steps=steps, runs=frames.runs.assign(group=groups))
+        assert there(stats.throughput(found, keys))[3:5] == value
 
 
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
@@ -95,21 +99,9 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up
     low, high = interval(ratio)
     assert 1.1 < low < ratio.value < high < 1.5
-    select = there(stats.of_phases(frames, [topk], ["select"], lambda seconds: 1e3 * seconds, POSITIVE))
+    select = there(stats.taken(frames, [topk], "select"))
+    assert select.value == pytest.approx(breakdown(frames, [topk])["select"])
     assert select.of == "blocks"
-    assert select.value == pytest.approx(1e3 * breakdown(frames, [topk])["select"])
-
-
-def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_have_none(
-    tmp_path: Path,
-) -> None:
-    frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
-    one = in_blocks(frames, 2)
-    assert there(stats.throughput(one, keys)).of == "blocks"
-    three = one._replace(runs=one.runs.assign(group=["a", "b", "c"]))
-    some = one.steps.assign(block=one.steps["block"].mask(one.steps["key"] == keys[0]))
-    for blocks in (three, one._replace(steps=some)):
-        assert there(stats.throughput(blocks, keys))[3:5] == (3, "launches")
 
 
 def test_neighbouring_blocks_that_resemble_each_other_widen_the_interval() -> None:

@@ -33,12 +33,10 @@ def item(text: str, folder: Path) -> Item:
     picture = folder / "fig9-laptop.svg"
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     table = Table(text, pd.DataFrame({text: [text]}), {text: text}, text)
-    texts = dict.fromkeys(("title", "source", "bibtex", "damage", "paper"), text)
-    lists = dict.fromkeys(("remarks", "commands"), (text,))
     return Item(
-        "fig9", "fig9-laptop", caption=f"*{text}*", facts={text: text}, judged=(Judged.of(verdict(text)),),
-        tables=(Numbers(text, table.html()),), files={"svg": str(picture)}, runs=("0123456789ab",),
-        **texts, **lists,  # type: ignore[arg-type]  # fields of two types
+        "fig9", "fig9-laptop", text, f"*{text}*", text, (text,), (text,), facts={text: text},
+        judged=(Judged.of(verdict(text)),), tables=(Numbers(text, table.html()),),
+        files={"svg": str(picture)}, bibtex=text, runs=("0123456789ab",), damage=text, paper=text,
     )  # fmt: skip
 
 
