@@ -22,7 +22,7 @@ from experiments.config.folders import Folders
 from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
 from slurm import environment, jobs
-from tests.conftest import environment_for, fine, python, there
+from tests.conftest import environment_for, fine, process, python, there
 from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
 from tests.slurm.devcluster import NAMES, SCRIPTS, say, speaking_to
 
@@ -155,25 +155,25 @@ def tell_to_stop(bench: Bench, attempt: Attempt) -> None:
     """the stop signal, as before a preemption"""
     # scancel does not return while the job that it told is requeued; the signal is there by then.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["scancel", "--signal=USR2", str(attempt.job.id)],
-            timeout=1,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = process("scancel", "--signal=USR2", str(attempt.job.id), timeout_s=1)
         assert done.returncode == 0 or "Invalid job id" in done.stderr, done.stderr  # it was quicker
+
+
+def submit_again(bench: Bench, attempt: Attempt, words: Sequence[str], sign: str = "") -> None:
+    """Wait for the end of its job; submit its run again, unless its last step was quicker, or SLURM has not
+    written `sign`.
+    """
+    what = f"the end of job {attempt.job.id}"
+    await_(lambda: not goes_on(attempt), what, patience([attempt]), pause=0.5)
+    if attempt.state != "ok" and sign in bench.told(attempt):
+        bench.submit(f"seed={seed_of(attempt)}", *words)
 
 
 def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
     """cancel, and submit again"""
     done = fine(bench.command("cancel", attempt.run_id))
-    if "nothing to cancel" in done.stderr:  # it was quicker
-        return
-    await_(lambda: not goes_on(attempt), "the end of a cancelled job", pause=0.5)
-    if attempt.state == "ok":  # its last step was quicker than scancel
-        return
-    bench.submit(f"seed={seed_of(attempt)}", *STILL_SLOWER)
+    if "nothing to cancel" not in done.stderr:  # or it was quicker
+        submit_again(bench, attempt, STILL_SLOWER)
 
 
 def kill_its_task(bench: Bench, attempt: Attempt) -> None:
@@ -187,18 +187,14 @@ def kill_its_task(bench: Bench, attempt: Attempt) -> None:
 def kill_its_script(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of the batch script, and submit again"""
     array, _, task = str(attempt.job.id).partition("_")
-    for process in psutil.process_iter():
+    for script in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            around, words = process.environ(), process.cmdline()
-            mine = task == around.get("SLURM_ARRAY_TASK_ID", "") and array in (
-                around.get("SLURM_ARRAY_JOB_ID"),
-                around.get("SLURM_JOB_ID"),
-            )
-            if mine and words[-1].endswith("slurm_script"):
-                process.kill()
-    await_(lambda: not goes_on(attempt), "the end of a job without its script", pause=0.5)
-    if attempt.state != "ok":  # its last step was quicker
-        bench.submit(f"seed={seed_of(attempt)}", *SLOWER)
+            around = script.environ()
+            jobs_of = (around.get("SLURM_ARRAY_JOB_ID"), around.get("SLURM_JOB_ID"))
+            is_its = task == around.get("SLURM_ARRAY_TASK_ID", "") and array in jobs_of
+            if is_its and script.cmdline()[-1].endswith("slurm_script"):
+                script.kill()
+    submit_again(bench, attempt, SLOWER)
 
 
 def kill_its_node(bench: Bench, attempt: Attempt) -> None:
@@ -233,10 +229,7 @@ def let_it_run(bench: Bench, attempt: Attempt) -> None:
     On a busy machine a start takes all of its minute until it heeds the signal; SLURM ends it, and nobody
     requeues it: its user submits again.
     """
-    job = str(attempt.job.id)
-    await_(lambda: not goes_on(attempt), f"the end of job {job}", patience([attempt]), pause=0.5)
-    if attempt.state != "ok" and TIMED_OUT in bench.told(attempt):
-        bench.submit(f"seed={seed_of(attempt)}", *ELSEWHERE, *SLOWEST)
+    submit_again(bench, attempt, (*ELSEWHERE, *SLOWEST), TIMED_OUT)
 
 
 DYING = "n4"  # the others' jobs stay away from it
