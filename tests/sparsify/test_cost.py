@@ -19,7 +19,8 @@ from tests.sparsify.laws import Make, gradient, live
 
 ANNOUNCED = 8  # bytes of a length
 SIZES = [2, 4, 8, 16]
-N, K = 3200, 160
+N = 3200
+K = 160
 
 
 def count(name: str, size: int, make: Make, k: int = K, steps: int = 1, **choices: Any) -> int:

@@ -16,7 +16,9 @@ from sparsify.method import Method
 from sparsify.replay import BucketTraffic, Replay, balance
 from sparsify.types import Sparse
 
-N, DENSITY, STEPS = 1600, 0.05, 6
+N = 1600
+DENSITY = 0.05
+STEPS = 6
 NETWORK = Network(Link(1e-4, 1e-8))
 # Words that change what travels, beside every method's own.
 CASES: list[tuple[str, dict[str, Any]]] = [

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-import sparsify
 from sparsify.comm import virtual
 from sparsify.core import host_sync
 from sparsify.doors.aggregator import Aggregator
-from tests.sparsify.laws import METHODS, gradient
+from tests.sparsify.laws import METHODS, build, gradient
 from tests.training.waits import Watch, watched
 
-SHAPE, SIZE, SETTLED, WATCHED = (100, 200), 3, 12, 3  # one tensor of 20,000 elements, three workers; steps
+SHAPE = (100, 200)  # of one tensor
+SIZE = 3  # workers
+SETTLED = 12  # steps before a method is watched
+WATCHED = 3  # steps
 N = SHAPE[0] * SHAPE[1]
 SCALE = 0.005  # small gradients: fixed thresholds then select about as few as the others
 NEVER_WAIT: list[tuple[str, dict[str, Any]]] = [
@@ -59,8 +61,7 @@ def test_waits_are_counted_and_a_settled_step_allocates_nothing_of_the_size_of_t
 ) -> None:
     # What is searched or transformed at once is a slab, whatever the size of the model.
     monkeypatch.setattr("sparsify.core.chunks.SLAB", N // 8)
-    own = {"density": 0.01} if "density" in sparsify.defaults(name) else {}
-    method = sparsify.build(name, **choices, **own)
+    method = build(name, 0.01, **choices)
     with watched(monkeypatch, N) as watch:
         plain = settle(method, watch, "torch")
         assert sum(map(sum, plain)) == len(watch.waits), watch.waits

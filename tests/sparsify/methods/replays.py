@@ -22,7 +22,9 @@ StepOf = Callable[
 SEED = 3  # of tests.sparsify.laws.live
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
 CPU = torch.device("cpu")
-N, SIZE, STEPS = 227, 3, 12
+N = 227  # elements
+SIZE = 3  # workers
+STEPS = 12
 EXACT = 1e-12  # float64, sums of a few in another order
 
 

@@ -94,7 +94,8 @@ def test_stroms_words_take_4_bytes() -> None:
 @pytest.mark.parametrize("eta", [1.0, 0.3])
 def test_ef21_is_algorithm_2(eta: float) -> None:
     """g_r <- g_r + C(h_r - g_r), and the update is the mean of all g_r."""
-    tracked, estimates = np.zeros((SIZE, N)), np.zeros((SIZE, N))
+    tracked = np.zeros((SIZE, N))
+    estimates = np.zeros((SIZE, N))
 
     def update_of(grads: list[Array]) -> Array:
         tracked[:] = (1 - eta) * tracked + eta * np.array(grads)
