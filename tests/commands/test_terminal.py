@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from collections.abc import Callable
 
 import pandas as pd
 import pytest
@@ -26,46 +28,50 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(table: Table, width: int, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
-    terminal = Terminal()
-    for name, value in ({"COLUMNS": str(width), "TERM": "xterm-256color"} | environment).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stdout", terminal)
-    _terminal.show(table)
-    return terminal.getvalue()
+Show = Callable[..., str]
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_table_fits_and_breaks_no_word(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = shown(VERDICTS, width, monkeypatch, NO_COLOR="1")
-    lines = [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in text.splitlines()]
-    assert max(map(len, lines)) <= width
-    assert set(LONG.split()) <= set(text.split())
-    assert text.index("Reduced scale") < text.index("verdict") < text.index("not")
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Show:
+    """Show a table on a terminal of so many columns, without colours unless they are asked for."""
+
+    def call(table: Table, width: int, clipped: str = "", **environment: str) -> str:
+        terminal = Terminal()
+        around = {"COLUMNS": str(width), "TERM": "xterm-256color", "NO_COLOR": "1", **environment}
+        for name, value in around.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        _terminal.show(table, clipped=clipped)
+        return terminal.getvalue()
+
+    return call
 
 
-def test_a_short_text_stays_whole_so_that_a_run_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"run": "6414e186", "age": "19 h", "settings": "topk density=0.01 " * 9} for _ in range(3)]
-    terminal = Terminal()
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(sys, "stdout", terminal)
-    _terminal.show(Table("", pd.DataFrame(rows)), clipped="settings")
-    assert terminal.getvalue().count("19 h") == 3
-    assert len(terminal.getvalue().strip().splitlines()) == 2 + len(rows)
+def test_a_table_fits_and_breaks_no_word(show: Show) -> None:
+    for width in (60, 80, 120):
+        text = show(VERDICTS, width)
+        assert max(len(re.sub("\x1b\\[[01]m", "", line)) for line in text.splitlines()) <= width
+        assert set(LONG.split()) <= set(text.split())
+        assert text.index("Reduced scale") < text.index("verdict") < text.index("not")
 
 
-def test_a_word_is_coloured_unless_nobody_wants_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[32mholds" in shown(VERDICTS, 100, monkeypatch)
-    plain = shown(VERDICTS, 100, monkeypatch, NO_COLOR="1")
+def test_a_short_text_stays_whole_so_that_a_run_is_a_line(show: Show) -> None:
+    row = {"run": "6414e186", "age": "19 h", "settings": "topk density=0.01 " * 9}
+    text = show(Table("", pd.DataFrame([row] * 3)), 60, clipped="settings")
+    assert text.count("19 h") == 3
+    assert len(text.strip().splitlines()) == 2 + 3
+
+
+def test_a_word_is_coloured_unless_nobody_wants_colours(show: Show) -> None:
+    assert "\x1b[32mholds" in show(VERDICTS, 100, NO_COLOR="")
+    plain = show(VERDICTS, 100)
     assert "\x1b[3" not in plain
     assert "\x1b[2J" not in plain
     assert {"[red]n", "1[/red]?[2J"} <= set(plain.split())
 
 
-def test_columns_that_do_not_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = Table("", pd.DataFrame([{f"column{number}": "x" * 20 for number in range(5)}]))
-    text = shown(table, 50, monkeypatch, NO_COLOR="1")
+def test_columns_that_do_not_fit_are_named(show: Show) -> None:
+    text = show(Table("", pd.DataFrame([{f"column{number}": "x" * 20 for number in range(5)}])), 50)
     assert text.count("x" * 20) == 2
     assert "too narrow to show: column2, column3, column4" in " ".join(text.split())
 
