@@ -24,7 +24,6 @@ from sparsify.types import SearchStats, Sparse
 from tests.conftest import python, there
 from tests.sparsify.kernels.interpreter import patching_once
 from tests.sparsify.kernels.oracle import (
-    GROUPS,
     INPUTS,
     K,
     check_above,
@@ -63,9 +62,7 @@ FORCED: dict[str, tuple[dict[str, int], int]] = {
 }
 
 
-QUICK_AND_OTHERS = [
-    pytest.param(name, marks=pytest.mark.extended) if name in list(GROUPS)[::2] else name for name in INPUTS
-]
+NAMES = [pytest.param(name, marks=pytest.mark.extended) if at % 2 else name for at, name in enumerate(INPUTS)]
 
 
 def given_data(name: str, n: int = N) -> Tensor:
@@ -85,7 +82,7 @@ def small(like: Tensor, **options: int) -> Any:
 class TestTop:
     __test__ = CUDA or INTERPRETED
 
-    @pytest.mark.parametrize("name", QUICK_AND_OTHERS)
+    @pytest.mark.parametrize("name", NAMES)
     def test_the_k_largest_are_found_whatever_the_data(self, name: str) -> None:
         """Among candidates, and among all where they are too many; as the residual, and as the gradient."""
         made = given_data(name, N // 2)
@@ -119,12 +116,12 @@ class TestTop:
 
     def test_gradients_of_any_type_are_added_once_rounded(self) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            for name in ("normal", "all scales", "not finite", "all denormal"):
+            for name in ("all scales", "not finite"):
                 grad = given_data(name).to(dtype)
                 check_topk(small(grad), draw(N, 5), grad, K)
 
     def test_views_may_begin_anywhere_and_leave_gaps(self) -> None:
-        for start, step in ((1, 1), (3, 1), (0, 2), (1, 3)):
+        for start, step in ((1, 1), (1, 3)):
             acc, grad = (draw(3 * N + 3, seed)[start::step][:N] for seed in (0, 1))
             whole = there(acc._base)
             expected = whole.clone()
@@ -138,14 +135,13 @@ class TestTop:
         """As in first steps, where residuals are 0: sums are gradients of few bits, many of them equal."""
         n = 60_000
         k = 600
-        for dtype in (torch.bfloat16, torch.float16):
-            grad = (draw(n, 7) / 8 + draw(n, 8).sign()).to(dtype)
-            kernel = small(grad, tile=2048, sample=2048)
-            for coarse in ((grad * 8).round() / 8, grad.clamp(-1.25, 1.25)):
-                acc = torch.zeros(n, device=DEVICE)
-                check_topk(kernel, acc, coarse, k)
-                border = acc.abs().kthvalue(n - k + 1).values
-                assert (acc.abs() == border).sum() > 2 * k
+        grad = draw(n, 7) / 8 + draw(n, 8).sign()
+        for coarse in ((8 * grad).round().half() / 8, grad.bfloat16().clamp(-1.25, 1.25)):
+            kernel = small(coarse, tile=2048, sample=2048)
+            acc = torch.zeros(n, device=DEVICE)
+            check_topk(kernel, acc, coarse, k)
+            border = acc.abs().kthvalue(n - k + 1).values
+            assert (acc.abs() == border).sum() > 2 * k
             assert kernel.stats().fallbacks == 0
             assert kernel.candidates.indices.numel() < n
 
@@ -325,7 +321,7 @@ class TestOnTheDevice:
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="for a machine without a GPU")
 @pytest.mark.parametrize(
-    ("tier", "least"), [("not extended", 50), pytest.param("extended", 11, marks=pytest.mark.extended)]
+    ("tier", "least"), [("not extended", 40), pytest.param("extended", 18, marks=pytest.mark.extended)]
 )
 def test_triton_kernels_pass_in_the_interpreter(tier: str, least: int) -> None:
     """All tests of them, as no GPU is here; those of races take longest."""

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.sparsify.kernels.test_gpu_kernels import INTERPRETED, QUIET
+from tests.sparsify.kernels.test_gpu_kernels import INTERPRETED, QUIET, less_slow
 
+__all__ = ["less_slow"]  # a fixture is found by its name in this module
 SEEDS = range(20)
 FEW_SEEDS = range(8)  # in which a race of two instructions is to be seen
 
@@ -88,7 +89,7 @@ class TestKernels:
     __test__ = INTERPRETED
 
     def test_random_cases_find_what_the_oracle_finds_in_turn(self) -> None:
-        for seed in range(100, 104):
+        for seed in range(100, 102):
             Contest(seed).run()
 
     def test_in_a_few_orders_they_find_what_the_oracle_finds(self) -> None:
