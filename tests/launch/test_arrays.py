@@ -32,7 +32,7 @@ def planned(*words: str) -> list[PlannedRun]:
 
 
 def text_of(cluster: str) -> str:
-    """What sbatch is given for fig3, without what differs from machine to machine."""
+    """Return what sbatch is given for fig3, without what differs from machine to machine."""
     found = arrays.arrays(planned("fig3", f"cluster={cluster}"), block=False)
     folders = Folders(Path("/RESULTS"))
     text = "\n".join(arrays.sbatch_texts(found, folders, "fig3-001"))
@@ -156,7 +156,7 @@ WORDS = ("sweep", "method=topk", "task=cnn_digits", "profile=smoke")
 
 @pytest.fixture
 def allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two tasks, as SLURM describes it."""
+    """Be in an allocation of two tasks, as SLURM describes it."""
     facts = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2", "SLURM_CPUS_PER_TASK": "1"}
     for name, value in facts.items():
         monkeypatch.setenv(name, value)

@@ -50,7 +50,7 @@ def recorded(here: Command, results: Path, alpha_s: str, *words: str) -> dict[st
 def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     here: Command, tmp_path: Path
 ) -> None:
-    """Of workers with a node each, also the bytes of the interfaces: what was counted, and headers."""
+    """The bytes of the interfaces, too, as workers have a node each: what was counted, and headers."""
     words = [word for word in RUN if not word.startswith("cluster.workers_per_node")]
     manifest = recorded(here, tmp_path / "results", "0.000123", *words)
     machine = manifest["provenance"]["machine"]
@@ -136,7 +136,7 @@ def test_a_machine_that_can_not_says_so_before_anything_is_begun(
 
 @needs_namespaces
 def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
-    """One that ends lets the next one begin."""
+    """The next one may begin when one has ended."""
     with local.only_emulation():
         refused(
             here("run", *RUN, "method=dense"), "has a run with cluster=netns under way", "cluster=virtual"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slurm
 
 @pytest.fixture(scope="module")
 def troubled(devcluster: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What is wrong with runs that all kinds of trouble happened to, all at the same time."""
+    """Return what is wrong with runs that all kinds of trouble happened to, all at the same time."""
     with pytest.MonkeyPatch.context() as patch:
         return whats_wrong(Bench.reached(tmp_path_factory.mktemp("trouble"), devcluster, patch))
 

@@ -98,7 +98,7 @@ class Bench:
         return len([start for one in made for start in self.folders.launch(one).glob("start-*")]) > 1
 
     def told(self, attempt: Attempt) -> str:
-        """What SLURM has written to the logs of its job."""
+        """Return what SLURM has written to the logs of its job."""
         job = str(attempt.job.id).partition("_")[0]
         return "\n".join(path.read_text() for path in self.folders.sweeps.glob(f"*/a*/{job}_*.err"))
 
@@ -291,7 +291,7 @@ def _submit_and_trouble(bench: Bench, name: str, seeds: Sequence[int]) -> list[A
 
 
 def runs(name: str, seeds: Sequence[int], results: Path) -> list[Outcome]:
-    """The same for runs of the development cluster, side by side."""
+    """Trouble runs of the development cluster, side by side, and return how they ended."""
     bench = Bench(results, speaking_to())
     os.environ.update(bench.reaching)
     (found,) = make_trouble(bench, {name: seeds}).values()

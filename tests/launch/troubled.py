@@ -27,7 +27,7 @@ LEAVE_S = 10.0  # in which processes must be gone once their command has ended
 
 
 class Outcome(NamedTuple):
-    """What became of a run that got into trouble and was asked for again at once."""
+    """The end of a run that got into trouble and was asked for again at once."""
 
     interrupted: bool
     faults: list[str]
@@ -47,7 +47,7 @@ def await_(
 
 @cache
 def weights(seed: int, batch_size: int) -> str:
-    """Of a run that nothing happens to: over virtual ranks, in this process."""
+    """Return the weights of a run that nothing happens to: over virtual ranks, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         words = (*WORDS, "cluster=virtual", f"seed={seed}", f"task.batch_size={batch_size}")
         told, straight = orders(Store(Path(folder) / "runs"), *words)
@@ -89,7 +89,7 @@ def processes_of(results: Path) -> list[psutil.Process]:
 
 
 def left_of(results: Path) -> list[psutil.Process]:
-    """The same, after they have had the time to end; those are ended here."""
+    """Return the processes for these results that have not ended in time, and end them."""
     _, left = psutil.wait_procs(processes_of(results), timeout=LEAVE_S)
     for process in left:
         process.kill()

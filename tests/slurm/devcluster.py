@@ -75,7 +75,7 @@ def speaking_to(state: Path | None = None, slurm: str = "") -> Environment:
 
 
 def say(environment: dict[str, str], *words: str | Path, code: int = 0) -> str:
-    """What a command prints; its errors too where it is to fail with `code`."""
+    """Return what a command prints; its errors too where it is to fail with `code`."""
     done = subprocess.run(
         words,
         env=environment,
@@ -123,5 +123,5 @@ def devcluster(request: pytest.FixtureRequest, clusters: Callable[[str], Environ
 
 @pytest.fixture(params=SLURMS)
 def each_slurm(request: pytest.FixtureRequest, clusters: Callable[[str], Environment]) -> Environment:
-    """One after the other."""
+    """Run the test on each, one after the other."""
     return clusters(request.param)

@@ -19,7 +19,7 @@ from slurm.gpus import bus_id
 
 
 def printed(name: str) -> str:
-    """What a driver printed, shortened, as nvidia_smi/ has it."""
+    """Return what a driver printed, shortened, as nvidia_smi/ has it."""
     return Path(__file__).with_name("nvidia_smi").joinpath(f"{name}.txt").read_text()
 
 

@@ -43,7 +43,7 @@ class Programs:
         once: bool = False,
         **variables: str,
     ) -> None:
-        """What it prints from now on: an error if it ends with a code, or is told a word.
+        """Let it print a text from now on: an error if it ends with a code, or is told a word.
 
         `once`: from its second call on it prints nothing. The text may have these variables.
         """

@@ -35,7 +35,7 @@ needs_tun = pytest.mark.skipif(
 
 
 def a_link(bytes_per_s: float) -> EmulatedLink:
-    """One that no other network of this machine has: its processes are known by its alpha."""
+    """Return a link that no other network of this machine has: its processes are known by its alpha."""
     return EmulatedLink("test", (1000 * os.getpid() + next(NUMBERS)) * 1e-13, 1 / bytes_per_s)
 
 
@@ -50,7 +50,7 @@ def opened(link: EmulatedLink, *how: Any) -> Iterator[EmulatedNetwork]:
 
 
 def processes(link: EmulatedLink) -> list[int]:
-    """Those that were told of this link: its network's holder, and others that name it."""
+    """Return the processes that were told of this link: its network's holder, and others that name it."""
     told = f'"alpha_s": {link.alpha_s}'.encode()
     return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if told in _content(path)]
 

@@ -52,7 +52,7 @@ subprocess.run(wait, stdin=lifeline())
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
-    """What this machine allows is asked once in a process's life; a test wants its own."""
+    """Ask anew what this machine allows, which is asked once in a process's life."""
     has_root.cache_clear()
     yield
     has_root.cache_clear()
@@ -105,8 +105,8 @@ def printed(made: EmulatedNetwork, *words: str) -> str:
 
 @needs_namespaces
 def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> None:
-    """One after the other, with a process on a node, some killed at any moment, also during the set-up. No
-    process is left, and without one there is no namespace that has no name.
+    """Networks come one after the other, with a process on a node; some are killed at any moment, also during
+    the set-up. No process is left, and without one there is no namespace that has no name.
     """
     drawn = random.Random(0)
     before = devices()

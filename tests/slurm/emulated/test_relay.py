@@ -80,7 +80,7 @@ class Taken(NamedTuple):
 
 
 def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
-    """What sending takes."""
+    """Measure what sending takes."""
     asked = json.dumps({"pid": made.made.pid, "nodes": made.made.nodes, "bytes": num_bytes})
     command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
     done = subprocess.run(command, stdin=lifeline(), capture_output=True, text=True, timeout=100, check=False)
@@ -114,7 +114,7 @@ def test_a_relay_runs_where_it_is_told_to() -> None:
 @needs_tun
 @needs_namespaces
 def test_what_gets_lost_or_takes_longer_comes_whole_and_in_order_all_the_same() -> None:
-    """That is TCP's work; the relay tells how many packets it lost."""
+    """This is TCP's work; the relay tells how many packets it lost."""
     with opened(far(jitter_s=0.005, loss=0.05), 2, "relay") as made:
         measured(made, 300_000)
         assert made.statistics is not None
@@ -124,7 +124,7 @@ def test_what_gets_lost_or_takes_longer_comes_whole_and_in_order_all_the_same() 
 
 
 def wait_for_packets(statistics: Path) -> dict[str, float]:
-    """What the relay has told, after the next time that it tells."""
+    """Return what the relay has told, after the next time that it tells."""
     before, deadline = statistics.read_text(), time.monotonic() + 30
     while (now := statistics.read_text()) == before:
         assert time.monotonic() < deadline
@@ -171,7 +171,7 @@ def test_a_user_who_may_not_have_tun_devices_is_told(monkeypatch: pytest.MonkeyP
 
 
 def packet(node: int, size: int) -> bytes:
-    """One that says nothing but for whom it is."""
+    """Return a packet that says nothing but for whom it is."""
     return (b"\x45" + bytes(15) + bytes((10, 0, 0, node + 1))).ljust(size, b"\0")
 
 

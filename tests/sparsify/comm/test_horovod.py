@@ -49,7 +49,7 @@ def needs_horovod(test: Callable[..., None]) -> Any:
 
 @needs_horovod
 def test_three_processes_find_over_horovod_what_virtual_ranks_find(tmp_path: Path) -> None:
-    """Of every method, of every collective for every type, in a process set, and of votes."""
+    """Compare every method, every collective for every type, a process set, and votes."""
     real = on_processes(worker_functions.over_horovod, 3, tmp_path, "horovod")
     simulated = virtual.run(3, lambda comm: worker_functions.methods_collectives_and_votes(comm, comm.now))
     assert len(simulated[0]) > 2 * len(per_step()) + 6 * len(worker_functions.TYPES)

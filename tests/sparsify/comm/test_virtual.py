@@ -241,7 +241,7 @@ def test_sums_are_taken_in_rank_order_whatever_the_pieces() -> None:
 
 
 def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
-    """What it marked before stays where it was; the others wait for it, for exactly as long."""
+    """Marks from before stay where they were; the others wait for it, for exactly as long."""
 
     def body(comm: VirtualComm) -> list[float]:
         marks = [comm.mark()]

@@ -30,7 +30,9 @@ def model_of(dtype: torch.dtype) -> nn.Module:
 def lived(
     strategy: Local, size: int, dtype: torch.dtype = torch.float32, is_watched: bool = False, **options: Any
 ) -> tuple[list[Tensor], list[bool]]:
-    """Of each worker parameters, anchor and residual at the end, as (n,); and was each exchange at once?"""
+    """Return each worker's parameters, anchor and residual at the end, as (n,), and which exchanges were
+    at once.
+    """
     were = list[bool]()
 
     def noted(*those: Any) -> Any:
