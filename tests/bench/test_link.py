@@ -52,14 +52,12 @@ def test_no_number_of_a_link_is_negative() -> None:
 
 def test_loopback_is_measured_and_every_sample_recorded(bench: RunBench, tmp_path: Path) -> None:
     last = bench("link", "--largest", "4096", "--repeats", "3")
-    assert (last["cluster"], last["link"], last["workers"]) == ("local", "loopback", 2)
     kinds = ["ping-pong", "all_reduce", "all_gather", "all_to_all"]
     assert list(last["fits"]) == [*kinds, "all together"]
-    start, *rows = lines_of(tmp_path, "link")
+    _, *rows = lines_of(tmp_path, "link")
     cases = [(kind, size) for kind in kinds for size in (1024, 4096)]
     assert [(row["message"], row["size"]) for row in rows] == cases
     assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in rows)
-    assert "host" not in start["provenance"]
 
 
 def test_a_link_file_is_one_that_simulations_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

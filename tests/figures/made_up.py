@@ -65,11 +65,6 @@ class RecordBuilder:
         return empty()._replace(runs=runs_frame(self.rows["runs"]), **tables)
 
 
-def verdicts(item: str, frames: Frames) -> dict[str, Verdict]:
-    """Return the verdicts on an item's claims, by the claim's id without the item."""
-    return {found.claim.id.partition(".")[2]: found for found in figures.judge(item, frames)}
-
-
 def verdict(item: str, frames: Frames, begins: str) -> Verdict:
     """Return the verdict on the first claim whose text begins so."""
     return next(found for found in figures.judge(item, frames) if found.claim.text.startswith(begins))

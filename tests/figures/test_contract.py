@@ -124,6 +124,8 @@ def test_title_runs_and_draw_are_enough(write: Write) -> None:
     write("from math import sqrt\n" + text, "own_more.py")
     figures.check("more")
     assert figures.bibtex("more") == "@misc{mine}"
+    write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"'), "own_claim.py")
+    assert [claim.id for claim in figures.claims("claim")] == ["claim.top-k-0.1-ends-above"]
 
 
 QUESTION = """
@@ -185,12 +187,6 @@ def test_a_broken_file_is_named_and_stops_no_other_figure(
     done = here("figures")
     assert f"left out density: {broken}, line 1" in done.stderr
     assert str(sound) not in done.stderr
-
-
-def test_a_claim_without_an_id_has_one_that_its_text_gives(write: Write) -> None:
-    write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"'))
-    figures.check("density")
-    assert [claim.id for claim in figures.claims("density")] == ["density.top-k-0.1-ends-above"]
 
 
 def test_every_paper_is_cited_in_one_place() -> None:

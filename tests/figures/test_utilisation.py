@@ -17,20 +17,18 @@ CHECKED = item.CHECKED["laptop"]
 AT_ONCE = (0.1, 0.0)  # Gbit/s, and a link without distance
 
 
-def frames(
-    launches: int = 3, delay: float = 0.05, links: tuple[float, ...] = (0.1, 1.0), slower: float = 1.0
-) -> Frames:
-    """Return launches over links of so many Gbit/s: an exchange takes its bytes' time and four ways;
+def frames(launches: int = 3, delay: float = 0.05, slower: float = 1.0) -> Frames:
+    """Return launches over links of 0.1 and 1 Gbit/s: an exchange takes its bytes' time and four ways;
     SparseLoCo's a hundredth of the bytes, streaming's a third of them each. Whole rounds of DiLoCo with
     another H, over the first, take so many times as long.
     """
     records = RecordBuilder({"cluster.link.alpha_s": delay, "workers": 2})
     timed = [
         (name, own.get("method.every"), gbit_s, 1.0)
-        for gbit_s in links
+        for gbit_s in (0.1, 1.0)
         for name, own in item.TIMED_AS.items()
     ]
-    timed.append((item.DILOCO, CHECKED, links[0], slower))
+    timed.append((item.DILOCO, CHECKED, 0.1, slower))
     for seed, (name, every, gbit_s, times) in product(range(launches), timed):
         settings = {
             "run_id": f"{gbit_s}-{seed}", "seed": seed, "method.name": name, "method.every": every,
@@ -93,12 +91,9 @@ def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() 
 
 def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
-    wide = frames(launches=1, delay=0.0, links=(0.001, 0.01, 0.1, 1.0))
-    for of, expected in ((alone, 2.0), (wide, item.AS_THEIRS)):
-        assert there(item.less(of, item.DILOCO, 50, 0.0)).value == pytest.approx(expected)
+    assert there(item.less(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
     with pytest.raises(Mixed, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"):
         item.less(alone, item.DILOCO, 1, 0.0)
-    assert item.less(empty(), item.DILOCO, 50, 0.0) is None
 
 
 def test_what_composing_is_worth_is_measured_in_whole_rounds_of_another_h() -> None:
