@@ -21,7 +21,7 @@ from tests.conftest import Command, fine, refused
 
 @pytest.fixture
 def thesis(tmp_path: Path) -> Path:
-    """The results of a sweep: two densities of Top-k and dense, three seeds each."""
+    """Provide the results of a sweep: two densities of Top-k and dense, three seeds each."""
     store, runs = Store(tmp_path / "results" / "runs"), list[str]()
     for seed in range(3):
         for density in (None, 0.001, 0.01):
@@ -39,18 +39,29 @@ def test_a_sweep_becomes_a_table_and_a_picture_in_all_forms(thesis: Path, here: 
     done = fine(here("compare", "sweep=thesis", "x=method.density", "y=val_top1", "ref=dense"))
     assert done.stdout.count("| topk |") == 2
     assert "minus dense (points)" in done.stdout
-    written = {
-        path.suffix for path in (thesis / "figures").glob("compare-sweep-thesis-val_top1-over-density.*")
-    }
-    assert {".png", ".pdf", ".svg", ".csv", ".tex", ".md"} <= written
-    page = (thesis / "figures" / "compare-sweep-thesis-val_top1-over-density.md").read_text()
+    stem = thesis / "figures" / "compare-sweep-thesis-val_top1-over-density"
+    for kind in ("png", "pdf", "svg", "csv", "tex"):
+        assert stem.with_suffix(f".{kind}").exists()
+    page = stem.with_suffix(".md").read_text()
     assert "3 per point" in page
     assert "torch 0.0.0" in page
 
 
-def test_what_varies_is_the_axis_where_none_is_given(thesis: Path, here: Command) -> None:
+def test_words_that_mean_nothing_are_refused_and_what_varies_is_the_axis_without_any(
+    thesis: Path, here: Command
+) -> None:
+    for words, *answers in (
+        ("sweep=these", "no whole run"),
+        ("sweep=thesis y=val_tp1", "did you mean val_top1"),
+        ("sweep=thesis x=method.densty", "did you mean method.density"),
+        ("sweep=thesis ref=tpok", "there are: dense, topk"),
+        ("swep=thesis", "did you mean 'sweep'"),
+        ("sweep=thesis x=task.name", "differ in method.density"),
+        ("sweep=thesis seed=0 method=dense", "compare over what?", "say x="),
+    ):
+        refused(here("compare", *words.split()), *answers)
+        assert not (thesis / "figures").exists()
     assert "| method | density |" in here("compare", "sweep=thesis").stdout
-    refused(here("compare", "sweep=thesis", "seed=0", "method=dense"), "compare over what?", "say x=")
 
 
 def test_trainings_without_an_accuracy_are_compared_by_their_loss() -> None:
@@ -58,24 +69,6 @@ def test_trainings_without_an_accuracy_are_compared_by_their_loss() -> None:
     assert compare._quality(without) == "val_loss"
     assert compare._quality(without.assign(val_top1=[None, 71.0])) == "val_top1"
     assert compare._quality(without[["val_top1"]]) == "val_top1"
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["sweep=these"], "no whole run"),
-        (["sweep=thesis", "y=val_tp1"], "did you mean val_top1"),
-        (["sweep=thesis", "x=method.densty"], "did you mean method.density"),
-        (["sweep=thesis", "ref=tpok"], "there are: dense, topk"),
-        (["swep=thesis"], "did you mean 'sweep'"),
-        (["sweep=thesis", "x=task.name"], "differ in method.density"),
-    ],
-)
-def test_words_that_mean_nothing_are_refused(
-    thesis: Path, here: Command, words: list[str], told: str
-) -> None:
-    refused(here("compare", *words), told)
-    assert not (thesis / "figures").exists()
 
 
 def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
@@ -95,5 +88,5 @@ def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
         assert sorted(map(run_key, found)) == sorted(map(run_key, configs))
     frames = of_attempt(attempt)[0]
     assert figure["table"](frames).header() == ["method", "density", "validation accuracy (%)", "runs"]
-    refused(here("compare", "source=own", "x=method.density", "--save", "thesis_density"), "is there already")
-    refused(here("compare", "source=own", "x=method.density", "--save", "../density"), "can't be a name")
+    for name, answer in {"thesis_density": "is there already", "../density": "can't be a name"}.items():
+        refused(here("compare", "source=own", "x=method.density", "--save", name), answer)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
@@ -14,14 +13,14 @@ import pytest
 from experiments import figures
 from experiments.commands import new
 from tests import conftest
-from tests.conftest import ROOT, Command, environment_for, refused
+from tests.conftest import ROOT, Command, environment_for, fine, refused
 
 COPIED = ("analysis", "conf", "experiments", "slurm", "sparsify", "pyproject.toml")
 
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Empty folders for what `new` writes."""
+    """Provide empty folders for what `new` writes."""
     for kind in new.FOLDERS:
         monkeypatch.setitem(new.FOLDERS, kind, tmp_path / kind)
     monkeypatch.setattr(figures, "FOLDER", tmp_path / "figure")
@@ -30,6 +29,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.extended
 def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     """In a copy of the checkout: a method, a task, a data set, a cluster and a figure of one's own."""
     for name in COPIED:
@@ -38,9 +38,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
 
     def call(*words: str) -> str:
         around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path))
-        done = conftest.python("-m", *words, cwd=tmp_path, env=around)
-        assert done.returncode == 0, (words, done.stdout, done.stderr)
-        return done.stdout
+        return fine(conftest.python("-m", *words, cwd=tmp_path, env=around)).stdout
 
     made = {"method": "mine", "dataset": "patterns", "task": "cnn_patterns", "figure": "thesis_density",
             "cluster": "tried"}  # fmt: skip
@@ -58,53 +56,47 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     assert drawn == {".png", ".pdf", ".svg", ".md", ".csv", ".tex"}
 
 
-@pytest.mark.parametrize("kind", get_args(new.NewFile))
-def test_a_file_that_is_there_is_never_overwritten(kind: new.NewFile, elsewhere: Path, here: Command) -> None:
-    name = f"x{new.EXAMPLES[kind]}"
-    assert here("new", kind, name).returncode == 0
-    (path,) = (path for path in (elsewhere / kind).iterdir() if path.stem == name)
-    path.write_text("mine")
-    refused(here("new", kind, name), str(path), "is there already")
-    with pytest.raises(ValueError, match="is there already"):
-        new.write(kind, name, "other")
-    assert path.read_text() == "mine"
+KINDS = get_args(new.NewFile)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "why"),
-    [
-        ("method", "Mine", "small letters"), ("method", "a-b", "small letters"),
-        ("method", "../a", "small letters"),
-        ("method", "_a", "a letter first"), ("method", "", "small letters"), ("method", "a" * 41, "up to 40"),
-        ("method", "class", "a word of Python"), ("method", "topk", "is there already"),
-        ("method", "randomk_feedback", "conf/method"), ("cluster", "local", "conf/cluster"),
-        ("figure", "density", "<paper>_<item>, as thesis_density"), ("figure", "thesis_", "<paper>_<item>"),
-        ("figure", "thesis_select", "figures select"), ("task", "mlp", "<network>_<data set>"),
-        ("task", "mlp_digit", "data sets are"), ("dataset", "digits", "is there already"),
-        ("métier", "a", "no kind"),
-    ],
-)  # fmt: skip
-def test_a_name_that_cannot_be_is_refused_with_what_can(
-    kind: str, name: str, why: str, here: Command
-) -> None:
+def test_a_file_that_is_there_is_never_overwritten(elsewhere: Path, here: Command) -> None:
+    for kind in KINDS:
+        name = f"x{new.EXAMPLES[kind]}"
+        fine(here("new", kind, name))
+        (path,) = (path for path in (elsewhere / kind).iterdir() if path.stem == name)
+        path.write_text("mine")
+        refused(here("new", kind, name), str(path), "is there already")
+        with pytest.raises(ValueError, match="is there already"):
+            new.write(kind, name, "other")
+        assert path.read_text() == "mine"
+
+
+REFUSED = {
+    "method Mine": "small letters", "method a-b": "small letters", "method ../a": "small letters",
+    "method _a": "a letter first", "method ": "small letters", f"method {'a' * 41}": "up to 40",
+    "method class": "a word of Python", "method topk": "is there already",
+    "method randomk_feedback": "conf/method", "cluster local": "conf/cluster",
+    "figure density": "<paper>_<item>, as thesis_density", "figure thesis_": "<paper>_<item>",
+    "figure thesis_select": "figures select", "task mlp": "<network>_<data set>",
+    "task mlp_digit": "data sets are", "dataset digits": "is there already", "métier a": "no kind",
+}  # fmt: skip
+
+
+def test_a_name_that_cannot_be_is_refused_with_what_can(here: Command) -> None:
     before = {path for folder in new.FOLDERS.values() for path in folder.glob("*")}
-    done = here("new", kind, name)
-    assert done.returncode == 2
-    assert why in done.stderr or kind == "métier"
+    for words, why in REFUSED.items():
+        refused(here("new", *words.split(" ")), "" if words.startswith("mé") else why)
     assert {path for folder in new.FOLDERS.values() for path in folder.glob("*")} == before
 
 
-@pytest.mark.parametrize("kind", get_args(new.NewFile))
-def test_nothing_of_the_example_s_name_is_left(kind: new.NewFile) -> None:
-    made = new.text(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
-    assert "example" not in made.lower().replace("examples", "").replace("for example", "")
-
-
-def test_a_task_takes_the_data_set_that_its_name_ends_in() -> None:
+def test_nothing_of_the_example_s_name_is_left() -> None:
+    for kind in KINDS:
+        made = new.text(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
+        assert not re.search("(?<!for )example(?!s)", made.lower()), kind
     assert 'DATASET = "digits32"  #' in new.text("task", "mlp_digits32")
 
 
-def test_a_comparison_becomes_a_figure_of_its_runs() -> None:
+def test_a_comparison_becomes_a_figure_of_its_runs(tmp_path: Path) -> None:
     runs = [["method=topk", "method.density=0.01", f"seed={seed}"] for seed in (0, 1, 2)]
     text = new.figure("thesis_density", 'A "title"', runs, {"x": "method.density", "y": "val_top1"})
     names: dict[str, object] = {}
@@ -114,7 +106,8 @@ def test_a_comparison_becomes_a_figure_of_its_runs() -> None:
     assert 'COMPARED = Comparison(x="method.density", y="val_top1")\n' in text
     functions = {node.name for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
     assert functions == {"runs", "draw", "table", "caption"}
-    done = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "--check", "-"], input=text, text=True, cwd=ROOT, check=False
+    (tmp_path / "thesis_density.py").write_text(text)
+    line_length = ("--config", str(ROOT / "pyproject.toml"))
+    fine(
+        conftest.python("-m", "ruff", "format", "--check", *line_length, str(tmp_path / "thesis_density.py"))
     )
-    assert done.returncode == 0

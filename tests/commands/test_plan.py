@@ -40,7 +40,7 @@ USUAL = asked()
 PROCESSES = asked(cluster="local")
 
 
-def row(like: Config = USUAL, **changes: Any) -> Changes:
+def row(like: Any = USUAL, **changes: Any) -> Changes:
     """Return a run as `Frames.runs` has it, which went over all of 50,000 images."""
     names = (
         "task.name", "task.batch_size", "cluster.where", "cluster.link.name", "timing.mode", "device",
@@ -165,7 +165,7 @@ def test_minutes_are_told_by_runs_like_these_or_said_to_be_unknown(here: Command
 # --------------------------------------------------------------------------------------
 
 
-def planned(method: str = "topk", **changes: Any) -> PlannedRun:
+def planned(method: Any = "topk", **changes: Any) -> PlannedRun:
     usual = {"method": method, "cluster": "generic_slurm", "task": "vgg16_cifar10", "workers": 2}
     clock = {"train.steps": 3600, "train.epochs": 1000, "train.epoch_steps": 49}
     return PlannedRun(compose.resolve({**usual, **clock, "device": "cpu", **changes}), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -113,7 +113,8 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
 @pytest.mark.usefixtures("two_cores")
 def test_a_figure_that_takes_long_keeps_no_other_waiting(tmp_path: Path) -> None:
     signs = [tmp_path / str(number) for number in range(12)]
-    calls = [partial(wait_for_file, signs[-1]), *(partial(Path.touch, sign) for sign in signs)]
+    calls: list[Callable[[], object]] = [partial(wait_for_file, signs[-1])]
+    calls += [partial(Path.touch, sign) for sign in signs]
     assert [*_draw.over_cores(calls, len(calls))] == [True, *(None for _ in signs)]
 
 

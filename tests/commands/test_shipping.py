@@ -44,7 +44,7 @@ def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Records that are shipped and a README, neither of this repository."""
+    """Provide records that are shipped and a README, neither of this repository."""
     readme = tmp_path / "README.md"
     readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
     monkeypatch.setattr(collect, "README", readme)
@@ -52,26 +52,25 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "shipped"
 
 
-def test_without_a_complete_figure_nothing_is_added_which_is_said(here: Command, elsewhere: Path) -> None:
-    done = fine(here("collect", "--ship"))
-    assert "nothing is added: no figure has all its runs here" in done.stdout
-    assert not len(read_parquet(elsewhere).runs)
-
-
 def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     here: Command, elsewhere: Path, tmp_path: Path
 ) -> None:
-    store, hosts = Folders(tmp_path / "results").store, ["secret-n1", "secret-n2"]
-    machine = {"hosts": hosts, "mismatch": ["the workers are on secret-n1 and secret-n2"]}
+    done = fine(here("collect", "--ship"))
+    assert "nothing is added: no figure has all its runs here" in done.stdout
+    assert not len(read_parquet(elsewhere).runs)
+    machine = {
+        "hosts": ["secret-n1", "secret-n2"],
+        "mismatch": ["the workers are on secret-n1 and secret-n2"],
+    }
     for config in configs_of("fig3", "laptop"):
-        synthetic.learned(store, config, host="secret-n1", machine=machine)
+        synthetic.learned(Folders(tmp_path / "results").store, config, host="secret-n1", machine=machine)
     done = fine(here("collect", "--ship"))
     assert "fig3-laptop: " in done.stdout
-    assert len(read_parquet(elsewhere).runs) == len(store.runs())
-    said = [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]
-    said += [frame.to_csv() for frame in read_parquet(elsewhere)]
+    assert len(read_parquet(elsewhere).runs) == len(configs_of("fig3", "laptop"))
+    said = [(tmp_path / "README.md").read_text(), *(frame.to_csv() for frame in read_parquet(elsewhere))]
+    said += [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]
     assert "host1 and host2" in "".join(said)
-    assert "secret" not in "".join(said) + (tmp_path / "README.md").read_text()
+    assert "secret" not in "".join(said)
 
 
 def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_path: Path) -> None:
