@@ -6,7 +6,6 @@ one process of a group, over gloo or Horovod.
 
 from __future__ import annotations
 
-import copy
 import importlib
 import os
 import re
@@ -22,25 +21,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore
-from torch.nn.parallel import DistributedDataParallel
 
 from experiments.launch import warm
 from experiments.launch.warm import ForkedWorker
 from slurm import environment
 from slurm.emulated import switch
 from slurm.emulated.network import EmulatedNetwork
-from sparsify import build, register
+from sparsify import build
 from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.direct import DirectComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.optimiser import DistributedOptimiser
-from sparsify.method import Method
 from sparsify.methods import per_step
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
-from tests.sparsify.doors.sharded import uses_sharded
 from tests.sparsify.laws import SHAPES
 from tests.sparsify.memory import memory_of_methods as memory_of_methods
 
@@ -305,32 +300,32 @@ def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
     os._exit(0)  # a group without rank 1 can't be closed
 
 
+def ddp_methods() -> list[str]:
+    """Return the names of methods as `ddp_and_wrapper` has them, but for dense."""
+    from tests.sparsify.doors.user_acts import METHODS as ACTS_OF_METHODS
+
+    return [name for name in ACTS_OF_METHODS if name != "dense"]
+
+
 def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Weights after some steps under DDP's hook and under the wrapper, by method."""
+    from tests.sparsify.doors import user_acts
+
     torch.set_num_threads(1)
     found: dict[str, torch.Tensor] = {}
-    for name, method in {"dense": build("dense"), **ddp_methods()}.items():
-        for how in ("ddp", "wrapper"):
-            found |= _trained(comm, name, method, how)
-    method = build("topk", density=0.05, scope="layer")
-    # Saved after three steps, and continued by another hook.
-    ddp, inner = _model()
-    hook = register(ddp, method, inner)
-    _steps(ddp, inner, range(3), comm.rank)
-    state, model = hook.state_dict(), copy.deepcopy(ddp.module.state_dict())
-    _steps(ddp, inner, range(3, 5), comm.rank)
-    expected = _weights(ddp)
-    ddp, inner = _model()
-    ddp.module.load_state_dict(model)
-    register(ddp, method, inner).load_state_dict(state)
-    _steps(ddp, inner, range(3, 5), comm.rank)
-    found["resumed"] = torch.tensor(torch.equal(_weights(ddp), expected))
+    for name, act in user_acts.METHODS.items():
+        for how, wrapper in (("ddp", "register"), ("wrapper", "distribute")):
+            training = user_acts.Training(act, wrapper, comm.rank)
+            act.do(training)
+            found[f"{name} {how}"] = _weights(training.model)
+            if how == "ddp":
+                buckets = training.called.reducer._get_zeros_like_grad_buckets()
+                found[f"{name} buckets"] = torch.tensor(len(buckets))
+    plain, resumed = (
+        user_acts.live(user_acts.ACTS[name], "register", comm.rank).end for name in ("nothing", "resumed")
+    )
+    found["resumed"] = torch.tensor(all(map(torch.equal, plain.values(), resumed.values())))
     return found
-
-
-def uses_of_shards(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """What this worker found on all grids of so many workers."""
-    return uses_sharded.all_uses(comm.size)
 
 
 def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
@@ -340,56 +335,9 @@ def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.
     return uses_modes.of_processes(comm)
 
 
-def ddp_methods() -> dict[str, Method]:
-    """All methods but dense, in all scopes, by what is chosen; and with a norm to clip to."""
-    found = {
-        f"{name} {scope}": laws.build(name, scope=scope)
-        for name in per_step()
-        for scope in ("layer", "global", 0.005)
-        if name != "dense"
-    }
-    for scope in ("layer", "global"):
-        found[f"clipped {scope}"] = build("dgc", density=0.05, momentum=0.5, clip_norm=0.1, scope=scope)
-    return found
-
-
-def _model() -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(20, 30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 5))
-    ddp = DistributedDataParallel(model.double(), bucket_cap_mb=0.004)
-    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.05)
-
-
 def _weights(model: nn.Module) -> torch.Tensor:
     parts = [getattr(p.detach(), "full_tensor", p.detach)() for p in model.parameters()]  # of DTensors, too
     return torch.cat([part.flatten() for part in parts])
-
-
-def _steps(model: nn.Module, optimiser: torch.optim.Optimizer, which: range, rank: int) -> None:
-    for step in which:
-        own = torch.Generator().manual_seed(10 * step + rank)
-        inputs = torch.randn(16, 20, generator=own, dtype=torch.float64)
-        optimiser.zero_grad()
-        nn.functional.cross_entropy(model(inputs), torch.arange(16) % 5).backward()
-        optimiser.step()
-
-
-def _trained(comm: Comm, name: str, method: Method, how: str) -> dict[str, torch.Tensor]:
-    ddp, inner = _model()
-    found = {}
-    if how == "ddp":
-        register(ddp, method, inner)
-        ddp_model: nn.Module = ddp
-        optimiser: torch.optim.Optimizer = inner
-    else:
-        ddp_model = ddp.module
-        optimiser = DistributedOptimiser(inner, ddp.module, method, comm)
-    _steps(ddp_model, optimiser, range(6), comm.rank)
-    found[f"{name} {how}"] = _weights(ddp_model)
-    if how == "ddp":
-        found[f"{name} buckets"] = torch.tensor(len(ddp.reducer._get_zeros_like_grad_buckets()))
-    return found
 
 
 def readme_diffs(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

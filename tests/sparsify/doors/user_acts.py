@@ -261,7 +261,8 @@ class Training:
         if wrapper == "shard":
             self.bare = copy.deepcopy(self.model)
             mesh = mesh_of(dist.get_world_size() // shards, shards)
-            for unit in getattr(self.model, "blocks", [self.model.get_submodule("convolution")]):
+            units = self.model.blocks if hasattr(self.model, "blocks") else [self.model.convolution]
+            for unit in units:
                 fully_shard(unit, mesh=mesh)
             fully_shard(self.model, mesh=mesh)
         names = [name for name, _ in self.model.named_parameters()]
@@ -375,7 +376,8 @@ class Training:
             if p.is_complex():
                 residual = torch.view_as_complex(residual.view(-1, 2))
             if isinstance(p, DTensor):
-                own = residual.view(p.to_local().shape)
+                local = p.to_local()
+                own = residual[: local.numel()].view(local.shape)  # without what torch pads it with
                 residual = whole(
                     DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
                 )
@@ -395,9 +397,9 @@ class Training:
         return Lived(self.start, end, self.seen, owed, buffers, self.report())
 
     def report(self) -> dict[str, Tensor]:
-        """Return how many elements were sent in the last step, of how many."""
+        """Return how many elements were sent in the last step, of how many, and in how many bytes."""
         reports = [getattr(holder, "last_report", None) for holder in self.holders]
-        return {"sent": torch.tensor([report[:2] for report in reports if report is not None])}
+        return {"sent": torch.tensor([report[:3] for report in reports if report is not None])}
 
 
 def check_balanced(ranks: Sequence[Lived]) -> None:
@@ -741,7 +743,7 @@ ACTS: dict[str, Act] = {
         for name, change in {**CHANGES, **CHANGES_OF_AVERAGES}.items()
     },
     "nothing": Act(scopes=SCOPES),
-    "dense": Act(method="dense"),
+    "dense, longer": Act(method="dense"),
     "with momentum": Act(momentum=0.5, keeps_mass=False),
     "unchecked": Act(options={"check": False}, wrappers=AVERAGING),
     "debug": Act(options={"debug": True}, wrappers=AVERAGING),
@@ -818,10 +820,8 @@ def act_of_method(name: str, scope: str | float, **choices: Any) -> Act:
     )
 
 
-METHODS = {
-    f"method {name}": act_of_method(name, SCOPES[2 + number % 2]) for number, name in enumerate(laws.METHODS)
-}
-METHODS["method dgc, clipped"] = act_of_method("dgc", "global", momentum=0.5, clip_norm=0.1)
+METHODS = {name: act_of_method(name, SCOPES[2 + number % 2]) for number, name in enumerate(laws.METHODS)}
+METHODS["clipped dgc"] = act_of_method("dgc", "global", momentum=0.5, clip_norm=0.1)
 
 
 def live(act: Act, wrapper: str, rank: int, shards: int = 1) -> Lived:
@@ -833,7 +833,7 @@ def live(act: Act, wrapper: str, rank: int, shards: int = 1) -> Lived:
 
 def trainings() -> Iterator[tuple[str, str | float, str, Act]]:
     """Return each act with each scope and wrapper that can do it."""
-    for name, act in {**ACTS, **METHODS}.items():
+    for name, act in (*ACTS.items(), *METHODS.items()):
         for scope in act.scopes:
             scoped = act.in_scope(scope)
             for wrapper in scoped.wrappers:

@@ -18,6 +18,7 @@ CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 SIZE = REPLICAS * SHARDS
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_trainer_of_sharded_models_trains_as_without_and_resumes_to_the_bit(
     trainer: str, tmp_path: Path

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,25 +22,25 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import sparsify
+from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.engine import NonFinite, StepReport
-from sparsify.doors.sharded.hook import ShardHook
+from sparsify.doors.engine import NonFinite
 from sparsify.local.strategy import Local
-from sparsify.method import Step
+from tests.sparsify import laws
+from tests.sparsify.doors.user_acts import Act, live, mesh_of, seeded, whole
 from tests.sparsify.local import uses_guards
 
 GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
-KINDS_OF_MESH = ("both", "shards")
+KINDS_OF_MESH = ("both", "shards")  # of replicas and shards, or of shards alone
 # But for what torch itself refuses, or does not do.
 REFUSED_OF_SHARDS = [case for case in uses_guards.REFUSED if case not in ("converted", "given other memory")]
 NAMES = ("replicate", "shard")
 STEPS = 3
-TWO_ROUNDS, ONE_MORE = range(4), range(4, 5)  # of local steps
 
 
 class Blocks(nn.Module):
@@ -48,7 +48,8 @@ class Blocks(nn.Module):
 
     def __init__(self, checkpoints: bool = False) -> None:
         super().__init__()
-        self.words, self.checkpoints = nn.Embedding(11, 5), checkpoints
+        self.words = nn.Embedding(11, 5)
+        self.checkpoints = checkpoints
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5, bias=False)) for _ in range(2)
         )
@@ -58,44 +59,47 @@ class Blocks(nn.Module):
         self.register_buffer("calls", torch.zeros(1))
 
     def forward(self, words: Tensor) -> Tensor:
-        hidden = self.words(words)
+        hidden: Tensor = self.words(words)
         for block in self.blocks:
-            inner = checkpoint(block, hidden, use_reentrant=False) if self.checkpoints else block(hidden)
-            hidden = hidden + cast(Tensor, inner) * self.scale
+            inner: Any = checkpoint(block, hidden, use_reentrant=False) if self.checkpoints else block(hidden)
+            hidden = hidden + inner * self.scale
         scores: Tensor = self.output(hidden)
         return scores
 
 
-def blocks(seed: int = 0, **options: Any) -> Blocks:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return Blocks(**options)
+def loss_of(model: nn.Module, rank: int, step: int, part: int = 0) -> Tensor:
+    own = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
+    words = torch.randint(11, (6, 4), generator=own)
+    return nn.functional.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
 
 
-def sharded(model: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
-    """Each block is a unit, and what is left."""
-    for block in cast(Any, model).blocks:
+def blocks(seed: int = 0, **options: Any) -> Any:
+    return seeded(partial(Blocks, **options), seed).float()
+
+
+def sharded(model: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    """Make a unit of each block, and one of what is left."""
+    for block in model.blocks:
         fully_shard(block, mesh=mesh, **options)
     fully_shard(model, mesh=mesh, **options)
     return model
 
 
-def loss_of(model: nn.Module, step: int, part: int = 0) -> Tensor:
-    own = torch.Generator().manual_seed(1000 * step + 10 * dist.get_rank() + part)
-    words = torch.randint(11, (6, 4), generator=own)
-    return nn.functional.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
-
-
 def weights(model: nn.Module) -> Tensor:
-    """All of them, whole, one after the other."""
-    return torch.cat([cast(Any, p.detach()).full_tensor().flatten().float() for p in model.parameters()])
+    """Return all of them, whole, one after the other."""
+    return torch.cat([whole(p).flatten().float() for p in model.parameters()])
 
 
 def optimiser_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
 
 
-Train = Callable[[nn.Module, torch.optim.Optimizer], object]
+def mesh_and_replicas(mesh: DeviceMesh, kind: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """Return the mesh to shard a model on, and what is handed over as replicas."""
+    return (mesh, None) if kind == "both" else (mesh["shard"], mesh["replicate"])
+
+
+Train = Callable[[Any, torch.optim.Optimizer], object]
 
 
 def plainly(
@@ -106,24 +110,24 @@ def plainly(
 ) -> None:
     for step in steps:
         optimiser.zero_grad()
-        loss_of(model, step).backward()
+        loss_of(model, dist.get_rank(), step).backward()
         if max_norm < math.inf:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimiser.step()
 
 
 def in_microbatches(switch: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Two backward passes a step; the first one reduces nothing, or not between replicas."""
+    """Run two backward passes a step; the first one reduces nothing, or not between replicas."""
     for step in range(STEPS):
         optimiser.zero_grad()
         for part in range(2):
             getattr(model, switch)(part == 1)
-            (loss_of(model, step, part) / 2).backward()
+            (loss_of(model, dist.get_rank(), step, part) / 2).backward()
         optimiser.step()
 
 
 def divided(factor: float, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Sums over all workers, divided by a number of one's own (of tokens, perhaps)."""
+    """Divide sums over all workers by a number of one's own (of tokens, perhaps)."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(factor)
@@ -132,147 +136,103 @@ def divided(factor: float, model: nn.Module, optimiser: torch.optim.Optimizer) -
 
 
 def evaluated_between(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """With forward passes without backward, after which the outermost unit stays gathered."""
+    """Run forward passes without backward, after which the outermost unit stays gathered."""
     for step in range(STEPS):
         with torch.no_grad():
-            loss_of(model, 0)
+            loss_of(model, 0, 0)
         plainly(model, optimiser, range(step, step + 1))
 
 
-def compiled(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    for block in cast(Any, model).blocks:
+def compiled(model: Any, optimiser: torch.optim.Optimizer) -> None:
+    for block in model.blocks:
         block.compile(backend="eager")
     plainly(model, optimiser)
 
 
-# What is trained, and how: by torch alone, and with a method that leaves every average as it is.
-WAYS: dict[str, tuple[dict[str, Any], dict[str, Any], Train]] = {
-    "plainly": ({}, {}, plainly),
-    "clipped": ({}, {}, partial(plainly, max_norm=0.05)),
-    "in microbatches": ({}, {}, partial(in_microbatches, "set_requires_gradient_sync")),
-    "reduced within": ({}, {}, partial(in_microbatches, "set_requires_all_reduce")),
-    "checkpointed": ({"checkpoints": True}, {}, plainly),
-    "compiled": ({}, {}, compiled),
-    "divided by 1": ({}, {}, partial(divided, 1.0)),
-    "divided by 8": ({}, {}, partial(divided, 8.0)),
-    "evaluated between": ({}, {}, evaluated_between),
-    "kept whole": ({}, {"reshard_after_forward": False}, plainly),
-    "in bfloat16": ({}, {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16)}, plainly),
-    "summed in single precision": (
-        {},
-        {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)},
-        plainly,
-    ),
-}  # fmt: skip
-EVERYWHERE = ("plainly", "in bfloat16")  # on all grids; the others on the first one
-WHOLE: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "topk layer": {"density": 1.0, "scope": "layer"},
-    "topk bucket": {"density": 1.0, "scope": "bucket"},
-    "topk 25": {"density": 1.0, "scope": 25.0},
-    "gtopk layer": {"density": 1.0, "scope": "layer"},
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+SINGLE_SUMS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Way(NamedTuple):
+    """How a sharded model is trained, with a method that leaves every average as it is, or by torch alone."""
+
+    train: Train = plainly
+    of_model: Mapping[str, Any] = {}
+    of_shards: Mapping[str, Any] = {}
+
+
+WAYS: dict[str, Way] = {
+    "plainly": Way(),
+    "in bfloat16": Way(of_shards={"mp_policy": BFLOAT16}),
+    "clipped": Way(partial(plainly, max_norm=0.05)),
+    "in microbatches": Way(partial(in_microbatches, "set_requires_gradient_sync")),
+    "reduced within": Way(partial(in_microbatches, "set_requires_all_reduce")),
+    "checkpointed": Way(of_model={"checkpoints": True}),
+    "compiled": Way(compiled),
+    "divided by 1": Way(partial(divided, 1.0)),
+    "divided by 8": Way(partial(divided, 8.0)),
+    "evaluated between": Way(evaluated_between),
+    "kept whole": Way(of_shards={"reshard_after_forward": False}),
+    "summed in single precision": Way(of_shards={"mp_policy": SINGLE_SUMS}),
+}
+WHOLE: dict[str, tuple[str, str | float]] = {
+    "dense": ("dense", "layer"),
+    "topk bucket": ("topk", "bucket"),
+    "topk layer": ("topk", "layer"),
+    "topk 25": ("topk", 25.0),
+    "gtopk layer": ("gtopk", "layer"),
 }
 
 
-def kinds_in(way: str, grid: tuple[int, ...]) -> list[str]:
-    """Meshes that the model is sharded on: of replicas and shards, or of shards alone."""
-    return ["both", "shards"] if way == "plainly" and grid == GRIDS[0] else ["both"]
-
-
-def ways_on(grid: tuple[int, ...]) -> list[str]:
-    return [way for way in WAYS if way in EVERYWHERE or grid == GRIDS[0]]
-
-
-def whole_in(way: str, grid: tuple[int, ...]) -> list[str]:
-    """Methods that are tried in a way."""
-    return [*WHOLE] if way == "plainly" and grid == GRIDS[0] else ["dense", "topk bucket"]
-
-
-def ends(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Weights at the end of each way: by HSDP, and with each of WHOLE, on both kinds of mesh."""
-    found = dict[str, Tensor]()
-    for way in ways_on(mesh.shape):
-        of_model, of_shards, train = WAYS[way]
+def ends(mesh: DeviceMesh) -> dict[str, dict[str, Tensor]]:
+    """Return weights at the end of each way, by torch, and with each of WHOLE: on the first grid all of them,
+    on both kinds of mesh.
+    """
+    found = dict[str, dict[str, Tensor]]()
+    for way, (train, of_model, of_shards) in [*WAYS.items()][: None if mesh.shape == GRIDS[0] else 2]:
         model = sharded(blocks(**of_model), mesh, **of_shards)
         train(model, optimiser_of(model))
-        found[f"{way}, by torch"] = weights(model)
-        for name, options in WHOLE.items():
-            if name not in whole_in(way, mesh.shape):
-                continue
-            method = sparsify.build(name.split()[0], **options)
-            for kind in kinds_in(way, mesh.shape):
-                own = mesh if kind == "both" else mesh["shard"]
+        found[way] = {"torch": weights(model)}
+        is_whole = way == "plainly" and mesh.shape == GRIDS[0]
+        for name, (method, scope) in [*WHOLE.items()][: None if is_whole else 2]:
+            for kind in KINDS_OF_MESH if is_whole else KINDS_OF_MESH[:1]:
+                own, replicas = mesh_and_replicas(mesh, kind)
                 # The first replica's weights are what all begin with.
-                seed = mesh.get_local_rank("replicate")
-                model = sharded(blocks(seed, **of_model), own, **of_shards)
+                model = sharded(blocks(mesh.get_local_rank("replicate"), **of_model), own, **of_shards)
                 optimiser = optimiser_of(model)
-                replicas = None if kind == "both" else mesh["replicate"]
-                hook = sparsify.shard(model, optimiser, method, replicas, debug=True)
+                built = laws.build(method, 1.0, scope)
+                hook = sparsify.shard(model, optimiser, built, replicas, debug=True)
                 train(model, optimiser)
-                found[f"{way}, {name}, {kind}"] = weights(model)
+                found[way][f"{name}, {kind}"] = weights(model)
                 assert hook.steps == STEPS
     return found
 
 
 SPARSE: dict[str, dict[str, Any]] = {
-    "topk layer": {"density": 0.2, "scope": "layer"},
-    "topk bucket": {"density": 0.2, "scope": "bucket"},
-    "topk MB": {"density": 0.2, "scope": 0.0002},
-    "randomk layer": {"density": 0.2, "scope": "layer", "feedback": "gradient"},
-    "gtopk layer": {"density": 0.2, "scope": "layer"},
-    "oktopk layer": {"density": 0.2, "scope": "layer"},
-    "gaussiank layer": {"density": 0.2, "scope": "layer"},
-    "efsignsgd layer": {"scope": "layer"},
+    "topk": {"scope": "bucket"},
+    "gtopk": {},
+    "oktopk": {},
+    "topk layer": {},
+    "topk MB": {"scope": 0.0002},
+    "randomk": {"feedback": "gradient"},
+    "gaussiank": {},
+    "efsignsgd": {},
 }
 
 
-def sparse_on(grid: tuple[int, ...]) -> list[str]:
-    """Methods that are tried on a grid."""
-    return [*SPARSE] if grid == GRIDS[0] else ["topk bucket", "gtopk layer", "oktopk layer"]
-
-
-class Account:
-    """What went into the exchange of each bucket and came out, and its bytes."""
-
-    def __init__(self, hook: ShardHook) -> None:
-        self.hook, self.original = hook, hook.engine.average
-        self.seen = [torch.zeros(bucket.flat.numel()) for bucket in hook.engine.buckets]
-        self.got = [seen.clone() for seen in self.seen]
-        cast(Any, hook.engine).average = self.average
-
-    def average(self, ats: list[int], grads: list[Tensor], steps: list[Step]) -> StepReport:
-        sizes = [self.hook.engine.sizes[at] for at in ats]
-        for at, own in zip(ats, grads[0].split(sizes), strict=True):
-            self.seen[at] += own
-        report = self.original(ats, grads, steps)
-        for at, own in zip(ats, grads[0].split(sizes), strict=True):
-            self.got[at] += own
-        return report
-
-
-def account(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Of each of SPARSE: weights, what its buckets saw, got and owe, and the bytes of a step."""
-    found = dict[str, Tensor]()
-    for name in sparse_on(mesh.shape):
-        options = SPARSE[name]
-        model = sharded(blocks(), mesh["shard"])
-        optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
-        method = sparsify.build(name.split()[0], **options)
-        hook = sparsify.shard(model, optimiser, method, mesh["replicate"])
-        kept = Account(hook)
-        plainly(model, optimiser)
-        residuals = [method.residual(state) for state in hook.engine.states]
-        owed = torch.cat([cast(Tensor, residual) for residual in residuals])
-        found[f"{name}: weights"] = weights(model)
-        found[f"{name}: seen"], found[f"{name}: got"] = torch.cat(kept.seen), torch.cat(kept.got)
-        found[f"{name}: owed"] = owed
-        report = cast(StepReport, hook.last_report)
-        found[f"{name}: bytes"] = torch.tensor([report.wire_bytes, report.selected, report.num_elements])
+def sparse(mesh: DeviceMesh, rank: int) -> dict[str, tuple[dict[str, Tensor], ...]]:
+    """Return what this worker lived through with sparse methods; see `user_acts`."""
+    found = {}
+    for name, choices in [*SPARSE.items()][: None if mesh.shape == GRIDS[0] else 3]:
+        act = Act(
+            kind=Blocks, loss=loss_of, method=name.partition(" ")[0], choices={"density": 0.2, **choices}
+        )
+        found[name] = tuple(live(act, "shard", rank, mesh.shape[1]))
     return found
 
 
 class Constant(nn.Module):
-    """Whose loss has the gradient `value` everywhere."""
+    """A model whose loss has the gradient `value` everywhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,479 +242,515 @@ class Constant(nn.Module):
         return (self.weight * value).sum()
 
 
-def means(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Gradients where worker r's are r + 1 everywhere, by the type in which they are reduced."""
+def means(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return gradients where worker r's are r + 1 everywhere, by the type in which they are reduced."""
     found = dict[str, Tensor]()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for name, options in [*WHOLE.items()][:3]:
+        for name, (method, scope) in [*WHOLE.items()][:3]:
             model = Constant()
             fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
-            optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
-            sparsify.shard(model, optimiser, sparsify.build(name.split()[0], **options))
-            model(torch.tensor(dist.get_rank() + 1.0)).backward()
-            found[f"{name}, {dtype}"] = cast(Any, model.weight.grad).full_tensor()
+            sparsify.shard(model, optimiser_of(model), laws.build(method, 1.0, scope))
+            model(torch.tensor(rank + 1.0)).backward()
+            assert model.weight.grad is not None
+            found[f"{name}, {dtype}"] = whole(model.weight.grad)
     return found
 
 
 # --- saved
 
 RESUMED: dict[str, dict[str, Any]] = {
-    "topk layer": {"density": 0.2, "scope": "layer"},
-    "dgc layer": {"density": 0.2, "scope": "layer", "clip_norm": None, "momentum": 0.9},
-    "randomk layer": {"density": 0.2, "scope": "layer", "feedback": "gradient"},
-    "powersgd layer": {"rank": 2, "scope": "layer"},
-    "stable_topk layer": {"density": 0.2, "scope": "layer"},
-    "qsgd layer": {"scope": "layer"},
-    "hardthreshold layer": {"density": 0.2, "scope": "layer"},
+    "topk": {},
+    "dgc": {"clip_norm": None, "momentum": 0.9},
+    "randomk": {"feedback": "gradient"},
+    "powersgd": {"rank": 2},
+    "stable_topk": {},
+    "qsgd": {},
+    "hardthreshold": {},
 }
-KINDS = ("checkpoint", "file")
 
 
-def begun(name: str, mesh: DeviceMesh) -> tuple[nn.Module, torch.optim.Optimizer, ShardHook]:
-    model = sharded(blocks(), mesh)
-    momentum = 0.0 if name.startswith("dgc") else 0.9  # it has its own
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.2, momentum=momentum)
-    return (
-        model,
-        optimiser,
-        sparsify.shard(model, optimiser, sparsify.build(name.split()[0], **RESUMED[name])),
-    )
-
-
-def resumed(mesh: DeviceMesh, folder: Path) -> dict[str, Tensor]:
-    """Where a training ends that was interrupted half-way, and one that was not."""
-    found = dict[str, Tensor]()
-    for name in RESUMED:
-        model, optimiser, _ = begun(name, mesh)
+def resumed(mesh: DeviceMesh, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return where a training ends that was not interrupted, and one that was half-way."""
+    found = {}
+    for name, choices in RESUMED.items():
+        begun = []
+        for _ in range(2):
+            model = sharded(blocks(), mesh)
+            optimiser = optimiser_of(model)
+            if name == "dgc":  # which has momentum of its own
+                optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
+            hook = sparsify.shard(model, optimiser, laws.build(name, 0.2, **choices))
+            begun.append((model, optimiser, hook))
+        (model, optimiser, _), (again, stepping, hook) = begun
         plainly(model, optimiser, range(2))
-        at = folder / name.replace(" ", "_")
-        state_dict_saver.save(
-            {"model": get_model_state_dict(model), "optimiser": get_optimizer_state_dict(model, optimiser)},
-            checkpoint_id=at,
-        )
-        torch.save([model.state_dict(), optimiser.state_dict()], f"{at}.{dist.get_rank()}.pt")
+        state: dict[str, Any] = {
+            "model": get_model_state_dict(model),
+            "own": get_optimizer_state_dict(model, optimiser),
+        }
+        state_dict_saver.save(state, checkpoint_id=folder / name)
         plainly(model, optimiser, range(2, STEPS))
-        found[name] = weights(model)
-        for kind in KINDS:
-            model, optimiser, hook = begun(name, mesh)
-            if kind == "checkpoint":
-                own = get_optimizer_state_dict(model, optimiser)
-                state: dict[str, Any] = {"model": get_model_state_dict(model), "optimiser": own}
-                state_dict_loader.load(state, checkpoint_id=at)
-                set_model_state_dict(model, state["model"])
-                set_optimizer_state_dict(model, optimiser, optim_state_dict=state["optimiser"])
-            else:
-                of_model, of_optimiser = torch.load(f"{at}.{dist.get_rank()}.pt", weights_only=False)
-                model.load_state_dict(of_model)
-                optimiser.load_state_dict(of_optimiser)
-            assert hook.steps == 2
-            plainly(model, optimiser, range(2, STEPS))
-            found[f"{name}, {kind}"] = weights(model)
+        state = {"model": get_model_state_dict(again), "own": get_optimizer_state_dict(again, stepping)}
+        state_dict_loader.load(state, checkpoint_id=folder / name)
+        set_model_state_dict(again, state["model"])
+        set_optimizer_state_dict(again, stepping, optim_state_dict=state["own"])
+        assert hook.steps == 2
+        plainly(again, stepping, range(2, STEPS))
+        found[name] = (weights(model), weights(again))
     return found
 
 
 # --- within a replica
 
 
-def rounded(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Gradients reduced within replicas by `qgz`, beside torch's; and bytes."""
-    model = sharded(blocks(), mesh)
-    optimiser = optimiser_of(model)
-    loss_of(model, 0).backward()
-    plain = torch.cat([cast(Any, p.grad).full_tensor().flatten() for p in model.parameters()])
-    model = sharded(blocks(), mesh)
-    optimiser = optimiser_of(model)
-    hook = sparsify.shard(model, optimiser, sparsify.dense(), within=sparsify.qgz(bits=8, block=64))
-    loss_of(model, 0).backward()
-    found = torch.cat([cast(Any, p.grad).full_tensor().flatten() for p in model.parameters()])
+def rounded(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return gradients reduced within replicas by `qgz`, beside torch's; and bytes."""
+    found = dict[str, Tensor]()
+    for name in ("plain", "rounded"):
+        model = sharded(blocks(), mesh)
+        if name == "rounded":
+            within = sparsify.qgz(bits=8, block=64)
+            hook = sparsify.shard(model, optimiser_of(model), sparsify.dense(), within=within)
+        loss_of(model, rank, 0).backward()
+        found[name] = torch.cat([whole(p.grad).flatten() for p in model.parameters()])
     assert hook.scatter is not None
-    sizes = torch.tensor([sum(unit.sizes) for unit in hook.units])
-    return {"plain": plain, "rounded": found, "bytes": torch.tensor(hook.scatter.sent_bytes), "sizes": sizes}
+    found["bytes"] = torch.tensor(hook.scatter.sent_bytes)
+    found["sizes"] = torch.tensor([sum(unit.sizes) for unit in hook.units])
+    return found
 
 
 # --- local steps
 
+TWO_ROUNDS, ONE_MORE = range(4), range(4, 5)
 
-def locally(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Where local steps of sharded replicas end; and those of whole models, each with its replica's
+
+def average_within(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average the gradients of whole models within each replica."""
+    for p in model.parameters():
+        assert p.grad is not None
+        dist.all_reduce(p.grad, group=mesh["shard"].get_group())
+        p.grad.div_(mesh["shard"].size())
+
+
+def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return where local steps of sharded replicas end; and those of whole models, each with its replica's
     gradients, in double precision.
     """
     found = dict[str, Tensor]()
-    rows = mesh["shard"].get_group()
     for name in ("localsgd", "diloco"):
         strategy = sparsify.build(name, every=2)
-        for kind in ("both", "shards"):
-            model = sharded(blocks().double(), mesh if kind == "both" else mesh["shard"])
-            replicas = None if kind == "both" else mesh["replicate"]
-            optimiser = sparsify.shard(model, optimiser_of(model), strategy, replicas)
-            plainly(model, optimiser, TWO_ROUNDS)
+        for kind in KINDS_OF_MESH:
+            own, replicas = mesh_and_replicas(mesh, kind)
+            model = sharded(blocks().double(), own)
+            plainly(model, sparsify.shard(model, optimiser_of(model), strategy, replicas), TWO_ROUNDS)
             found[f"{name}, {kind}"] = weights(model)
-        whole = blocks().double()
-        inner = optimiser_of(whole)
-        optimiser = sparsify.distribute(inner, whole, strategy, TorchComm(mesh["replicate"].get_group()))
+        model = blocks().double()
+        replicated = TorchComm(mesh["replicate"].get_group())
+        optimiser = sparsify.distribute(optimiser_of(model), model, strategy, replicated)
         for step in TWO_ROUNDS:
             optimiser.zero_grad()
-            loss_of(whole, step).backward()
-            for p in whole.parameters():
-                dist.all_reduce(cast(Tensor, p.grad), group=rows)
-                cast(Tensor, p.grad).div_(mesh["shard"].size())
+            loss_of(model, rank, step).backward()
+            average_within(model, mesh)
             optimiser.step()
-        found[f"{name}, whole"] = torch.cat([p.detach().flatten().float() for p in whole.parameters()])
-    model = sharded(blocks(), mesh)
-    optimiser = sparsify.shard(model, optimiser_of(model), sparsify.build("sparseloco", every=2, density=0.2))
+        found[f"{name}, whole"] = weights(model)
+    strategy = sparsify.build("sparseloco", every=2, density=0.2)
+    model, other = (sharded(blocks(), mesh) for _ in range(2))
+    optimiser, again = (sparsify.shard(part, optimiser_of(part), strategy) for part in (model, other))
     plainly(model, optimiser, TWO_ROUNDS)
     found["sparseloco"] = weights(model)
-    saved = copy.deepcopy(optimiser.state_dict())
+    again.load_state_dict(copy.deepcopy(optimiser.state_dict()))
     plainly(model, optimiser, ONE_MORE)
-    other = sharded(blocks(), mesh)
-    again = sparsify.shard(other, optimiser_of(other), sparsify.build("sparseloco", every=2, density=0.2))
-    again.load_state_dict(saved)
     plainly(other, again, ONE_MORE)
     found["sparseloco, on"], found["sparseloco, resumed"] = weights(model), weights(other)
     for way, train in (("averaged", plainly), ("divided", partial(divided, 2.0))):
         for by in ("torch", "local steps"):
             model = sharded(blocks().double(), mesh)
-            optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
+            stepping: Any = torch.optim.SGD(model.parameters(), lr=0.2)
             if by == "local steps":
-                optimiser = sparsify.shard(model, optimiser, sparsify.localsgd(every=1))
-            train(model, optimiser)
+                stepping = sparsify.shard(model, stepping, sparsify.localsgd(every=1))
+            train(model, stepping)
             found[f"{way} by {by}"] = weights(model)
     return found
 
 
 def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_guards.Wrapped:
-    """A model of two units whose outermost one, which has parameters of its own, torch keeps gathered."""
+    """Wrap a model of two units whose outermost one, with parameters of its own, torch keeps gathered."""
     model = uses_guards.net()
-    own = mesh if kind == "both" else mesh["shard"]
+    own, replicas = mesh_and_replicas(mesh, kind)
     fully_shard(model.body, mesh=own, reshard_after_forward=reshards)
     fully_shard(model, mesh=own, reshard_after_forward=reshards)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    replicas = None if kind == "both" else mesh["replicate"]
     return uses_guards.Wrapped(model, inner, sparsify.shard(model, inner, strategy, replicas))
 
 
-def guarded(mesh: DeviceMesh) -> dict[str, Tensor]:
+def guarded(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
     """Return what is said of each change between local steps that must be refused, and where trainings end
-    with those that change nothing.
+    with those that change nothing, by the kind of mesh.
     """
-    found = dict[str, Tensor]()
-    rank = dist.get_rank()
+    found = dict[str, Any]()
+    refused = {case: uses_guards.REFUSED[case][0] for case in REFUSED_OF_SHARDS}
     for kind in KINDS_OF_MESH:
         make = partial(wrap, mesh, kind, True)
-        said = {
-            case: uses_guards.told(make, rank, uses_guards.REFUSED[case][0]) for case in REFUSED_OF_SHARDS
-        }
-        said["read in place"] = uses_guards.told(make, rank, read_others_in_place)
-        found |= {f"refused, {kind}: {case}": words for case, words in as_text(said).items()}
+        for case, act in {**refused, "read in place": read_others_in_place}.items():
+            found[f"{case}, {kind}"] = uses_guards.told(make, rank, act)
         for reshards in (True, False):
             make = partial(wrap, mesh, kind, reshards)
             for case, act in uses_guards.NEUTRAL.items():
-                found[f"end, {kind}, {reshards}: {case}"] = uses_guards.lived(make, rank, act)
+                found[f"{case}, {kind}, {reshards}"] = uses_guards.lived(make, rank, act)
     return found
 
 
 def read_others_in_place(wrapped: uses_guards.Wrapped) -> None:
-    """As `torch.distributed.checkpoint.load` does: into the tensors that a state has."""
+    """Read as `torch.distributed.checkpoint.load` does: into the tensors that a state has."""
     with shared_folder() as folder:
         others = {name: torch.zeros_like(p) for name, p in wrapped.model.state_dict().items()}
         state_dict_saver.save(others, checkpoint_id=folder)
         state_dict_loader.load(wrapped.model.state_dict(), checkpoint_id=folder)
 
 
-def spoil(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-    """Put a NaN into the parameters, as a step does whose gradient has one."""
-    p = optimiser.param_groups[0]["params"][0]
-    p.to_local().detach().fill_(torch.nan)
-
-
-def by_two_optimisers(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Where local steps end whose layers have an optimizer each, and where those of one for all do; each with
-    a third optimizer in the place of the last one after some rounds.
+def by_two_optimisers(mesh: DeviceMesh, rank: int) -> dict[str, list[Tensor]]:
+    """Return where local steps end of one optimizer for all layers, and of one for each, by the kind of mesh;
+    the last one is wrapped anew after some rounds.
     """
-    found = dict[str, Tensor]()
+    strategy = sparsify.localsgd(every=2)
+    found = dict[str, list[Tensor]]()
     for kind in KINDS_OF_MESH:
-        for way in ("one", "two"):
+        own, replicas = mesh_and_replicas(mesh, kind)
+        found[kind] = []
+        for names in (("",), ("body", "output")):
             model = uses_guards.net()
-            fully_shard(model, mesh=mesh if kind == "both" else mesh["shard"])
-            replicas = None if kind == "both" else mesh["replicate"]
-            parts = [model] if way == "one" else [model.body, model.output]
-            inners = [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
-            optimisers = [
-                sparsify.shard(model, inner, sparsify.localsgd(every=2), replicas) for inner in inners
-            ]
+            fully_shard(model, mesh=own)
+            inners = [torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.1) for name in names]
+            optimisers = [sparsify.shard(model, inner, strategy, replicas) for inner in inners]
             for number in range(7):
                 if number == 4:
-                    inner = optimisers[-1].optimiser
-                    optimisers[-1] = sparsify.shard(model, inner, sparsify.localsgd(every=2), replicas)
-                draws = torch.Generator().manual_seed(100 * number + dist.get_rank())
+                    optimisers[-1] = sparsify.shard(model, inners[-1], strategy, replicas)
+                draws = torch.Generator().manual_seed(100 * number + rank)
                 model.zero_grad()
                 model(torch.randn(8, 6, generator=draws)).square().mean().backward()
                 for optimiser in optimisers:
                     optimiser.step()
             with optimisers[0].at_anchor():
-                found[f"{kind}, {way}"] = weights(model)
+                found[kind].append(weights(model))
     return found
 
 
-def orthogonally(mesh: DeviceMesh) -> dict[str, Tensor]:
-    """Where local steps of Muon end, which computes with whole matrices: of shards, and of whole replicas.
-    The optimizer has made a step before, and shards have a GradScaler.
+def orthogonally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return where local steps of Muon end, which computes with whole matrices: of shards, and of whole
+    replicas. The optimizer has made a step before, and shards have a GradScaler.
     """
     found = dict[str, Tensor]()
-    rows = mesh["shard"].get_group()
+    muloco = sparsify.muloco(every=2)
     for kind in (*KINDS_OF_MESH, "whole"):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        model: Any = seeded(
+            lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        ).float()
         scaler = torch.amp.GradScaler("cpu", enabled=kind != "whole")
-        own = mesh if kind == "both" else mesh["shard"]
+        own, replicas = mesh_and_replicas(mesh, kind)
         for module in (model[0], model) if kind != "whole" else ():
             fully_shard(module, mesh=own)
         inner = torch.optim.Muon(model.parameters(), lr=0.02)
         optimiser: Any = inner
         for step in range(6):
-            if step == 1:
-                muloco = sparsify.muloco(every=2)
-                if kind == "whole":
-                    group = TorchComm(mesh["replicate"].get_group())
-                    optimiser = sparsify.distribute(inner, model, muloco, group)
-                else:
-                    replicas = None if kind == "both" else mesh["replicate"]
-                    optimiser = sparsify.shard(model, inner, muloco, replicas)
+            if step == 1 and kind == "whole":
+                optimiser = sparsify.distribute(
+                    inner, model, muloco, TorchComm(mesh["replicate"].get_group())
+                )
+            elif step == 1:
+                optimiser = sparsify.shard(model, inner, muloco, replicas)
             # Of the step before wrapping, that of all workers is the same.
-            rank = 0 if step == 0 else dist.get_rank()
-            images = torch.randn(5, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+            images = torch.Generator().manual_seed(10 * step + (rank if step else 0))
             optimiser.zero_grad()
-            scaler.scale(model(images).square().mean()).backward()
-            for p in model.parameters() if kind == "whole" else ():
-                dist.all_reduce(cast(Tensor, p.grad), group=rows)
-                cast(Tensor, p.grad).div_(mesh["shard"].size())
+            scaler.scale(model(torch.randn(5, 6, generator=images)).square().mean()).backward()
+            if kind == "whole":
+                average_within(model, mesh)
             scaler.step(optimiser)
             scaler.update()
-        whole = [cast(Any, p).full_tensor() if kind != "whole" else p for p in model.parameters()]
-        found[kind] = torch.cat([p.detach().flatten() for p in whole])
+        found[kind] = weights(model)
     return found
 
 
 # --- refused
 
+TOPK = laws.build("topk", 0.2)
 
-def told(act: Callable[[], object]) -> str:
-    """The sentence with which it is refused."""
+
+class Grid(NamedTuple):
+    """Workers, and how they are called to do what is refused."""
+
+    mesh: DeviceMesh
+    rank: int
+
+    def shard(self, method: Any = TOPK, own: DeviceMesh | None = None, **options: Any) -> Any:
+        """Shard a model, and return it with its optimizer."""
+        model = sharded(blocks(), own or self.mesh)
+        optimiser = optimiser_of(model)
+        sparsify.shard(model, optimiser, method, **options)
+        return model, optimiser
+
+    def lose(self, model: nn.Module) -> Tensor:
+        return loss_of(model, self.rank, 0)
+
+
+def shard_a_plain_model(grid: Grid) -> None:
+    plain = blocks()
+    sparsify.shard(plain, optimiser_of(plain), TOPK)
+
+
+def hook_before(grid: Grid) -> None:
+    model = sharded(blocks(), grid.mesh["shard"])
+    model.set_all_reduce_hook(lambda grad: None)
+    sparsify.shard(model, optimiser_of(model), TOPK, grid.mesh["replicate"])
+
+
+def shard_twice(grid: Grid) -> None:
+    sparsify.shard(*grid.shard(), TOPK)
+
+
+def shard_on_two_meshes(grid: Grid) -> None:
+    model = blocks()
+    fully_shard(model.blocks[0], mesh=grid.mesh["shard"])
+    fully_shard(model, mesh=grid.mesh["replicate"])
+    sparsify.shard(model, optimiser_of(model), TOPK, grid.mesh["replicate"])
+
+
+def shard_a_part(grid: Grid) -> None:
+    model = blocks()
+    for block in model.blocks:
+        fully_shard(block, mesh=grid.mesh)
+    sparsify.shard(model, optimiser_of(model), TOPK)
+
+
+def shard_after_the_optimiser_was_made(grid: Grid) -> None:
+    model = blocks()
+    optimiser = optimiser_of(model)
+    sparsify.shard(sharded(model, grid.mesh), optimiser, TOPK)
+
+
+def overflow(grid: Grid) -> None:
+    model, _ = grid.shard()
+    (grid.lose(model) * (torch.nan if grid.rank == 1 else 1.0)).backward()
+
+
+def scale(grid: Grid) -> None:
+    model, optimiser = grid.shard()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(grid.lose(model)).backward()
+    scaler.step(optimiser)
+
+
+def save_halfway(grid: Grid) -> None:
+    model, optimiser = grid.shard()
+    grid.lose(model).backward()
+    optimiser.state_dict()
+
+
+def freeze_later(grid: Grid) -> None:
+    model, _ = grid.shard()
+    model.scale.requires_grad_(False)
+    grid.lose(model).backward()
+
+
+def unfreeze_later(grid: Grid) -> None:
+    model = blocks()
+    model.blocks[0].requires_grad_(False)
+    sharded(model, grid.mesh)
+    sparsify.shard(model, optimiser_of(model), TOPK)
+    model.blocks[0].requires_grad_(True)
+    grid.lose(model).backward()
+
+
+def hook_later(grid: Grid) -> None:
+    model, _ = grid.shard()
+    model.set_all_reduce_hook(lambda grad: None)
+    grid.lose(model).backward()
+
+
+def load_of_none(grid: Grid) -> None:
+    plain = sharded(blocks(), grid.mesh)
+    inner = optimiser_of(plain)
+    plainly(plain, inner, range(1))
+    grid.shard()[1].load_state_dict(inner.state_dict())
+
+
+def load_of_another_method(grid: Grid) -> None:
+    model, optimiser = grid.shard(laws.build("topk", 0.5))
+    plainly(model, optimiser, range(1))
+    grid.shard()[1].load_state_dict(optimiser.state_dict())
+
+
+def load_before(grid: Grid) -> None:
+    model, optimiser = grid.shard()
+    plainly(model, optimiser, range(1))
+    other = sharded(blocks(), grid.mesh)
+    inner = optimiser_of(other)
+    inner.load_state_dict(optimiser.state_dict())
+    sparsify.shard(other, inner, TOPK)
+
+
+def flatten(grid: Grid) -> None:
+    model, optimiser = grid.shard()
+    plainly(model, optimiser, range(1))
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(model, optimiser, options=options)
+    set_optimizer_state_dict(model, optimiser, optim_state_dict=state, options=options)
+
+
+def wrap_half(grid: Grid) -> None:
+    model = uses_guards.net()
+    fully_shard(model, mesh=grid.mesh)
+    inner = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    sparsify.shard(model, inner, sparsify.diloco(every=2)).step()
+
+
+def spoil(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+    """Put a NaN into the parameters, as a step does whose gradient has one."""
+    optimiser.param_groups[0]["params"][0].to_local().detach().fill_(torch.nan)
+
+
+def overflow_locally(grid: Grid) -> None:
+    wrapped = wrap(grid.mesh, "both", True, sparsify.localsgd(every=1))
+    if grid.rank == 3:
+        wrapped.inner.register_step_post_hook(spoil)
+    uses_guards.step(wrapped, 0, grid.rank)
+
+
+def load_of_another_shard(grid: Grid) -> None:
+    wrapped = wrap(grid.mesh, "both", True, sparsify.diloco(every=2))
+    own = wrapped.optimiser.state_dict()
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, own["local"])
+    wrapped.optimiser.load_state_dict({**own, "local": states[grid.rank ^ 1]})
+
+
+def leave_nothing_to_some(grid: Grid) -> None:
+    model = nn.Linear(5, 1, bias=False)
+    fully_shard(model, mesh=grid.mesh)
+    sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
+
+
+Refusal = tuple[Callable[[Grid], object], str]
+REFUSED: dict[str, Refusal] = {
+    "a plain model": (
+        shard_a_plain_model, "shard takes a model that is sharded, and this Blocks is not; call torch.distr"
+    ),
+    "no replicas": (
+        lambda grid: grid.shard(own=grid.mesh["shard"]),
+        "says nothing of replicas; hand over the other one: sparsify.shard(..., replicas=",
+    ),
+    "the shards as replicas": (
+        lambda grid: grid.shard(own=grid.mesh["shard"], replicas=grid.mesh["shard"]),
+        "who share a replica, are among them; hand over the other dimension",
+    ),
+    "both dimensions": (
+        lambda grid: grid.shard(own=grid.mesh["shard"], replicas=grid.mesh),
+        "has a group for each of its 2 dimensions; hand over the one whose",
+    ),
+    "global": (
+        lambda grid: grid.shard(sparsify.topk(density=0.2)),
+        "scope='global' chooses from the gradient of the whole model, and FSDP reduces it unit by unit",
+    ),
+    "clipped": (
+        lambda grid: grid.shard(laws.build("dgc", clip_norm=1.0, momentum=0.0)),
+        "clip_norm needs the norm of the whole gradient",
+    ),
+    "momentum twice": (
+        lambda grid: grid.shard(laws.build("dgc", momentum=0.9)),
+        "the method applies momentum itself, and the optimiser has 0.9 too",
+    ),
+    "within": (
+        lambda grid: grid.shard(within=TOPK),
+        "has no reduce-scatter; within a replica take sparsify.qgz(bits=8)",
+    ),
+    "no method": (lambda grid: grid.shard("topk"), "'topk' is not a method; build one"),
+    "hooked": (hook_before, "the whole model has an all-reduce hook already, and takes no other"),
+    "twice": (
+        shard_twice, "sparsify.shard was called for this model already; go on with what that returned"
+    ),
+    "two meshes": (shard_on_two_meshes, "shard exchanges all units between the same replicas"),
+    "partly": (
+        shard_a_part, "is trained and in no unit, so that nobody would average it; call fully_shard on the"
+    ),
+    "before sharding": (
+        shard_after_the_optimiser_was_made,
+        "is not the optimiser's, with whose state its residual is saved; make one optimiser",
+    ),
+    "differently": (
+        lambda grid: grid.shard(laws.build("topk", 0.1 * (1 + grid.rank % 2))),
+        "Disagreement: the workers disagree on method: ranks [0, 2] have ",
+    ),
+    "NaN": (
+        overflow, "NonFiniteShard: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no"
+    ),
+    "scaled": (scale, "a GradScaler steps the optimiser, so residuals would hold gradients of different sc"),
+    "halfway": (save_halfway, "state_dict() came between backward and step"),
+    "frozen later": (
+        freeze_later, "a parameter was not used in this step, or frozen or unfrozen since"
+    ),
+    "unfrozen": (
+        unfreeze_later, "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now"
+    ),
+    "hooked later": (
+        hook_later, "the whole model was given another all-reduce hook after sparsify.shard"
+    ),
+    "half wrapped": (
+        wrap_half, "output.weight is trained, and no optimiser of local steps has it"
+    ),
+    "NaN, local": (
+        overflow_locally,
+        "NonFiniteDrift: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
+    ),
+    "of another shard": (load_of_another_shard, "and this is rank"),
+    "nothing on some": (
+        leave_nothing_to_some,
+        "ranks [1, 3] have no: there is nothing to aggregate: all parameters are empty",
+    ),
+    "flattened": (
+        flatten, "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself"
+    ),
+    "of none": (
+        load_of_none, "torch reads back only what the optimiser itself remembers: save and load without it"
+    ),
+    "of another method": (
+        load_of_another_method, "the saved state is of another method, or of a model with other units"
+    ),
+    "loaded before": (load_before, "residuals that would be lost; load it after sparsify.shard"),
+}  # fmt: skip
+
+
+def told(act: Callable[[Grid], object], grid: Grid) -> str:
+    """Return the sentence with which it is refused."""
     try:
-        act()
+        act(grid)
     except (ValueError, NonFinite, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
 
-def refusals(mesh: DeviceMesh) -> dict[str, str]:
-    """What can't be, and what is said."""
-    topk = sparsify.build("topk", density=0.2, scope="layer")
-
-    def made(method: Any = topk, own: DeviceMesh | None = None, **options: Any) -> object:
-        model = sharded(blocks(), own or mesh)
-        return sparsify.shard(model, optimiser_of(model), method, **options)
-
-    def hooked() -> object:
-        model = sharded(blocks(), mesh["shard"])
-        cast(Any, model).set_all_reduce_hook(lambda grad: None)
-        return sparsify.shard(model, optimiser_of(model), topk, mesh["replicate"])
-
-    def twice() -> object:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        return sparsify.shard(model, optimiser, topk)
-
-    def on_two_meshes() -> object:
-        model = blocks()
-        fully_shard(model.blocks[0], mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["replicate"])
-        return sparsify.shard(model, optimiser_of(model), topk, mesh["replicate"])
-
-    def partly() -> object:
-        model = blocks()
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh)
-        return sparsify.shard(model, optimiser_of(model), topk)
-
-    def before_sharding() -> object:
-        model = blocks()
-        optimiser = optimiser_of(model)
-        return sparsify.shard(sharded(model, mesh), optimiser, topk)
-
-    def differently() -> object:
-        return made(sparsify.build("topk", density=0.1 * (1 + dist.get_rank() % 2), scope="layer"))
-
-    def with_nan() -> None:
-        model = sharded(blocks(), mesh)
-        sparsify.shard(model, optimiser_of(model), topk)
-        (loss_of(model, 0) * (torch.nan if dist.get_rank() == 1 else 1.0)).backward()
-
-    def scaled() -> None:
-        model, scaler = sharded(blocks(), mesh), torch.amp.GradScaler("cpu")
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        scaler.scale(loss_of(model, 0)).backward()
-        scaler.step(optimiser)
-
-    def halfway() -> None:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        loss_of(model, 0).backward()
-        optimiser.state_dict()
-
-    def frozen_later() -> None:
-        model = sharded(blocks(), mesh)
-        sparsify.shard(model, optimiser_of(model), topk)
-        model.scale.requires_grad_(False)
-        loss_of(model, 0).backward()
-
-    def of_none() -> None:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        plain = sharded(blocks(), mesh)
-        inner = optimiser_of(plain)
-        plainly(plain, inner, range(1))
-        optimiser.load_state_dict(inner.state_dict())
-
-    def of_another_method() -> None:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, sparsify.build("topk", density=0.5, scope="layer"))
-        plainly(model, optimiser, range(1))
-        other = sharded(blocks(), mesh)
-        inner = optimiser_of(other)
-        sparsify.shard(other, inner, topk)
-        inner.load_state_dict(optimiser.state_dict())
-
-    def loaded_before() -> None:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        plainly(model, optimiser, range(1))
-        other = sharded(blocks(), mesh)
-        inner = optimiser_of(other)
-        inner.load_state_dict(optimiser.state_dict())
-        sparsify.shard(other, inner, topk)
-
-    def unfrozen() -> None:
-        model = blocks()
-        model.blocks[0].requires_grad_(False)
-        sharded(model, mesh)
-        sparsify.shard(model, optimiser_of(model), topk)
-        model.blocks[0].requires_grad_(True)
-        loss_of(model, 0).backward()
-
-    def hooked_later() -> None:
-        model = sharded(blocks(), mesh)
-        sparsify.shard(model, optimiser_of(model), topk)
-        cast(Any, model).set_all_reduce_hook(lambda grad: None)
-        loss_of(model, 0).backward()
-
-    def half_wrapped() -> None:
-        model = uses_guards.net()
-        fully_shard(model, mesh=mesh)
-        inner = torch.optim.SGD(model.body.parameters(), lr=0.1)
-        optimiser = sparsify.shard(model, inner, sparsify.diloco(every=2))
-        optimiser.step()
-
-    def with_nan_locally() -> None:
-        wrapped = wrap(mesh, "both", True, sparsify.localsgd(every=1))
-        if dist.get_rank() == 3:
-            wrapped.inner.register_step_post_hook(spoil)
-        uses_guards.step(wrapped, 0, dist.get_rank())
-
-    def of_another_shard() -> None:
-        wrapped = wrap(mesh, "both", True, sparsify.diloco(every=2))
-        states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, wrapped.optimiser.state_dict()["local"])
-        own = wrapped.optimiser.state_dict()
-        wrapped.optimiser.load_state_dict({**own, "local": states[dist.get_rank() ^ 1]})
-
-    def nothing_on_some() -> object:
-        model = nn.Linear(5, 1, bias=False)
-        fully_shard(model, mesh=mesh)
-        return sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
-
-    def flattened() -> None:
-        model = sharded(blocks(), mesh)
-        optimiser = optimiser_of(model)
-        sparsify.shard(model, optimiser, topk)
-        plainly(model, optimiser, range(1))
-        options = StateDictOptions(flatten_optimizer_state_dict=True)
-        state = get_optimizer_state_dict(model, optimiser, options=options)
-        set_optimizer_state_dict(model, optimiser, optim_state_dict=state, options=options)
-
-    plain = blocks()
-    cases: dict[str, Callable[[], object]] = {
-        "a plain model": lambda: sparsify.shard(plain, optimiser_of(plain), topk),
-        "no replicas": partial(made, own=mesh["shard"]),
-        "the shards as replicas": partial(made, own=mesh["shard"], replicas=mesh["shard"]),
-        "both dimensions": partial(made, own=mesh["shard"], replicas=mesh),
-        "global": lambda: made(sparsify.build("topk", density=0.2)),
-        "clipped": lambda: made(
-            sparsify.build("dgc", density=0.2, scope="layer", clip_norm=1.0, momentum=0.0)
-        ),
-        "momentum twice": lambda: made(sparsify.build("dgc", density=0.2, scope="layer", momentum=0.9)),
-        "within": lambda: made(within=topk),
-        "no method": lambda: made("topk"),
-        "hooked": hooked,
-        "twice": twice,
-        "two meshes": on_two_meshes,
-        "partly": partly,
-        "before sharding": before_sharding,
-        "differently": differently,
-        "NaN": with_nan,
-        "scaled": scaled,
-        "halfway": halfway,
-        "frozen later": frozen_later,
-        "unfrozen": unfrozen,
-        "hooked later": hooked_later,
-        "half wrapped": half_wrapped,
-        "NaN, local": with_nan_locally,
-        "of another shard": of_another_shard,
-        "nothing on some": nothing_on_some,
-        "flattened": flattened,
-        "of none": of_none,
-        "of another method": of_another_method,
-        "loaded before": loaded_before,
-    }
-    return {case: told(act) for case, act in cases.items()}
-
-
-def as_text(told: Mapping[str, str]) -> dict[str, Tensor]:
-    return {case: torch.tensor(list(words.encode()), dtype=torch.uint8) for case, words in told.items()}
-
-
-def all_uses(size: int) -> dict[str, Tensor]:
-    """Everything, on all grids of this many workers."""
+def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Return everything, on all grids of this many workers, by grid and part."""
     torch.set_num_threads(1)
-    found = dict[str, Tensor]()
+    rank = comm.rank
+    found = dict[str, Any]()
     for grid in GRIDS:
-        if math.prod(grid) != size:
+        if math.prod(grid) != comm.size:
             continue
-        mesh, at = init_device_mesh("cpu", grid, mesh_dim_names=NAMES), f"{grid}: "
-        parts = {"ends": ends(mesh), "account": account(mesh), "means": means(mesh), "rounded": rounded(mesh)}
-        parts["locally"] = locally(mesh)
+        mesh = mesh_of(*grid)
+        parts: dict[str, Any] = {"ends": ends(mesh), "sparse": sparse(mesh, rank), "means": means(mesh, rank)}
+        parts |= {"rounded": rounded(mesh, rank), "locally": locally(mesh, rank)}
         if grid == GRIDS[0]:
             with shared_folder() as folder:
                 parts["resumed"] = resumed(mesh, folder)
-            parts["refusals"] = as_text(refusals(mesh))
-            parts["guarded"], parts["orthogonally"] = guarded(mesh), orthogonally(mesh)
-            parts["by two optimisers"] = by_two_optimisers(mesh)
-        found |= {
-            f"{at}{part}: {name}": tensor for part, own in parts.items() for name, tensor in own.items()
-        }
+            parts["refused"] = {case: told(act, Grid(mesh, rank)) for case, (act, _) in REFUSED.items()}
+            parts["guarded"] = guarded(mesh, rank)
+            parts["orthogonally"] = orthogonally(mesh, rank)
+            parts["by two optimisers"] = by_two_optimisers(mesh, rank)
+        found[str(grid)] = parts
     return found
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """One folder of all workers."""
+    """Give all workers one folder."""
     with tempfile.TemporaryDirectory() as own:
         folders: list[Any] = [own]
         dist.broadcast_object_list(folders)
