@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -269,30 +269,20 @@ def _bind(hook: Callable[..., Any], original: Callable[..., Any]) -> Callable[..
     return hooked
 
 
-class Contested(NamedTuple):
-    """The outcome of a case."""
-
-    num_switches: int
-    atomics: set[Site]
-    faults: list[str]
-
-
-def contest(seed: int) -> Contested:
-    """Run one case, with its programs in an order that follows from its seed as well."""
+def contest(seed: int) -> tuple[Concurrent, list[str]]:
+    """Run one case, with its programs in an order that follows from its seed as well; return what was seen,
+    and the faults.
+    """
     from tests.sparsify.kernels.contests import Contest  # imports Triton
 
-    lines = list[str]()
-    faults = list[str]()
-    case = Contest(seed, lines.append)
+    case = Contest(seed)
     with Concurrent(seed) as run:
         case.lend = run.lend
         try:
             case.run()
-        except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(where.filename).name}:{where.lineno}"
-            faults.append(f"{type(error).__name__}: {str(error)[:200]} ({place}) | {'; '.join(lines)}")
-    return Contested(run.num_switches, run.atomics, [*faults, *run.meetings])
+        except Exception:
+            return run, [traceback.format_exc(), *run.meetings]
+    return run, list(run.meetings)
 
 
 def main() -> None:
@@ -306,7 +296,8 @@ def main() -> None:
     seed = options.seed
     num_faults = 0
     while time.monotonic() < until:
-        for fault in contest(seed).faults:
+        _, faults = contest(seed)
+        for fault in faults:
             print(f"seed {seed} | {fault}", flush=True)
             num_faults += 1
         seed += 1

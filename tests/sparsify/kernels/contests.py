@@ -45,16 +45,11 @@ def little_work() -> Iterator[None]:
 
 
 class Contest:
-    """A case that follows from a seed: a kernel, and what it is asked, several times.
+    """A case that follows from a seed: a kernel, and what it is asked, several times."""
 
-    Args:
-        say: is told what is done, before it is done.
-    """
-
-    def __init__(self, seed: int, say: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.own = torch.Generator().manual_seed(seed)
-        self.say = say
         self.lend: Callable[..., None] = lambda *tensors: None
 
     def run(self) -> None:
@@ -72,7 +67,6 @@ class Contest:
         for acc in self.calls(first):
             grad = self.gradient(acc)
             k = self.k(sum_of(acc, grad))
-            self.say(f"alone: {k=} {bound=} {capacity=}")
             check_topk(kernel, acc, grad, k)
 
     def together(self) -> None:
@@ -85,7 +79,6 @@ class Contest:
             grads = [self.gradient_of(acc, kinds) for acc in accs] if kinds else []
             sums = list(map(sum_of, accs, grads)) if kinds else accs
             ks = [self.k(one, 0) for one in sums]
-            self.say(f"together: {ks=}")
             memories = torch.full((num_elements,), torch.nan).tensor_split(self.chance.choice((1, 3)))
             self.lend(*accs, *grads, *memories)
             found = check_joint(kernel, accs, grads, ks)
@@ -100,7 +93,6 @@ class Contest:
             reached = sum_of(acc, grad)[self.chance.randrange(len(acc))]
             threshold = self.chance.choice((0.0, 0.3, float(reached.abs())))
             strict = self.chance.random() < 0.5
-            self.say(f"above: {threshold=} {strict=}")
             check_above(kernel, acc, grad, threshold, strict)
 
     def make(self, like: Tensor, **options: Any) -> gpu.Gpu:
@@ -118,7 +110,6 @@ class Contest:
         lengths = (self.chance.randint(1, LONGEST), LONGEST, LONGEST, LONGEST, 257, 64, 1)
         n = n or self.chance.choice(lengths)
         name = self.chance.choice(list(INPUTS))
-        self.say(f"{n} elements: {name}")
         return INPUTS[name](n).roll(self.chance.randrange(n))
 
     def calls(self, first: Tensor) -> Iterator[Tensor]:

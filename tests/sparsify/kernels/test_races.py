@@ -107,8 +107,8 @@ def check_contests(seeds: Iterable[int]) -> tuple[int, set[str]]:
     switches = 0
     atomics = set[str]()
     for seed in seeds:
-        done = concurrent.contest(seed)
-        assert not done.faults, seed
-        switches += done.num_switches
-        atomics |= {site.kernel for site in done.atomics}
+        run, faults = concurrent.contest(seed)
+        assert not faults, seed
+        switches += run.num_switches
+        atomics |= {site.kernel for site in run.atomics}
     return switches, atomics

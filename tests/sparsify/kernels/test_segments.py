@@ -154,14 +154,11 @@ class TestTogether:
             check_joint(joint, accs, [], [7, 9, 3, 1])
         assert GpuJoint(accs, [], 500).stats().steps == 0
 
-    @pytest.mark.parametrize("most", [10**6, 20])
-    def test_a_method_does_the_same_as_bucket_by_bucket(
-        self, most: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_method_does_the_same_as_bucket_by_bucket(self, monkeypatch: pytest.MonkeyPatch) -> None:
         made = []
 
         def joint_kernel_for(likes: list[Tensor], kernels: list[Any], choice: str) -> Any:
-            made.append(GpuJoint(likes, kernels, most))
+            made.append(GpuJoint(likes, kernels, 10**6))
             return made[-1]
 
         method = build("topk", 0.05, "layer")
@@ -171,7 +168,7 @@ class TestTogether:
         for ours, theirs in zip(live(method, 2, **arguments), alone, strict=True):
             assert all(map(torch.equal, ours.updates, theirs.updates))
             assert torch.equal(ours.residual, theirs.residual)
-        assert [kernel.stats().steps for kernel in made] == [2 * 4, 2 * 4] or most == 20  # steps, buckets
+        assert [kernel.stats().steps for kernel in made] == [2 * 4, 2 * 4]  # steps, buckets
 
     @pytest.mark.gpu
     def test_a_gpu_takes_them_after_a_trial(self) -> None:
