@@ -44,11 +44,13 @@ def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Provide records that are shipped and a README, neither of this repository."""
+    """Provide one figure, records that are shipped and a README, which are not those of this repository."""
     readme = tmp_path / "README.md"
     readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
     monkeypatch.setattr(collect, "README", readme)
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    fig3 = {"fig3": figures.items()["fig3"]}
+    monkeypatch.setattr(figures, "items", lambda: fig3)
     return tmp_path / "shipped"
 
 
@@ -88,11 +90,11 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
     assert set(known.loc[~trained, "rules_json"]) == set(again.runs["rules_json"])
 
 
-def test_a_figure_is_completed_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("elsewhere")
+def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
     """What another machine has made is shipped already, and need not be here."""
-    fig3 = {"fig3": figures.items()["fig3"]}
-    monkeypatch.setattr(figures, "items", lambda: fig3)
-    needed, more = configs_of("fig3", "laptop"), more_configs_of("fig3", "laptop")[:2]
+    needed = configs_of("fig3", "laptop")
+    more = more_configs_of("fig3", "laptop")[:2]
     ids = [run_id(config) for config in (*needed, *more)]
 
     def complete(name: str, made: list[Config], shipped: list[str]) -> list[str] | None:
