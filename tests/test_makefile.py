@@ -83,24 +83,11 @@ def test_a_figure_that_there_is_not_is_refused_before_anything_is_installed(chec
     assert checkout.calls("-m pip") == 2
 
 
-def test_an_environment_is_made_once(checkout: Checkout) -> None:
+def test_an_environment_is_made_once_and_what_failed_is_tried_again(checkout: Checkout) -> None:
     checkout.make("venv/.train")
     assert (checkout.calls("-m venv"), checkout.calls("-m pip")) == (1, 2)
     checkout.make("venv/.train")
     assert checkout.calls("-m") == 0
-
-
-def test_a_creation_that_failed_is_tried_again(checkout: Checkout) -> None:
-    (checkout.folder / "no-ensurepip").touch()
-    checkout.fail("venv/.figures")
-    assert (checkout.folder / "venv/bin/python").exists()
-    (checkout.folder / "no-ensurepip").unlink()
-    checkout.make("venv/.figures")
-    assert (checkout.calls("-m venv"), checkout.calls("-m pip")) == (1, 1)
-
-
-def test_an_installation_that_failed_leaves_no_stamp_and_is_tried_again(checkout: Checkout) -> None:
-    checkout.make("venv/.train")
     (checkout.folder / "no-network").touch()
     for stamp in (checkout.folder / "venv").glob(".*"):
         os.utime(stamp, (0, 0))  # the project's files are newer
@@ -109,6 +96,19 @@ def test_an_installation_that_failed_leaves_no_stamp_and_is_tried_again(checkout
     (checkout.folder / "no-network").unlink()
     checkout.make("venv/.train")
     assert checkout.calls("-m pip") == 2
+
+
+def test_a_creation_that_failed_is_tried_again_and_figures_need_no_torch(checkout: Checkout) -> None:
+    (checkout.folder / "no-ensurepip").touch()
+    checkout.fail("venv/.figures")
+    assert (checkout.folder / "venv/bin/python").exists()
+    (checkout.folder / "no-ensurepip").unlink()
+    checkout.make("venv/.figures")
+    assert (checkout.calls("-m venv"), checkout.calls("-m pip")) == (1, 1)
+    words = (checkout.folder / "calls").read_text()
+    assert "-r requirements/figures.txt\n" in words
+    assert "-e" not in words.split()
+    assert not re.search("(?m)^torch", (ROOT / "requirements" / "figures.txt").read_text())
 
 
 def test_an_unsupported_python_is_refused_with_a_sentence(checkout: Checkout) -> None:
@@ -134,16 +134,6 @@ def test_carried_wheels_are_installed_beside_what_python_has_without_a_network(c
     assert checkout.calls("-m") == 0
 
 
-def test_figures_need_no_torch(checkout: Checkout) -> None:
-    checkout.make("venv/.figures")
-    assert checkout.calls("-m pip") == 1
-    words = (checkout.folder / "calls").read_text()
-    assert "-r requirements/figures.txt\n" in words
-    assert "-e" not in words.split()
-    listed = (ROOT / "requirements" / "figures.txt").read_text().splitlines()
-    assert not any(line.startswith("torch") for line in listed)
-
-
 # Which build of torch.
 
 
@@ -165,30 +155,25 @@ def cpu_builds(checkout: Checkout) -> int:
     return (checkout.folder / "calls").read_text().count(" ".join(f"{pin}+cpu" for pin in pins))
 
 
-@pytest.mark.parametrize("has_cpu_build", [True, False])
-def test_without_gpu_the_build_for_cpus_is_taken_where_the_index_has_it(
-    checkout: Checkout, bare: Path, has_cpu_build: bool
+def test_the_build_for_cpus_is_taken_where_no_gpu_is_or_may_be_or_where_it_is_named(
+    checkout: Checkout, bare: Path
 ) -> None:
-    if has_cpu_build:
+    """A login node has no GPU, and its environment is the jobs'."""
+    for named, program, index_has_it, builds in (
+        ("auto", "no-such", True, 1),
+        ("auto", "no-such", False, 1),
+        ("auto", "nvidia-smi", True, 0),
+        ("auto", "sbatch", True, 0),
+        ("cpu", "nvidia-smi", True, 1),
+    ):
+        shutil.rmtree(checkout.folder / "venv", ignore_errors=True)
         (checkout.folder / "cpu-build").touch()
-    said = checkout.make("venv/.train", "TORCH=auto", PATH=str(bare))
-    assert cpu_builds(checkout) == 1
-    assert ("the index has no CPU build of torch" in said) != has_cpu_build
-    assert (checkout.folder / "venv/.train").exists()
-
-
-@pytest.mark.parametrize("program", ["nvidia-smi", "sbatch"])
-def test_where_a_gpu_is_or_may_be_the_other_is_taken(checkout: Checkout, bare: Path, program: str) -> None:
-    """A login node has none, and its environment is the jobs'."""
-    write_program(bare / program)
-    checkout.make("venv/.train", "TORCH=auto", PATH=str(bare))
-    assert cpu_builds(checkout) == 0
-
-
-def test_who_names_a_build_gets_it(checkout: Checkout, bare: Path) -> None:
-    (checkout.folder / "cpu-build").touch()
-    write_program(bare / "nvidia-smi")
-    checkout.make("venv/.train", "TORCH=cpu", PATH=str(bare))
-    assert cpu_builds(checkout) == 1
+        if not index_has_it:
+            (checkout.folder / "cpu-build").unlink()
+        write_program(bare / program)
+        said = checkout.make("venv/.train", f"TORCH={named}", PATH=str(bare))
+        assert cpu_builds(checkout) == builds, (named, program)
+        assert ("the index has no CPU build of torch" in said) != index_has_it
+        (bare / program).unlink()
     said = checkout.fail("venv/.train", "TORCH=rocm")
     assert "TORCH=rocm: must be auto, cpu or cuda" in said
