@@ -65,19 +65,17 @@ def test_messages_have_the_stated_size() -> None:
 
 def test_indices_reach_to_the_borders_of_their_types() -> None:
     """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
-    n = 4 * BLOCK
-    indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, BLOCK // 2, 3 * BLOCK])
-    wire = Wire("delta16")
-    check_trip(wire, Sparse(indices, torch.arange(7.0)), n)
-    two_values = torch.tensor([1.0, 2.0])
+    indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 3 * BLOCK])
+    check_trip(Wire("delta16"), Sparse(indices, torch.arange(5.0)), 4 * BLOCK)
     borders: list[tuple[Index, int]] = [
         ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
         ("int64", 2**31 + 1),
     ]  # fmt: skip
     for index, n in borders:
-        check_trip(Wire(index), Sparse(torch.tensor([n - 1, 0]), two_values), n)
+        edge = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
+        check_trip(Wire(index), edge, n)
     with pytest.raises(ValueError, match=rf"a bucket of {n} elements needs index='int64'"):
-        Wire().write(Sparse(torch.tensor([n - 1, 0]), two_values), n)
+        Wire().write(edge, n)
 
 
 def test_values_are_rounded_to_the_nearest_of_their_type() -> None:

@@ -10,25 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-class Site(NamedTuple):
-    """Where a kernel accesses memory."""
-
-    file: str
-    line: int
-    function: str
-    kernel: str  # that calls the function, or is it
-
-    def __str__(self) -> str:
-        name = self.kernel if self.function == self.kernel else f"{self.kernel}, {self.function}"
-        return f"{name} ({self.file}:{self.line})"
-
-
 class Access(NamedTuple):
     """What a program did to some memory."""
 
     program: int
     kind: str  # load, store, atomic
-    site: Site
+    site: str  # a kernel, and the line
     addresses: NDArray[np.uint64]  # of elements
 
 

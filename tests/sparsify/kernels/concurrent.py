@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tests.sparsify.kernels.accesses import Access, Memory, Site, meetings
+from tests.sparsify.kernels.accesses import Access, Memory, meetings
 from tests.sparsify.kernels.interpreter import interpreter, patching_once
 
 OFTEN = (1.0, 0.5, 0.2, 0.05)  # how likely a launch's programs hand the baton on, at each access
@@ -61,7 +61,7 @@ class Concurrent:
         self.masks = np.random.default_rng(seed)
         self.num_switches = 0  # of programs
         self.meetings = set[str]()
-        self.atomics = set[Site]()
+        self.atomics = set[str]()  # kernels that have some
         self.launch: Launch | None = None
         self.memory = Memory.of([])
         self.lent = list[Tensor]()
@@ -149,14 +149,14 @@ class Concurrent:
         """Let others run; then note what is accessed."""
         launch = self._launch
         self._turn()
-        site = self._site(launch.kernel.__name__)
+        site = self._site()
         addresses = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
         access = Access(launch.now, kind, site, addresses.reshape(-1))
         if not self.memory.has(access.addresses):
             raise IndexError(f"{kind} in {site} of memory that no tensor has")
         launch.accesses.append(access)
         if kind == "atomic":
-            self.atomics.add(site)
+            self.atomics.add(launch.kernel.__name__)
 
     def _turn(self) -> None:
         self._launch.turn()
@@ -166,14 +166,15 @@ class Concurrent:
         assert self.launch is not None, "no kernel runs"
         return self.launch
 
-    def _site(self, kernel: str) -> Site:
-        """The line of a kernel that is being interpreted: the innermost that is neither Triton's nor here."""
-        frame = sys._getframe(2)
+    def _site(self) -> str:
+        """Return the line that is being interpreted: the innermost that is neither Triton's nor here."""
+        kernel = self._launch.kernel.__name__
         triton = str(Path(self.interpreter.__file__).parents[1])
-        while (file := frame.f_code.co_filename) == __file__ or file.startswith(triton):
-            assert frame.f_back is not None
-            frame = frame.f_back
-        return Site(Path(file).name, frame.f_lineno, frame.f_code.co_name, kernel)
+        for frame, line in traceback.walk_stack(None):
+            file = frame.f_code.co_filename
+            if file != __file__ and not file.startswith(triton):
+                return f"{kernel}, {frame.f_code.co_name} ({Path(file).name}:{line})"
+        raise AssertionError("no kernel runs")
 
 
 class Gathered:
