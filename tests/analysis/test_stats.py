@@ -233,6 +233,8 @@ def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frame
     # Synthetic seeds share their noise, so pairing by seed leaves none of it.
     gap = there(stats.final_difference(frames, list(reversed(dense)), topk, "val_top1"))
     assert (gap.value, *interval(gap)) == pytest.approx((12.0, 12.0, 12.0), abs=1e-9)
+    never_validated = frames._replace(epochs=frames.epochs.assign(val_top1=np.nan))
+    assert stats.final(never_validated, topk, "val_top1") is None
 
 
 def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from analysis.records.attempts import from_attempts, of_attempt
 from analysis.records.files import Damaged
-from analysis.records.frames import Frames, combine, empty, keys_of, remembered, runs_frame, typed
+from analysis.records.frames import Frames, combine, empty, keys_of, label, remembered, runs_frame, typed
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -82,7 +82,8 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
     assert not notes
     for name in ("method.name", "variant"):
         assert frames.runs[name].to_list() == ["dense", "topk"]
-    assert frames.runs["key"].to_list() == [f"{attempt.key}/dense", f"{attempt.key}/topk"]
+    labels = {f"{attempt.key}/{method}": method for method in ("dense", "topk")}
+    assert label(frames.runs).to_dict() == labels
     assert set(frames.runs["group"]) == {attempt.key}
     for _, steps in frames.steps.groupby(["key", "rank"]):
         assert steps["step"].to_list() == list(range(2 + 4 * 3))
