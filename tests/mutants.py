@@ -426,11 +426,7 @@ class Attempt:
     def _clear(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process, signal.SIGKILL)
-        test = self._scratch / "test"
-        text = test.read_text() if test.exists() else ""
         shutil.rmtree(self._scratch, ignore_errors=True)
-        self._scratch.mkdir()
-        test.write_text(text)
 
 
 def main() -> None:
