@@ -405,7 +405,7 @@ def on_processes(
         else:
             processes.append(_of_its_own(surroundings, orders, nodes.enter(rank) if nodes else []))
     try:
-        assert [process.wait(timeout=200) for process in processes] == [0] * size
+        assert [process.wait(timeout=600) for process in processes] == [0] * size
     finally:
         for process in processes:
             process.kill()

@@ -79,19 +79,6 @@ def test_each_step_is_reported() -> None:
         assert (report.selected, report.num_elements, report.wire_bytes) == expected
 
 
-def test_a_density_warm_up_ends() -> None:
-    ddp = DistributedDataParallel(net())
-    method = sparsify.build("topk", density=0.1, scope="layer", density_warmup=[1.0, 0.5])
-    hook = sparsify.register(ddp, method, sgd(ddp), steps_per_epoch=2)
-    selected = []
-    for number in range(6):
-        step(ddp, hook, number)
-        selected.append(there(hook.last_report).selected)
-    sizes = [p.numel() for p in ddp.parameters()]
-    by_epoch = (sum(sizes), sum(n // 2 for n in sizes), sum(max(1, n // 10) for n in sizes))
-    assert selected == [by_epoch[number // 2] for number in range(6)]
-
-
 def test_an_optimiser_with_a_closure_works() -> None:
     ends = []
     for is_registered in (False, True):

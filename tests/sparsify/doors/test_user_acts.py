@@ -62,6 +62,11 @@ def test_an_act_ends_where_plain_training_does(name: str, used: Ranks) -> None:
             check_same_bits(lived(used, "nothing", scope, wrapper), lived(used, name, scope, wrapper))
 
 
+@pytest.mark.parametrize("name", ["nothing", "warm-up", "scheduled: steps"])
+def test_an_act_ends_alike_under_ddp(name: str, used: Ranks) -> None:
+    check_same_bits(lived(used, name, "layer", "distribute"), lived(used, name, "layer", "register"))
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_ends_alike_with_every_wrapper(name: str, used: Ranks) -> None:
     """To the bit, but for sums that DDP makes in another order: those of dense, and of a norm to clip to."""

@@ -251,7 +251,7 @@ class Training:
         if act.is_scaled:
             self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
         self.group = group_of_one(rank) if act.is_alone else None
-        self.model = seeded(act.kind, rank // shards)  # that of rank 0 is what all begin with
+        self.model = seeded(act.kind, rank // shards).to(act.dtype)  # that of rank 0 is what all begin with
         self.bare = self.model  # computes the same gradients, and nobody averages them
         self.called = self.model
         if wrapper in REGISTER:
@@ -268,7 +268,9 @@ class Training:
         names = [name for name, _ in self.model.named_parameters()]
         self.rates = {name: act.rates.get(name.partition(".")[0], LR) for name in names}
         parts = act.parts or ("",)
-        self.holders = [self.wrap(self.optimiser_of(part)) for part in parts]
+        inners = [self.optimiser_of(part) for part in parts]
+        with act.mode():
+            self.holders = [self.wrap(inner) for inner in inners]
         self.start = weights(self.model)
         self.seen = {name: torch.zeros_like(p) for name, p in self.start.items()}
 
@@ -700,6 +702,8 @@ class Act:
     do: Callable[[Training], object] = train
     kind: Callable[[], nn.Module] = Net
     loss: Loss = loss_of
+    dtype: torch.dtype = torch.float64
+    mode: Callable[[], AbstractContextManager[Any]] = nullcontext  # in which it is wrapped
     method: str = "topk"
     choices: Mapping[str, Any] = field(default_factory=dict)  # of the method
     options: Mapping[str, Any] = field(default_factory=dict)  # of the wrapper

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from sparsify.comm import Comm
 from sparsify.methods import names, per_step
 from tests.sparsify import laws
+from tests.sparsify.doors.user_acts import WRAPPERS, Act, Training, weights
 
 Mode = Callable[[], AbstractContextManager[Any]]
 STEPS = 4
@@ -67,6 +64,8 @@ OF_PROCESSES = (PLAIN, "default float64", "default device", "autocast bfloat16")
 
 class Given(nn.Module):
     """A model whose gradients are given."""
+
+    blocks = ()  # it is one unit of a sharded model
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -127,71 +126,32 @@ def distributed(method: Any, comm: Comm, mode: Mode = nullcontext, **options: An
     return stepped(optimiser, model, comm, mode)
 
 
-def registered(method: Any, comm: Comm, mode: Mode = nullcontext, **options: Any) -> Tensor:
-    """Train under DistributedDataParallel, whose backward passes are within the mode."""
-    model = Given()
-    ddp = DistributedDataParallel(model)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mode():
-        sparsify.register(ddp, method, optimiser, **options)
-    return trained(ddp, model, optimiser, comm, mode)
+WAYS = WRAPPERS
+OF_EACH_KIND = ("topk", "powersgd", "qsgd", "demo", "sidco")
 
 
-def trained(called: nn.Module, model: Given, optimiser: Any, comm: Comm, mode: Mode) -> Tensor:
-    for step in range(STEPS):
-        optimiser.zero_grad()
-        loss = called(gradients(comm.rank, step))
-        with mode():
-            loss.backward()
-            optimiser.step()
-    return torch.cat([local(p).flatten() for p in model.tensors])
-
-
-def local(p: Any) -> Tensor:
-    part: Tensor = p.to_local() if hasattr(p, "to_local") else p
-    return part.detach().clone()
-
-
-@cache
-def mesh_of(size: int) -> DeviceMesh:
-    """Return a mesh of two replicas; made once, for each has process groups of its own."""
-    return init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
-
-
-def sharded(method: Any, comm: Comm, mode: Mode = nullcontext, **options: Any) -> Tensor:
-    """Train a sharded model, whose backward passes and steps are within the mode."""
-    model = Given()
-    fully_shard(model, mesh=mesh_of(comm.size))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    with mode():
-        stepping = sparsify.shard(model, inner, method, **options)
-    return trained(model, model, stepping if hasattr(method, "every") else inner, comm, mode)
-
-
-WAYS: Mapping[str, Callable[..., Tensor]] = {
-    "distribute": distributed,
-    "register": registered,
-    "shard": sharded,
-}
+def loss_of(called: nn.Module, rank: int, step: int) -> Tensor:
+    loss: Tensor = called(gradients(rank, step))
+    return loss
 
 
 def of_processes(comm: Comm) -> dict[str, Tensor]:
-    """Train by each way with each method in each mode; what is refused is left out."""
+    """Train in single precision by each wrapper with methods of each kind, within each mode: wrapping, all
+    backward passes and all steps.
+    """
     torch.set_num_threads(1)
     found = dict[str, Tensor]()
-    overlapped = laws.build("demo", 0.05, "layer")
-    cases: list[tuple[str, str, Any, dict[str, Any]]] = [
-        (way, name, method, {}) for way in ("register", "shard") for name, method in methods().items()
-    ]
-    cases += [("shard", name, strategy, {}) for name, strategy in strategies().items()]
-    cases += [(way, "demo, overlap", overlapped, {"overlap": True}) for way in ("register", "distribute")]
-    cases += [("shard", "dense, within", sparsify.dense(), {"within": sparsify.qgz(bits=8)})]
-    for way, name, method, options in cases:
-        for mode in OF_PROCESSES:
-            try:
-                found[f"{way}|{name}|{mode}"] = WAYS[way](method, comm, MODES[mode], **options)
-            except ValueError as error:
-                if mode != PLAIN:
-                    raise AssertionError(f"{way}, {name}, {mode}") from error
-                break
+    for wrapper in WAYS:
+        for name in OF_EACH_KIND if wrapper != "local steps" else OF_EACH_KIND[:1]:
+            for mode in OF_PROCESSES:
+                act = Act(kind=Given, loss=loss_of, method=name, dtype=torch.float32, mode=MODES[mode])
+                training = Training(act, wrapper, comm.rank)
+                for step in range(STEPS):
+                    training.zero_grad()
+                    loss = training.loss(step)
+                    with MODES[mode]():
+                        loss.backward()
+                        training.step()
+                end = weights(training.model).values()
+                found[f"{wrapper}|{name}|{mode}"] = torch.cat([p.flatten() for p in end])
     return found

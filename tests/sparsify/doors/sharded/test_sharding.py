@@ -99,18 +99,6 @@ def test_a_worker_sends_its_own_to_the_other_replicas(grid: tuple[int, int], use
 
 
 @ALL_GRIDS
-def test_gradients_are_means_over_replicas_and_shards_whatever_the_type(
-    grid: tuple[int, int], used: Used
-) -> None:
-    size = grid[0] * grid[1]
-    for found in used.of("means", grid):
-        assert len(found) == 9
-        for name, mean in found.items():
-            close = 1e-6 if "float32" in name else 1e-2
-            torch.testing.assert_close(mean, torch.full((7, 3), (size + 1) / 2), rtol=close, atol=0, msg=name)
-
-
-@ALL_GRIDS
 def test_a_reduce_scatter_of_rounded_gradients(grid: tuple[int, int], used: Used) -> None:
     for found in used.of("rounded", grid):
         error, largest = (found["rounded"] - found["plain"]).abs().max(), found["plain"].abs().max()
@@ -155,9 +143,7 @@ def test_between_local_steps_what_an_exchange_would_undo_is_refused(case: str, u
 def test_between_local_steps_what_changes_no_weights_changes_no_training(case: str, used: Used) -> None:
     for found in used.of("guarded"):
         for kind in KINDS_OF_MESH:
-            for reshards in (True, False):
-                end = found[f"{case}, {kind}, {reshards}"]
-                assert torch.equal(end, found[f"nothing, {kind}, True"]), (kind, reshards)
+            assert torch.equal(found[f"{case}, {kind}"], found[f"nothing, {kind}"]), kind
 
 
 def test_an_optimiser_of_whole_matrices_steps_within_its_replica(used: Used) -> None:

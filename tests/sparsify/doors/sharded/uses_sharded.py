@@ -150,6 +150,7 @@ def compiled(model: Any, optimiser: torch.optim.Optimizer) -> None:
 
 
 BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+HALF_SUMS = MixedPrecisionPolicy(reduce_dtype=torch.float16)
 SINGLE_SUMS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -173,6 +174,7 @@ WAYS: dict[str, Way] = {
     "divided by 8": Way(partial(divided, 8.0)),
     "evaluated between": Way(evaluated_between),
     "kept whole": Way(of_shards={"reshard_after_forward": False}),
+    "summed in half precision": Way(of_shards={"mp_policy": HALF_SUMS}),
     "summed in single precision": Way(of_shards={"mp_policy": SINGLE_SUMS}),
 }
 WHOLE: dict[str, tuple[str, str | float]] = {
@@ -228,31 +230,6 @@ def sparse(mesh: DeviceMesh, rank: int) -> dict[str, tuple[dict[str, Tensor], ..
             kind=Blocks, loss=loss_of, method=name.partition(" ")[0], choices={"density": 0.2, **choices}
         )
         found[name] = tuple(live(act, "shard", rank, mesh.shape[1]))
-    return found
-
-
-class Constant(nn.Module):
-    """A model whose loss has the gradient `value` everywhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(7, 3))
-
-    def forward(self, value: Tensor) -> Tensor:
-        return (self.weight * value).sum()
-
-
-def means(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
-    """Return gradients where worker r's are r + 1 everywhere, by the type in which they are reduced."""
-    found = dict[str, Tensor]()
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for name, (method, scope) in [*WHOLE.items()][:3]:
-            model = Constant()
-            fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
-            sparsify.shard(model, optimiser_of(model), laws.build(method, 1.0, scope))
-            model(torch.tensor(rank + 1.0)).backward()
-            assert model.weight.grad is not None
-            found[f"{name}, {dtype}"] = whole(model.weight.grad)
     return found
 
 
@@ -392,10 +369,9 @@ def guarded(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
         make = partial(wrap, mesh, kind, True)
         for case, act in {**refused, "read in place": read_others_in_place}.items():
             found[f"{case}, {kind}"] = uses_guards.told(make, rank, act)
-        for reshards in (True, False):
-            make = partial(wrap, mesh, kind, reshards)
-            for case, act in uses_guards.NEUTRAL.items():
-                found[f"{case}, {kind}, {reshards}"] = uses_guards.lived(make, rank, act)
+        make = partial(wrap, mesh, kind, kind == "shards")  # with and without gathering anew
+        for case, act in uses_guards.NEUTRAL.items():
+            found[f"{case}, {kind}"] = uses_guards.lived(make, rank, act)
     return found
 
 
@@ -490,6 +466,14 @@ class Grid(NamedTuple):
     def lose(self, model: nn.Module) -> Tensor:
         return loss_of(model, self.rank, 0)
 
+    def backward(self, change: Callable[[Any], object] = lambda model: None) -> torch.optim.Optimizer:
+        """Change a sharded model, and compute its gradients."""
+        model, optimiser = self.shard()
+        change(model)
+        self.lose(model).backward()
+        stepping: torch.optim.Optimizer = optimiser
+        return stepping
+
 
 def shard_a_plain_model(grid: Grid) -> None:
     plain = blocks()
@@ -538,30 +522,12 @@ def scale(grid: Grid) -> None:
     scaler.step(optimiser)
 
 
-def save_halfway(grid: Grid) -> None:
-    model, optimiser = grid.shard()
-    grid.lose(model).backward()
-    optimiser.state_dict()
-
-
-def freeze_later(grid: Grid) -> None:
-    model, _ = grid.shard()
-    model.scale.requires_grad_(False)
-    grid.lose(model).backward()
-
-
 def unfreeze_later(grid: Grid) -> None:
     model = blocks()
     model.blocks[0].requires_grad_(False)
     sharded(model, grid.mesh)
     sparsify.shard(model, optimiser_of(model), TOPK)
     model.blocks[0].requires_grad_(True)
-    grid.lose(model).backward()
-
-
-def hook_later(grid: Grid) -> None:
-    model, _ = grid.shard()
-    model.set_all_reduce_hook(lambda grad: None)
     grid.lose(model).backward()
 
 
@@ -631,7 +597,8 @@ def leave_nothing_to_some(grid: Grid) -> None:
 Refusal = tuple[Callable[[Grid], object], str]
 REFUSED: dict[str, Refusal] = {
     "a plain model": (
-        shard_a_plain_model, "shard takes a model that is sharded, and this Blocks is not; call torch.distr"
+        shard_a_plain_model,
+        "shard takes a model that is sharded, and this Blocks is not; call torch.distr",
     ),
     "no replicas": (
         lambda grid: grid.shard(own=grid.mesh["shard"]),
@@ -663,12 +630,11 @@ REFUSED: dict[str, Refusal] = {
     ),
     "no method": (lambda grid: grid.shard("topk"), "'topk' is not a method; build one"),
     "hooked": (hook_before, "the whole model has an all-reduce hook already, and takes no other"),
-    "twice": (
-        shard_twice, "sparsify.shard was called for this model already; go on with what that returned"
-    ),
+    "twice": (shard_twice, "sparsify.shard was called for this model already; go on with what that returned"),
     "two meshes": (shard_on_two_meshes, "shard exchanges all units between the same replicas"),
     "partly": (
-        shard_a_part, "is trained and in no unit, so that nobody would average it; call fully_shard on the"
+        shard_a_part,
+        "is trained and in no unit, so that nobody would average it; call fully_shard on the",
     ),
     "before sharding": (
         shard_after_the_optimiser_was_made,
@@ -679,22 +645,24 @@ REFUSED: dict[str, Refusal] = {
         "Disagreement: the workers disagree on method: ranks [0, 2] have ",
     ),
     "NaN": (
-        overflow, "NonFiniteShard: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no"
+        overflow,
+        "NonFiniteShard: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no",
     ),
     "scaled": (scale, "a GradScaler steps the optimiser, so residuals would hold gradients of different sc"),
-    "halfway": (save_halfway, "state_dict() came between backward and step"),
+    "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
     "frozen later": (
-        freeze_later, "a parameter was not used in this step, or frozen or unfrozen since"
+        lambda grid: grid.backward(lambda model: model.scale.requires_grad_(False)),
+        "a parameter was not used in this step, or frozen or unfrozen since",
     ),
     "unfrozen": (
-        unfreeze_later, "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now"
+        unfreeze_later,
+        "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now",
     ),
     "hooked later": (
-        hook_later, "the whole model was given another all-reduce hook after sparsify.shard"
+        lambda grid: grid.backward(lambda model: model.set_all_reduce_hook(lambda grad: None)),
+        "the whole model was given another all-reduce hook after sparsify.shard",
     ),
-    "half wrapped": (
-        wrap_half, "output.weight is trained, and no optimiser of local steps has it"
-    ),
+    "half wrapped": (wrap_half, "output.weight is trained, and no optimiser of local steps has it"),
     "NaN, local": (
         overflow_locally,
         "NonFiniteDrift: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
@@ -705,16 +673,19 @@ REFUSED: dict[str, Refusal] = {
         "ranks [1, 3] have no: there is nothing to aggregate: all parameters are empty",
     ),
     "flattened": (
-        flatten, "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself"
+        flatten,
+        "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself",
     ),
     "of none": (
-        load_of_none, "torch reads back only what the optimiser itself remembers: save and load without it"
+        load_of_none,
+        "torch reads back only what the optimiser itself remembers: save and load without it",
     ),
     "of another method": (
-        load_of_another_method, "the saved state is of another method, or of a model with other units"
+        load_of_another_method,
+        "the saved state is of another method, or of a model with other units",
     ),
     "loaded before": (load_before, "residuals that would be lost; load it after sparsify.shard"),
-}  # fmt: skip
+}
 
 
 def told(act: Callable[[Grid], object], grid: Grid) -> str:
@@ -735,8 +706,12 @@ def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
         if math.prod(grid) != comm.size:
             continue
         mesh = mesh_of(*grid)
-        parts: dict[str, Any] = {"ends": ends(mesh), "sparse": sparse(mesh, rank), "means": means(mesh, rank)}
-        parts |= {"rounded": rounded(mesh, rank), "locally": locally(mesh, rank)}
+        parts: dict[str, Any] = {
+            "ends": ends(mesh),
+            "sparse": sparse(mesh, rank),
+            "rounded": rounded(mesh, rank),
+        }
+        parts["locally"] = locally(mesh, rank)
         if grid == GRIDS[0]:
             with shared_folder() as folder:
                 parts["resumed"] = resumed(mesh, folder)
