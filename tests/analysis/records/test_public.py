@@ -48,14 +48,15 @@ def test_nothing_of_whose_machine_it_was_is_shipped(tmp_path: Path) -> None:
     assert "secret" not in "".join(frame.to_csv() for frame in shipped)
     (run,) = shipped.runs.to_dict("records")
     machine = json.loads(run["provenance_json"])["machine"]
-    assert machine["hosts"] == ["host1", "host2"]
-    workers = [(worker["host"], worker["gpu"]) for worker in machine["workers"]]
-    assert workers == [("host1", "NVIDIA A100"), ("host2", "NVIDIA A100")]
-    assert machine["nccl"] == {"NCCL_P2P_DISABLE": "1"}
-    mismatch = "gpu=a100 was asked for, but host1, host2 has V100; choose another"
-    assert json.loads(run["provenance.machine.mismatch"]) == [mismatch]
-    assert run["provenance.slurm.SLURM_NTASKS"] == "2"
-    assert run["provenance.data.digest"] == "cd"
+    assert machine == {
+        "checked": ["gpu"],
+        "hosts": ["host1", "host2"],
+        "workers": [{"host": "host1", **WORKER}, {"host": "host2", **WORKER}],
+        "nccl": {"NCCL_P2P_DISABLE": "1"},
+        "mismatch": ["gpu=a100 was asked for, but host1, host2 has V100; choose another"],
+    }
+    assert json.loads(run["provenance.machine.mismatch"]) == machine["mismatch"]
+    assert (run["provenance.slurm.SLURM_NTASKS"], run["provenance.data.digest"]) == ("2", "cd")
     assert public(shipped).runs.equals(shipped.runs)
     # What nobody has listed stays behind.
     told = {"spy": "secret", "image": "secret", "slurm": ["secret"], "cores": 2}
