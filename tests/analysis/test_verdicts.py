@@ -100,3 +100,17 @@ def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together() -> 
     exact = replace(sure[1], ours=Value.exact(1.0, 1, "counts"))
     assert exact.p_value == 0
     assert verdicts.adjusted([("a", exact)] * 50) == ["holds"] * 50
+
+
+def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> None:
+    for more, note in (
+        ({}, "Holds from 92.39 to 93.59 ms. reason."),
+        ({"kind": "ordering", "accelerator": "A100"}, "Holds above 0.6 ms. About A100 only. reason."),
+        ({"kind": "limit", "paper": None, "revised": "2026"}, "Holds up to 0.6 ms. reason. Revised 2026."),
+    ):
+        assert verdicts.note(replace(verdict().claim, **more)) == f"source. {note}"
+
+
+def test_scales_have_letters_and_numbers_where_those_run_out() -> None:
+    rows = [("item", verdict(scale=str(at))) for at in range(27)]
+    assert [letter for letter, _ in verdicts.scales_table(rows).texts()[25:]] == ["z", "a2"]
