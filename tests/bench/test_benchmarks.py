@@ -116,7 +116,6 @@ def test_methods_are_timed_beside_topk_for_advise_to_read(
 def test_kernels_are_compared_with_torch_and_each_row_is_recorded(bench: RunBench, tmp_path: Path) -> None:
     last = bench("kernels", "--n", "20000", "--repeats", "2", "--device", "cpu")
     assert last["checked"]
-    assert last["cases"][0]["eager_over_fused"]["n"] == 2 or "fused_over_add" not in last["cases"][0]
     _, *rows = lines_of(tmp_path, "kernels")
     assert next(row["row"] for row in rows if not row.get("why")) == "add"
 

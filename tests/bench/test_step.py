@@ -15,7 +15,7 @@ from experiments.bench._runner import text_of
 from experiments.bench._step_counts import Operators
 from experiments.bench._step_launches import HandOver
 from experiments.bench._step_page import ABOUT, PAGE, draw, read
-from experiments.bench._step_ways import NETWORKS, WAYS, ways_here
+from experiments.bench._step_ways import WAYS, ways_here
 from experiments.config.folders import Folders
 from tests.bench.conftest import Benched, call_bench, last_of
 from tests.conftest import ROOT
@@ -145,8 +145,6 @@ def test_gradients_that_are_handed_over_are_kept_without_a_copy() -> None:
     assert not ready
 
 
-def test_every_way_is_described_and_every_network_has_its_tensors() -> None:
+def test_every_way_is_described_and_can_be_run_here() -> None:
     assert list(ABOUT) == list(WAYS)
     assert set(ways_here()) >= {name for name in WAYS if name != "register_topk_bucket"}
-    sizes = [p.numel() for p in NETWORKS["linears"].make(121).parameters()]
-    assert (len(sizes), sum(sizes)) == (242, 503_360)

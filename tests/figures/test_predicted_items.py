@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import sparsify
 from analysis.records.frames import Frames
 from experiments import figures
-from experiments.figures import _predicted, shi2019_shi_scaling, survey_crossover, zhang_stable_costs
-from experiments.figures._predicted import MODEL, Work, ethernet, exchange_s
+from experiments.figures import _predicted, survey_crossover, zhang_stable_costs
+from experiments.figures._predicted import MODEL, ethernet, exchange_s
 from sparsify import cost
 from sparsify.core.selections import Generated, Statistics
 from sparsify.replay import Replay
@@ -93,10 +92,3 @@ def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
     # Where more is sent than dense, and where selecting takes no time:
     assert survey_crossover.break_even("topk", 0.05, 0.1, 256) == 0
     assert survey_crossover.break_even("topk", 0.0, 0.0001, 4) == math.inf
-
-
-def test_scaling_is_perfect_where_selection_and_link_are_free_and_falls_with_workers() -> None:
-    fast = shi2019_shi_scaling.efficiency(Work(100.0, 0.0), "topk", 1e6)
-    assert fast == pytest.approx(100, abs=0.01)
-    slow = shi2019_shi_scaling.efficiency(Work(0.5, 0.0), "dense", 1)
-    assert (np.diff(slow) < 0).all()

@@ -101,6 +101,7 @@ def test_ratios_are_paired_by_seed() -> None:
     fast = {2: Reached(190, 200), 0: Reached(45, 50), 1: Reached(95, 100)}
     value = there(sooner(slow, fast, CERTAIN))
     assert (value.value, value.n) == pytest.approx((4, 3))
+    assert there(sooner(slow, fast, Value(2.0))).low is None  # of steps with an unknown interval
     assert sooner({0: NEVER}, {0: NEVER}, CERTAIN) is None
     assert sooner({0: NEVER}, {1: Reached(0, 10)}, CERTAIN) is None
 
@@ -119,11 +120,6 @@ def test_seeds_are_uncertain_by_what_lies_between_validations(
 ) -> None:
     value = there(sooner(dict.fromkeys(SEEDS, slow), dict.fromkeys(SEEDS, fast), CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx(expected)
-
-
-def test_a_ratio_of_uncertain_steps_is_undecided() -> None:
-    value = there(sooner(dict.fromkeys(SEEDS, LATE), dict.fromkeys(SEEDS, EARLY), Value(2.0)))
-    assert (round(value.value, 9), value.low, value.n) == (3, None, 3)
 
 
 def test_a_mean_time_needs_every_seed() -> None:
