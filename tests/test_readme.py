@@ -171,16 +171,12 @@ def test_the_diffs_put_topk_into_a_plain_loop_and_into_ddp(tmp_path: Path) -> No
 def test_the_method_snippet_obeys_the_laws() -> None:
     names: dict[str, Any] = {}
     exec(compile(python_block("def comb"), "comb.py", "exec", dont_inherit=True), names)
-    for size in (1, 3, 4):
-        lived = live(names["comb"](density=0.1), size, steps=6)
-        torch.testing.assert_close(*mass(lived))
-        for rank in lived:
-            assert rank.wire_bytes == rank.counted_bytes
-            assert rank.selected == [22] * 6
-            torch.testing.assert_close(rank.updates, lived[0].updates, rtol=0, atol=0)
-    whole = live(names["comb"](density=1.0), 3, steps=1)
-    mean = torch.stack([rank.gradients[0] for rank in whole]).mean(dim=0)
-    torch.testing.assert_close(whole[0].updates[0], mean)
+    lived = live(names["comb"](density=0.1), 3, steps=6)
+    torch.testing.assert_close(*mass(lived))
+    for rank in lived:
+        assert rank.wire_bytes == rank.counted_bytes
+        assert rank.selected == [22] * 6
+        torch.testing.assert_close(rank.updates, lived[0].updates, rtol=0, atol=0)
 
 
 def test_a_method_added_as_a_file_can_be_named_at_once(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Damaged results folders: every kind of damage, then every command that reads.
 
-    python -m tests.commands.damage [N] [WORD ...]   all of it, or N kinds of damage, or those named by a word
+    python -m tests.commands.damage N   so many kinds of damage
 
 What must hold: a command ends within seconds, with exit code 0, 1 or 2 and no traceback; `collect` uses every
 attempt that is whole, and names each that it leaves out.
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -239,24 +239,24 @@ THINGS: dict[str, Callable[[Path], object]] = {  # what may lie in place of what
 INSTEAD = ("folder", "FIFO", "/dev/zero", "link to itself", "dangling link")
 
 
-def _replace(path: Path, name: str) -> None:
+def _replace(path: Path, word: str) -> None:
     """Put something else where a file or a folder belongs."""
     content = path.read_bytes() if path.is_file() else b""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
-    if name in CONTENTS:
-        path.write_bytes(CONTENTS[name])
-    elif name in THINGS:
-        THINGS[name](path)
+    if word in CONTENTS:
+        path.write_bytes(CONTENTS[word])
+    elif word in THINGS:
+        THINGS[word](path)
     else:
-        CHANGES[name](path, content)
+        CHANGES[word](path, content)
 
 
-def _add_thing(path: Path, name: str) -> None:
+def _add_thing(path: Path, word: str) -> None:
     with contextlib.suppress(OSError):  # another thing is there
         path.parent.mkdir(parents=True, exist_ok=True)
-        THINGS[name](path)
+        THINGS[word](path)
 
 
 def _split(dotted: str) -> list[str]:
@@ -282,16 +282,16 @@ def _with_leaf(text: str, dotted: str, value: Any) -> str:
     return json.dumps(content)
 
 
-def _change_leaf(path: Path, dotted: str, value: Any) -> None:
-    path.write_text(_with_leaf(path.read_text(), dotted, value))
+def _change_leaf(dotted: str, path: Path, word: Any) -> None:
+    path.write_text(_with_leaf(path.read_text(), dotted, word))
 
 
-def _change_config_and_key(path: Path, dotted: str, value: Any) -> None:
+def _change_config_and_key(dotted: str, path: Path, word: Any) -> None:
     """Write a config that is not what was written, where all that names its run says that it is."""
     attempt = path.parent
     config = json.loads(path.read_text())
     try:
-        _put(config, dotted, value)
+        _put(config, dotted, word)
         name = run_id(config)
         key = run_key(config)
         (attempt.parent.parent / name).mkdir()
@@ -299,7 +299,7 @@ def _change_config_and_key(path: Path, dotted: str, value: Any) -> None:
         return  # it has no such leaf, no id can be made of it, or no folder of such a name
     path.write_text(json.dumps(config))
     for field, changed in (("key", key), ("run_id", name)):
-        _change_leaf(attempt / "run.json", field, changed)
+        _change_leaf(field, attempt / "run.json", changed)
     attempt.rename(attempt.parent.parent / name / attempt.name)
     attempt.parent.rmdir()
     root = attempt.parent.parent.parent
@@ -310,11 +310,23 @@ def _change_config_and_key(path: Path, dotted: str, value: Any) -> None:
 Lines = list[str]
 
 
-def _edit_log(path: Path, edit: Callable[[Lines], Lines]) -> None:
+def _edit_log(path: Path, word: Callable[[Lines], Lines]) -> None:
     """Change the lines of a rank's log, and let the manifest say that they belong there."""
-    lines = edit(path.read_text().splitlines())
+    lines = word(path.read_text().splitlines())
     path.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
     _sign(path)
+
+
+def _put_line(path: Path, word: str) -> None:
+    _edit_log(path, lambda lines: [*lines[:2], word, *lines[3:]])
+
+
+def _append_line(path: Path, word: str) -> None:
+    _edit_log(path, lambda lines: [*lines, word])
+
+
+def _change_line(dotted: str, path: Path, word: Any) -> None:
+    _put_line(path, _with_leaf(path.read_text().splitlines()[2], dotted, word))
 
 
 def _sign(log: Path) -> None:
@@ -326,16 +338,24 @@ def _sign(log: Path) -> None:
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"files": files}))
 
 
-def _copy_log(path: Path, name: str) -> None:
-    shutil.copyfile(path, path.with_name(name))
+COPIES = ("../../copy of a run/001", "../000", "../002", "../²", "../٣")
+LOGS = ("rank7.jsonl", "rankx.jsonl", "rank².jsonl", "rank.jsonl", "rank01.jsonl")
+
+
+def _copy_attempt(path: Path, word: str) -> None:
+    shutil.copytree(path, path / word)
+
+
+def _copy_log(path: Path, word: str) -> None:
+    shutil.copyfile(path, path.with_name(word))
     _sign(path)
 
 
-def _change_columns(folder: Path, change: Callable[[Any], Any]) -> None:
+def _change_columns(path: Path, word: Callable[[Any], Any]) -> None:
     """Write tables that another version of the code may have left."""
     for name in ("runs", "steps", "epochs", "spans"):
-        path = folder / f"{name}.parquet"
-        pq.write_table(pa.table(change(pq.read_table(path))), path)
+        table = path / f"{name}.parquet"
+        pq.write_table(pa.table(word(pq.read_table(table))), table)
 
 
 def _with_cells(column: str, value: str, table: Any) -> Any:
@@ -403,71 +423,59 @@ def kinds() -> dict[str, Damage]:
     """Return every kind of damage, by a name that says what it does."""
     found: dict[str, Damage] = {"none": lambda folders: None}
 
-    def add(name: str, template: str, act: Callable[..., object], *words: object) -> None:
-        found[name] = partial(_act_on, [template], act, words)
+    def add(
+        label: str, template: str, act: Callable[..., object], words_by_name: Mapping[str, object]
+    ) -> None:
+        for name, word in words_by_name.items():
+            found[f"{label}: {name}"] = partial(_act_on, [template], act, word)
 
+    few = {name: VALUES[name] for name in FEW}
+    instead = {name: name for name in ("missing", *INSTEAD)}
+    contents = {
+        name: name for name in (*CONTENTS, *CHANGES, *INSTEAD) if name != "no permission" or os.geteuid()
+    }
     for what, template in FILES.items():
-        for name in (*CONTENTS, *CHANGES, *INSTEAD):
-            if name != "no permission" or os.geteuid():
-                add(f"{what}: {name}", template, _replace, name)
+        add(what, template, _replace, contents)
     for what, template in FOLDERS.items():
-        for name in ("missing", *INSTEAD):
-            add(f"{what} as a folder: {name}", template, _replace, name)
-    for name, value in VALUES.items():
-        for dotted in MANIFEST:
-            add(f"run.json {dotted}: {name}", FILES["run.json"], _change_leaf, dotted, value)
-        for dotted in CONFIG:
-            both = f"config.json and its key, {dotted}: {name}"
-            add(both, FILES["config.json"], _change_config_and_key, dotted, value)
-        for dotted in CONFIG if name in FEW else ():
-            add(f"config.json {dotted}: {name}", FILES["config.json"], _change_leaf, dotted, value)
-        for dotted in IN_SWEEP if name in FEW else ():
-            add(f"sweep.json {dotted}: {name}", FILES["sweep.json"], _change_leaf, dotted, value)
-        for dotted in LINE:
-            edit = partial(_edit_line, 2, partial(_with_leaf, dotted=dotted, value=value))
-            add(f"a line's {dotted!a}: {name}", LOG, _edit_log, edit)
-        for kind, line, struct in (("epoch", EPOCH, schema.EpochLine), ("look", LOOK, schema.LookLine)):
-            for dotted in ("kind", *_leaves(struct)):
-                edit = partial(_append, _with_leaf(line, dotted, value))
-                add(f"a line of {kind}, {dotted}: {name}", LOG, _edit_log, edit)
-    for name, values in {"fewer": [1.0], "more": [1.0] * 3, "nothing": []}.items():
-        edit = partial(_append, _with_leaf(LOOK, "values", values))
-        add(f"a line of look, values: {name}", LOG, _edit_log, edit)
-    for name, raw in BROKEN.items():
-        text = raw.decode(errors="surrogateescape")
-        add(f"a line: {name}", LOG, _edit_log, partial(_edit_line, 2, lambda line, text=text: text))
-    for name, edit in LINES.items():
-        add(f"lines: {name}", LOG, _edit_log, edit)
-    for name in THINGS:
-        places = {what: path for what, path in BESIDE.items() if name != DEEP or what in WITH_DEEP}
+        add(f"{what} as a folder", template, _replace, instead)
+    for dotted in MANIFEST:
+        add(f"run.json {dotted}", FILES["run.json"], partial(_change_leaf, dotted), VALUES)
+    for dotted in CONFIG:
+        add(f"config.json {dotted}", FILES["config.json"], partial(_change_leaf, dotted), few)
+        change = partial(_change_config_and_key, dotted)
+        add(f"config.json and its key, {dotted}", FILES["config.json"], change, VALUES)
+    for dotted in IN_SWEEP:
+        add(f"sweep.json {dotted}", FILES["sweep.json"], partial(_change_leaf, dotted), few)
+    for dotted in LINE:
+        add(f"a line's {dotted!a}", LOG, partial(_change_line, dotted), VALUES)
+    for kind, line, struct in (("epoch", EPOCH, schema.EpochLine), ("look", LOOK, schema.LookLine)):
+        for dotted in ("kind", *_leaves(struct)):
+            lines = {name: _with_leaf(line, dotted, value) for name, value in VALUES.items()}
+            add(f"a line of {kind}, {dotted}", LOG, _append_line, lines)
+    lengths = {"fewer": [1.0], "more": [1.0] * 3, "nothing": []}
+    lines = {name: _with_leaf(LOOK, "values", values) for name, values in lengths.items()}
+    add("a line of look, values", LOG, _append_line, lines)
+    add(
+        "a line", LOG, _put_line, {name: raw.decode(errors="surrogateescape") for name, raw in BROKEN.items()}
+    )
+    add("lines", LOG, _edit_log, LINES)
+    for thing in THINGS:
+        places = {what: path for what, path in BESIDE.items() if thing != DEEP or what in WITH_DEEP}
         for what, template in places.items():
-            add(f"beside {what}: {name}", template, _add_thing, name)
+            add(f"beside {what}", template, _add_thing, {thing: thing})
         others = [template for what, template in places.items() if what != "a log"]
-        found[f"beside everything: {name}"] = partial(_act_on, others, _add_thing, [name])
-    for name in ("../../copy of a run/001", "../000", "../002", "../²", "../٣"):
-        add(f"a copy named {name!a}", ATTEMPT, lambda path, name: shutil.copytree(path, path / name), name)
-    for name in ("rank7.jsonl", "rankx.jsonl", "rank².jsonl", "rank.jsonl", "rank01.jsonl"):
-        add(f"a log named {name!a}", LOG, _copy_log, name)
-    for name, change in COLUMNS.items():
-        for what in ("cached", "records"):
-            add(f"columns, {what}: {name}", FOLDERS[what], _change_columns, change)
+        found[f"beside everything: {thing}"] = partial(_act_on, others, _add_thing, thing)
+    add("a copy", ATTEMPT, _copy_attempt, {name: name for name in COPIES})
+    add("a log named", LOG, _copy_log, {name: name for name in LOGS})
+    for what in ("cached", "records"):
+        add(f"columns, {what}", FOLDERS[what], _change_columns, COLUMNS)
     return found
 
 
-def _act_on(
-    templates: Sequence[str], act: Callable[..., object], words: Sequence[object], folders: Folders
-) -> None:
+def _act_on(templates: Sequence[str], act: Callable[..., object], word: object, folders: Folders) -> None:
     for template in templates:
         for path in paths(folders, template):
-            act(path, *words)
-
-
-def _edit_line(number: int, edit: Callable[[str], str], lines: Lines) -> Lines:
-    return [*lines[:number], edit(lines[number]), *lines[number + 1 :]]
-
-
-def _append(line: str, lines: Lines) -> Lines:
-    return [*lines, line]
+            act(path=path, word=word)
 
 
 # --- commands
@@ -495,7 +503,7 @@ COMMANDS = {  # every command that reads, with words that mean the victims
 OF_ALL = ("collect", "figures", "status", "list", "compare", "plan", "run", "reproduce", "report")
 OF_ONE_RECORD = (
     "run.json", "config.json", "rank0.jsonl", "job.json", "progress.json", "cached ", "a line", "lines:",
-    "a copy named", "a log named", "a log:", "a job's log:", "a run as a folder",
+    "a copy:", "a log named", "a log:", "a job's log:", "a run as a folder",
     "an attempt as a folder", "beside ",
 )  # fmt: skip
 
@@ -600,16 +608,13 @@ def damage_copy(whole: Folders, into: Path, damage: Damage) -> Folders:
     return folders
 
 
-def main(words: Sequence[str]) -> int:
-    names = [word for word in words if not word.isdigit()]
-    every = {kind: act for kind, act in kinds().items() if not names or any(name in kind for name in names)}
-    most = min([len(every), *(int(word) for word in words if word.isdigit())])
+def main(most: int) -> int:
     faults = 0
     with tempfile.TemporaryDirectory() as folder:
         whole = make(Path(folder) / "whole")
-        for kind in random.Random(0).sample(sorted(every), most):
+        for kind, damage in random.Random(0).sample(sorted(kinds().items()), most):
             for name in COMMANDS:
-                damaged = damage_copy(whole, Path(folder) / "damaged", every[kind])
+                damaged = damage_copy(whole, Path(folder) / "damaged", damage)
                 fault = find_fault(kind, damaged, name)
                 if fault:
                     faults += 1
@@ -620,4 +625,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(int(sys.argv[1])))

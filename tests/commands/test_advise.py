@@ -139,6 +139,7 @@ def test_a_table_says_how_often_a_method_averages(here: Command) -> None:
         refused(here("advise", *words, f"every={wrong}"))
 
 
+@pytest.mark.extended
 def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: Command) -> None:
     """Local methods exchange as dense does, or as Top-k; nothing is given that the shipped records know."""
     words = (*FAR, "task=gpt_ptbchars", "task.batch_size=8", "methods=dense,topk", "density=0.015625")

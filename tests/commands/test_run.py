@@ -145,6 +145,7 @@ def test_the_laptop_profile_says_in_one_line_that_it_uses_digits(
     assert manifest["provenance"]["data"]["name"] == "digits"
 
 
+@pytest.mark.extended
 def test_a_busy_terminal_shows_a_bar_with_the_run_its_steps_and_the_time_left(tmp_path: Path) -> None:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
@@ -277,6 +278,7 @@ def ranks_with_stops(results: Path) -> set[str]:
     }
 
 
+@pytest.mark.extended
 def test_ctrl_c_lets_the_workers_save_and_a_second_one_ends_them(results: Path) -> None:
     def interrupt(act: Callable[[subprocess.Popen[str]], None]) -> tuple[str, tuple[str, str | None]]:
         """Start the run, act on it and send it Ctrl-C; return what it said, and how it ended."""

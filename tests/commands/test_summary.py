@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from analysis.records.store import Store
 from experiments.commands.why import summary
 from experiments.launch.status import RunStatus
 from tests.analysis import synthetic
 
 
-@pytest.mark.parametrize(("where", "word"), [("virtual", "*simulated*, "), ("local", "")])
-def test_the_median_step_leaves_out_the_warm_up_and_says_where_it_is_simulated(
-    tmp_path: Path, where: str, word: str
-) -> None:
-    config = synthetic.config("topk")
-    config["cluster"]["where"] = where
-    said = summary(synthetic.timed(Store(tmp_path), config), RunStatus("done"))
-    assert f" ms on rank 0 ({word}serialised, n = 16, 4 steps of warm-up left out)" in said
+def test_the_median_step_leaves_out_the_warm_up_and_says_where_it_is_simulated(tmp_path: Path) -> None:
+    for where, word in {"virtual": "*simulated*, ", "local": ""}.items():
+        config = synthetic.config("topk")
+        config["cluster"]["where"] = where
+        said = summary(synthetic.timed(Store(tmp_path), config), RunStatus("done"))
+        assert f" ms on rank 0 ({word}serialised, n = 16, 4 steps of warm-up left out)" in said
 
 
 def test_of_turns_each_variant_has_its_own_median_and_it_says_how_they_ended(tmp_path: Path) -> None:
