@@ -44,6 +44,7 @@ def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> Non
     assert auto.crossing([{"n": 64, "buckets": 1, "torch_over_fused": None}]) is None
 
 
+@pytest.mark.extended
 def test_launch_says_what_the_host_takes_and_who_launched(tmp_path: Path) -> None:
     """As a process of its own, in which Triton's driver is another one."""
     around = environment_for(tmp_path)
@@ -71,6 +72,7 @@ def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_pat
         assert overlap.link_of(seconds, sent, 0.0001).seconds(sent) == pytest.approx(seconds)
 
 
+@pytest.mark.extended
 def test_shard_compares_whole_steps_with_those_of_torch_alone(bench: RunBench, tmp_path: Path) -> None:
     words = ("--width", "8", "--layers", "1", "--batch", "1", "--length", "4", "--turns", "2")
     last = bench("shard", *words, "--launches", "1", "--ways", "dense", "topk_bucket")
@@ -148,6 +150,7 @@ for numbers, k in (
 """
 
 
+@pytest.mark.extended
 def test_one_thread_block_alone_finds_the_same() -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
