@@ -303,8 +303,13 @@ def test_another_number_of_workers_goes_on_from_any_checkpoint(tmp_path: Path) -
     assert any(owed.any() for owed in saved["distribute file"]["saved"]["owed"].values())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_what_can_be_shared_out_is_owed_as_before(name: str) -> None:
+def test_what_can_be_shared_out_is_owed_as_before() -> None:
+    for name in METHODS:
+        check_shared_out(name)
+
+
+def check_shared_out(name: str) -> None:
+    """Check that other numbers of workers owe what two did."""
     method = METHODS[name]()
 
     def owed(aggregator: Aggregator) -> Tensor:
@@ -330,4 +335,5 @@ def test_what_can_be_shared_out_is_owed_as_before(name: str) -> None:
     for size in (1, 3):
         shared = sparsify.redistribute(states, size)
         for found in virtual.run(size, resumed):
-            check_close(found, torch.stack(residuals).mean(0), error=1e-12)
+            expected = torch.stack(residuals).mean(0)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12, msg=name)

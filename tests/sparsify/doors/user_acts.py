@@ -399,9 +399,11 @@ class Training:
         return Lived(self.start, end, self.seen, owed, buffers, self.report())
 
     def report(self) -> dict[str, Tensor]:
-        """Return how many elements were sent in the last step, of how many, and in how many bytes."""
+        """Return how many elements were sent in the last step, of how many; and in how many bytes."""
         reports = [getattr(holder, "last_report", None) for holder in self.holders]
-        return {"sent": torch.tensor([report[:3] for report in reports if report is not None])}
+        known = [report for report in reports if report is not None]
+        sent = torch.tensor([report[:2] for report in known])
+        return {"sent": sent, "bytes": torch.tensor([report.wire_bytes for report in known])}
 
 
 def check_balanced(ranks: Sequence[Lived]) -> None:
