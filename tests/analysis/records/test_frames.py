@@ -45,6 +45,14 @@ def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns
     assert found == run["key"]
     assert keys_of(frames, {"method.name": "dense", "method.nothing": 1}) == []
     assert keys_of(empty(), {"method.name": "dense"}) == []
+    partly = frames._replace(runs=frames.runs.assign(select=["fused", None, None]))
+    for runs, select, n in (
+        (frames, "torch", 3),
+        (frames, "fused", 0),
+        (partly, "torch", 2),
+        (partly, "fused", 1),
+    ):
+        assert len(keys_of(runs, {"select": select})) == n  # what older records imply
 
 
 def test_a_broken_last_line_is_dropped_and_reported(store: Store) -> None:
