@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.doors.states import StateMismatch
-from sparsify.local.fragments import NonFiniteDrift, copies_of, fragments_of
+from sparsify.local.fragments import NonFiniteDrift, fragments_of
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense, Method
 from sparsify.methods import per_step
@@ -427,11 +428,19 @@ def test_models_and_optimisers_that_can_not_be_wrapped_are_refused_in_a_sentence
     virtual.run(1, body)
 
 
-@pytest.mark.parametrize("other", [torch.float32, torch.bfloat16])
-def test_copies_of_parameters_are_alike_and_their_own(other: torch.dtype) -> None:
-    pieces = [torch.randn(5), torch.randn(3, dtype=other)]
-    for piece, copied in zip(pieces, copies_of(pieces), strict=True):
-        assert copied.dtype == piece.dtype
-        assert torch.equal(copied, piece)
-        copied.zero_()
-        assert piece.any()
+def test_a_model_of_real_and_complex_parameters_is_trained_as_its_parts_alone() -> None:
+    types = (torch.float32, torch.complex64)
+
+    def body(comm: Comm, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+        model = nn.ParameterList([torch.ones(5, dtype=dtype) for dtype in dtypes])
+        optimiser = wrapped(INNER.momentum, model, sparsify.diloco(every=2), comm)
+        for step in range(5):
+            for p in model:
+                p.grad = torch.full_like(p, step + comm.rank)
+            optimiser.step()
+        return [*model]
+
+    together = virtual.run(2, partial(body, dtypes=types))
+    floats, complexes = (virtual.run(2, partial(body, dtypes=[dtype])) for dtype in types)
+    for parts, (of_floats,), (of_complexes,) in zip(together, floats, complexes, strict=True):
+        assert all(equal(parts, [of_floats, of_complexes]))
