@@ -140,5 +140,5 @@ def test_together_tensors_become_what_they_become_one_by_one(
 
 def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_messages, "MOST_BYTES", 10)
-    assert list(groups([4, 4, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert list(groups([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
     assert list(groups([])) == []
