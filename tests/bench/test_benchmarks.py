@@ -154,8 +154,7 @@ for numbers, k in (
 def test_one_thread_block_alone_finds_the_same() -> None:
     """In Triton's interpreter."""
     pytest.importorskip("triton")
-    surroundings = environment_for(ROOT / "results", TRITON_INTERPRET="1")
-    fine(python("-c", ONE_BLOCK, env=surroundings))
+    fine(python("-c", ONE_BLOCK, env=environment_for(ROOT / "results", TRITON_INTERPRET="1")))
 
 
 def test_local_steps_are_timed_beside_what_they_replace(bench: RunBench, tmp_path: Path) -> None:
