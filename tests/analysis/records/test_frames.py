@@ -45,7 +45,7 @@ def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns
     assert found == run["key"]
     assert keys_of(frames, {"method.name": "dense", "method.nothing": 1}) == []
     assert keys_of(empty(), {"method.name": "dense"}) == []
-    partly = frames._replace(runs=frames.runs.assign(select=["fused", None, None]))
+    partly = frames._replace(runs=frames.runs.assign(select=np.array(["fused", None, None], dtype=object)))
     for runs, select, n in (
         (frames, "torch", 3),
         (frames, "fused", 0),
