@@ -61,6 +61,7 @@ def test_messages_have_the_stated_size() -> None:
         Wire("int64", "bf16"): 10 * (8 + 2),
     }.items():  # fmt: skip
         assert wire.nbytes(10, n, torch.float32) == nbytes
+    assert Wire("delta16").nbytes(0, BLOCK, torch.float32) == 4  # one block
 
 
 def test_indices_reach_to_the_borders_of_their_types() -> None:
