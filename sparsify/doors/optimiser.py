@@ -167,6 +167,8 @@ class DistributedOptimiser(Door, Front):
         """
         self._refuse_halfway("zero_grad() came")
         self.aggregator.source.clear(set_to_none)
+        for _, p in self._frozen:  # one may hold the gradient from before it was frozen
+            p.grad = None
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 

@@ -71,6 +71,23 @@ def test_what_nobody_uses_and_what_is_frozen_stands_still() -> None:
     check_alike(body)
 
 
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_layer_may_be_frozen_between_two_wrappers_of_an_optimizer(overlap: bool) -> None:
+    """The gradient that the first wrapper left there is cleared, as PyTorch's `zero_grad` does."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=LR)
+    step(model, sparsify.distribute(inner, model, TOPK, overlap=overlap))
+    frozen, *others = model.parameters()
+    frozen.requires_grad_(False)
+    before = [p.detach().clone() for p in (frozen, *others)]
+    optimiser = sparsify.distribute(inner, model, TOPK, overlap=overlap)
+    for number in range(2):
+        step(model, optimiser, number=number)
+    assert torch.equal(frozen, before[0])
+    assert not torch.equal(others[0], before[1])
+
+
 def test_a_step_may_be_skipped_after_averaging() -> None:
     """As loops with a scaler of their own do where it overflows; the next step averages as ever."""
 
