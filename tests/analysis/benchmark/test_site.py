@@ -101,6 +101,12 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
         written(tmp_path, content([DENSE]))
 
 
+def test_a_panel_without_times_says_so() -> None:
+    timed, untimed = site.pareto([DENSE, cell()], ["gpt-ptb", "lstm-ptb"], [4]).axes
+    assert [text.get_text() for text in untimed.texts] == ["not timed"]
+    assert not timed.texts
+
+
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
     slower = replace(cell("b", word="slower"), sooner=Value(0.5))
     missed = replace(cell("a", word="misses the target"), sooner=Value(9.0))

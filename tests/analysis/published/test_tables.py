@@ -48,6 +48,13 @@ def test_every_job_has_the_paper_s_speed_and_all_its_epochs() -> None:
     assert (table.loc[table["long_waits"] > 0, "iteration"] % 49 == 0).all()
 
 
+def test_a_caller_can_not_change_what_the_next_one_reads() -> None:
+    for read in (published.jobs, published.epochs, published.windows, published.iterations):
+        table = read()
+        table["job"] = 0
+        assert (read()["job"] != 0).all()
+
+
 def test_they_are_small_and_what_was_written_is_read_again(copied: Path) -> None:
     assert sum(path.stat().st_size for path in tables.FOLDER.iterdir()) < 1.5 * 2**20
     assert tables.differences(tables.read(copied), tables.read(tables.FOLDER)) == []

@@ -62,6 +62,14 @@ def test_a_process_is_a_rank_and_a_slice_a_step_or_a_phase(frames: Frames) -> No
     assert {(event["pid"], event["args"]["step"]) for event in phases} == {*product(range(3), (18, 19))}
 
 
+def test_clocks_of_ranks_are_laid_over_each_other_where_the_first_wait_ends(frames: Frames) -> None:
+    waits = [event for event in slices(traced(frames)) if event["name"] == "communication: wait"]
+    for step in {event["args"]["step"] for event in waits}:
+        ends = [event["ts"] + event["dur"] for event in waits if event["args"]["step"] == step]
+        assert len(ends) == 3
+        assert ends == pytest.approx([ends[0]] * 3, abs=1)  # microseconds; the clocks are seconds apart
+
+
 def test_slices_of_a_thread_do_not_overlap(frames: Frames) -> None:
     spans = frames.spans.copy()  # the transfer goes on beside the backward pass
     spans.loc[spans["phase"] == "transfer", "start_s"] -= 0.02
