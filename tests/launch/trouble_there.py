@@ -85,8 +85,10 @@ class Bench:
     def submit(self, *words: str) -> list[Attempt]:
         """The attempts that were queued."""
         done = fine(self.command("submit", *WORDS, "cluster=devcluster", self.conf, *words))
-        sweep = done.stdout.strip()
-        return [attempt for attempt in self.newest() if attempt.manifest["sweep"] == sweep]
+        sweep = read_json(self.folders.sweeps / done.stdout.strip() / "sweep.json")
+        assert sweep is not None, done.stderr
+        runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
+        return [self.folders.store.attempts(run)[-1] for run in runs]
 
     def newest_start(self, attempt: Attempt) -> Path | None:
         starts = sorted(self.folders.launch(attempt).glob("start-*"), key=lambda path: path.stat().st_mtime)
