@@ -62,9 +62,6 @@ FORCED: dict[str, tuple[dict[str, int], int]] = {
 }
 
 
-NAMES = [pytest.param(name, marks=pytest.mark.extended) if at % 2 else name for at, name in enumerate(INPUTS)]
-
-
 def given_data(name: str, n: int = N) -> Tensor:
     return INPUTS[name](n).to(DEVICE)
 
@@ -82,7 +79,7 @@ def small(like: Tensor, **options: int) -> Any:
 class TestTop:
     __test__ = CUDA or INTERPRETED
 
-    @pytest.mark.parametrize("name", NAMES)
+    @pytest.mark.parametrize("name", INPUTS)
     def test_the_k_largest_are_found_whatever_the_data(self, name: str) -> None:
         """Among candidates, and among all where they are too many; as the residual, and as the gradient."""
         made = given_data(name, N // 2)
@@ -321,14 +318,19 @@ class TestOnTheDevice:
 
 @pytest.mark.skipif(CUDA or INTERPRETED, reason="for a machine without a GPU")
 @pytest.mark.parametrize(
-    ("tier", "least"), [("not extended", 40), pytest.param("extended", 16, marks=pytest.mark.extended)]
+    ("name", "chosen", "least"),
+    [
+        ("gpu_kernels", "-k guess or whatever", 20),
+        ("gpu_kernels", "-k not (guess or whatever)", 14),
+        ("segments", "-m not gpu", 8),
+        ("races", "-m not extended", 5),
+        pytest.param("races", "-m extended", 1, marks=pytest.mark.extended),
+    ],
 )
-def test_triton_kernels_pass_in_the_interpreter(tier: str, least: int) -> None:
-    """All tests of them, as no GPU is here; those of races take longest."""
-    files = [
-        str(Path(__file__).with_name(f"test_{name}.py")) for name in ("gpu_kernels", "segments", "races")
-    ]
-    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", f"not gpu and {tier}", *files)
+def test_triton_kernels_pass_in_the_interpreter(name: str, chosen: str, least: int) -> None:
+    """All tests of them, as no GPU is here."""
+    file = str(Path(__file__).with_name(f"test_{name}.py"))
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", chosen, file)
     done = python(*words, env={**os.environ, "TRITON_INTERPRET": "1"}, timeout_s=3600)
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr
     passed = there(re.search(r"(\d+) passed", done.stdout))

@@ -38,7 +38,7 @@ if CUDA or INTERPRETED:  # else the import would settle how Triton works in this
 class TestTogether:
     __test__ = CUDA or INTERPRETED
 
-    @pytest.mark.parametrize("is_added", [True, pytest.param(False, marks=pytest.mark.extended)])
+    @pytest.mark.parametrize("is_added", [True, False])
     def test_the_k_largest_of_every_bucket_are_found_whatever_the_data(self, is_added: bool) -> None:
         """All of 300, none of them; one element; just one tile, and one more."""
         made = [draw(n) for n in (300, 300, 1, 1, 256, 257)]
