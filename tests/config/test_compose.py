@@ -184,6 +184,7 @@ def test_bad_words_are_answered_with_what_there_is() -> None:
         {
             "cluster.ports=60000-50000": "cluster.ports=60000-50000 ... the smaller one first",
             "cluster.ports=80-90": "cluster.ports=80-90 ... from 1024 to 65535",
+            "cluster.ports=1023-2000": "cluster.ports=1023-2000 ... from 1024 to 65535",
             "cluster.ports=50000": "cluster.ports=50000 ... two numbers, such as 50000-50100",
         },
         "cluster=devcluster",

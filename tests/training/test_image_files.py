@@ -79,6 +79,8 @@ def test_crops_lie_within_the_image_and_have_torchvision_s_areas_and_shapes() ->
         assert min(top.min(), left.min()) >= 0
         assert (top + h).max() <= height
         assert (left + w).max() <= width
+        for corner, room in ((top, height - h), (left, width - w)):  # anywhere within, as often
+            assert (corner[room > 0] / room[room > 0]).mean().item() == pytest.approx(0.5, abs=0.05)
         shares, ratios = h * w / (width * height), w / h
         assert shares.min() >= 0.07  # 0.08 before sides are rounded
         assert 0.7 < ratios.min() < 0.8

@@ -791,6 +791,7 @@ ACTS: dict[str, Act] = {
         SCALED, do=partial(scale, recipe="unscaled, averaged"), wrappers=DISTRIBUTE[:1]
     ),
     "scaled, dense": replace(SCALED, method="dense"),
+    "scaled, unchecked": replace(SCALED, options={"check": False}),
     "scaled, told": replace(
         SCALED, do=partial(scale, recipe="told"), options={"scaler": None}, wrappers=DISTRIBUTE[:1]
     ),
