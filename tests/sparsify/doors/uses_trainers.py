@@ -220,9 +220,9 @@ def of_three_workers(checkpoint: Path) -> None:
 def end_process() -> None:
     """End the process without Python's finalization.
 
-    A thread of Gloo's frees the tensor of the last collective, for which it needs the interpreter's lock. When
-    Python finalizes at that moment, torch aborts the process (seen in 1 of 12 runs). The trainers keep the
-    group alive in circles of references, so closing the group does not wait for that thread.
+    A thread of Gloo's frees the tensor of the last collective, for which it needs the interpreter's lock.
+    When Python finalizes at that moment, torch aborts the process (seen in 1 of 12 runs). The trainers keep
+    the group alive in circles of references, so closing the group does not wait for that thread.
     """
     sys.stdout.flush()
     sys.stderr.flush()
