@@ -10,6 +10,12 @@ import pytest
 from experiments.config import compose
 
 
+def read_answers(table: str) -> dict[Any, str]:
+    """Return the answers of a table whose lines are words, an arrow and the answer to them, by the words."""
+    rows = [line.partition(" -> ") for line in table.strip().splitlines()]
+    return {tuple(words.split()): answer for words, _, answer in rows}
+
+
 def check_refusals(
     answers: Mapping[Any, str], *given: str, act: Callable[[Sequence[str]], object] = compose.resolve
 ) -> None:

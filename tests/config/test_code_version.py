@@ -35,6 +35,7 @@ def test_a_copy_holds_all_that_the_packages_hold_and_every_file_counts_for_its_d
     assert NATIVE in copied
     assert copied >= set(tracked)
     assert not any("__pycache__" in name for name in copied)
+    assert code_version._is_left(Path("conf/local/cluster/mine.yaml"))  # which belongs to one machine
     assert digest_in(copy) == code_version.digest() == copy.name
     (copy / NATIVE).open("a").close()
     assert digest_in(copy) == copy.name  # although it has been run meanwhile
@@ -66,15 +67,13 @@ def test_damage_of_a_copy_is_told_and_mended(copy: Path) -> None:
         assert damage(copy) == ""
 
 
-STRAYS: dict[str, Callable[[Path], object]] = {  # what Python, or a shell, would take from a copy of the code
-    "yaml.py": lambda path: path.write_text(OWNED),
-    "yaml/__init__.py": lambda path: path.write_text(OWNED),
-    "experiments/launch/job_hooks/__init__.py": lambda path: path.write_text(OWNED),
-    "experiments/launch/job_hooks.abi3.so": Path.touch,
-    "experiments/__pycache__/__main__.pyc": Path.touch,
-    "conf/local/cluster/mine.yaml": lambda path: path.write_text("setup: [touch owned]"),
-    ".hidden/yaml.py": lambda path: path.write_text(OWNED),
-    "analysis/editors.py~": Path.touch,
+# What Python, or a shell, would take from a copy of the code.
+TOUCHED = """
+yaml.py yaml/__init__.py experiments/launch/job_hooks.abi3.so experiments/__pycache__/__main__.pyc
+conf/local/cluster/mine.yaml .hidden/yaml.py analysis/editors.py~
+"""
+STRAYS: dict[str, Callable[[Path], object]] = {
+    **dict.fromkeys(TOUCHED.split(), Path.touch),
     "analysis/link": lambda path: path.symlink_to("/"),
     "analysis/fifo": os.mkfifo,
 }
@@ -145,8 +144,3 @@ def test_code_that_is_edited_while_it_is_copied_is_not_submitted(
     monkeypatch.setattr(code_version, "digest", lambda: "0" * 12)  # as it was some moments ago
     with pytest.raises(ValueError, match="was edited while it was being copied: submit again"):
         copy_into(tmp_path)
-
-
-def test_what_belongs_to_one_machine_is_no_code() -> None:
-    assert code_version._is_left(Path("conf/local/cluster/mine.yaml"))
-    assert not code_version._is_left(Path("conf/cluster/generic_slurm.yaml"))

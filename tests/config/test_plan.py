@@ -26,17 +26,15 @@ def test_every_figure_composes_its_runs(profile: str) -> None:
 
 
 def test_virtual_ranks_share_one_process() -> None:
-    virtual = planned("cluster=virtual", "workers=8", "threads=2")
-    local = planned("cluster=local", "workers=8", "threads=2")
-    assert (virtual.config.num_processes, virtual.cores) == (1, 2)
-    assert (local.config.num_processes, local.cores) == (8, 16)
+    for where, processes in (("virtual", 1), ("local", 8)):
+        found = planned(f"cluster={where}", "workers=8", "threads=2")
+        assert (found.config.num_processes, found.cores) == (processes, 2 * processes)
 
 
 def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
     assert planned("train.validate=never").is_timing
-    assert not planned("train.validate=epoch").is_timing
-    assert planned("train.validate=epoch", "cluster=netns").is_timing
-    assert planned("train.validate=epoch", "timing.mode=as_published").is_timing
+    for words, is_timing in (([], False), (["cluster=netns"], True), (["timing.mode=as_published"], True)):
+        assert planned("train.validate=epoch", *words).is_timing == is_timing
 
 
 def test_the_profile_is_the_one_asked_for_or_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,12 +49,15 @@ def test_the_profile_is_the_one_asked_for_or_what_the_machine_can_do(monkeypatch
 
 def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "has_gpu", lambda: False)
-    words = ("device=cuda", "task=cnn_digits")
+
+    def plan_digits(*words: str) -> list[PlannedRun]:
+        return plan_runs([compose.resolve(["task=cnn_digits", *words])], print)
+
     with pytest.raises(ValueError, match=r"^device=cuda needs an NVIDIA GPU, .* take device=cpu"):
-        plan_runs([compose.resolve(words)], print)
+        plan_digits("device=cuda")
     with pytest.raises(ValueError, match=r"^profile=paper \(device=cuda\) needs .* take profile=laptop"):
-        plan_runs([compose.resolve(["profile=paper", "task=cnn_digits"])], print)
-    assert len(plan_runs([compose.resolve([*words, "cluster=neuron_a100"])], print)) == 1
+        plan_digits("profile=paper")
+    assert len(plan_digits("device=cuda", "cluster=neuron_a100")) == 1
 
 
 def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
@@ -66,13 +67,15 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
 
     def find(config: Config, say: Callable[[str], None]) -> tuple[Config, None]:
         say("downloading")
-        assert said == ["downloading"]
+        assert {*said} == {"downloading"}
         return config.having("task.lr", 0.5), None
 
     monkeypatch.setattr(data_root, "find", find)
     runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
-    assert said == ["downloading"]
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
+    alike = more_configs_of("local-loss", "laptop", ["seed=3"])  # which words make one run
+    assert (len(alike), len(plan_runs(alike, said.append))) == (3 * 11, 11)
+    assert said == ["downloading"] * 2
 
 
 def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
@@ -84,9 +87,3 @@ def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them()
         assert config["alternate"]["limit_min"] == (1 if config.variants else 15)
     with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
         more_configs_of("fig2", "laptop", words)
-
-
-def test_what_words_make_alike_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_root, "find", lambda config, say: (config, None))
-    configs = more_configs_of("local-loss", "laptop", ["seed=3"])
-    assert (len(configs), len(plan_runs(configs, print))) == (3 * 11, 11)

@@ -21,14 +21,10 @@ def test_the_words_of_a_run_mean_that_run_in_every_profile() -> None:
             assert run_key(compose.resolve([*again.words(), f"profile={profile}"])) == run_key(config)
 
 
-def test_an_older_record_is_asked_for_with_what_it_meant() -> None:
+def test_an_older_record_is_asked_for_with_what_it_meant_and_what_no_words_mean_is_refused() -> None:
     config = measured_config(compose.resolve(["method=topk", "profile=smoke", "select=torch"]))
     assert "select" not in config
     assert compose.asked_again({"": config}, run_key(config)).settings["select"] == "torch"
-
-
-def test_what_no_words_mean_is_refused() -> None:
-    config = measured_config(compose.resolve(["method=topk", "profile=smoke"]))
     with pytest.raises(ValueError, match=r"no words mean|there are"):
         compose.asked_again({"": {**config, "method": {**config["method"], "gone": 1}}}, run_key(config))
 
