@@ -1,7 +1,5 @@
 """Damaged results folders: every kind of damage, then every command that reads.
 
-    python -m tests.commands.damage N   so many kinds of damage
-
 What must hold: a command ends within seconds, with exit code 0, 1 or 2 and no traceback; `collect` uses every
 attempt that is whole, and names each that it leaves out.
 """
@@ -12,17 +10,14 @@ import contextlib
 import io
 import json
 import os
-import random
 import re
 import resource
 import shutil
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -132,31 +127,17 @@ FOLDERS = {
     "launch": "launch",
     "results": ".",
 }
-BESIDE = {  # what may lie where nothing is, or something else
-    "a run": "runs/notes",
-    "an attempt": "runs/{run}/002",
-    "a log": "runs/{run}/001/rank2.jsonl",
-    "a manifest": "runs/{run}/001/.run.json.part",
-    "a record": "runs/{run}/001/own/notes",
-    "a checkpoint": "runs/{run}/001/checkpoints/3",
-    "tables": "records/.runs.part",
-    "a listing": "records/listed",
-    "cached tables": "records/attempts/notes",
-    "an index": "records/figures/notes.json",
-    "a sweep's index": "records/sweeps/notes.json",
-    "a picture": "figures/notes.png",
-    "a sweep": "sweeps/notes",
-    "a sweep's file": "sweeps/notes/sweep.json",
-    "a job's log": f"sweeps/{SWEEP}/a0/12_0_1_log.out",
-    "a launch": "launch/notes",
-    "a ledger": "launch/node-failures.jsonl",
-    "a start": "launch/{run}-001/start-12_0-1",
-    "a note of progress": "launch/{run}-001/start-12_0-1/progress.json",
-    "a worker's log": "launch/{run}-001/worker1_log.err",
-    "a benchmark": "bench/methods-notes.jsonl",
-    "a report's row": "report/kept/runs-here.json",
-    "a page": "report/data/run/notes.js",
-}
+DEEP_BESIDE = (  # where something walks into folders, or removes them
+    "runs/{run}/001/own/notes", "records/.runs.part", "report/data/run/notes.js",
+)  # fmt: skip
+BESIDE = (  # where nothing is, or something else
+    *DEEP_BESIDE, "runs/notes", "runs/{run}/002", "runs/{run}/001/.run.json.part",
+    "runs/{run}/001/checkpoints/3", "records/listed", "records/attempts/notes", "records/figures/notes.json",
+    "records/sweeps/notes.json", "figures/notes.png", "sweeps/notes", "sweeps/notes/sweep.json",
+    f"sweeps/{SWEEP}/a0/12_0_1_log.out", "launch/notes", "launch/node-failures.jsonl",
+    "launch/{run}-001/start-12_0-1", "launch/{run}-001/start-12_0-1/progress.json",
+    "launch/{run}-001/worker1_log.err", "bench/methods-notes.jsonl", "report/kept/runs-here.json",
+)  # fmt: skip
 
 
 def paths(folders: Folders, template: str) -> list[Path]:
@@ -175,9 +156,8 @@ VALUES: dict[str, Any] = {
     "[5]": [5], "{}": {}, "{x: 5}": {"x": 5}, "{x: 2**70}": {"x": 2**70}, "5": 5, "0": 0, "long": "x" * 5_000,
     "a day": "2026-01-01", "an offset": "2026-01-01T00:00:00+02:00", "a fraction": "2026-01-01T00:00:00.5Z",
     "year 1": "0001-01-01T00:00:00+14:00", "year 9999": "9999-12-31T23:59:59-14:00",
-    "a path": "../../etc/passwd", "above": "..",
+    "a path": "../../etc/passwd", "above": "..", "fewer": [1.0], "more": [1.0, 1.0, 1.0],
 }  # fmt: skip
-FEW = ("null", "-1", "2**70", "nan", "text", "[5]", "{x: 5}")
 CONTENTS: dict[str, bytes] = {
     "empty": b"", "NUL": b"\0", "NULs": bytes(4096), "not UTF-8": b'{"state": "\xff\xfe"}',
     "UTF-16": '{"state": "ok"}'.encode("utf-16"), "5": b"5", "null": b"null", "true": b"true",
@@ -201,7 +181,6 @@ def _forbidden(path: Path, content: bytes) -> None:
 CHANGES: dict[str, Callable[[Path, bytes], object]] = {  # in place of a file, of which this was the content
     "missing": lambda path, content: None,
     "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
-    "byte order mark": lambda path, content: path.write_bytes(b"\xef\xbb\xbf" + content),
     "garbage after it": lambda path, content: path.write_bytes(content + b"garbage"),
     "64 GiB": _huge,
     "no permission": _forbidden,
@@ -221,9 +200,7 @@ def _socket(path: Path) -> None:
         os.close(descriptor)
 
 
-# Making folders that deep takes a second: they are put where something walks into folders, or removes them.
-DEEP = "deep folders"
-WITH_DEEP = ("a record", "tables", "a page")
+DEEP = "deep folders"  # making them takes a second
 THINGS: dict[str, Callable[[Path], object]] = {  # what may lie in place of what belongs there, or beside it
     "file": lambda path: path.write_bytes(b"\xff\0"),
     "folder": Path.mkdir,
@@ -275,31 +252,31 @@ def _put(tree: Any, dotted: str, value: Any) -> None:
         tree[place] = value
 
 
-def _with_leaf(text: str, dotted: str, value: Any) -> str:
+def _with_leaf(text: str, dotted: str, word: str) -> str:
     content = json.loads(text)
     with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
-        _put(content, dotted, value)
+        _put(content, dotted, VALUES[word])
     return json.dumps(content)
 
 
-def _change_leaf(dotted: str, path: Path, word: Any) -> None:
+def _change_leaf(dotted: str, path: Path, word: str) -> None:
     path.write_text(_with_leaf(path.read_text(), dotted, word))
 
 
-def _change_config_and_key(dotted: str, path: Path, word: Any) -> None:
+def _change_config_and_key(dotted: str, path: Path, word: str) -> None:
     """Write a config that is not what was written, where all that names its run says that it is."""
     attempt = path.parent
     config = json.loads(path.read_text())
     try:
-        _put(config, dotted, word)
+        _put(config, dotted, VALUES[word])
         name = run_id(config)
         key = run_key(config)
         (attempt.parent.parent / name).mkdir()
     except (LookupError, TypeError, AttributeError, ValueError, OSError):
         return  # it has no such leaf, no id can be made of it, or no folder of such a name
     path.write_text(json.dumps(config))
-    for field, changed in (("key", key), ("run_id", name)):
-        _change_leaf(field, attempt / "run.json", changed)
+    manifest = attempt / "run.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"key": key, "run_id": name}))
     attempt.rename(attempt.parent.parent / name / attempt.name)
     attempt.parent.rmdir()
     root = attempt.parent.parent.parent
@@ -310,23 +287,28 @@ def _change_config_and_key(dotted: str, path: Path, word: Any) -> None:
 Lines = list[str]
 
 
-def _edit_log(path: Path, word: Callable[[Lines], Lines]) -> None:
+def _write_lines(path: Path, lines: Lines) -> None:
     """Change the lines of a rank's log, and let the manifest say that they belong there."""
-    lines = word(path.read_text().splitlines())
     path.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
     _sign(path)
 
 
-def _put_line(path: Path, word: str) -> None:
-    _edit_log(path, lambda lines: [*lines[:2], word, *lines[3:]])
+def _edit_log(path: Path, word: str) -> None:
+    _write_lines(path, LINES[word](path.read_text().splitlines()))
 
 
-def _append_line(path: Path, word: str) -> None:
-    _edit_log(path, lambda lines: [*lines, word])
+def _break_line(path: Path, word: str) -> None:
+    first, *rest = path.read_text().splitlines()
+    _write_lines(path, [first, BROKEN[word].decode(errors="surrogateescape"), *rest[1:]])
 
 
-def _change_line(dotted: str, path: Path, word: Any) -> None:
-    _put_line(path, _with_leaf(path.read_text().splitlines()[2], dotted, word))
+def _change_line(dotted: str, path: Path, word: str) -> None:
+    first, line, *rest = path.read_text().splitlines()
+    _write_lines(path, [first, _with_leaf(line, dotted, word), *rest])
+
+
+def _append_line(line: str, dotted: str, path: Path, word: str) -> None:
+    _write_lines(path, [*path.read_text().splitlines(), _with_leaf(line, dotted, word)])
 
 
 def _sign(log: Path) -> None:
@@ -351,11 +333,11 @@ def _copy_log(path: Path, word: str) -> None:
     _sign(path)
 
 
-def _change_columns(path: Path, word: Callable[[Any], Any]) -> None:
+def _change_columns(path: Path, word: str) -> None:
     """Write tables that another version of the code may have left."""
     for name in ("runs", "steps", "epochs", "spans"):
         table = path / f"{name}.parquet"
-        pq.write_table(pa.table(word(pq.read_table(table))), table)
+        pq.write_table(pa.table(COLUMNS[word](pq.read_table(table))), table)
 
 
 def _with_cells(column: str, value: str, table: Any) -> Any:
@@ -398,17 +380,11 @@ LINES: dict[str, Callable[[Lines], Lines]] = {
     "none": lambda lines: [],
     "a step twice": lambda lines: [*lines, lines[-1]],
     "a step missing": lambda lines: [*lines[:3], *lines[4:]],
-    "backwards": lambda lines: lines[::-1],
-    "the last missing": lambda lines: lines[:-1],
     "half a line more": lambda lines: [*lines, lines[-1][:20]],
 }
 COLUMNS: dict[str, Callable[[Any], Any]] = {
-    "none": lambda table: {},
     "others": lambda table: {"a": [1, 2]},
-    "one less": lambda table: table.drop_columns(table.column_names[-1:]),
     "text": lambda table: {name: ["x"] * len(table) for name in table.column_names},
-    "null": lambda table: {name: [None] * len(table) for name in table.column_names},
-    "other names": lambda table: table.rename_columns([f"{name}!" for name in table.column_names]),
     "three million rows": lambda table: {name: pa.nulls(3_000_000) for name in table.column_names},
     "pandas' words": lambda table: table.replace_schema_metadata({"pandas": "[]"}),
     "configs that are lists": partial(_with_cells, "config_json", "[1]"),
@@ -419,56 +395,41 @@ COLUMNS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Of JSON objects: a label, their file, what changes a leaf of one, and its leaves.
+OBJECTS: tuple[tuple[str, str, Callable[..., None], Iterable[str]], ...] = (
+    ("run.json", FILES["run.json"], _change_leaf, MANIFEST),
+    ("config.json", FILES["config.json"], _change_leaf, CONFIG),
+    ("config.json and its key,", FILES["config.json"], _change_config_and_key, CONFIG),
+    ("sweep.json", FILES["sweep.json"], _change_leaf, IN_SWEEP),
+    ("a line's", LOG, _change_line, LINE),
+    ("a line of epoch,", LOG, partial(_append_line, EPOCH), ("kind", *_leaves(schema.EpochLine))),
+    ("a line of look,", LOG, partial(_append_line, LOOK), ("kind", *_leaves(schema.LookLine))),
+)
+
+
 def kinds() -> dict[str, Damage]:
     """Return every kind of damage, by a name that says what it does."""
     found: dict[str, Damage] = {"none": lambda folders: None}
 
-    def add(
-        label: str, template: str, act: Callable[..., object], words_by_name: Mapping[str, object]
-    ) -> None:
-        for name, word in words_by_name.items():
-            found[f"{label}: {name}"] = partial(_act_on, [template], act, word)
+    def add(label: str, templates: Sequence[str], act: Callable[..., object], words: Iterable[str]) -> None:
+        for word in words:
+            found[f"{label}: {word}"] = partial(_act_on, templates, act, word)
 
-    few = {name: VALUES[name] for name in FEW}
-    instead = {name: name for name in ("missing", *INSTEAD)}
-    contents = {
-        name: name for name in (*CONTENTS, *CHANGES, *INSTEAD) if name != "no permission" or os.geteuid()
-    }
     for what, template in FILES.items():
-        add(what, template, _replace, contents)
+        add(what, [template], _replace, (*CONTENTS, *CHANGES, *INSTEAD))
     for what, template in FOLDERS.items():
-        add(f"{what} as a folder", template, _replace, instead)
-    for dotted in MANIFEST:
-        add(f"run.json {dotted}", FILES["run.json"], partial(_change_leaf, dotted), VALUES)
-    for dotted in CONFIG:
-        add(f"config.json {dotted}", FILES["config.json"], partial(_change_leaf, dotted), few)
-        change = partial(_change_config_and_key, dotted)
-        add(f"config.json and its key, {dotted}", FILES["config.json"], change, VALUES)
-    for dotted in IN_SWEEP:
-        add(f"sweep.json {dotted}", FILES["sweep.json"], partial(_change_leaf, dotted), few)
-    for dotted in LINE:
-        add(f"a line's {dotted!a}", LOG, partial(_change_line, dotted), VALUES)
-    for kind, line, struct in (("epoch", EPOCH, schema.EpochLine), ("look", LOOK, schema.LookLine)):
-        for dotted in ("kind", *_leaves(struct)):
-            lines = {name: _with_leaf(line, dotted, value) for name, value in VALUES.items()}
-            add(f"a line of {kind}, {dotted}", LOG, _append_line, lines)
-    lengths = {"fewer": [1.0], "more": [1.0] * 3, "nothing": []}
-    lines = {name: _with_leaf(LOOK, "values", values) for name, values in lengths.items()}
-    add("a line of look, values", LOG, _append_line, lines)
-    add(
-        "a line", LOG, _put_line, {name: raw.decode(errors="surrogateescape") for name, raw in BROKEN.items()}
-    )
-    add("lines", LOG, _edit_log, LINES)
+        add(f"{what} as a folder", [template], _replace, ("missing", *INSTEAD))
+    for label, template, change, leaves in OBJECTS:
+        for dotted in leaves:
+            add(f"{label} {dotted}", [template], partial(change, dotted), VALUES)
     for thing in THINGS:
-        places = {what: path for what, path in BESIDE.items() if thing != DEEP or what in WITH_DEEP}
-        for what, template in places.items():
-            add(f"beside {what}", template, _add_thing, {thing: thing})
-        others = [template for what, template in places.items() if what != "a log"]
-        found[f"beside everything: {thing}"] = partial(_act_on, others, _add_thing, thing)
-    add("a copy", ATTEMPT, _copy_attempt, {name: name for name in COPIES})
-    add("a log named", LOG, _copy_log, {name: name for name in LOGS})
+        add("beside everything", DEEP_BESIDE if thing == DEEP else BESIDE, _add_thing, [thing])
+    add("a line", [LOG], _break_line, BROKEN)
+    add("lines", [LOG], _edit_log, LINES)
+    add("a copy", [ATTEMPT], _copy_attempt, COPIES)
+    add("a log named", [LOG], _copy_log, LOGS)
     for what in ("cached", "records"):
-        add(f"columns, {what}", FOLDERS[what], _change_columns, COLUMNS)
+        add(f"columns, {what}", [FOLDERS[what]], _change_columns, COLUMNS)
     return found
 
 
@@ -514,7 +475,6 @@ class Ended:
 
     code: int | None  # None: it let something escape
     said: str
-    out: str
     error: str
     took_s: float
 
@@ -540,9 +500,9 @@ def _invent(planned: Sequence[PlannedRun], folders: Folders, *_: object, **__: o
 
 def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
     """Carry out a command in this process, where there is no SLURM, and where runs are not measured."""
-    out = io.StringIO()
-    err = io.StringIO()
-    code, error = None, ""
+    said = io.StringIO()
+    code = None
+    error = ""
     began = time.monotonic()
     if words[0] == "trace":  # which writes into the folder that one is in
         words = [*words, "--out", str(folders.results.parent / "trace.json")]
@@ -553,18 +513,17 @@ def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
         mock.patch.object(reproduce, "carry_out", _invent),
         mock.patch.object(report.Shipped, "frames", empty()),  # hundreds of runs, which are whole
         mock.patch.object(figures, "items", return_value={ITEM: figures.items()[ITEM]}),
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
         _bounded(),
     ):
         try:
             code = command_line(words)
         except SystemExit as ended:
             code = int(ended.code or 0)
-        except BaseException as escaped:
-            where = traceback.extract_tb(escaped.__traceback__)[-1]
-            error = f"{type(escaped).__name__}: {str(escaped)[:80]} ({where.filename}:{where.lineno})"
-    return Ended(code, out.getvalue() + err.getvalue(), out.getvalue(), error, time.monotonic() - began)
+        except BaseException:
+            error = traceback.format_exc()
+    return Ended(code, said.getvalue(), error, time.monotonic() - began)
 
 
 @contextlib.contextmanager
@@ -606,23 +565,3 @@ def damage_copy(whole: Folders, into: Path, damage: Damage) -> Folders:
     folders = Folders(into)
     damage(folders)
     return folders
-
-
-def main(most: int) -> int:
-    faults = 0
-    with tempfile.TemporaryDirectory() as folder:
-        whole = make(Path(folder) / "whole")
-        for kind, damage in random.Random(0).sample(sorted(kinds().items()), most):
-            for name in COMMANDS:
-                damaged = damage_copy(whole, Path(folder) / "damaged", damage)
-                fault = find_fault(kind, damaged, name)
-                if fault:
-                    faults += 1
-                    print(f"{kind} | {name} | {fault}", flush=True)
-                subprocess.run(["rm", "-rf", str(damaged.results)], check=True)  # however deep it is
-    print(f"{most} kinds of damage, {len(COMMANDS)} commands, {faults} faults")
-    return bool(faults)
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""Runs here whose starter is killed, told to end, or loses its folder. `faults` does more of it."""
+"""Runs here whose starter is killed, told to end, or loses its folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from experiments.launch.diagnosis import Interrupted
 from experiments.launch.local import END_SIGNALS, EndSignals, Here
 from tests.conftest import Command, refused
 from tests.launch import trouble_here
-from tests.launch.troubled import Outcome
 from tests.worker.runs import wait_for
 
 RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "train.validate=never")
@@ -51,9 +50,12 @@ def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
         assert local.fits(alone, [])
 
 
-def test_workers_end_with_their_starter_and_the_next_one_does_each_step_once(tmp_path: Path) -> None:
-    outcome = trouble_here.run("starter-kill", tmp_path, 0)
-    assert outcome == Outcome(interrupted=True, faults=[], said="", left=0)
+def test_a_run_in_trouble_leaves_no_process_and_does_each_step_once(tmp_path: Path) -> None:
+    """$TROUBLES says which of trouble_here.TROUBLES, and how often."""
+    for word in os.environ.get("TROUBLES", "starter-kill=1").split():
+        name, _, times = word.partition("=")
+        for number in range(int(times)):
+            assert trouble_here.run(name, tmp_path, number) == [], (name, number)
 
 
 def test_results_that_are_removed_in_mid_run_are_missed_in_a_sentence(here: Command, tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
 from slurm import environment, jobs
 from tests.conftest import environment_for, fine, process, python, there
-from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, Outcome, await_, faults_in, left_of, seed_of
-from tests.slurm.devcluster import NAMES, SCRIPTS, say, speaking_to
+from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, await_, seed_of
+from tests.slurm.devcluster import NAMES, SCRIPTS, say
 
 SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
 STALE_S = 15.0  # that a node stays dead at least
@@ -290,22 +290,3 @@ def _submit_and_trouble(bench: Bench, name: str, seeds: Sequence[int]) -> list[A
     with ThreadPoolExecutor(len(attempts)) as pool:
         list(pool.map(strike, attempts, steps))
     return attempts
-
-
-def runs(name: str, seeds: Sequence[int], results: Path) -> list[Outcome]:
-    """Trouble runs of the development cluster, side by side, and return how they ended."""
-    bench = Bench(results, speaking_to())
-    os.environ.update(bench.reaching)
-    (found,) = make_trouble(bench, {name: seeds}).values()
-    await_(lambda: not mine(bench), "the end of all jobs", pause=0.5)
-    left = len(left_of(results))
-    return [
-        Outcome(bench.was_interrupted(attempt), faults_in(attempt), "", left * (not at))
-        for at, attempt in enumerate(found)
-    ]
-
-
-def mine(bench: Bench) -> list[str]:
-    """The jobs of this results folder that have not ended."""
-    attempts = [last for run in bench.folders.store.runs() for last in bench.folders.store.attempts(run)]
-    return [*jobs.live(job for attempt in attempts if (job := attempt.job.id))]

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -24,15 +23,6 @@ WORDS = (
 )  # fmt: skip
 DEADLINE_S = 240
 LEAVE_S = 10.0  # in which processes must be gone once their command has ended
-
-
-class Outcome(NamedTuple):
-    """The end of a run that got into trouble and was asked for again at once."""
-
-    interrupted: bool
-    faults: list[str]
-    said: str  # by whatever did not end well
-    left: int  # processes
 
 
 def await_(
