@@ -157,23 +157,23 @@ def sent_by_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch
 def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What each collective returns, by type of element; three workers."""
     found = {}
-    everybody = range(comm.size)
     for dtype in TYPES:
-        name = str(dtype)
         mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
-        found[f"{name} sum"] = comm.all_reduce(mine.clone()).double()
-        found[f"{name} begun sum"] = comm.begin_all_reduce(mine.t().clone().t())().double()  # not contiguous
-        found[f"{name} gathered"] = torch.stack(comm.all_gather(mine)).double()
         both = comm.begin_all_gathers([mine, torch.tensor(comm.rank)])()
-        found[f"{name} gathered beside another"] = torch.stack(both[0]).double()
-        assert [int(number) for number in both[1]] == [*everybody]
-        found[f"{name} broadcast"] = comm.broadcast(mine.clone(), 2).double()
-        pieces = torch.arange(6).to(dtype)  # to each other worker as many as its rank says
-        sent = [1, 2, 3]
-        came = comm.all_to_all(pieces, sent, [comm.rank + 1] * comm.size)
-        found[f"{name} pieces"] = torch.cat(came).double()
+        assert [int(number) for number in both[1]] == [*range(comm.size)]
+        # To each other worker as many as its rank says.
+        pieces = comm.all_to_all(torch.arange(6).to(dtype), [1, 2, 3], [comm.rank + 1] * comm.size)
         moved = comm.permute(mine, [(0, 1), (1, 2)])
-        found[f"{name} permuted"] = torch.zeros(0) if moved is None else moved.double()
+        results = {
+            "sum": comm.all_reduce(mine.clone()),
+            "begun sum": comm.begin_all_reduce(mine.t().clone().t())(),  # not contiguous
+            "gathered": torch.stack(comm.all_gather(mine)),
+            "gathered beside another": torch.stack(both[0]),
+            "broadcast": comm.broadcast(mine.clone(), 2),
+            "pieces": torch.cat(pieces),
+            "permuted": torch.zeros(0) if moved is None else moved,
+        }
+        found |= {f"{dtype} {name}": value.double() for name, value in results.items()}
     found["nothing to all"] = torch.cat(comm.all_to_all(torch.zeros(0), [0, 0, 0], [0, 0, 0]))
     found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
     found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
@@ -214,14 +214,17 @@ MEMORIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # (3, 4) elemen
 def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What collectives make of tensors whose memory is not one run of elements."""
     found = {}
-    for name, laid_out in MEMORIES.items():
+    for memory, laid_out in MEMORIES.items():
         mine = torch.arange(12.0).view(3, 4) + 100 * comm.rank
-        found[f"{name} sum"] = comm.all_reduce(laid_out(mine)).clone()
-        found[f"{name} begun sum"] = comm.begin_all_reduce(laid_out(mine))().clone()
-        found[f"{name} gathered"] = torch.stack(comm.all_gather(laid_out(mine)))
-        found[f"{name} broadcast"] = comm.broadcast(laid_out(mine), comm.size - 1).clone()
         moved = comm.permute(laid_out(mine), [(0, 1)])
-        found[f"{name} permuted"] = torch.zeros(0) if moved is None else moved
+        results = {
+            "sum": comm.all_reduce(laid_out(mine)).clone(),
+            "begun sum": comm.begin_all_reduce(laid_out(mine))().clone(),
+            "gathered": torch.stack(comm.all_gather(laid_out(mine))),
+            "broadcast": comm.broadcast(laid_out(mine), comm.size - 1).clone(),
+            "permuted": torch.zeros(0) if moved is None else moved,
+        }
+        found |= {f"{memory} {name}": value for name, value in results.items()}
     return found
 
 
@@ -298,34 +301,6 @@ def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
         right = str(error) == f"worker {comm.rank} of {comm.size} lost the others during all_gather"
         torch.save({"right": torch.tensor(right)}, Path(sys.argv[4]) / f"{comm.rank}.pt")
     os._exit(0)  # a group without rank 1 can't be closed
-
-
-def ddp_methods() -> list[str]:
-    """Return the names of methods as `ddp_and_wrapper` has them, but for dense."""
-    from tests.sparsify.doors.user_acts import METHODS as ACTS_OF_METHODS
-
-    return [name for name in ACTS_OF_METHODS if name != "dense"]
-
-
-def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Weights after some steps under DDP's hook and under the wrapper, by method."""
-    from tests.sparsify.doors import user_acts
-
-    torch.set_num_threads(1)
-    found: dict[str, torch.Tensor] = {}
-    for name, act in user_acts.METHODS.items():
-        for how, wrapper in (("ddp", "register"), ("wrapper", "distribute")):
-            training = user_acts.Training(act, wrapper, comm.rank)
-            act.do(training)
-            found[f"{name} {how}"] = _weights(training.model)
-            if how == "ddp":
-                buckets = training.called.reducer._get_zeros_like_grad_buckets()
-                found[f"{name} buckets"] = torch.tensor(len(buckets))
-    plain, resumed = (
-        user_acts.live(user_acts.ACTS[name], "register", comm.rank).end for name in ("nothing", "resumed")
-    )
-    found["resumed"] = torch.tensor(all(map(torch.equal, plain.values(), resumed.values())))
-    return found
 
 
 def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:

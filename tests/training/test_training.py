@@ -1,10 +1,8 @@
-"""Sparsified gradients in one's own training: what the optimizer wrapper refuses, and that DDP's hook does
-the same. Acts of users are told in tests/sparsify/doors.
+"""Sparsified gradients in one's own training: what the optimizer wrapper refuses. Acts of users are told in
+tests/sparsify/doors.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,7 @@ from sparsify.doors.engine import NonFinite
 from sparsify.doors.handshake import Disagreement
 from sparsify.doors.optimiser import DistributedOptimiser
 from tests.conftest import there
-from tests.sparsify import worker_functions
 from tests.sparsify.laws import build
-from tests.sparsify.worker_functions import on_processes
 
 
 def wrapped(model: nn.Module, comm: Comm) -> DistributedOptimiser:
@@ -73,18 +69,3 @@ def test_workers_that_do_not_do_the_same_step_are_told_apart() -> None:
 
         with pytest.raises(Disagreement, match=sentence):
             virtual.run(3, body)
-
-
-@pytest.mark.extended
-def test_ddp_with_the_hook_trains_to_the_weights_of_the_wrapper(tmp_path: Path) -> None:
-    """On two gloo processes, through DDP's rebuilding of its buckets: each method in each scope to the bit;
-    dense DDP to 1e-12, as a clipped gradient: its norm is summed by buckets there, by tensors here.
-    """
-    for found in on_processes(worker_functions.ddp_and_wrapper, 2, tmp_path):
-        for name in worker_functions.ddp_methods():
-            error = 1e-12 if name.startswith("clipped") else 0
-            ends = found[f"{name} ddp"], found[f"{name} wrapper"]
-            torch.testing.assert_close(*ends, rtol=error, atol=error, msg=name)
-            assert found[f"{name} buckets"] > 1
-        torch.testing.assert_close(found["dense ddp"], found["dense wrapper"], rtol=1e-12, atol=1e-12)
-        assert found["resumed"].item()
