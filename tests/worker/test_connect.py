@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from analysis.records import locks
 from analysis.records.files import read_json, write_json
@@ -42,15 +42,6 @@ def open_store(
     return connect.open_store(folder, WorkerPlace(rank, 2, 0), is_one_node, interface, patience, **ports)
 
 
-def test_workers_of_several_machines_find_rank_0(tmp_path: Path) -> None:
-    first = open_store(tmp_path, 0).store
-    second, address, _ = open_store(tmp_path, 1)
-    first.set("word", "heard")
-    assert second.get("word") == b"heard"
-    note = there(read_json(tmp_path / connect.NOTE))
-    assert address in note["addresses"]
-
-
 def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp_path: Path) -> None:
     with addresses.listen(range(20_000, 30_000)) as listener:
         taken = listener.getsockname()[1]
@@ -61,11 +52,6 @@ def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp
         assert second.get("word") == b"heard"
         with pytest.raises(ValueError, match=rf"cluster.ports={taken}-{taken}: none of them is free"):
             addresses.listen(range(taken, taken + 1))
-
-
-def test_what_takes_other_ports_than_the_open_ones_is_told() -> None:
-    assert addresses.beyond(None) == addresses.beyond(range(1, 2**16)) == ""
-    assert "can't be told to keep to cluster.ports=1024-1024" in addresses.beyond(range(1024, 1025))
 
 
 def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
@@ -97,28 +83,26 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
         run.execute(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
 
 
-@pytest.mark.parametrize(("rank", "whom"), [(0, "workers 1, 2"), (1, "worker 0")])
-def test_whoever_waits_tells_for_whom(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int, whom: str
-) -> None:
+def test_whoever_waits_tells_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "TELL_S", 0.0)
-    said = list[str]()
     config = compose.resolve(["cluster=local", "workers=3", "method=dense"])
-    place = WorkerPlace(rank, 3, 0)
-    with pytest.raises(WorkerLost):
-        connect.open_group(config, place, tmp_path, False, None, CPU, lambda: bool(said), said.append)
-    assert said == [f"waiting for {whom} to come; Ctrl-C ends the wait"]
+    said = list[str]()
+    for rank, whom in ((1, "worker 0"), (0, "workers 1, 2")):
+        said.clear()
+        place = WorkerPlace(rank, 3, 0)
+        with pytest.raises(WorkerLost):
+            connect.open_group(config, place, tmp_path, False, None, CPU, lambda: bool(said), said.append)
+        assert said == [f"waiting for {whom} to come; Ctrl-C ends the wait"]
 
 
 def test_no_two_workers_share_a_gpu() -> None:
     def refusals(*gpus: str) -> list[str]:
         """Return what two workers with these GPUs are told."""
-        server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-        stores = [server, TCPStore("localhost", server.port, is_master=False)]
+        store = HashStore()
 
         def ask(rank: int) -> str:
             try:
-                connect.refuse_shared_gpu(stores[rank], rank, 2, gpus[rank])
+                connect.refuse_shared_gpu(store, rank, 2, gpus[rank])
             except ValueError as error:
                 return str(error)
             return ""

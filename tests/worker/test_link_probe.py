@@ -19,6 +19,7 @@ from slurm.emulated.counters import Counters
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.comm.direct import KINDS, DirectComm
 from sparsify.cost import TEXTBOOK
+from tests.config.refusals import check_parts
 from tests.worker.runs import claiming
 
 LINK = {"name": "ethernet_1g", "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}
@@ -39,32 +40,26 @@ def probed(gbit_s: Sequence[float], together: float) -> ProbedLink:
     return FOUND._replace(pairs_gbit_s=[*gbit_s], together_gbit_s=together)
 
 
-def test_headers_and_noise_are_no_difference() -> None:
-    assert mismatches("ethernet_1g", probed([0.95, 0.96], 0.91)) == []
-    assert mismatches("ethernet_1g", probed([1.09, 1.0], 1.0)) == []
-
-
-def test_a_tenth_off_is_said_with_the_worst_that_was_found() -> None:
-    for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3, 3], 3, 3)):
+def test_a_tenth_off_and_no_less_is_said_with_the_worst_that_was_found() -> None:
+    for most, least in ((0.96, 0.91), (1.09, 0.95)):  # headers and noise
+        assert mismatches("ethernet_1g", probed([0.95, most], least)) == []
+    for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3.0, 3.0], 3.0, 3)):
         link = probed(gbit_s, together)
         assert bool(mismatches("wifi", link, loses=True)) == (worst > 1)
         (said,) = mismatches("ethernet_1g", link)
-        assert said.startswith(
-            f"link=ethernet_1g was asked for, 1 Gbit/s, and the workers found {worst} between nodes; choose"
+        check_parts(
+            said, f"link=ethernet_1g was asked for, 1 Gbit/s, ... found {worst} ... on_mismatch=label"
         )
-        assert said.endswith("launch.on_mismatch=label to go on and have it recorded as a label")
 
 
-@pytest.mark.parametrize("cluster", [{"where": "netns"}, {"where": "slurm", "enter": ["devcluster/enter"]}])
-def test_a_slower_link_stops_the_run_or_labels_its_record(
-    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, Any]
-) -> None:
+def test_a_slower_link_stops_the_run_or_labels_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = probed([0.95], 0.5)
     monkeypatch.setattr(link_probe, "probe", lambda *_: slow)
     pair = cast(Comm, SimpleNamespace(rank=0, size=2))
 
     def check(on_mismatch: str) -> dict[str, Any]:
-        asked = claiming(on_mismatch, name="mine", gpu="none", link=LINK, workers_per_node=1, **cluster)
+        emulated = {"where": "slurm", "enter": ["devcluster/enter"], "workers_per_node": 1}
+        asked = claiming(on_mismatch, name="mine", gpu="none", link=LINK, **emulated)
         return hardware.check(asked, torch.device("cpu"), pair, {"delay_s": 0.0})
 
     with pytest.raises(MachineMismatch, match=r"workers found 0\.5 between nodes"):
@@ -98,7 +93,6 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
     assert all(other == first for other in others)
     assert len(first.pairs_gbit_s) == len(at_once)
     assert first.latency_s > 0
-    assert first.asked_gbit_s == 0.008
     # Of the link alone nothing is recorded of collectives.
     assert {*first.recorded()}.isdisjoint(vars(link_probe.Calibrated({})))
     assert link_probe.links_of(first.recorded(), "kinds") == {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -39,14 +38,6 @@ def test_short_slices_are_those_of_the_threads_started_afterwards_and_of_no_othe
 
     assert in_a_thread(shortened) == (SLICE_S, SLICE_S, 0)
     assert slice_s() == before != SLICE_S
-
-
-def test_where_there_is_nothing_to_ask_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    for what, found in (("system", "Darwin"), ("machine", "riscv64")):
-        with monkeypatch.context() as changed:
-            changed.setattr(platform, what, lambda found=found: found)
-            shorten()
-            assert slice_s() is None
 
 
 def test_cores_are_dealt_out_evenly_or_not_at_all() -> None:
@@ -90,22 +81,16 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
     assert in_a_thread(taken) == cores()
 
 
-def test_the_relay_s_cores_are_no_node_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     taken = list[list[int]]()
     monkeypatch.setattr(hardware, "all_cpus", lambda: set(range(6)))
     monkeypatch.setattr(hardware, "shorten", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
-    config = compose.resolve(["task=vector", "train.validate=never", "cluster=netns", "workers=2"])
-    for rank in range(2):
-        for noted in ({"relay_cpus": [2, 5]}, {}):
-            hardware.prepare(config, WorkerPlace(rank, 2, rank), torch.device("cpu"), noted)
-    assert taken == [[0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]
-
-
-def test_only_workers_of_emulated_nodes_take_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = list[tuple[int, int]]()
-    monkeypatch.setattr(hardware, "take_cores", lambda node, nodes, _: taken.append((node, nodes)))
-    words = ("task=vector", "train.validate=never", "workers=5")
     for cluster in (["cluster=local"], ["cluster=netns", "cluster.workers_per_node=2"]):
-        hardware.prepare(compose.resolve([*words, *cluster]), WorkerPlace(2, 5, 0), torch.device("cpu"))
-    assert taken == [(1, 3)]
+        config = compose.resolve(["task=vector", "train.validate=never", "workers=3", *cluster])
+        for rank in range(3):
+            for noted in ({"relay_cpus": [2, 5]}, {}):
+                hardware.prepare(config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted)
+    assert taken == [[0, 1], [0, 1, 2], [0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]

@@ -33,16 +33,13 @@ def store(tmp_path: Path) -> Store:
 def check_whole(attempt: Attempt) -> None:
     manifest = attempt.check(verify=True)
     ended = manifest["alternated"]
-    assert (ended["stopped"], ended["blocks"], manifest["steps"]) == ("half-width", 3, STEPS)
-    assert {name: variant["agreed"] for name, variant in ended["variants"].items()} == dict.fromkeys(
-        ["dense", "published", "topk"], True
-    )
+    assert (ended["blocks"], manifest["steps"]) == (3, STEPS)
+    assert all(variant["agreed"] for variant in ended["variants"].values())
     frames, notes = of_attempt(attempt)
     assert not notes
     dense, topk, published = frames.runs["key"]
     assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]
     for key in (dense, topk, published):
-        assert set(frames.steps[frames.steps["key"] == key]["rank"]) == {0, 1}
         assert warm(frames, key).n == 3 * 2
         assert frames.spans[frames.spans["key"] == key]["step"].nunique() == STEPS - 2
     ratio = there(slowdown(frames, [topk], [dense]))
