@@ -25,9 +25,7 @@ def test_the_digits_need_no_files_are_always_the_same_and_are_only_enlarged() ->
     small, large = (datasets.load(name, None, CPU) for name in ("digits", "digits32"))
     for data, pixels, channels in ((small, 8, 1), (large, 32, 3)):
         assert (data.pixels, data.channels, data.classes) == (pixels, channels, 10)
-        assert (len(data.mean), len(data.std)) == (channels, channels)
-        assert (len(data.train.labels), len(data.test.labels)) == (1437, 360)
-        assert (data.train.images.dtype, data.train.labels.dtype) == (torch.uint8, torch.int64)
+        assert len(data.mean) == len(data.std) == channels
     assert small.digest == "1f457bc006f4c831879b92e9f05f25ee4b0eb45193f8fec82d37cac951415071"
     assert torch.equal(large.train.labels, small.train.labels)
     assert torch.equal(large.train.images[:, ::4, ::4], small.train.images.expand(-1, -1, -1, 3))
@@ -46,19 +44,14 @@ def test_cifar10_without_a_folder_or_with_other_files_says_what_to_do(tmp_path: 
 
 
 def test_a_folder_that_is_not_mnist_s_is_refused(tmp_path: Path) -> None:
-    def check_refused() -> None:
-        with pytest.raises(ValueError, match=r"MNIST in .* is missing or corrupt: .* a sound copy"):
-            datasets.load("mnist", tmp_path, CPU)
-
-    check_refused()
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
-    for part in ("train", "t10k"):
+    for part in ("train", "t10k"):  # of two images, 2 x 2
         (folder / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03" + b"\0\0\0\x02" * 3 + bytes(8))
         (folder / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01" + b"\0\0\0\x02" + bytes(2))
-    check_refused()  # of two images, 2 x 2
-    (folder / "train-images-idx3-ubyte").write_bytes(b"not an image")
-    check_refused()
+    for root in (tmp_path / "nothing", tmp_path):
+        with pytest.raises(ValueError, match=r"MNIST in .* is missing or corrupt: .* a sound copy"):
+            datasets.load("mnist", root, CPU)
 
 
 def test_augmentation_is_a_padded_crop_and_a_flip() -> None:

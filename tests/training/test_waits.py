@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
-import sparsify
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.optimiser import DistributedOptimiser
 from tests.sparsify import laws
 from tests.training.digits import trainer
 from tests.training.waits import watched
@@ -45,29 +41,3 @@ def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
         return len(watch.waits)
 
     assert waits_of(8) - waits_of(3) == 5 * SIZE * waits
-
-
-@pytest.mark.parametrize("check", [True, False])
-def test_the_promise_of_the_wrapper_costs_one_wait_a_step(
-    check: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many workers and tensors; without the promise none."""
-
-    def body(comm: virtual.VirtualComm) -> None:
-        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        method = sparsify.build("topk", density=0.1, scope="layer")
-        optimiser = DistributedOptimiser(inner, model, method, comm, check=check)
-        for _ in range(3):
-            optimiser.zero_grad()
-            model(torch.ones(2, 6)).sum().backward()
-            comm.barrier()
-            watch.on = True
-            optimiser.step()
-            comm.barrier()
-            watch.on = False
-            comm.barrier()
-
-    with watched(monkeypatch, large=10**9) as watch:
-        virtual.run(4, body)
-    assert len(watch.waits) == 4 * 3 * check, watch.waits
