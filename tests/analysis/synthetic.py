@@ -13,66 +13,77 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import yaml
 
 from analysis.records.attempts import from_attempts
-from analysis.records.frames import Frames
+from analysis.records.frames import Frames, query
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
 
 Turn = tuple[int, str, dict[str, Any]]  # a step, its method, and what else its line has
 MS = 1e-3
-AROUND_MS = {"io": 4, "forward": 110, "backward": 230, "check": 2}
-PHASES_MS = {  # method -> phase -> milliseconds
-    "dense": {**AROUND_MS, "wait": 0.1, "transfer": 60, "scatter": 1, "update": 14},
-    "topk": {**AROUND_MS, "select": 150, "wait": 0.1, "transfer": 5, "scatter": 3, "update": 14},
-    "randomk": {**AROUND_MS, "select": 190, "wait": 0.1, "transfer": 5, "scatter": 3, "update": 14},
-}
+# Milliseconds of each phase, by method.
+PHASES_MS: dict[str, dict[str, float]] = yaml.safe_load("""
+dense: {io: 4, forward: 110, backward: 230, check: 2, wait: 0.1, transfer: 60, scatter: 1, update: 14}
+topk: {io: 4, forward: 110, backward: 230, check: 2, select: 150, wait: 0.1, transfer: 5, scatter: 3,
+       update: 14}
+randomk: {io: 4, forward: 110, backward: 230, check: 2, select: 190, wait: 0.1, transfer: 5, scatter: 3,
+          update: 14}
+""")
 WAIT_MS = {"dense": 6, "topk": 18, "randomk": 8}  # of every rank except the last, for which the others wait
 UNACCOUNTED_MS = 1.5
 END_TOP1 = {"dense": 74.0, "topk": 62.0, "randomk": 50.0}
-SENT = {
-    method: {"wire_bytes": size, "sent_density": share, "update_density": changed}
-    for method, size, share, changed in (
-        ("dense", 58_913_064, 1.0, 1.0), ("topk", 117_824, 0.001, 0.0018), ("randomk", 117_824, 0.001, 0.0018)
-    )
-}  # fmt: skip
 END_LOSS = {"dense": 0.75, "topk": 1.05, "randomk": 1.40}
+SENT: dict[str, dict[str, float]] = yaml.safe_load("""
+dense: {wire_bytes: 58913064, sent_density: 1.0, update_density: 1.0}
+topk: &sparse {wire_bytes: 117824, sent_density: 0.001, update_density: 0.0018}
+randomk: *sparse
+""")
+METHODS = """
+dense: {name: dense}
+topk: {name: topk, density: 0.001, scope: global, density_warmup: [0.015625, 0.004]}
+randomk: {name: randomk, density: 0.001, scope: global, density_warmup: [0.015625, 0.004]}
+"""
+CONFIG = """
+task: {name: vgg16_cifar10, batch_size: 32, lr: 0.1, lr_milestones: [81, 122]}
+workers: 2
+seed: 0
+device: cpu
+threads: 1
+precision: fp32
+train: {epochs: 138, steps: 20, validate: never}
+timing: {mode: serialised, warmup_steps: 4, span_steps: 2}
+cluster:
+  name: local
+  where: local
+  gpu: none
+  link: {name: loopback, alpha_s: 1.0e-5, beta_s_per_byte: 1.0e-10}
+"""
+MADE_ON = """
+cpu: synthetic CPU
+cores: 2
+gpu: null
+commit: "0000000000000000000000000000000000000000"
+dirty: null
+data: {name: synthetic, digest: 0123456789abcdef}
+versions: {torch: 0.0.0, python: 3.0.0}
+host: nowhere
+clocks_mhz: [2000, 2000]
+"""
 
 
 def config(method: str = "dense", **changes: Any) -> dict[str, Any]:
     """Return a resolved config as a run stores it; `changes` replace whole top-level entries."""
-    sparse = {"density": 0.001, "scope": "global", "density_warmup": [0.015625, 0.004]}
-    return {
-        "method": {"name": method} | ({} if method == "dense" else sparse),
-        "task": {"name": "vgg16_cifar10", "batch_size": 32, "lr": 0.1, "lr_milestones": [81, 122]},
-        "workers": 2,
-        "seed": 0,
-        "device": "cpu",
-        "threads": 1,
-        "precision": "fp32",
-        "train": {"epochs": 138, "steps": 20, "validate": "never"},
-        "timing": {"mode": "serialised", "warmup_steps": 4, "span_steps": 2},
-        "cluster": {
-            "name": "local", "where": "local", "gpu": "none",
-            "link": {"name": "loopback", "alpha_s": 1e-5, "beta_s_per_byte": 1e-10},
-        },
-    } | changes  # fmt: skip
+    return {"method": yaml.safe_load(METHODS)[method], **yaml.safe_load(CONFIG), **changes}
 
 
 def learning_config(method: str = "dense", seed: int = 0, epochs: int = 10, **changes: Any) -> dict[str, Any]:
     """Return the config of a training on eight virtual ranks."""
-    base = config(method)
-    return (
-        base
-        | {
-            "task": base["task"] | {"name": "cnn_cifar10", "batch_size": 16},
-            "workers": 8,
-            "seed": seed,
-            "train": {"epochs": epochs, "steps": None, "validate": "epoch"},
-            "cluster": base["cluster"] | {"name": "virtual", "where": "virtual"},
-        }
-        | changes
-    )
+    base = config(method, workers=8, seed=seed)
+    base["task"] |= {"name": "cnn_cifar10", "batch_size": 16}
+    base["train"] = {"epochs": epochs, "steps": None, "validate": "epoch"}
+    base["cluster"] |= {"name": "virtual", "where": "virtual"}
+    return base | changes
 
 
 def timed(store: Store, config: Mapping[str, Any], slow: float = 1.0, **provenance: Any) -> Attempt:
@@ -99,15 +110,14 @@ def made(store: Store, config: Mapping[str, Any]) -> Attempt:
 
 def in_turns(store: Store, config: Mapping[str, Any]) -> Attempt:
     """Store a finished run of a config with variants: two steps of warm-up each, and the fewest turns."""
-    asked = config["alternate"]
-    steps = 2 + asked["blocks"] * asked["block_steps"]
-    blocks = [0 if step < 2 else 1 + (step - 2) // asked["block_steps"] for step in range(steps)]
+    blocks, block_steps = config["alternate"]["blocks"], config["alternate"]["block_steps"]
+    steps = 2 + blocks * block_steps
     turns = [
         (step, variant["method"]["name"], {"variant": variant["name"], "block": block})
-        for step, block in enumerate(blocks)
+        for step, block in enumerate([0, 0, *(1 + at // block_steps for at in range(steps - 2))])
         for variant in config["variants"]
     ]
-    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": asked["blocks"]}
+    ended = {"stopped": "half-width", "half_width": 0.01, "blocks": blocks}
     return _stepped(store, config, turns, facts={"steps": steps, "alternated": ended})
 
 
@@ -115,33 +125,33 @@ def learned(
     store: Store, config: Mapping[str, Any], steps_per_epoch: int = 390, **provenance: Any
 ) -> Attempt:
     """Store a finished training whose curves end at END_TOP1 and END_LOSS; seeds differ a little."""
-    method, noise = config["method"]["name"], np.random.default_rng(config["seed"])
-    epochs, lines = config["train"]["epochs"], list[dict[str, Any]]()
+    method = config["method"]["name"]
+    noise = np.random.default_rng(config["seed"])
+    epochs = config["train"]["epochs"]
+    lines = []
     for epoch in range(1, epochs + 1):
         done = (1 - math.exp(-4 * epoch / epochs)) / (1 - math.exp(-4))
-        lines.append({
-            "epoch": epoch, "step": epoch * steps_per_epoch, "train_loss": 2.3 - 1.4 * done,
-            "val_loss": 2.3 - (2.3 - END_LOSS[method]) * done + 0.01 * noise.standard_normal(),
-            "val_top1": 10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal(),
-            "val_top5": 50 + 45 * done, "wall_s": 20.0 * epoch, "host_syncs": 0, **SENT[method],
-            "captured_energy": None if method == "dense" else 0.1 + 0.2 * done,
-        })  # fmt: skip
+        loss = 2.3 - (2.3 - END_LOSS[method]) * done + 0.01 * noise.standard_normal()
+        top1 = 10 + (END_TOP1[method] - 10) * done + 0.3 * noise.standard_normal()
+        energy = None if method == "dense" else 0.1 + 0.2 * done
+        lines.append(_epoch(epoch, steps_per_epoch, top1, loss, captured_energy=energy, **SENT[method]))
     lines[-1]["test_top1"] = END_TOP1[method] + noise.standard_normal()
     return _written(store, config, "epoch", [lines], **provenance)
 
 
 def ended(store: Store, config: Mapping[str, Any], top1: float, loss: float) -> Attempt:
     """Store a finished training of two epochs that ends so; seeds differ a little."""
-    lines = [
-        {
-            "epoch": epoch, "step": 100 * epoch, "train_loss": loss + 2 - epoch, "val_loss": loss,
-            "val_top1": top1 - 5 * (2 - epoch) + 0.1 * config["seed"], "val_top5": 99.0,
-            "wall_s": 20.0 * epoch, "wire_bytes": 100, "host_syncs": 0, "sent_density": 1.0,
-            "update_density": 1.0, "captured_energy": None,
-        }
-        for epoch in (1, 2)
-    ]  # fmt: skip
+    end = top1 + 0.1 * config["seed"]
+    lines = [_epoch(epoch, 100, end - 5 * (2 - epoch), loss, **SENT["dense"]) for epoch in (1, 2)]
     return _written(store, config, "epoch", [lines], {"steps": 200})
+
+
+def _epoch(epoch: int, steps: int, top1: float, loss: float, **more: Any) -> dict[str, Any]:
+    """Return the line of an epoch of so many steps."""
+    return {
+        "epoch": epoch, "step": epoch * steps, "train_loss": loss, "val_loss": loss, "val_top1": top1,
+        "val_top5": 99.0, "wall_s": 20.0 * epoch, "host_syncs": 0, "captured_energy": None, **more,
+    }  # fmt: skip
 
 
 def looked(store: Store, config: Mapping[str, Any], looks: list[dict[str, Any]]) -> Attempt:
@@ -190,7 +200,7 @@ def _step(
         phases["synchronize"] = phases.pop("wait") + phases.pop("transfer")
     line: dict[str, Any] = {
         "step": step, "epoch": 1, "start_s": clock, "step_s": now - clock, "phases": phases, **SENT[method],
-        "residual_norm": 0.0 if method != "topk" else 1.0 + 0.1 * step, "loss": 2.3 - 0.01 * step, "lr": 0.1,
+        "residual_norm": 0.0, "loss": 2.3 - 0.01 * step, "lr": 0.1,
     }  # fmt: skip
     steps, with_spans = config["train"]["steps"], config["timing"]["span_steps"]
     if mode == "serialised" and (with_spans is None or steps is None or steps - step <= with_spans):
@@ -213,21 +223,24 @@ def _written(
             for line in lines:
                 log.add(kind, **line)
             log.flush()
-    made_on = {
-        "cpu": "synthetic CPU", "cores": 2, "gpu": None, "commit": "0" * 40, "dirty": None,
-        "data": {"name": "synthetic", "digest": "0123456789abcdef"},
-        "versions": {"torch": "0.0.0", "python": "3.0.0"}, "host": "nowhere", "clocks_mhz": [2000, 2000],
-    }  # fmt: skip
     steps = config["train"]["steps"] or 390 * config["train"]["epochs"]
     ended = {"parameters": 14_728_266, "tensors": 54, "steps_per_epoch": 49, "steps": steps, **facts}
     attempt.update(
         state="ok",
         files=attempt.fingerprints(),
         simulated=config["cluster"]["where"] == "virtual",
-        provenance=made_on | provenance,
+        provenance=yaml.safe_load(MADE_ON) | provenance,
         **ended,
     )
     return attempt
+
+
+def frames_with(folder: Path, *configs: Mapping[str, Any]) -> Frames:
+    """Store finished runs of these configs, trainings where they validate; return the folder's frames."""
+    store = Store(folder)
+    for config in configs:
+        (learned if config["train"]["validate"] == "epoch" else made)(store, config)
+    return frames_of(store)
 
 
 def item_store(root: Path, seeds: int = 1) -> Store:
@@ -248,8 +261,5 @@ def frames_of(store: Store) -> Frames:
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:
     """Return the key of the first run of this kind."""
-    runs = frames.runs
-    found = runs[
-        (runs["method.name"] == method) & (runs["timing.mode"] == mode) & (runs["workers"] == workers)
-    ]
-    return str(found["key"].iloc[0])
+    words = f"method.name == '{method}' and timing.mode == '{mode}' and workers == {workers}"
+    return str(query(frames, words).runs["key"].iloc[0])

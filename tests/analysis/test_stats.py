@@ -9,6 +9,7 @@ import pytest
 
 from analysis import stats
 from analysis.pictures import captions
+from analysis.records.attempts import of_attempt
 from analysis.records.frames import Frames
 from analysis.records.steps import breakdown, phase_summary, step_seconds
 from analysis.records.store import Store
@@ -79,21 +80,19 @@ def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_h
     tmp_path: Path,
 ) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1, 2: 1.2})
-    blocks = frames.steps.assign(block=frames.steps["step"] // 2)
-    some = blocks.assign(block=blocks["block"].mask(blocks["key"] == keys[0]))
-    for steps, groups, value in (
-        (blocks, ["a", "a", "a"], (9, "blocks")),
-        (blocks, ["a", "b", "c"], (3, "launches")),
-        (some, ["a", "a", "a"], (3, "launches")),
+    blocks = frames.steps["step"] // 2
+    for of_steps, groups, n, of in (
+        (blocks, "aaa", 9, "blocks"),
+        (blocks, "abc", 3, "launches"),
+        (blocks.mask(frames.steps["key"] == keys[0]), "aaa", 3, "launches"),
     ):
-        found = frames._replace(steps=steps, runs=frames.runs.assign(group=groups))
-        assert there(stats.throughput(found, keys))[3:5] == value
+        runs = frames.runs.assign(group=[*groups])
+        found = there(stats.throughput(Frames(runs, frames.steps.assign(block=of_steps), *frames[2:]), keys))
+        assert (found.n, found.of) == (n, of)
 
 
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    synthetic.alternated(store, ["dense", "topk"], blocks=30)
-    frames = synthetic.frames_of(store)
+    frames = of_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
     ratio = there(stats.slowdown(frames, [topk], [dense]))
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up
@@ -104,19 +103,12 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     assert select.of == "blocks"
 
 
-def test_neighbouring_blocks_that_resemble_each_other_widen_the_interval() -> None:
-    def width(r: float, of: str) -> float:
-        low, high = interval(over_units(correlated(r, 400, np.random.default_rng(0)), of=of))
-        return high - low
-
-    assert width(0.8, "blocks") / width(0.0, "blocks") == pytest.approx(3.0, rel=0.3)  # sqrt(1.8 / 0.2)
-    assert width(0.8, "runs") == pytest.approx(width(0.0, "blocks"), rel=0.3)  # runs are apart
-
-
 def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_say() -> None:
     draws = np.random.default_rng(1)
     intervals = [interval(over_units(correlated(0.5, 60, draws), of="blocks")) for _ in range(200)]
     assert 175 <= sum(low <= 0.0 <= high for low, high in intervals) < 200  # 95 % nominal
+    rising = range(20)
+    assert (over_units(rising, of="blocks").df, over_units(rising).df) == (1, 19)  # two count at least
 
 
 def test_intervals_stay_within_what_is_possible() -> None:
@@ -128,8 +120,8 @@ def test_intervals_stay_within_what_is_possible() -> None:
     }.items():
         low, high = interval(over_units(samples, bounds))
         assert bounds[0] < low < high < bounds[1]
-        plain = interval(over_units(samples, ANY))
-        assert plain[0] < bounds[0] or plain[1] > bounds[1]
+        plain = interval(over_units(samples))
+        assert (np.clip(plain, *bounds) != plain).any()
     low, high = interval(over_units([0.0, 1.0, 5.0], POSITIVE))
     assert low == 0.0, "a sample on a bound cuts the interval there"
     assert 5.0 < high < np.inf
@@ -150,7 +142,7 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
             value = over_units(samples, bounds, of)
             assert value[1:5] == (None, None, len(samples), of)
             assert not value.decides
-            assert value.value == pytest.approx(5.5, abs=0.51)
+            assert value.value == pytest.approx(np.mean(samples), rel=0.01)
     three = over_units([2.0, 1.0, 3.0], of=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
     assert interval(three) == pytest.approx((2 - t / np.sqrt(3), 2 + t / np.sqrt(3)), rel=1e-6)
@@ -160,9 +152,9 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
 @pytest.mark.parametrize("epoch", [1, 5])
 def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames, epoch: int) -> None:
     keys, others = learned(frames, "topk"), learned(frames, "dense")
-    is_first = frames.epochs["key"].eq(keys[0])
-    epochs = frames.epochs[~is_first | frames.epochs["epoch"].le(epoch)].copy()
-    epochs.loc[is_first & epochs["epoch"].eq(epoch), ["val_loss", "val_top1", "val_top5"]] = np.nan
+    epochs = frames.epochs.set_index(["key", "epoch"])
+    epochs.loc[(keys[0], epoch), ["val_loss", "val_top1"]] = np.nan
+    epochs = epochs.drop([(keys[0], later) for later in range(epoch + 1, 11)]).reset_index()
     runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
     diverged = frames._replace(runs=runs, epochs=epochs)
     for column in ("val_loss", "val_top1"):
@@ -187,11 +179,11 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
     tmp_path: Path, column: str, value: object
 ) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
-    runs = frames.runs.assign(**{"provenance.precision": "fp32"})
-    asked = runs.assign(precision=["fp32", "tf32"])  # what was multiplied in counts
+    frames.runs["provenance.precision"] = "fp32"
+    asked = frames.runs.assign(precision=["fp32", "tf32"])  # what was multiplied in counts
     assert stats.throughput(frames._replace(runs=asked), keys)
-    other = runs[column].astype(object).mask(runs["key"] == keys[1], value)
-    mixed = frames._replace(runs=runs.assign(**{column: other}))
+    other = frames.runs[column].astype(object).mask(frames.runs["key"] == keys[1], value)
+    mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
     assert stats.slowdown(mixed, keys[:1], keys[:1])
     reason = column.replace("provenance.precision", "precision")
     with pytest.raises(Mixed, match=reason):
@@ -201,22 +193,18 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
 
 
 def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    dense, topk = (
-        synthetic.learned(store, synthetic.learning_config(method, epochs=epochs)).key
-        for method, epochs in (("dense", 10), ("topk", 5))
-    )
+    configs = synthetic.learning_config(epochs=10), synthetic.learning_config("topk", epochs=5)
+    frames = synthetic.frames_with(tmp_path, *configs)
+    one, other = ([key] for key in frames.runs["key"])
     for compared in (stats.final_difference, stats.final_ratio):
         with pytest.raises(Mixed, match="steps_total"):
-            compared(synthetic.frames_of(store), [dense], [topk], "val_top1")
+            compared(frames, one, other, "val_top1")
 
 
 def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    few, many = (
-        synthetic.learned(store, synthetic.learning_config(workers=workers)).key for workers in (2, 4)
-    )
-    frames = synthetic.frames_of(store)
+    configs = (synthetic.learning_config(workers=workers) for workers in (2, 4))
+    frames = synthetic.frames_with(tmp_path, *configs)
+    few, many = frames.runs["key"]
     with pytest.raises(Mixed, match="workers"):
         stats.final_difference(frames, [few], [many], "val_top1")
     assert there(stats.final_difference(frames, [few], [many], "val_top1", by="workers")).value == 0
@@ -239,13 +227,11 @@ def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frame
 
 def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
-    runs = frames.runs.set_index("key")
+    runs = frames.runs.set_index("key").loc[frames.epochs["key"]].set_index(frames.epochs.index)
     losses = runs["seed"].map({0: 2.0, 1: 20.0, 2: 2e6}) * runs["method.name"].map(
         {"dense": 3.0, "topk": 1.0}
     )
-    is_last = frames.epochs["epoch"].eq(10)
-    loss = frames.epochs["train_loss"].mask(is_last, frames.epochs["key"].map(losses))
-    diverged = frames._replace(epochs=frames.epochs.assign(train_loss=loss))
+    diverged = frames._replace(epochs=frames.epochs.assign(train_loss=losses))
     mean = there(stats.final(diverged, topk, "train_loss", geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
     ratio = there(stats.final_ratio(diverged, list(reversed(dense)), topk, "train_loss"))
@@ -279,7 +265,8 @@ def test_a_p_value_says_what_the_interval_says() -> None:
     value = over_units([1.0, 2.0, 3.0])
     ratio = over_units([1.0, 2.0, 4.0], POSITIVE)
     for own in (value, ratio):
-        assert [own.p_value(edge) for edge in interval(own)] == pytest.approx([0.05, 0.05])
+        for edge in interval(own):
+            assert own.p_value(edge) == pytest.approx(0.05)
     assert value.p_value(2.0) == pytest.approx(1.0)
     assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
     assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))

@@ -11,69 +11,10 @@ import pytest
 
 from analysis.records.frames import empty
 from experiments import figures
-from experiments.figures import (
-    _contract,
-    eghlidi2020_eghlidi_table1,
-    eghlidi2020_eghlidi_table1_published,
-    eghlidi2020_eghlidi_table2,
-    papers,
-    shi2019_shi_bound,
-    shi2019_shi_convergence,
-    shi2019_shi_distribution,
-    shi2019_shi_scaling,
-    shi2019_shi_selection,
-    survey_crossover,
-    survey_crossover_measured,
-    survey_distance,
-    survey_internet_loss,
-    survey_link_model,
-    survey_local_costs,
-    survey_local_density,
-    survey_local_loss,
-    survey_local_why,
-    survey_methods,
-    survey_time_to_accuracy,
-    survey_utilisation,
-    yoon2022_fig1,
-    yoon2022_fig2,
-    yoon2022_fig3,
-    yoon2022_fig3_level,
-    yoon2022_fig3_logs,
-    yoon2022_fig3_slim,
-    yoon2022_fig4,
-    yoon2022_fig4_fast,
-    yoon2022_fig4_logs,
-    yoon2022_slow_links,
-    yoon2022_speed,
-    yoon2022_speed_fast,
-    yoon2022_speed_logs,
-    yoon2022_speed_protocol,
-    yoon2022_straggler,
-    yoon2022_why_gap,
-    zhang_stable_costs,
-    zhang_stable_dgc,
-    zhang_stable_heatmap,
-    zhang_stable_sweep,
-    zhang_stable_throughput,
-)
+from experiments.figures import papers
 from tests.conftest import Command, refused
 from tests.figures.made_up import page
 
-# mypy compares each file with the protocol here.
-SHIPPED: list[_contract.Figure] = [
-    eghlidi2020_eghlidi_table1, eghlidi2020_eghlidi_table1_published, eghlidi2020_eghlidi_table2,
-    shi2019_shi_bound, shi2019_shi_convergence, shi2019_shi_distribution, shi2019_shi_scaling,
-    shi2019_shi_selection, survey_crossover, survey_crossover_measured, survey_distance,
-    survey_internet_loss, survey_link_model, survey_local_costs,
-    survey_local_density, survey_local_loss, survey_local_why,
-    survey_methods, survey_time_to_accuracy, survey_utilisation,
-    yoon2022_fig1, yoon2022_fig2, yoon2022_fig3, yoon2022_fig3_level, yoon2022_fig3_logs,
-    yoon2022_fig3_slim, yoon2022_fig4,
-    yoon2022_fig4_fast, yoon2022_fig4_logs, yoon2022_slow_links, yoon2022_speed, yoon2022_speed_fast,
-    yoon2022_speed_logs, yoon2022_speed_protocol, yoon2022_straggler, yoon2022_why_gap,
-    zhang_stable_costs, zhang_stable_dgc, zhang_stable_heatmap, zhang_stable_sweep,
-    zhang_stable_throughput,
-]  # fmt: skip
 LEAST = """\
 TITLE = "Density"
 
@@ -104,10 +45,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     for name in list(vars(figures)):
         if name.startswith(("thesis_", "own_")):
             delattr(figures, name)
-
-
-def test_every_shipped_file_is_checked_by_its_types() -> None:
-    assert len(SHIPPED) == len(figures.shipped())
 
 
 def test_title_runs_and_draw_are_enough(write: Write) -> None:
@@ -201,14 +138,6 @@ def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
         for said in papers.claims(paper).values():
             pattern = re.sub(r"(\\\{)+.*?(\\\})+", ".+", re.escape(said["text"]))
             assert any(re.fullmatch(pattern, text) for text in texts), said["text"]
-
-
-def test_a_claim_of_the_papers_says_what_differs_between_like_ones() -> None:
-    found = papers.claim("shi2019.bound", lambda frames, task: None, "mine", case="mine", label="own model")
-    assert (found.id, found.of, found.paper) == ("bound.mine", ("mine",), "(1 - k/d)²")
-    assert "own model" in found.text
-    with pytest.raises(KeyError, match="label"):
-        papers.claim("shi2019.bound", lambda frames, task: None, "mine")
 
 
 def test_a_claim_that_its_paper_does_not_have_or_not_whole_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,11 +106,6 @@ def test_runs_of_every_item_are_distinct_overrides(profile: str) -> None:
             assert {"method", "variants"} & set(names)
 
 
-def test_figures_share_their_runs() -> None:
-    for item, other in (("fig2", "fig3"), ("fig1", "fig4"), ("shi-scaling", "stable-dgc")):
-        assert figures.load(item).runs("laptop") == figures.load(other).runs("laptop")
-
-
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
     for item in ITEMS:
         if item not in PUBLISHED:
@@ -149,13 +144,3 @@ def test_a_machine_that_is_not_as_it_was_named_is_told_once(tmp_path: Path) -> N
     text = page("fig4", from_attempts(store.all_valid())[0], "paper")
     assert f"*Not the machine that was named*: {why}." in text
     assert text.count(why) == 1
-
-
-def test_ranks_with_different_clocks_meet_at_the_end_of_the_wait(everything: Frames) -> None:
-    frames = own_runs(everything, "fig1")
-    topk = frames.runs["key"][frames.runs["method.name"] == "topk"].iloc[0]
-    spans = figures.load("fig1").iteration(frames, topk)
-    begins = spans.groupby("rank")["start_ms"].min()
-    assert begins.max() < 1.0  # though their clocks are 100 s apart
-    transfer = spans[spans["phase"] == "transfer"]["start_ms"]
-    assert transfer.max() - transfer.min() < 1e-6

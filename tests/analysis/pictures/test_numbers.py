@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 
 from analysis.pictures import numbers
 from analysis.stats import Value
-from tests.conftest import ROOT
 
 
 def test_a_number_has_four_significant_digits_or_its_whole_part() -> None:
@@ -31,12 +29,3 @@ def test_an_interval_is_shown_where_there_is_one_and_a_step_that_is_not_reached_
     assert numbers.with_unit(math.inf, "steps") == "never"
     assert numbers.with_unit(91.518, "%") == "91.52 %"
     assert numbers.with_unit(0.42, "") == "0.42"
-
-
-def test_nothing_that_is_shown_has_digits_of_its_own() -> None:
-    """A format in an f-string would be a second way to write a number."""
-    other = re.compile(r":[+,]?(\.\d+)?[fge]\}")
-    allowed = {"numbers.py", "tables.py", "verdicts.py"}  # the first is the one way, the others write CSV
-    for folder in ("analysis", "experiments/figures"):
-        for path in (ROOT / folder).glob("*.py"):
-            assert path.name in allowed or not other.search(path.read_text()), path

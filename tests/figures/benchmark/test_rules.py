@@ -9,27 +9,8 @@ import pytest
 from analysis.benchmark.cells import BASELINE, targets
 from analysis.benchmark.files import read
 from experiments.config import choices
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import Folders
 from experiments.figures.benchmark.rules import OWN, digest, rules
-
-WORDS = (ROOT / "docs" / "benchmark.md").read_text()
-
-
-def test_the_budget_is_what_trainings_have() -> None:
-    known = rules()
-    trained = known.trained
-    assert trained["train.epoch_steps"] == known.epoch_steps == known.steps / trained["train.epochs"]
-    assert len(known.rates) == known.trials.number == len(set(known.rates))
-    assert known.rates[0] == 1
-
-
-def test_the_page_of_rules_has_the_same_numbers_and_fits_two_screens() -> None:
-    known = rules()
-    assert f"{known.steps // known.epoch_steps} times" in WORDS
-    assert f"{known.share:.0%}".replace("%", " %") in WORDS
-    assert (len(known.seeds), len(known.launches), known.trials.number) == (5, 5, 8)
-    assert all(words in WORDS for words in ("five seeds", "five launches", "Eight trials"))
-    assert WORDS.partition("## Entering")[0].count("\n") < 60
 
 
 def test_tiers_have_links_and_workers_that_there_are() -> None:
