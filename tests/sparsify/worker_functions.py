@@ -156,7 +156,7 @@ def sent_by_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch
 
 def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What each collective returns, by type of element; three workers."""
-    found = {}
+    found = dict[str, torch.Tensor]()
     for dtype in TYPES:
         mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
         both = comm.begin_all_gathers([mine, torch.tensor(comm.rank)])()
@@ -213,7 +213,7 @@ MEMORIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # (3, 4) elemen
 
 def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What collectives make of tensors whose memory is not one run of elements."""
-    found = {}
+    found = dict[str, torch.Tensor]()
     for memory, laid_out in MEMORIES.items():
         mine = torch.arange(12.0).view(3, 4) + 100 * comm.rank
         moved = comm.permute(laid_out(mine), [(0, 1)])

@@ -67,6 +67,13 @@ def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], ob
     load(wrapped.model, state)
 
 
+def load_anchor(wrapped: Wrapped) -> None:
+    """Lose the steps of a round, of a worker that goes on."""
+    with wrapped.optimiser.at_anchor():
+        anchor = copy.deepcopy(wrapped.model.state_dict())
+    wrapped.model.load_state_dict(anchor)
+
+
 @torch.no_grad()
 def write(wrapped: Wrapped) -> None:
     wrapped.model.body.weight.mul_(2)
@@ -77,19 +84,27 @@ def take_other_memory(wrapped: Wrapped) -> None:
         p.data = 2 * p.data
 
 
+def lie_otherwise(wrapped: Wrapped) -> None:
+    weight = wrapped.model.body.weight
+    weight.data = weight.data.t().contiguous().t()
+
+
 WROTE = "was loaded or written to after the model was wrapped"
+EARLIER = "Load weights before sparsify.distribute or sparsify.shard"
 REFUSED: Mapping[str, tuple[Callable[[Wrapped], object], str]] = {
     "stepped by itself": (lambda wrapped: wrapped.inner.step(), "its own step would not average"),
-    "loaded": (lambda wrapped: load_others(wrapped, nn.Module.load_state_dict), WROTE),
+    "loaded": (lambda wrapped: load_others(wrapped, nn.Module.load_state_dict), f"body.weight {WROTE}"),
+    "loaded from the anchor": (load_anchor, f"body.weight {WROTE}"),
     "set": (lambda wrapped: load_others(wrapped, set_model_state_dict), WROTE),
-    "written to": (write, WROTE),
-    "written to by data": (lambda wrapped: wrapped.model.output.bias.data.add_(1), WROTE),
+    "written to": (write, EARLIER),
+    "written to by data": (lambda wrapped: wrapped.model.output.bias.data.add_(1), f"output.bias {WROTE}"),
     "given other memory": (take_other_memory, WROTE),
     "given a group": (
         lambda wrapped: wrapped.inner.add_param_group({"params": [*nn.Linear(2, 2).parameters()]}),
         "the optimiser has other parameters than when it was wrapped",
     ),
     "converted": (lambda wrapped: wrapped.model.bfloat16(), "and is now"),
+    "laid out otherwise": (lie_otherwise, "strides (1, 6)"),
     "unfrozen": (
         lambda wrapped: wrapped.model.frozen.requires_grad_(True),
         "was frozen when its optimiser was wrapped, and is trained now",
