@@ -13,13 +13,11 @@ from torch import Tensor
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
-from experiments.training.datasets import Dataset, _presets
 from experiments.training.language.networks import GPT
-from experiments.training.language.optimisers import MuonBesideAdamW
-from experiments.training.replicas.shared import set_learning_rate, step
+from experiments.training.replicas.shared import set_learning_rate
 from experiments.training.task import Task
 from experiments.worker.memory import remembered_bytes, tensors
-from tests.training.tasks import CPU, backward, batches_of, learn, model_of, rhyme
+from tests.training.tasks import backward, batches_of, learn, model_of, rhyme
 from tests.worker.runs import stopped_and_straight
 
 SMALL = {"width": 16, "layers": 2, "heads": 2, "batch_size": 10, "lr_warmup_epochs": 0}
@@ -102,24 +100,6 @@ def test_matrices_of_layers_are_muon_s_and_all_else_adamw_s() -> None:
     assert {*spared["params"]} == {p for p in model.parameters() if p.ndim == 1}
 
 
-def test_it_steps_as_muon_and_adamw_do_by_themselves(tmp_path: Path) -> None:
-    data = rhyme(tmp_path)
-    task = built(optimiser="muon", muon_factor=2.0)
-    models = [model_of(task, data) for _ in range(2)]
-    together, alone = map(task.optimiser, models)
-    assert isinstance(alone, MuonBesideAdamW)
-    batches = batches_of(task, data)
-    for _ in range(3):
-        batch = next(batches)
-        for model in models:
-            backward(task, model, batch)
-        step(together, 0.01)
-        set_learning_rate(alone, 0.01)
-        alone.muon.step()
-        alone.adamw.step()
-    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
-
-
 @pytest.mark.usefixtures("every_step")
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(
@@ -173,21 +153,3 @@ def test_memory_counts_what_an_optimiser_holds_after_a_step(tmp_path: Path) -> N
         inner.step()
         held = tensors(dict(inner.state))
         assert remembered_bytes(inner) == sum(tensor.nbytes for tensor in held if tensor.numel() > 1)
-
-
-def characters(folder: Path, train: str, test: str, length: int = 4) -> Dataset:
-    (folder / "train.txt").write_text(train)
-    (folder / "test.txt").write_text(test)
-    return _presets.read_text(
-        "characters", folder, ("train.txt", "test.txt"), length, CPU, units="characters"
-    )
-
-
-def test_characters_stand_as_they_do_in_the_file(tmp_path: Path) -> None:
-    data = characters(tmp_path, "aab a\n a", "a b\nz\n")
-    a, space, end, unknown, b = range(5)  # by how often, then by their codes
-    assert data.classes == 5
-    assert data.train.images.tolist() == [[a, a, b, space]]
-    assert data.train.labels.tolist() == [[a, b, space, a]]
-    assert data.test.images.tolist() == [[a, space, b, end]]
-    assert data.test.labels.tolist() == [[space, b, end, unknown]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +16,13 @@ from experiments.training.task import UNASKED
 from tests.conftest import there
 from tests.training.tasks import CPU, batches_of, evaluate, learn, model_of, rhyme
 
-LINES = ["a b a c", "", "b a d"]
 
-
-def text(folder: Path, masked: bool = False, length: int = 3) -> Dataset:
-    (folder / "train.txt").write_text("\n".join(LINES) + "\n")
-    (folder / "test.txt").write_text("a nobody b a\n")
-    return _presets.read_text("words", folder, ("train.txt", "test.txt"), length, CPU, masked)
+def text(
+    folder: Path, train: str = "a b a c\n\nb a d\n", test: str = "a nobody b a\n", **how: Any
+) -> Dataset:
+    (folder / "train.txt").write_text(train)
+    (folder / "test.txt").write_text(test)
+    return _presets.read_text("words", folder, ("train.txt", "test.txt"), 3, CPU, **how)
 
 
 def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) -> None:
@@ -34,6 +35,15 @@ def test_the_most_frequent_words_come_first_and_labels_follow(tmp_path: Path) ->
     assert data.test.images.tolist() == [[a, unknown, b]]
     assert data.test.labels.tolist() == [[unknown, b, a]]
     assert d < data.classes
+
+
+def test_characters_stand_as_they_do_in_the_file(tmp_path: Path) -> None:
+    data = text(tmp_path, "aab a\n a", "az b\n", units="characters")
+    a, space, end, unknown, b = range(5)  # by how often, then by their codes
+    assert data.train.images.tolist() == [[a, a, b], [space, a, end]]
+    assert data.train.labels.tolist() == [[a, b, space], [a, end, space]]
+    assert data.test.images.tolist() == [[a, unknown, space]]
+    assert data.test.labels.tolist() == [[unknown, space, b]]
 
 
 def test_a_masked_text_has_a_number_for_hidden_words_and_a_vocabulary_an_end(
