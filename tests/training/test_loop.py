@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -42,9 +43,16 @@ def test_validates_every_so_many_epochs_of_the_clock_and_at_the_end(digits: Data
         epochs = log.of("epoch")
         assert [(line["epoch"], line["step"]) for line in epochs] == validated
         assert other.of("epoch") == []
-        losses = [step["loss"] for step in log.of("step")]
-        first = validated[0][1]  # a row's means are of all steps since the row before
-        assert epochs[0]["train_loss"] == pytest.approx(sum(losses[:first]) / first)
+        steps = log.of("step")
+        assert [step["step"] for step in steps] == [*range(8)]
+        since = 0
+        for line in epochs:  # its means are of all steps since the line before
+            means = np.mean(
+                [(step["loss"], step["wire_bytes"]) for step in steps[since : line["step"]]], axis=0
+            )
+            assert (line["train_loss"], line["wire_bytes"]) == pytest.approx(tuple(means))
+            assert line["wall_s"] == pytest.approx(sum(step["step_s"] for step in steps[: line["step"]]))
+            since = line["step"]
 
 
 def test_density_and_learning_rate_follow_the_clock(digits: Dataset) -> None:

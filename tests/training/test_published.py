@@ -14,6 +14,7 @@ from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from tests.training.digits import Lines, trainer
 
+METRICS = Metrics(1.5, 50.0, 90.0)
 TICK_S, VALIDATION_S = 1e-6, 1.0  # between two looks at the clock; and what a validation takes
 
 
@@ -30,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def validate(*_: Any) -> Metrics:
         nonlocal shown
         shown += VALIDATION_S
-        return Metrics(1.5, 50.0, 90.0)
+        return METRICS
 
     monkeypatch.setattr(time, "perf_counter", look)
     monkeypatch.setattr(Task, "evaluate", validate)
@@ -62,8 +63,8 @@ def test_w_ranks_and_v_validations_give_exactly_w_less_1_times_v_long_waits(
     assert validating == [following, *([[]] * (ranks - 1))]
     losses = [step["loss"] for step in logs[0].of("step")]
     for number, line in enumerate(logs[0].of("epoch")):
-        assert (line["epoch"], line["val_top1"]) == (number + 1, 50.0)
-        assert line["step"] == min(3 * (number + 1), len(losses))
+        assert (line["epoch"], line["step"]) == (number + 1, min(3 * (number + 1), len(losses)))
+        assert (line["val_loss"], line["val_top1"], line["val_top5"]) == METRICS
         assert line["train_loss"] == pytest.approx(np.mean(losses[3 * number : line["step"]]))
 
 

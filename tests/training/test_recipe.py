@@ -52,14 +52,11 @@ def vgg(task: Task) -> nn.Sequential:
 
 
 def test_layers_are_those_of_the_published_model(vgg: nn.Sequential) -> None:
+    """Their sizes are told by test_networks.py."""
     kinds = Counter(type(layer).__name__ for layer in vgg)
     assert kinds["Conv2d"] == kinds["BatchNorm2d"] == kinds["ReLU"] == 13
     assert (kinds["MaxPool2d"], kinds["Linear"]) == (5, 1)
     assert all(layer.bias is not None for layer in vgg if isinstance(layer, nn.Conv2d))
-    sizes = [p.numel() for p in vgg.parameters()]
-    assert (sum(sizes), len(sizes)) == (14_728_266, 54)
-    small = [size for size in sizes if size < 1000]
-    assert (len(small), sum(small)) == (40, 12_682)
 
 
 def test_density_schedule_selects_the_logged_numbers(config: dict[str, Any], vgg: nn.Sequential) -> None:
@@ -132,8 +129,7 @@ def test_evaluation_is_the_exact_mean_over_images() -> None:
             return torch.tensor([3.0, 0, 0, 2.0, 1.5, 1.2, 1.1, 0, 0, 0]).expand(len(inputs), 10)
 
     metrics = TASKS.build("cnn_cifar10", {}).evaluate(Always(), data, torch.float32)
-    assert metrics.top1 == 10.0
-    assert metrics.top5 == 50.0
+    assert (metrics.top1, metrics.top5) == (10, 50)
 
 
 def test_more_workers_than_batches_are_refused() -> None:

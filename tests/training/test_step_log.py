@@ -17,8 +17,6 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import NonFinite
 from tests.training.digits import Lines
 
-METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
-
 
 class Steps:
     """Steps with given losses, of a model of ten elements."""
@@ -26,7 +24,6 @@ class Steps:
     def __init__(
         self, comm: virtual.VirtualComm, mode: str = "serialised", stops: Callable[[], int] = lambda: 0
     ) -> None:
-        self.rank = comm.rank
         self.done = 0
         self.log = Lines()
         self.timer = PhaseTimer(mode, comm.now, stops=stops)
@@ -42,38 +39,6 @@ class Steps:
         self.step_log.observe(self.done, epoch, torch.tensor(loss), 0.1, report, self.aggregator, finite)
         self.done += 1
 
-    def end_epoch(self, epoch: int) -> None:
-        self.step_log.write()
-        self.step_log.end_epoch(epoch, self.done - 1, METRICS if self.rank == 0 else None)
-
-
-def test_steps_are_written_once_and_an_epochs_means_are_of_its_own_on_the_worker_that_validated() -> None:
-    epochs = ((1.0, 3.0), (10.0, 20.0, 60.0))  # the losses of their steps
-
-    def body(comm: virtual.VirtualComm) -> Lines:
-        steps = Steps(comm)
-        for epoch, losses in enumerate(epochs):
-            for loss in losses:
-                steps.make(epoch, loss)
-                if epoch:
-                    steps.step_log.write()
-            steps.end_epoch(epoch)
-        return steps.log
-
-    log, other = virtual.run(2, body)
-    assert other.of("epoch") == []
-    steps = log.of("step")
-    noted = [(step["step"], step["epoch"], step["loss"]) for step in steps]
-    assert noted == [(0, 1, 1), (1, 1, 3), (2, 2, 10), (3, 2, 20), (4, 2, 60)]
-    for step in steps:
-        assert (step["sent_density"], step["update_density"]) == (0.2, pytest.approx(0.2))
-    first, second = log.of("epoch")
-    assert (first["epoch"], first["step"], first["train_loss"]) == (1, 2, 2.0)
-    assert (second["epoch"], second["step"], second["train_loss"]) == (2, 5, 30.0)
-    assert (first["val_loss"], first["val_top1"], first["val_top5"]) == METRICS
-    assert second["sent_density"] == pytest.approx(0.2)
-    assert second["wall_s"] == pytest.approx(sum(step["step_s"] for step in steps))
-
 
 def test_a_step_with_a_stop_on_any_worker_says_so_on_all_and_counts_for_no_time() -> None:
     """Others may wait within a step for a worker that was stopped before it."""
@@ -85,7 +50,8 @@ def test_a_step_with_a_stop_on_any_worker_says_so_on_all_and_counts_for_no_time(
         stops = 2 * comm.rank
         steps.make(0, 1.0)
         steps.make(0, 1.0)
-        steps.end_epoch(0)
+        steps.step_log.write()
+        steps.step_log.end_epoch(0, 2, Metrics(1.5))
         return steps.log
 
     logs = virtual.run(2, body)
