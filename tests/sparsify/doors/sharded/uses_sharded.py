@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +33,14 @@ from sparsify.comm.torch import TorchComm
 from sparsify.doors.engine import NonFinite
 from sparsify.local.strategy import Local
 from tests.sparsify import laws
-from tests.sparsify.doors.user_acts import Act, live, mesh_of, seeded, whole
+from tests.sparsify.doors.user_acts import Act, Training, live, mesh_of, seeded, whole
 from tests.sparsify.local import uses_guards
 
 GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
 KINDS_OF_MESH = ("both", "shards")  # of replicas and shards, or of shards alone
 # But for what torch itself refuses, or does not do.
-REFUSED_OF_SHARDS = [case for case in uses_guards.REFUSED if case not in ("converted", "given other memory")]
+NOT_OF_SHARDS = ("converted", "given other memory", "laid out otherwise")
+REFUSED_OF_SHARDS = [case for case in uses_guards.REFUSED if case not in NOT_OF_SHARDS]
 NAMES = ("replicate", "shard")
 STEPS = 3
 
@@ -102,26 +104,19 @@ def mesh_and_replicas(mesh: DeviceMesh, kind: str) -> tuple[DeviceMesh, DeviceMe
 Train = Callable[[Any, torch.optim.Optimizer], object]
 
 
-def plainly(
-    model: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    steps: range = range(STEPS),
-    max_norm: float = math.inf,
-) -> None:
+def plainly(model: nn.Module, optimiser: torch.optim.Optimizer, steps: range = range(STEPS)) -> None:
     for step in steps:
         optimiser.zero_grad()
         loss_of(model, dist.get_rank(), step).backward()
-        if max_norm < math.inf:
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimiser.step()
 
 
-def in_microbatches(switch: str, model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Run two backward passes a step; the first one reduces nothing, or not between replicas."""
+def in_microbatches(model: Any, optimiser: torch.optim.Optimizer) -> None:
+    """Run two backward passes a step; the first one reduces nothing between replicas."""
     for step in range(STEPS):
         optimiser.zero_grad()
         for part in range(2):
-            getattr(model, switch)(part == 1)
+            model.set_requires_all_reduce(part == 1)
             (loss_of(model, dist.get_rank(), step, part) / 2).backward()
         optimiser.step()
 
@@ -133,14 +128,6 @@ def divided(factor: float, model: nn.Module, optimiser: torch.optim.Optimizer) -
             module.set_gradient_divide_factor(factor)
             module.set_force_sum_reduction_for_comms(True)  # gloo has no other
     plainly(model, optimiser)
-
-
-def evaluated_between(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Run forward passes without backward, after which the outermost unit stays gathered."""
-    for step in range(STEPS):
-        with torch.no_grad():
-            loss_of(model, 0, 0)
-        plainly(model, optimiser, range(step, step + 1))
 
 
 def compiled(model: Any, optimiser: torch.optim.Optimizer) -> None:
@@ -165,14 +152,11 @@ class Way(NamedTuple):
 WAYS: dict[str, Way] = {
     "plainly": Way(),
     "in bfloat16": Way(of_shards={"mp_policy": BFLOAT16}),
-    "clipped": Way(partial(plainly, max_norm=0.05)),
-    "in microbatches": Way(partial(in_microbatches, "set_requires_gradient_sync")),
-    "reduced within": Way(partial(in_microbatches, "set_requires_all_reduce")),
+    "reduced within": Way(in_microbatches),
     "checkpointed": Way(of_model={"checkpoints": True}),
     "compiled": Way(compiled),
     "divided by 1": Way(partial(divided, 1.0)),
     "divided by 8": Way(partial(divided, 8.0)),
-    "evaluated between": Way(evaluated_between),
     "kept whole": Way(of_shards={"reshard_after_forward": False}),
     "summed in half precision": Way(of_shards={"mp_policy": HALF_SUMS}),
     "summed in single precision": Way(of_shards={"mp_policy": SINGLE_SUMS}),
@@ -222,13 +206,17 @@ SPARSE: dict[str, dict[str, Any]] = {
 }
 
 
+def act_of(name: str, **choices: Any) -> Act:
+    """Return an act of users with one of the methods."""
+    momentum = 0.0 if name == "dgc" else 0.9  # of the optimizer; dgc has its own
+    return Act(kind=Blocks, loss=loss_of, method=name, choices={"density": 0.2, **choices}, momentum=momentum)
+
+
 def sparse(mesh: DeviceMesh, rank: int) -> dict[str, tuple[dict[str, Tensor], ...]]:
     """Return what this worker lived through with sparse methods; see `user_acts`."""
     found = {}
     for name, choices in [*SPARSE.items()][: None if mesh.shape == GRIDS[0] else 3]:
-        act = Act(
-            kind=Blocks, loss=loss_of, method=name.partition(" ")[0], choices={"density": 0.2, **choices}
-        )
+        act = replace(act_of(name.partition(" ")[0], **choices), momentum=0.0)
         found[name] = tuple(live(act, "shard", rank, mesh.shape[1]))
     return found
 
@@ -246,33 +234,29 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
-def resumed(mesh: DeviceMesh, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+def state_of(training: Training) -> dict[str, Any]:
+    """Return what `torch.distributed.checkpoint` saves of it, and loads into."""
+    (optimiser,) = training.optimisers
+    model = training.model
+    return {"model": get_model_state_dict(model), "own": get_optimizer_state_dict(model, optimiser)}
+
+
+def resumed(mesh: DeviceMesh, rank: int, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
     """Return where a training ends that was not interrupted, and one that was half-way."""
     found = {}
     for name, choices in RESUMED.items():
-        begun = []
-        for _ in range(2):
-            model = sharded(blocks(), mesh)
-            optimiser = optimiser_of(model)
-            if name == "dgc":  # which has momentum of its own
-                optimiser = torch.optim.SGD(model.parameters(), lr=0.2)
-            hook = sparsify.shard(model, optimiser, laws.build(name, 0.2, **choices))
-            begun.append((model, optimiser, hook))
-        (model, optimiser, _), (again, stepping, hook) = begun
-        plainly(model, optimiser, range(2))
-        state: dict[str, Any] = {
-            "model": get_model_state_dict(model),
-            "own": get_optimizer_state_dict(model, optimiser),
-        }
-        state_dict_saver.save(state, checkpoint_id=folder / name)
-        plainly(model, optimiser, range(2, STEPS))
-        state = {"model": get_model_state_dict(again), "own": get_optimizer_state_dict(again, stepping)}
+        straight, again = (Training(act_of(name, **choices), "shard", rank, mesh.shape[1]) for _ in range(2))
+        for step in range(2):
+            straight.advance(step)
+        state_dict_saver.save(state_of(straight), checkpoint_id=folder / name)
+        state = state_of(again)
         state_dict_loader.load(state, checkpoint_id=folder / name)
-        set_model_state_dict(again, state["model"])
-        set_optimizer_state_dict(again, stepping, optim_state_dict=state["own"])
-        assert hook.steps == 2
-        plainly(again, stepping, range(2, STEPS))
-        found[name] = (weights(model), weights(again))
+        set_model_state_dict(again.model, state["model"])
+        set_optimizer_state_dict(again.model, again.optimisers[0], optim_state_dict=state["own"])
+        assert again.holders[0].steps == 2
+        for training in (straight, again):
+            training.advance(2)
+        found[name] = (weights(straight.model), weights(again.model))
     return found
 
 
@@ -297,7 +281,12 @@ def rounded(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
 
 # --- local steps
 
-TWO_ROUNDS, ONE_MORE = range(4), range(4, 5)
+SGD = partial(torch.optim.SGD, lr=0.2, momentum=0.9)
+LOCALLY: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "localsgd": SGD,
+    "diloco": SGD,
+    "muloco": partial(torch.optim.Muon, lr=0.02),  # which computes with whole matrices
+}
 
 
 def average_within(model: nn.Module, mesh: DeviceMesh) -> None:
@@ -309,44 +298,68 @@ def average_within(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
-    """Return where local steps of sharded replicas end; and those of whole models, each with its replica's
-    gradients, in double precision.
+    """Return where local steps of sharded replicas end, by strategy and kind of mesh; and those of whole
+    models, each with its replica's gradients.
     """
-    found = dict[str, Tensor]()
-    for name in ("localsgd", "diloco"):
-        strategy = sparsify.build(name, every=2)
-        for kind in KINDS_OF_MESH:
-            own, replicas = mesh_and_replicas(mesh, kind)
-            model = sharded(blocks().double(), own)
-            plainly(model, sparsify.shard(model, optimiser_of(model), strategy, replicas), TWO_ROUNDS)
-            found[f"{name}, {kind}"] = weights(model)
-        model = blocks().double()
-        replicated = TorchComm(mesh["replicate"].get_group())
-        optimiser = sparsify.distribute(optimiser_of(model), model, strategy, replicated)
-        for step in TWO_ROUNDS:
-            optimiser.zero_grad()
-            loss_of(model, rank, step).backward()
+    found = {}
+    for name in LOCALLY:
+        for kind in (*KINDS_OF_MESH, "whole"):
+            found[f"{name}, {kind}"] = trained_locally(mesh, rank, name, kind)
+    return found
+
+
+def trained_locally(mesh: DeviceMesh, rank: int, name: str, kind: str) -> Tensor:
+    """Return the weights in the middle of a round. Each layer has an optimizer, which has made a step before
+    it is wrapped; one of them is wrapped anew later. Shards have a GradScaler.
+    """
+    strategy = sparsify.build(name, every=2)
+    model: Any = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 5, bias=False))
+    )
+    own, replicas = mesh_and_replicas(mesh, kind)
+    replicated = TorchComm(mesh["replicate"].get_group())
+    for module in (model[0], model) if kind != "whole" else ():
+        fully_shard(module, mesh=own)
+
+    def wrap_one(inner: torch.optim.Optimizer) -> Any:
+        if kind == "whole":
+            return sparsify.distribute(inner, model, strategy, replicated)
+        return sparsify.shard(model, inner, strategy, replicas)
+
+    inners = [LOCALLY[name](layer.parameters()) for layer in (model[0], model[2])]
+    optimisers: list[Any] = inners
+    scaler = torch.amp.GradScaler("cpu", enabled=kind != "whole")
+    for step in range(8):
+        if step == 1:
+            optimisers = [wrap_one(inner) for inner in inners]
+        if step == 5:
+            optimisers[-1] = wrap_one(inners[-1])
+        # Of the step before wrapping, that of all workers is the same.
+        images = torch.Generator().manual_seed(10 * step + (rank if step else 0))
+        model.zero_grad()
+        outputs = model(torch.randn(5, 6, generator=images, dtype=torch.float64))
+        scaler.scale(outputs.square().mean()).backward()
+        if kind == "whole":
             average_within(model, mesh)
-            optimiser.step()
-        found[f"{name}, whole"] = weights(model)
+        for optimiser in optimisers:
+            scaler.step(optimiser)
+        scaler.update()
+    return weights(model)
+
+
+def resumed_locally(mesh: DeviceMesh) -> tuple[Tensor, Tensor, Tensor]:
+    """Return sparse local steps of a model of which some workers have nothing in places, after two rounds;
+    and in the middle of the next one, straight on and resumed.
+    """
     strategy = sparsify.build("sparseloco", every=2, density=0.2)
     model, other = (sharded(blocks(), mesh) for _ in range(2))
     optimiser, again = (sparsify.shard(part, optimiser_of(part), strategy) for part in (model, other))
-    plainly(model, optimiser, TWO_ROUNDS)
-    found["sparseloco"] = weights(model)
+    plainly(model, optimiser, range(4))
+    after_two_rounds = weights(model)
     again.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    plainly(model, optimiser, ONE_MORE)
-    plainly(other, again, ONE_MORE)
-    found["sparseloco, on"], found["sparseloco, resumed"] = weights(model), weights(other)
-    for way, train in (("averaged", plainly), ("divided", partial(divided, 2.0))):
-        for by in ("torch", "local steps"):
-            model = sharded(blocks().double(), mesh)
-            stepping: Any = torch.optim.SGD(model.parameters(), lr=0.2)
-            if by == "local steps":
-                stepping = sparsify.shard(model, stepping, sparsify.localsgd(every=1))
-            train(model, stepping)
-            found[f"{way} by {by}"] = weights(model)
-    return found
+    plainly(model, optimiser, range(4, 5))
+    plainly(other, again, range(4, 5))
+    return after_two_rounds, weights(model), weights(other)
 
 
 def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_guards.Wrapped:
@@ -383,68 +396,6 @@ def read_others_in_place(wrapped: uses_guards.Wrapped) -> None:
         state_dict_loader.load(wrapped.model.state_dict(), checkpoint_id=folder)
 
 
-def by_two_optimisers(mesh: DeviceMesh, rank: int) -> dict[str, list[Tensor]]:
-    """Return where local steps end of one optimizer for all layers, and of one for each, by the kind of mesh;
-    the last one is wrapped anew after some rounds.
-    """
-    strategy = sparsify.localsgd(every=2)
-    found = dict[str, list[Tensor]]()
-    for kind in KINDS_OF_MESH:
-        own, replicas = mesh_and_replicas(mesh, kind)
-        found[kind] = []
-        for names in (("",), ("body", "output")):
-            model = uses_guards.net()
-            fully_shard(model, mesh=own)
-            inners = [torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.1) for name in names]
-            optimisers = [sparsify.shard(model, inner, strategy, replicas) for inner in inners]
-            for number in range(7):
-                if number == 4:
-                    optimisers[-1] = sparsify.shard(model, inners[-1], strategy, replicas)
-                draws = torch.Generator().manual_seed(100 * number + rank)
-                model.zero_grad()
-                model(torch.randn(8, 6, generator=draws)).square().mean().backward()
-                for optimiser in optimisers:
-                    optimiser.step()
-            with optimisers[0].at_anchor():
-                found[kind].append(weights(model))
-    return found
-
-
-def orthogonally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
-    """Return where local steps of Muon end, which computes with whole matrices: of shards, and of whole
-    replicas. The optimizer has made a step before, and shards have a GradScaler.
-    """
-    found = dict[str, Tensor]()
-    muloco = sparsify.muloco(every=2)
-    for kind in (*KINDS_OF_MESH, "whole"):
-        model: Any = seeded(
-            lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
-        ).float()
-        scaler = torch.amp.GradScaler("cpu", enabled=kind != "whole")
-        own, replicas = mesh_and_replicas(mesh, kind)
-        for module in (model[0], model) if kind != "whole" else ():
-            fully_shard(module, mesh=own)
-        inner = torch.optim.Muon(model.parameters(), lr=0.02)
-        optimiser: Any = inner
-        for step in range(6):
-            if step == 1 and kind == "whole":
-                optimiser = sparsify.distribute(
-                    inner, model, muloco, TorchComm(mesh["replicate"].get_group())
-                )
-            elif step == 1:
-                optimiser = sparsify.shard(model, inner, muloco, replicas)
-            # Of the step before wrapping, that of all workers is the same.
-            images = torch.Generator().manual_seed(10 * step + (rank if step else 0))
-            optimiser.zero_grad()
-            scaler.scale(model(torch.randn(5, 6, generator=images)).square().mean()).backward()
-            if kind == "whole":
-                average_within(model, mesh)
-            scaler.step(optimiser)
-            scaler.update()
-        found[kind] = weights(model)
-    return found
-
-
 # --- refused
 
 TOPK = laws.build("topk", 0.2)
@@ -474,10 +425,11 @@ class Grid(NamedTuple):
         stepping: torch.optim.Optimizer = optimiser
         return stepping
 
-
-def shard_a_plain_model(grid: Grid) -> None:
-    plain = blocks()
-    sparsify.shard(plain, optimiser_of(plain), TOPK)
+    def state_of(self, method: Any = TOPK) -> Any:
+        """Return the optimizer's state after a step."""
+        model, optimiser = self.shard(method)
+        plainly(model, optimiser, range(1))
+        return optimiser.state_dict()
 
 
 def hook_before(grid: Grid) -> None:
@@ -499,15 +451,8 @@ def shard_on_two_meshes(grid: Grid) -> None:
 
 def shard_a_part(grid: Grid) -> None:
     model = blocks()
-    for block in model.blocks:
-        fully_shard(block, mesh=grid.mesh)
+    fully_shard(model.blocks[0], mesh=grid.mesh)
     sparsify.shard(model, optimiser_of(model), TOPK)
-
-
-def shard_after_the_optimiser_was_made(grid: Grid) -> None:
-    model = blocks()
-    optimiser = optimiser_of(model)
-    sparsify.shard(sharded(model, grid.mesh), optimiser, TOPK)
 
 
 def overflow(grid: Grid) -> None:
@@ -531,26 +476,11 @@ def unfreeze_later(grid: Grid) -> None:
     grid.lose(model).backward()
 
 
-def load_of_none(grid: Grid) -> None:
-    plain = sharded(blocks(), grid.mesh)
-    inner = optimiser_of(plain)
-    plainly(plain, inner, range(1))
-    grid.shard()[1].load_state_dict(inner.state_dict())
-
-
-def load_of_another_method(grid: Grid) -> None:
-    model, optimiser = grid.shard(laws.build("topk", 0.5))
-    plainly(model, optimiser, range(1))
-    grid.shard()[1].load_state_dict(optimiser.state_dict())
-
-
 def load_before(grid: Grid) -> None:
-    model, optimiser = grid.shard()
-    plainly(model, optimiser, range(1))
-    other = sharded(blocks(), grid.mesh)
-    inner = optimiser_of(other)
-    inner.load_state_dict(optimiser.state_dict())
-    sparsify.shard(other, inner, TOPK)
+    model = sharded(blocks(), grid.mesh)
+    inner = optimiser_of(model)
+    inner.load_state_dict(grid.state_of())
+    sparsify.shard(model, inner, TOPK)
 
 
 def flatten(grid: Grid) -> None:
@@ -597,7 +527,7 @@ def leave_nothing_to_some(grid: Grid) -> None:
 Refusal = tuple[Callable[[Grid], object], str]
 REFUSED: dict[str, Refusal] = {
     "a plain model": (
-        shard_a_plain_model,
+        lambda grid: sparsify.shard(blocks(), optimiser_of(blocks()), TOPK),
         "shard takes a model that is sharded, and this Blocks is not; call torch.distr",
     ),
     "no replicas": (
@@ -637,7 +567,7 @@ REFUSED: dict[str, Refusal] = {
         "is trained and in no unit, so that nobody would average it; call fully_shard on the",
     ),
     "before sharding": (
-        shard_after_the_optimiser_was_made,
+        lambda grid: sparsify.shard(sharded(blocks(), grid.mesh), optimiser_of(blocks()), TOPK),
         "is not the optimiser's, with whose state its residual is saved; make one optimiser",
     ),
     "differently": (
@@ -676,12 +606,8 @@ REFUSED: dict[str, Refusal] = {
         flatten,
         "With flatten_optimizer_state_dict=True torch reads back only what the optimiser itself",
     ),
-    "of none": (
-        load_of_none,
-        "torch reads back only what the optimiser itself remembers: save and load without it",
-    ),
     "of another method": (
-        load_of_another_method,
+        lambda grid: grid.shard()[1].load_state_dict(grid.state_of(laws.build("topk", 0.5))),
         "the saved state is of another method, or of a model with other units",
     ),
     "loaded before": (load_before, "residuals that would be lost; load it after sparsify.shard"),
@@ -710,15 +636,14 @@ def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
             "ends": ends(mesh),
             "sparse": sparse(mesh, rank),
             "rounded": rounded(mesh, rank),
+            "locally": locally(mesh, rank),
+            "resumed locally": resumed_locally(mesh),
         }
-        parts["locally"] = locally(mesh, rank)
         if grid == GRIDS[0]:
             with shared_folder() as folder:
-                parts["resumed"] = resumed(mesh, folder)
+                parts["resumed"] = resumed(mesh, rank, folder)
             parts["refused"] = {case: told(act, Grid(mesh, rank)) for case, (act, _) in REFUSED.items()}
             parts["guarded"] = guarded(mesh, rank)
-            parts["orthogonally"] = orthogonally(mesh, rank)
-            parts["by two optimisers"] = by_two_optimisers(mesh, rank)
         found[str(grid)] = parts
     return found
 
