@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.pictures import style
-from analysis.records.attempts import from_attempts
-from analysis.records.frames import Frames, empty, restrict
+from analysis.records.frames import Frames, empty, query
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
 from experiments import figures
@@ -30,16 +29,12 @@ TIMED = {  # the mode of the runs that show what a step takes
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Frames:
-    return from_attempts(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3).all_valid())[0]
+    return synthetic.frames_of(synthetic.item_store(tmp_path_factory.mktemp("runs"), seeds=3))
 
 
 def own_runs(frames: Frames, item: str) -> Frames:
-    """Return the runs of fig1, fig3 or fig4, as the caller of an item picks them by key."""
-    runs = frames.runs
-    is_own = runs["timing.mode"].eq("serialised") & runs["workers"].eq(8 if item == "fig3" else 2)
-    if item == "fig1":
-        is_own &= runs["method.name"].ne("randomk")
-    return restrict(frames, list(runs["key"][is_own]))
+    """Return the runs of fig3 or fig4, as the caller of an item picks them by key."""
+    return query(frames, f"`timing.mode` == 'serialised' and workers == {8 if item == 'fig3' else 2}")
 
 
 def with_lateness(frames: Frames) -> Frames:
@@ -58,10 +53,9 @@ def test_an_item_draws_from_parquet_and_the_same_records_give_the_same_bytes(
     write_parquet(frames, tmp_path)
     assert all(axes.has_data() for axes in draw(read_parquet(tmp_path), "laptop").axes)
     drawn = [style.save(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
-    for suffix, magic in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
+    for suffix in (".png", ".pdf", ".svg"):
         first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
         assert first == second
-        assert first.startswith(magic)
     assert not list(tmp_path.glob(".*")), "a half-written file stays"
 
 
@@ -103,7 +97,6 @@ def test_runs_of_every_item_are_distinct_overrides(profile: str) -> None:
             names = [override.partition("=")[0] for override in run]
             assert len(set(names)) == len(names), (item, "an override given twice")
             assert "timing.mode" in names
-            assert {"method", "variants"} & set(names)
 
 
 def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
@@ -119,18 +112,16 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Path) -> None:
     for mode, items in TIMED.items():
         store = Store(tmp_path / mode)
-        for method, select in (
-            ("dense", "torch"), ("topk", "torch"), ("topk", "fused"), ("randomk", "torch")
-        ):  # fmt: skip
+        for method in ("dense", "topk", "topk fused", "randomk"):
+            name, _, select = method.partition(" ")
             timing = {"mode": mode, "warmup_steps": 4, "span_steps": 2}
-            config = synthetic.config(method, timing=timing, select=select)
+            config = synthetic.config(name, timing=timing, select=select or "torch")
             config["cluster"]["where"] = "virtual"
             synthetic.timed(store, config, gpu="NVIDIA H200")
-        frames = with_lateness(from_attempts(store.all_valid())[0])
+        frames = with_lateness(synthetic.frames_of(store))
         for item in items:
-            figure = figures.load(item).draw(frames, "paper")
-            labels = [text for axes in figure.axes for text in (axes.get_xlabel(), axes.get_ylabel())]
-            assert any("simulated" in label for label in labels), item
+            axes = figures.load(item).draw(frames, "paper").axes
+            assert any("simulated" in each.get_xlabel() + each.get_ylabel() for each in axes), item
             text = page(item, frames, "paper")
             assert "*Simulated* times" in text
             assert ", simulated)" in text or not figures.claims(item)
@@ -141,6 +132,5 @@ def test_a_machine_that_is_not_as_it_was_named_is_told_once(tmp_path: Path) -> N
     store, why = Store(tmp_path), "link=nvlink was asked for, but workers 0 and 1 are joined by SYS"
     for method in ("dense", "topk", "randomk"):
         synthetic.timed(store, synthetic.config(method), machine={"mismatch": [why]})
-    text = page("fig4", from_attempts(store.all_valid())[0], "paper")
-    assert f"*Not the machine that was named*: {why}." in text
-    assert text.count(why) == 1
+    text = page("fig4", synthetic.frames_of(store), "paper")
+    assert text.count(f"*Not the machine that was named*: {why}.") == text.count(why) == 1

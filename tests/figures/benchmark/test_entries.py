@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import msgspec
@@ -30,6 +31,7 @@ from experiments.figures.benchmark.rules import rules
 from experiments.tasks import REGISTRY as TASKS
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.benchmark.cells import cell
+from tests.config.refusals import check_refusals, read_answers
 
 LAPTOP = rules().tier("laptop")
 
@@ -81,24 +83,26 @@ def test_every_run_of_an_entry_is_one_that_can_be_made(name: str) -> None:
         assert timed == {key: training[key] for key in timed}, "it is timed as it is trained"
 
 
+REFUSED = read_answers("""
+mine method=topk task.lr=1.0 -> task.lr is not for an entry to choose
+mine method=topk workers=2 -> workers is not for an entry to choose
+mine method=tpk -> did you mean 'topk'
+mine -> no entry or method 'mine'
+mine method=topk method.density=2.0 -> method.density=2.0 is out of range
+mine method=topk method.densty=0.1 -> did you mean 'density'
+mine method=diloco method.every=30 -> must be whole rounds
+topk method.density=0.05 -> give yours another name
+a/b method=topk -> can't be an entry's name
+../x method=topk -> can't be an entry's name
+-x method=topk -> can't be an entry's name
+xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx method=topk -> can't be an entry's name
+""")
+
+
 def test_an_entry_of_ones_own_fixes_settings_of_its_method_and_nothing_else() -> None:
     own = entry("mine", {"method": "topk", "method.density": 0.05})
     assert (own.method, own.settings["method.density"]) == ("topk", 0.05)
-    topk: dict[str, Any] = {"method": "topk"}
-    refused: list[tuple[str, dict[str, Any], str]] = [
-        ("mine", {**topk, "task.lr": 1.0}, "task.lr is not for an entry to choose"),
-        ("mine", {**topk, "workers": 2}, "workers is not for an entry to choose"),
-        ("mine", {"method": "tpk"}, "did you mean 'topk'"),
-        ("mine", {}, "no entry or method 'mine'"),
-        ("mine", {**topk, "method.density": 2.0}, "method.density=2.0 is out of range"),
-        ("mine", {**topk, "method.densty": 0.1}, "did you mean 'density'"),
-        ("mine", {"method": "diloco", "method.every": 30}, "must be whole rounds"),
-        ("topk", {"method.density": 0.05}, "give yours another name"),
-        *((name, topk, "can't be an entry's name") for name in ("a/b", "../x", "-x", "x" * 41)),
-    ]
-    for name, settings, said in refused:
-        with pytest.raises(ValueError, match=said):
-            entry(name, settings)
+    check_refusals(REFUSED, act=lambda words: entry(words[0], Run.of(words[1:]).settings))
 
 
 def test_a_search_that_breaks_the_rules_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,12 +125,13 @@ def test_other_tiers_have_the_same_rules_and_runs_that_can_be_made(tier: str, wh
     known = rules().tier(tier)
     plain = {task: BestSettings(1.0, {}) for task in known.tasks}
     base, own = shipped()[BASELINE], shipped()["topk"]
-    for run in [trial.run for trial in trials(own, known)[::8]] + trajectories(base, known, plain)[:6]:
+    for run in [trials(own, known)[0].run, *trajectories(base, known, plain)[:6]]:
         config = resolved(run, tier)
         assert (config.device, config.profile) == ("cuda", "paper")
         assert config.train.epochs * (config.train.epoch_steps or 0) == rules().steps
     found = launches([base, own], known, {BASELINE: plain, "topk": plain})
-    assert len(found) == len(rules().launches) * len(known.tasks) * len(known.workers) * len(known.links)
+    sides = (rules().launches, known.tasks, known.workers, known.links)
+    assert len(found) == math.prod(map(len, sides))
     assert {resolved(run, tier).cluster.where for run in found[::9]} == {where}
 
 
@@ -140,19 +145,17 @@ def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
 def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
     entering = Entering(shipped()["topk"], "laptop", Folders(tmp_path))
     trial = entering.trials[0].run.settings
-    for changed, is_refused in (
-        ({}, False),  # one of its trials
-        ({"task.lr": 0.123}, True),
-        ({"task.lr": 0.123, "seed": 5}, False),  # not the tuning seed
-        ({"task.lr": 0.123, "method.density": 0.1}, False),  # of another entry
+    for changed in (
+        {},  # one of its trials
+        {"task.lr": 0.123, "seed": 5},  # not the tuning seed
+        {"task.lr": 0.123, "method.density": 0.1},  # of another entry
+        {"task.lr": 0.123},
     ):
         attempt = entering.folders.store.begin(entering.config(Run({**trial, **changed})))
-        with mock.patch.object(Store, "all_valid", return_value=[attempt]):
-            if is_refused:
-                with pytest.raises(Unfair, match="beyond its 8 trials"):
-                    entering.check_trials()
-            else:
-                entering.check_trials()
+        is_refused = [*changed] == ["task.lr"]
+        refusal = pytest.raises(Unfair, match="beyond its 8 trials") if is_refused else nullcontext()
+        with mock.patch.object(Store, "all_valid", return_value=[attempt]), refusal:
+            entering.check_trials()
 
 
 def test_a_line_on_a_cell_that_misses_the_target_tells_no_gain() -> None:
