@@ -66,19 +66,6 @@ def test_a_nan_stops_before_anything_is_delivered(scaler: torch.amp.GradScaler |
     torch.testing.assert_close(training.owed(), before, rtol=0, atol=0)
 
 
-def test_each_step_is_reported() -> None:
-    for name in ("topk", "dense"):
-        ddp, hook = registered(name)
-        before = hook.last_report
-        assert before is None
-        step(ddp, hook)
-        sizes = [p.numel() for p in ddp.parameters()]
-        selected = sizes if name == "dense" else [max(1, n // 10) for n in sizes]
-        report: Any = hook.last_report
-        expected = (sum(selected), sum(sizes), 0)  # to nobody
-        assert (report.selected, report.num_elements, report.wire_bytes) == expected
-
-
 def test_an_optimiser_with_a_closure_works() -> None:
     ends = []
     for is_registered in (False, True):
@@ -109,26 +96,6 @@ def test_a_model_with_a_hook_is_copied_and_saved_like_another(tmp_path: Path) ->
         step(other, again)
         assert again.steps == 1
     assert hook.steps == 1
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_float32_is_searched_and_written_at_once_to_the_same_bits(scope: str | float) -> None:
-    """As by torch's operators, one bucket after the other."""
-    ends = []
-    for select in ("auto", "torch"):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 5))
-        ddp = DistributedDataParallel(model, bucket_cap_mb=0.0001)
-        optimiser = sgd(ddp, momentum=0.9)
-        hook = sparsify.register(ddp, laws.build("topk", 0.1, scope), optimiser, select=select)
-        hook.engine.together = select == "auto" or scope != "layer"
-        for number in range(5):
-            optimiser.zero_grad()
-            own = torch.Generator().manual_seed(number)
-            ddp(torch.randn(8, 30, generator=own)).square().sum().backward()
-            optimiser.step()
-        ends.append(weights(model))
-    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=0)
 
 
 def test_collectives_are_as_many_as_buckets_of_ddp_and_one_for_the_check() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.sparsify.doors import user_acts
-from tests.sparsify.doors.user_acts import ACTS, METHODS, Lived, check_balanced, check_equal
+from tests.sparsify.doors.user_acts import ACTS, AVERAGING, METHODS, Lived, check_balanced, check_equal
 from tests.sparsify.worker_functions import on_processes
 
 Ranks = list[dict[str, Any]]
@@ -67,9 +67,30 @@ def test_an_act_ends_where_plain_training_does(name: str, used: Ranks) -> None:
             check_same_bits(lived(used, "nothing", scope, wrapper), lived(used, name, scope, wrapper))
 
 
-@pytest.mark.parametrize("name", ["nothing", "warm-up", "scheduled: steps"])
+@pytest.mark.parametrize("name", ["nothing", "warm-up", "scheduled: factors"])
 def test_an_act_ends_alike_under_ddp(name: str, used: Ranks) -> None:
     check_same_bits(lived(used, name, "layer", "distribute"), lived(used, name, "layer", "register"))
+
+
+def test_float32_is_searched_and_written_at_once_to_the_bits_of_torch(used: Ranks) -> None:
+    act = ACTS["in float32"]
+    for scope in act.scopes:
+        for wrapper in act.in_scope(scope).wrappers:
+            expected, found = (
+                lived(used, name, scope, wrapper) for name in ("in float32, by torch", "in float32")
+            )
+            check_same_bits(expected, found)
+
+
+@pytest.mark.parametrize("wrapper", AVERAGING)
+def test_each_worker_reports_what_it_sends(wrapper: str, used: Ranks) -> None:
+    for rank in lived(used, "nothing", "layer", wrapper):
+        sizes = [p.numel() for p in rank.end.values()]
+        selected = sum(max(1, n // 10) for n in sizes)
+        assert rank.report["sent"].tolist() == [[selected, sum(sizes)]]
+        assert rank.report["bytes"].tolist() == [12 * selected]  # a value of 8 bytes and an index of 4 each
+    for rank in lived(used, "dense, longer", "layer", wrapper):
+        assert rank.report["sent"].tolist() == [[sum(sizes), sum(sizes)]]
 
 
 def test_every_method_ends_alike_with_every_wrapper(used: Ranks) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,10 +67,14 @@ def net(seed: int = 0) -> Any:
     return seeded(Net, seed)
 
 
-def loss_of(called: nn.Module, rank: int, step: int) -> Tensor:
+def loss_of(called: Callable[[Tensor], Any], rank: int, step: int) -> Tensor:
     own = torch.Generator().manual_seed(100 * step + rank)
     images = torch.randn(6, 2, 3, 3, generator=own, dtype=torch.float64)
     return nn.functional.cross_entropy(called(images), torch.arange(6) % 3)
+
+
+def loss_in_float32(called: Callable[[Tensor], Any], rank: int, step: int) -> Tensor:
+    return loss_of(lambda images: called(images.float()), rank, step)
 
 
 class Heads(Net):
@@ -86,10 +90,10 @@ class Heads(Net):
         return scores
 
 
-def loss_of_heads(called: nn.Module, rank: int, step: int) -> Tensor:
+def loss_of_heads(called: Callable[..., Any], rank: int, step: int) -> Tensor:
     """Use the second head on all workers, on one, or on none, in turns."""
     head = "second" if rank < 2 - step % 3 else "output"
-    return loss_of(cast(nn.Module, partial(called, head=head)), rank, step)
+    return loss_of(partial(called, head=head), rank, step)
 
 
 class Words(Net):
@@ -158,24 +162,22 @@ class Tied(Between):
 class Strided(Between):
     """A model whose parameters have gaps, with buffers of all kinds."""
 
-    gaps: Tensor
-    expanded: Tensor
-    hidden: Tensor
-    mask: Tensor
-    number: Tensor
-
     def __init__(self) -> None:
         super().__init__()
         self.pruned = nn.Parameter(torch.randn(16, 32).double()[:, ::2])  # every second column is gone
-        self.register_buffer("gaps", torch.randn(16, 2).double()[:, 0])
-        self.register_buffer("expanded", torch.randn(1).double().expand(16))
-        self.register_buffer("hidden", torch.randn(16), persistent=False)
-        self.register_buffer("empty", torch.zeros(0))
-        self.register_buffer("mask", torch.rand(16) > 0.5)
-        self.register_buffer("number", torch.randint(9, ()))
+        buffers = {
+            "gaps": torch.randn(16, 2).double()[:, 0],
+            "expanded": torch.randn(1).double().expand(16),
+            "hidden": torch.randn(16),
+            "empty": torch.zeros(0),
+            "mask": torch.rand(16) > 0.5,
+            "number": torch.randint(9, ()),
+        }
+        for name, buffer in buffers.items():
+            self.register_buffer(name, buffer, persistent=name != "hidden")
 
     def between(self, hidden: Tensor) -> Tensor:
-        moved = (hidden + self.gaps + self.expanded + self.hidden) * self.mask + self.number
+        moved = hidden + sum(buffer.sum() for buffer in self.buffers())
         return moved @ self.pruned
 
 
@@ -532,7 +534,8 @@ def scale(training: Training, recipe: str = "") -> None:
         if "averaged" in recipe:
             optimiser.aggregate()
         if "told" in recipe:
-            optimiser.aggregate(scaler.get_scale())
+            report = optimiser.aggregate(scaler.get_scale())
+            assert (report is None) is (step == 2)
             replace_gradients(training.model)
         if "unscaled" in recipe:
             nn.utils.clip_grad_norm_(training.model.parameters(), 1e9)
@@ -545,17 +548,10 @@ def scale(training: Training, recipe: str = "") -> None:
 FACTORS = (0.0, 0.5, 1.0, 0.25, 2.0, 1.0)
 SCHEDULES: Mapping[str, Callable[[torch.optim.Optimizer], Any]] = {
     "factors": lambda optimiser: lr_scheduler.LambdaLR(optimiser, lambda at: FACTORS[at]),
-    "steps": lambda optimiser: lr_scheduler.StepLR(optimiser, 1),
-    "restarts": lambda optimiser: lr_scheduler.CosineAnnealingWarmRestarts(optimiser, 3),
     "one cycle": lambda optimiser: lr_scheduler.OneCycleLR(optimiser, 0.3, 9, cycle_momentum=False),
-    "cycles": lambda optimiser: lr_scheduler.CyclicLR(optimiser, 0, 0.3, 2, cycle_momentum=False),
     "sequence": lambda optimiser: lr_scheduler.SequentialLR(
         optimiser, [lr_scheduler.LinearLR(optimiser, 0.1), lr_scheduler.ExponentialLR(optimiser, 0.9)], [2]
     ),
-    "chain": lambda optimiser: lr_scheduler.ChainedScheduler(
-        [lr_scheduler.ConstantLR(optimiser), lr_scheduler.PolynomialLR(optimiser, 9)]
-    ),
-    "averaged weights": lambda optimiser: torch.optim.swa_utils.SWALR(optimiser, 0.01, 2),
     "plateaus": lambda optimiser: lr_scheduler.ReduceLROnPlateau(optimiser, patience=0),
 }
 
@@ -647,16 +643,18 @@ def frozen_net() -> Net:
     return model
 
 
-def unfreeze(training: Training) -> None:
-    """Wrap a second time, to train what was frozen before; the older wrapper is there still."""
+def switch(training: Training, trains: bool) -> None:
+    """Wrap a second time, to train what was frozen before, or to freeze what was trained: of that the older
+    wrapper, which is there still, has left a gradient.
+    """
     layer = training.model.convolution
     older = training.holders
     train(training, steps=2)
     before = layer.weight.clone()
-    layer.requires_grad_(True)
+    layer.requires_grad_(trains)
     training.holders = [training.wrap(older[0].optimiser)]
     train(training, steps=2)
-    assert not torch.equal(before, layer.weight)
+    assert torch.equal(before, layer.weight) is not trains
 
 
 def resume(training: Training) -> None:
@@ -742,6 +740,7 @@ UNUSED = Act(
 )
 SCALED = Act(scale, is_scaled=True, wrappers=(DISTRIBUTE[0], REGISTER[0]))
 SPARSE = Act(kind=Words, wrappers=(*DISTRIBUTE, *REGISTER), scopes=SCOPES)
+SINGLE = Act(loss=loss_in_float32, dtype=torch.float32, keeps_mass=False, wrappers=AVERAGING, scopes=SCOPES)
 FAILURES = ("in forward", "in backward", "in backward, and the model is cleared", "everywhere in backward")
 ACTS: dict[str, Act] = {
     **{
@@ -812,7 +811,10 @@ ACTS: dict[str, Act] = {
     "alone, dense": Act(is_alone=True, method="dense", wrappers=WHOLE),
     **{f"skipped {where}": Act(partial(skip, where=where), wrappers=DISTRIBUTE) for where in FAILURES},
     "left out": Act(leave_out, keeps_mass=False, wrappers=DISTRIBUTE),
-    "unfrozen": Act(unfreeze, kind=frozen_net, keeps_mass=False, wrappers=DISTRIBUTE),
+    "unfrozen": Act(partial(switch, trains=True), kind=frozen_net, keeps_mass=False, wrappers=DISTRIBUTE),
+    "frozen": Act(partial(switch, trains=False), keeps_mass=False, wrappers=DISTRIBUTE),
+    "in float32": SINGLE,
+    "in float32, by torch": replace(SINGLE, options={"select": "torch"}),
     "resumed": Act(resume, scopes=SCOPES),
     "by closures": Act(step_by_closure, wrappers=(*DISTRIBUTE, "local steps")),
 }
