@@ -11,7 +11,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +30,7 @@ from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from slurm import gpus
 from tests.conftest import ROOT, Command, environment_for, fine, refused
+from tests.launch.troubled import await_
 from tests.slurm.gpu_nodes import drive
 from tests.worker.runs import wait_for
 
@@ -92,7 +92,9 @@ def outcome(found: dict[str, Record], name: str) -> tuple[str, str]:
 # The plan.
 
 
-def test_every_part_names_what_there_is_and_a_rehearsal_needs_no_gpu() -> None:
+def test_every_part_is_planned_and_names_what_there_is_and_a_rehearsal_needs_no_gpu(here: Command) -> None:
+    planned = here("bench", "gpu_first", "--plan").stdout
+    assert f"| all | | {sum(part.expected_min for part in PARTS):.3g} |" in planned
     for part in PARTS:
         for rehearsal in (False, True):
             process = part.command(rehearsal)
@@ -106,19 +108,10 @@ def test_every_part_names_what_there_is_and_a_rehearsal_needs_no_gpu() -> None:
                 assert items <= {*figures.items()}
                 for point in expand([word for word in words if "=" in word]):
                     compose.resolve(point)
+        assert f"| {part.name} |" in planned
         assert part.expected_min <= part.limit_min
         assert not {"profile=paper", "cuda", "device=cuda", "precision=tf32"} & set(part.toy.split())
     assert sum(part.toy_min for part in PARTS) < 5
-
-
-def test_the_plan_has_all_of_the_issue_in_its_order_with_its_minutes(here: Command) -> None:
-    names = [part.name for part in PARTS]
-    assert len(set(names)) == len(names)
-    order = ["roofs", "tests", "kernels", "select", "fallback", "memcheck", "paper-fp32", "fig4", "trainings"]
-    assert [name for name in names if name in order] == order
-    said = here("bench", "gpu_first", "--plan").stdout
-    assert all(f"| {name} |" in said for name in names)
-    assert f"| all | | {sum(part.expected_min for part in PARTS):.3g} |" in said
 
 
 # Parts as processes.
@@ -153,7 +146,9 @@ def test_each_end_of_a_part_is_told_apart_and_shipped_without_what_was_printed(
     assert "| fails | failed |" in (tmp_path / "shipped" / "a-gpu" / "summary.md").read_text()
 
 
-def test_a_second_call_repeats_only_what_can_become_better(tmp_path: Path, started: Started) -> None:
+def test_a_second_call_repeats_only_what_can_become_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
+) -> None:
     parts = (OK, FAILS, GOES_ON, SLEEPS)
     call(tmp_path, *parts)
     assert started() == ["ok", "fails", "goes_on", "sleeps"]
@@ -164,14 +159,7 @@ def test_a_second_call_repeats_only_what_can_become_better(tmp_path: Path, start
     assert started() == ["fails"]
     call(tmp_path, OK, force=True)
     assert started() == ["ok"]
-
-
-def test_other_code_repeats_failures_and_says_what_it_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
-) -> None:
-    call(tmp_path, OK, FAILS)
     monkeypatch.setattr(code_version, "digest", lambda: "another")
-    assert started() == ["ok", "fails"]
     call(tmp_path, OK, FAILS)
     assert started() == ["fails"]
     assert "- measured with other code (" in (tmp_path / "summary.md").read_text()
@@ -195,13 +183,10 @@ def test_nothing_that_a_part_has_started_is_left(tmp_path: Path) -> None:
 
 def is_gone(pid: int) -> bool:
     """Tell whether a process ends within some seconds; a zombie, which waits for its parent, has ended."""
-    for _ in range(100):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.1)
-                continue
-        return True
-    return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        await_(lambda: process.status() == psutil.STATUS_ZOMBIE, f"the end of {pid}", 10)
+    return True
 
 
 WATCHED = """
@@ -297,8 +282,7 @@ def test_a_promise_is_met_or_not_by_its_median_and_decides_the_exit_code() -> No
     assert set(words(records_of_gpu()).values()) == {"met"}
     assert not has_failed(records_of_gpu().values())
     for missed in (records_of_gpu(ratio=1.4), records_of_gpu(eager=5.0), records_of_gpu(host_us=31.0)):
-        assert "not met" in words(missed).values()
-        assert has_failed([*missed.values()])
+        assert has_failed(missed.values())
     at_middle = words(records_of_gpu(ratio=1.4))  # what is enough at 14.7 M elements is not at 25.6
     assert [at_middle[f"fused step / in-place add, {n}M"] for n in (14.7, 25.6)] == ["met", "not met"]
 
@@ -318,15 +302,11 @@ def test_what_did_not_run_is_not_measured_and_what_was_not_said_has_failed() -> 
 # What is carried to a machine without a network.
 
 
-@pytest.mark.parametrize(("torch", "torchvision"), [("2.11", "0.26"), ("2.14", "0.29")])
-def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there(
-    torch: str, torchvision: str
-) -> None:
-    lines = gpu_wheels.carried("3.12", torch, gpu_wheels.THERE)
+def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there() -> None:
+    lines = gpu_wheels.carried("3.12", "2.11", gpu_wheels.THERE)
     names = {line.partition("=")[0] for line in lines}
-    assert {"hydra-core", "submitit", "pytest", "antlr4-python3-runtime"} <= names
+    assert "pytest" in names
     there = {*gpu_wheels.needed(gpu_wheels.THERE, "3.12"), *gpu_wheels.CHECKS, gpu_wheels.PROJECT}
     assert not names & {"torch", "triton", "pandas", "mypy", gpu_wheels.PROJECT}
-    assert {name for name in names if name.startswith("nvidia")} <= {"nvidia-ml-py"}  # not what torch brings
-    assert f"torchvision=={torchvision}.*" in lines
+    assert "torchvision==0.26.*" in lines
     assert set(gpu_wheels.needed([f"{gpu_wheels.PROJECT}[train]"], "3.12")) <= names | there

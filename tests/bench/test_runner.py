@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import WRONG, Bench, Record, formatted, numbered, ratio, run, spread
+from experiments.bench._runner import WRONG, Bench, Record, numbered, ratio, run, spread
 from experiments.bench._timing import Clock, in_turn
 from experiments.config import code_version
 from experiments.config.folders import Folders
@@ -61,9 +61,8 @@ def test_a_second_call_measures_only_what_is_missing(toy: Toy, capsys: pytest.Ca
     assert toy(1, 1000, 3, at="2") == 0
     again = capsys.readouterr().out
     assert toy.measured == [1, 1000, 3]
-    lines = lines_of(toy.results, "toy")
-    assert " ".join(line["kind"] for line in lines) == "invocation row row row row invocation row row"
-    assert {"at", "key", "code", "torch", "n", "row", "ms"} <= lines[1].keys()
+    kinds = [line["kind"] for line in lines_of(toy.results, "toy")]
+    assert " ".join(kinds) == "invocation row row row row invocation row row"
     for printed in (first, again):
         assert "| 1,000 | a | 1.5 [1.0, 2.0] |" in printed
     assert "2 of 3 were measured before; --force or FORCE=1 measures again" in again
@@ -105,13 +104,6 @@ def test_a_row_that_must_not_be_fails_the_benchmark(toy: Toy, capsys: pytest.Cap
     assert "WRONG: it chose others\n" in capsys.readouterr().out
 
 
-def test_a_table_shows_spreads_ranges_and_why_something_is_not_there() -> None:
-    row: Record = {"a": 1234, "b": {"median": 1.0, "low": 0.5, "high": 2.0, "n": 3}, "c": [1, 1], "d": [1, 2]}
-    shown = formatted("| {a:,} | {b:.1f} | {c} | {d} | {e} |", row)
-    assert shown == "| 1,234 | 1.0 [0.5, 2.0] | 1 | 1 to 2 |  |"
-    assert formatted("| {a} | {b[n]} | {c} |", {"a": 5, "why": "too large"}) == "| 5 | too large |  |"
-
-
 def test_a_spread_is_of_percentiles_where_there_are_enough_samples_and_a_ratio_of_shared_ones() -> None:
     found = spread([float(i) for i in range(101)])
     assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
@@ -128,8 +120,7 @@ def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
     assert [len(taken) for taken in samples.values()] == [3, 3, 3]
     rounds = "".join(made)
     turns = [rounds[at : at + 6].replace("-", "") for at in range(0, len(rounds), 6)]
-    assert len(turns) == 5
-    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert {*map("".join, map(sorted, turns))} == {"abc"}
     assert len(set(turns)) > 1
 
 
@@ -198,9 +189,9 @@ def test_words_that_make_no_sense_are_refused_in_a_sentence(here: Command) -> No
 def test_a_damaged_row_is_passed_over_and_the_others_are_read(tmp_path: Path) -> None:
     store = tmp_path / "methods-cpu.jsonl"
     row = {"schema": 1, "kind": "row", "key": "k", "at": "2026-01-01", "n": 5, "select_ms": 1.0}
-    rows = [{**row, "key": f"odd {name}", name: odd} for name in row for odd in (None, [5])]
+    rows = [{**row, "key": f"odd {name}", name: [5]} for name in row]
     lines = [json.dumps(each).encode() for each in (*rows, row)]
-    store.write_bytes(b"\n".join([*(raw for raw in BROKEN.values() if len(raw) < 50_000), *lines, b""]))
+    store.write_bytes(b"\n".join([*BROKEN.values(), *lines, b""]))
     assert [found["key"] for found in numbered(store, ("n", "select_ms"))] == ["k"]
     store.unlink()
     os.mkfifo(store)

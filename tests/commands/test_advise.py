@@ -126,15 +126,11 @@ def test_a_table_says_how_often_a_method_averages(here: Command) -> None:
     told = fine(here("advise", *ON_SLURM, "every=30")).stdout
     for label in ("dense, every step", "dense, every 30 steps", "Top-k, every 30 steps"):
         assert f"| {label} |" in told
-    assert "what that does to the model is not predicted" in told
     words = (*FAR, "parameters=resnet50", "compute_s=0.12", "methods=dense")
     told = fine(here("advise", *words)).stdout  # over a link with distance without being asked
     for often in ("every step", "every 5 steps", "every 15 steps", "every 30 steps"):
         assert f"| dense, {often} |" in told
     assert "Everybody sends to everybody at once" in told
-    few = fine(here("advise", *words, "every=1,100")).stdout
-    assert "| dense, every 100 steps |" in few
-    assert "every 30 steps" not in few
     for wrong in ("0", "1,x", "5,,6"):
         refused(here("advise", *words, f"every={wrong}"))
 

@@ -59,7 +59,6 @@ def test_broken_figures_are_named_and_the_others_are_drawn(
     for number, why in enumerate(broken.values()):
         path = f"{tmp_path}/mine_broken{number}.py"
         assert path in done.stderr
-        assert why in done.stderr
         refused(here("reproduce", f"broken{number}", "profile=smoke"), path, why)
     (tmp_path / "other_broken0.py").write_text("")
     refused(here("figures", "broken0"), f"{tmp_path}/mine_broken0.py and {tmp_path}/other_broken0.py")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,26 @@ from analysis.records.schema import JobNote
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
+from tests.slurm.programs import NAMES, Programs, programs
 
-# What all of SLURM's commands are here: they note how they were called, and every cluster has a job 7.
-SLURM = """#!/bin/sh
-echo "$SLURM_CONF $(basename "$0") $*" >> "$NOTED"
-[ "$(basename "$0")" = squeue ] && cat <<END
-JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND
-7|RUNNING|None|n1|N/A|job|/a
-END
-exit 0
-"""
+__all__ = ["programs"]  # a fixture is found by its name in this module
+
+HEAD = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND"
+NOTE = "$(echo $SLURM_CONF ${0##*/} $* >> $NOTED)"  # which they print as nothing
 
 
 @pytest.fixture
-def slurm_here(here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def slurm_here(here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: Programs) -> Command:
     """Carry out commands where SLURM is only noted; conf/cluster knows the configurations a and b."""
-    for name in ("squeue", "sacct", "scancel", "scontrol", "sinfo"):
-        program = tmp_path / "bin" / name
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(SLURM)
-        program.chmod(0o755)
+    for name in NAMES:
+        programs.prints(name, NOTE)
+    programs.prints("squeue", f"{HEAD}{NOTE}\n7|RUNNING|None|n1|N/A|job|/a")
+    folder = tmp_path / "conf" / "cluster"
+    folder.mkdir(parents=True)
     for name in ("a", "b"):
-        file = tmp_path / "conf" / "cluster" / f"{name}_slurm.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"defaults: [generic_slurm]\nslurm_conf: ~/{name}.conf\n")
-    monkeypatch.delenv("SLURM_CONF", raising=False)
-    for name, value in {
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": tmp_path, "NOTED": tmp_path / "noted",
-        "SPARSIFY_CONF": tmp_path / "conf",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, str(value))
+        (folder / f"{name}_slurm.yaml").write_text(f"defaults: [generic_slurm]\nslurm_conf: ~/{name}.conf\n")
+    for name, path in {"HOME": "", "NOTED": "noted", "SPARSIFY_CONF": "conf"}.items():
+        monkeypatch.setenv(name, str(tmp_path / path))
     return here
 
 

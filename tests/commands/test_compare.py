@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -76,11 +75,10 @@ def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
 ) -> None:
     monkeypatch.setitem(new.FOLDERS, "figure", tmp_path)
     monkeypatch.setattr(new, "next_commands", lambda kind, name: ("", f"reproduce {name}"))
-    store, configs = Store(tmp_path / "results" / "runs"), list[dict[str, Any]]()
-    for density in (0.01, 0.1):
-        words = ["method=topk", "task=cnn_digits", "profile=smoke", f"method.density={density}"]
-        configs.append(measured_config(compose.resolve(words)))
-        attempt = synthetic.learned(store, configs[-1])
+    store = Store(tmp_path / "results" / "runs")
+    words = ["method=topk", "task=cnn_digits", "profile=smoke"]
+    configs = [measured_config(compose.resolve([*words, f"method.density={x}"])) for x in (0.01, 0.1)]
+    attempt, _ = (synthetic.learned(store, config) for config in configs)
     fine(here("compare", "source=own", "x=method.density", "--save", "thesis_density"))
     figure = runpy.run_path(str(tmp_path / "thesis_density.py"))
     for profile in ("laptop", "paper"):

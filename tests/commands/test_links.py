@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,31 +60,17 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.Site:
     return site
 
 
-def test_a_report_removes_the_link_and_not_the_folder(
-    here: Command, precious: Path, site: pages.Site, tmp_path: Path
+@pytest.mark.usefixtures("site")
+@pytest.mark.parametrize("name", ["data/run", "data/run/a.js"])
+def test_a_report_removes_the_link_and_not_what_it_leads_to(
+    name: str, here: Command, precious: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "results" / "report"
-    (folder / "data" / "run" / "a.js").unlink()
-    (folder / "data" / "run").rmdir()
-    for name in ("data/run", "pages/link", "kept/link", "index.html"):
-        (folder / name).symlink_to(precious)
+    (folder / name).rename(tmp_path / "moved")
+    for link in (name, "pages/link", "kept/link", "index.html"):
+        (folder / link).symlink_to(precious)
     fine(here("report", "--drawn"))
-    assert not (folder / "data" / "run").is_symlink()
-
-
-def test_a_runs_data_that_are_a_link_are_written_again(
-    precious: Path, site: pages.Site, tmp_path: Path
-) -> None:
-    assert site.has_runs(["a"])
-    script = tmp_path / "results" / "report" / "data" / "run" / "a.js"
-    script.unlink()
-    script.symlink_to(precious / "secret")
-    assert not site.has_runs(["a"])
-    site.begin(["a"])
-    assert not script.is_symlink()
-    script.parent.rmdir()
-    script.parent.symlink_to(precious)
-    assert not site.has_runs(["a"])
+    assert not (folder / name).is_symlink()
 
 
 @pytest.mark.usefixtures("site")
@@ -101,13 +88,11 @@ def test_a_kept_figure_that_is_a_link_is_not_copied(
     here: Command, precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report.Shipped, "frames", empty())
-    only = {"speed-logs": figures.items()["speed-logs"]}
-    monkeypatch.setattr(figures, "items", lambda: only)
+    monkeypatch.setattr(figures, "items", partial(dict, {"speed-logs": figures.items()["speed-logs"]}))
     folder = tmp_path / "results" / "figures"
     folder.mkdir(parents=True)
-    stem = figures.stem("speed-logs", figures.profiles("speed-logs")[0])
     for kind in ("svg", "png", "csv", "md"):
-        (folder / f"{stem}.{kind}").symlink_to(precious / "secret")
+        (folder / f"speed-logs.{kind}").symlink_to(precious / "secret")
     assert "is left out: it is a link" in fine(here("report", "--drawn")).stderr
     written = content(tmp_path / "results" / "report").values()
     assert not [raw for raw in written if raw and SECRET.encode() in raw]
@@ -137,13 +122,12 @@ def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: P
         path = Path(template.format(attempt=attempt.path, launch=folders.launch(attempt)))
         path.parent.mkdir(parents=True, exist_ok=True)
         moved = path.rename(tmp_path / f"moved {path.name}") if path.exists() else precious / target
-        what = NOT_FOLLOWED
         if target == "FIFO":
             os.mkfifo(path)
-            what = "is a FIFO and no file"
         else:
             path.symlink_to(moved)
         before = content(moved)
+        what = "is a FIFO and no file" if target == "FIFO" else NOT_FOLLOWED
         refused(here("run", *WORDS), str(path), what)
         assert content(moved) == before
 
@@ -171,13 +155,9 @@ def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: P
     lock = folders.scratch / "locks" / f"{run}.lock"
     lock.parent.mkdir(parents=True)
     for target in (precious / "secret", precious / "nothing", lock):
-        what = (
-            "is a link that leads to itself"
-            if target == lock
-            else f"is a link to {target}, and no link is followed"
-        )
+        leads = "that leads to itself" if target == lock else f"to {target}, and no link is followed"
         lock.symlink_to(target)
-        refused(here("run", *WORDS), str(lock), what, code=1)
+        refused(here("run", *WORDS), f"{lock} is a link {leads}", code=1)
         lock.unlink()
 
 
@@ -202,14 +182,6 @@ def test_the_log_of_a_worker_that_is_a_link_is_not_shown(
 # --- files that are appended to
 # --------------------------------------------------------------------------------------
 
-INSTEAD_OF_FILES: dict[str, Callable[[Path, Path], None]] = {
-    "link": lambda path, precious: path.symlink_to(precious / "secret"),
-    "dangling link": lambda path, precious: path.symlink_to(precious / "new"),
-    "link to itself": lambda path, precious: path.symlink_to(path),
-    "link to a FIFO": lambda path, precious: path.symlink_to(path.with_name("FIFO")),
-    "FIFO": lambda path, precious: os.mkfifo(path),
-}
-
 
 def test_only_a_file_is_appended_to(
     precious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -217,23 +189,24 @@ def test_only_a_file_is_appended_to(
     os.mkfifo(tmp_path / "FIFO")
     ledger = tmp_path / bad_nodes.LEDGER
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
-    for what, put in INSTEAD_OF_FILES.items():
-        put(ledger, precious)
-        kind = "is a FIFO and no file" if what == "FIFO" else NOT_FOLLOWED
+    for target in (precious / "secret", precious / "new", ledger, tmp_path / "FIFO", None):
+        if target is None:
+            os.mkfifo(ledger)
+        else:
+            ledger.symlink_to(target)
+        kind = NOT_FOLLOWED if target else "is a FIFO and no file"
         with pytest.raises(Damaged, match=kind):
             open_for_append(ledger)
         bad_nodes.note_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
         assert f"the failure of n1 is not noted: {ledger} {kind}" in capsys.readouterr().err
         begin = ("sh", str(bad_nodes.BEGIN), "/no/python", "spec", str(ledger))
         refused(process(*begin, env=env, timeout_s=20), f"{ledger} is a link or no file", code=1)
-        if what != "FIFO":
+        if target:
             ledger.unlink()
     reader = os.open(ledger, os.O_RDONLY | os.O_NONBLOCK)  # somebody reads it
-    try:
-        with pytest.raises(Damaged, match="is a FIFO and no file"):
-            open_for_append(ledger)
-    finally:
-        os.close(reader)
+    with pytest.raises(Damaged, match="is a FIFO and no file"):
+        open_for_append(ledger)
+    os.close(reader)
 
 
 def test_a_file_is_appended_to_and_made_also_in_a_folder_that_is_a_link(tmp_path: Path) -> None:

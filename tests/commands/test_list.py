@@ -81,8 +81,8 @@ def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, fol
     run = shipped[shipped["variant"].eq("dense")]["run_id"].iloc[0]
     key = run.rpartition("-")[2]
     for word in (f"{key[:8]}/dense", f"{key}-dense"):  # of `list`, and of a page's address
-        found = filtered(shipped, [word])
-        assert [*found[["run_id", "variant"]].itertuples(index=False)] == [(run, "dense")]
+        (found,) = filtered(shipped, [word]).to_dict("records")
+        assert (found["run_id"], found["variant"]) == (run, "dense")
         assert run in fine(here("why", word)).stdout
         for words in (("logs", word), ("why", word, "--against", word)):
             refused(here(*words), f"{run} is shipped with the repository")

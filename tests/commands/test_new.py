@@ -51,8 +51,7 @@ def test_what_is_made_runs_and_is_clean(tmp_path: Path) -> None:
     assert "density-paper on tried: 12 runs" in call("experiments", "plan", "density", "cluster=tried")
     told = call("experiments", "reproduce", "density", "profile=smoke")
     assert "Top-k ends above Random-k" in told
-    drawn = {path.suffix for path in (tmp_path / "results" / "figures").glob("density-smoke.*")}
-    assert drawn == {".png", ".pdf", ".svg", ".md", ".csv", ".tex"}
+    assert (tmp_path / "results" / "figures" / "density-smoke.png").is_file()
 
 
 KINDS = get_args(new.NewFile)
@@ -93,14 +92,3 @@ def test_nothing_of_the_example_s_name_is_left() -> None:
         made = new.text(kind, f"x{new.EXAMPLES[kind]}" + "_digits" * (kind == "task"))
         assert not re.search("(?<!for )example(?!s)", made.lower()), kind
     assert 'DATASET = "digits32"  #' in new.text("task", "mlp_digits32")
-
-
-def test_a_comparison_becomes_a_figure_that_is_clean(tmp_path: Path) -> None:
-    """See test_compare.py for what the figure does."""
-    runs = [["method=topk", "method.density=0.01", f"seed={seed}"] for seed in (0, 1, 2)]
-    text = new.figure("thesis_density", 'A "title"', runs, {"x": "method.density", "y": "val_top1"})
-    assert 'COMPARED = Comparison(x="method.density", y="val_top1")\n' in text
-    file = tmp_path / "thesis_density.py"
-    file.write_text(text)
-    settings = str(ROOT / "pyproject.toml")
-    fine(conftest.python("-m", "ruff", "format", "--check", "--config", settings, str(file)))

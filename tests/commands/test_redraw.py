@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -106,24 +104,7 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
 
     found = [*_draw.draw_each(names, stored(), tmp_path)]
     assert killed
-    pictures = [each for each in found if isinstance(each, _draw.Drawn)]
-    assert [(each.item, each.picture.exists()) for each in pictures] == [(item, True) for item, _ in names]
-
-
-@pytest.mark.usefixtures("two_cores")
-def test_a_figure_that_takes_long_keeps_no_other_waiting(tmp_path: Path) -> None:
-    signs = [tmp_path / str(number) for number in range(12)]
-    calls: list[Callable[[], object]] = [partial(wait_for_file, signs[-1])]
-    calls += [partial(Path.touch, sign) for sign in signs]
-    assert [*_draw.over_cores(calls, len(calls))] == [True, *(None for _ in signs)]
-
-
-def wait_for_file(path: Path) -> bool:
-    """Return whether it is there within a minute."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end and not path.exists():
-        time.sleep(0.05)
-    return path.exists()
+    assert [isinstance(each, _draw.Drawn) and each.picture.exists() for each in found] == [True] * len(names)
 
 
 def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(

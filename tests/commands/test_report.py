@@ -103,9 +103,7 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
     assert (report / "index.html").stat().st_size < 5_000_000
     for row in rows(report):
         assert row["origin"] == "shipped"
-        assert (report / "data" / "run" / f"{row['id']}.js").is_file()
-    drawn = next(row for row in rows(report) if "fig1-laptop" in row["items"])
-    assert data(report, f"run/{drawn['id']}")["timeline"]
+        assert data(report, f"run/{row['id']}")["timeline"]
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
     assert "python -m experiments reproduce fig1 profile=laptop" in page
     for kind in ("pdf", "png", "csv", "tex", "md", "bib"):
@@ -131,20 +129,17 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
     steps.write_text(steps.read_text().replace("1", "2"))
     (folders.store.root / HOSTILE.replace("/", "") / "001").mkdir(parents=True)
     fine(here("report"))
-    own = {row["run"]: row for row in rows(folders.report) if row["origin"] == "this machine"}
+    own = {row["run"]: row for row in rows(folders.report)}
     assert len(own) == 5
-    states = {run.run_id: own[run.run_id]["state"] for run in (whole, failed, damaged, altered)}
-    assert [*states.values()] == ["done", "failed", "damaged", "damaged"]
+    states = [own[run.run_id]["state"] for run in (whole, failed, damaged, altered)]
+    assert states == ["done", "failed", "damaged", "damaged"]
     assert own[whole.run_id]["step_ms"] > 0
-    assert own[whole.run_id]["id"] == whole.key
     assert own[failed.run_id]["why"] == f"out of memory {HOSTILE}"
     (shown,) = data(folders.report, f"run/{own[failed.run_id]['id']}")["logs"]
     assert shown == {"name": "1_0_log.err", "lines": f"Traceback\n{HOSTILE}".splitlines()}
     assert own[altered.run_id]["step_ms"] is None
     assert "another digest" in own[altered.run_id]["why"]
-    index = (folders.report / "index.html").read_text()
-    assert damaged.run_id in index
-    assert "<script>" not in index
+    assert "<script>" not in (folders.report / "index.html").read_text()
 
 
 @pytest.mark.usefixtures("two_items")
@@ -173,9 +168,8 @@ def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
     packed = tmp_path / "a.json.gz"
     for path in (plain, packed):
         assert fine(here("trace", run, "--out", str(path))).stdout.strip() == str(path)
-    trace = json.loads(plain.read_text())
-    assert trace["otherData"] == {"run": run, "times": "measured"}
-    assert trace == json.loads(gzip.decompress(packed.read_bytes()))
+    assert json.loads(plain.read_text())["otherData"] == {"run": run, "times": "measured"}
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     failed = folders.store.begin(synthetic.config("dense"))
     failed.fail("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
@@ -210,7 +204,6 @@ def test_runs_are_read_in_batches_each_once(
     store = folders.store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
     batches = [*parquet.shares(store, store.runs())]
-    assert [run for batch in batches for run in batch] == store.runs()
     assert {*map(len, batches[:-1])} == {at_most}
     store.begin(synthetic.config("topk", seed=0)).fail("out of memory")
     fine(here("report"))

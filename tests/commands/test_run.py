@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import math
 import os
-import pty
 import resource
 import shutil
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,12 +22,13 @@ from analysis.records.configs import run_id
 from analysis.records.files import read_json
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Store
-from analysis.stats import curve, final
 from experiments.commands._again import asked
 from experiments.config import data_root, grid
 from experiments.config.folders import Folders
+from experiments.launch import progress_bar
 from tests.analysis import synthetic
-from tests.conftest import ROOT, Command, environment_for, fine, process, refused, there
+from tests.conftest import Command, environment_for, fine, process, refused, there
+from tests.launch.troubled import await_
 from tests.worker.runs import end_command, manifests, start_command, wait_for, workers_of
 
 SMALL = ("task=cnn_digits", "profile=smoke", "method.density=0.01")
@@ -67,9 +62,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     words = ("run", "method=topk", "cluster=local", *SMALL)
     assert "attempt 1: done" in fine(command(*words)).stdout
     (manifest,) = manifests(tmp_path / "results")
-    assert manifest["agreed"] is True
-    assert manifest["simulated"] is False
-    assert manifest["provenance"]["data"]["name"] == "digits"
+    assert (manifest["agreed"], manifest["simulated"]) == (True, False)
     assert len(manifest["provenance"]["data"]["digest"]) == 64
     assert set(manifest["files"]) == {"rank0.jsonl", "rank1.jsonl"}
 
@@ -83,13 +76,9 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     assert [manifest["state"] for manifest in both] == ["ok", "ok"]
     assert both[0]["weights"] == both[1]["weights"], "the same seed trains to the same bits"
 
-    explained = fine(here("why", "topk"))
-    assert "8 steps recorded on each of 2 ranks" in explained.stdout
-    assert "Traceback" not in explained.stdout
+    assert "8 steps recorded on each of 2 ranks" in fine(here("why", "topk")).stdout
     fine(here("collect"))
-    tables = {path.name for path in (tmp_path / "results" / "records").iterdir()}
-    assert tables >= {"runs.parquet", "steps.parquet"}
-    assert not list((tmp_path / "results").rglob("*.pkl"))  # nothing pickled is left behind
+    assert (tmp_path / "results" / "records" / "steps.parquet").is_file()
 
     fine(here("run", f"again={manifest['run_id'].rpartition('-')[2][:8]}", "seed=5"))
     (other,) = {*Store(tmp_path / "results/runs").runs()} - {manifest["run_id"]}
@@ -118,10 +107,14 @@ def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, tmp_p
     refused(here(*words, "overlap=true"), "scope='global'", "take scope=layer")
 
 
-def test_several_values_are_several_runs_which_a_sweep_names(here: Command, tmp_path: Path) -> None:
+def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_sweep_names(
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress_bar, "LINE_S", 0.0)
     words = ["run", "method=topk", *SMALL, "train.steps=2"]
     done = fine(here(*words, "seed=0,1", "sweep=thesis"))
     assert "thesis: 2 runs, 2 to make" in done.stderr
+    assert "; 0 of 2 done" in done.stderr
     assert "| seed |" in done.stdout
     sweeps = tmp_path / "results" / "records" / "sweeps"
     index = there(read_json(sweeps / "thesis.json"))
@@ -129,7 +122,6 @@ def test_several_values_are_several_runs_which_a_sweep_names(here: Command, tmp_
     assert "all 2 runs are already measured" in here(*words, "seed=0,1", "sweep=other").stderr
     assert read_json(sweeps / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
-    assert "already measured" in here(*words, "seed=1").stderr
     refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
     assert len(Store(tmp_path / "results" / "runs").runs()) == 2
 
@@ -143,24 +135,6 @@ def test_the_laptop_profile_says_in_one_line_that_it_uses_digits(
     assert done.stderr.count("using scikit-learn's digits instead") == 1
     (manifest,) = manifests(tmp_path / "results")
     assert manifest["provenance"]["data"]["name"] == "digits"
-
-
-@pytest.mark.extended
-def test_a_busy_terminal_shows_a_bar_with_the_run_its_steps_and_the_time_left(tmp_path: Path) -> None:
-    leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-    command = [sys.executable, "-m", "experiments", "run", "method=topk", *SMALL, "train.steps=400"]
-    around = environment_for(tmp_path / "results", TERM="xterm")
-    with subprocess.Popen(command, cwd=ROOT, env=around, stdout=follower, stderr=follower) as running:
-        os.close(follower)
-        shown = [b"-"]
-        with contextlib.suppress(OSError):  # the command has ended
-            while shown[-1]:
-                shown.append(os.read(leader, 4096))
-    os.close(leader)
-    assert running.returncode == 0
-    for text in (b"topk-cnn_digits", b"/400 ", b"of 1 done"):
-        assert text in b"".join(shown)
 
 
 # --- what breaks
@@ -211,18 +185,12 @@ def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
     )
     assert "it diverged: rank 0, step " in fine(here(*words)).stderr
     (manifest,) = manifests(tmp_path / "results")
-    ended = manifest["diverged"]
-    assert manifest["state"] == "ok"
-    assert ended["step"] < ended["made"] <= manifest["steps"]
+    assert manifest["diverged"]["step"] < manifest["diverged"]["made"] <= manifest["steps"]
     for words_of_all in (("list",), ("why", manifest["run_id"])):
         assert "diverged" in fine(here(*words_of_all)).stdout
     assert "already measured" in fine(here(*words)).stderr
     (run,) = Store(tmp_path / "results/runs").all_valid()
-    frames, _ = of_attempt(run)
-    keys = list(frames.runs["key"])
-    assert math.isnan(there(final(frames, keys, "val_loss")).value)
-    assert len(curve(frames, keys, "val_loss")) < len(frames.epochs)
-    assert "runs diverged" in captions.setting(frames)
+    assert "runs diverged" in captions.setting(of_attempt(run)[0])
 
 
 def test_a_gradient_that_is_not_finite_fails_a_timed_run_and_stops_no_other(
@@ -235,7 +203,6 @@ def test_a_gradient_that_is_not_finite_fails_a_timed_run_and_stops_no_other(
     )
     (failed,) = (manifest for manifest in manifests(tmp_path / "results") if manifest["state"] != "ok")
     assert (failed["state"], failed["failure"]) == ("failed", "non_finite")
-    assert "NaN or Inf" in failed["why"]
     compared = fine(here("compare", "sweep=rates", "x=task.lr", "y=step_s"))
     assert f"left out {failed['run_id']}: it is failed" in compared.stderr
     assert compared.stdout.count("| dense |") == 2
@@ -248,19 +215,15 @@ def test_workers_that_are_suspended_say_so_and_a_killed_one_ends_the_others(tmp_
     try:
         wait_for(results, RANKS, 3)
         workers = workers_of(results)
-        assert set(workers) == {0, 1, 2}
         assert not ranks_with_stops(results)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for worker in workers.values():
                 os.kill(worker, number)
-        deadline = time.monotonic() + 60
-        while len(ranks_with_stops(results)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.1)
+        await_(lambda: len(ranks_with_stops(results)) == 3, "a stop of each rank", 60)
         os.kill(workers[1], signal.SIGKILL)
         _, err = running.communicate(timeout=60)
     finally:
         end_command(running)
-    assert ranks_with_stops(results) == {"rank0", "rank1", "rank2"}
     assert running.returncode == 1
     assert "worker 1 was killed by SIGKILL" in err
     assert "Traceback" not in err
@@ -279,42 +242,21 @@ def ranks_with_stops(results: Path) -> set[str]:
 
 
 @pytest.mark.extended
-def test_ctrl_c_lets_the_workers_save_and_a_second_one_ends_them(results: Path) -> None:
-    def interrupt(act: Callable[[subprocess.Popen[str]], None]) -> tuple[str, tuple[str, str | None]]:
-        """Start the run, act on it and send it Ctrl-C; return what it said, and how it ended."""
-        running = start_command(results, *LONG)
-        try:
-            act(running)
-            os.killpg(running.pid, signal.SIGINT)  # what a terminal does
-            out, err = running.communicate(timeout=60)
-        finally:
-            end_command(running)
-        assert running.returncode == 1
-        assert "Traceback" not in out + err
-        assert workers_of(results) == {}
-        assert states(results)["dense"] == ("ok", None)
-        return err, states(results)["topk"]
-
-    said, state = interrupt(lambda running: wait_for(results, RANKS, 2))
-    assert state == ("preempted", None)
+def test_ctrl_c_lets_the_workers_save(results: Path) -> None:
+    """See tests/launch/test_local.py for a second one, and for workers that can not save."""
+    running = start_command(results, *LONG)
+    try:
+        wait_for(results, RANKS, 2)
+        os.killpg(running.pid, signal.SIGINT)  # what a terminal does
+        out, err = running.communicate(timeout=60)
+    finally:
+        end_command(running)
+    assert running.returncode == 1
+    assert "Traceback" not in out + err
+    assert workers_of(results) == {}
+    assert states(results) == {"dense": ("ok", None), "topk": ("preempted", None)}
     saved = manifests(results)[-1]["step"]
-    assert saved > 0
-    assert f"saved at step {saved:,}; what was finished is kept; run again to go on" in said
-
-    for note in results.glob("launch/*/progress.json"):
-        note.unlink()
-
-    def interrupt_a_first_time(running: subprocess.Popen[str]) -> None:
-        wait_for(results, "launch/*/progress.json")
-        worker, *_ = workers_of(results).values()
-        os.kill(worker, signal.SIGSTOP)  # the others wait for it, and nothing can be saved
-        os.killpg(running.pid, signal.SIGINT)
-        while "ending" not in there(running.stderr).readline():
-            pass
-
-    said, state = interrupt(interrupt_a_first_time)
-    assert state == ("failed", "interrupted")
-    assert f"saved at step {saved:,}" in said
+    assert f"saved at step {saved:,}; what was finished is kept; run again to go on" in err
 
 
 # --- folders and disks
@@ -348,24 +290,20 @@ def test_a_folder_that_this_user_may_not_use_is_called_so(results: Path) -> None
     if is_root and shutil.which(NO_OVERRIDE[0]) is None:
         pytest.skip("no setpriv, with which root is as other users are")
     left_out = "its folder may not be read by you"
-    for closed, mode, words, code, *answers in (
-        (".", 0, "list", 2, "results may not be read by you", "SPARSIFY_RESULTS"),
-        (".", 0o500, "run method=dense task=cnn_digits profile=smoke", 2, "may not be written", str(results)),
-        ("runs", 0, "why dense", 2, "runs may not be read by you"),
-        (f"runs/{run}", 0, "list source=own", 1, f"left out {run}: {left_out}"),
-        (f"runs/{run}", 0, "why dense", 2, f"{run} can't be shown: {left_out}"),
-    ):
-        (results / str(closed)).chmod(int(mode))
-        command = [
-            *(NO_OVERRIDE if is_root else ()),
-            sys.executable,
-            "-m",
-            "experiments",
-            *str(words).split(),
-        ]
+    cases: tuple[tuple[str, int, str, int, tuple[str, ...]], ...] = (
+        (".", 0, "list", 2, ("results may not be read by you", "SPARSIFY_RESULTS")),
+        (".", 0o500, f"run {' '.join(LONG[1:])}", 2, ("may not be written", str(results))),
+        ("runs", 0, "why dense", 2, ("runs may not be read by you",)),
+        (f"runs/{run}", 0, "list source=own", 1, (f"left out {run}: {left_out}",)),
+        (f"runs/{run}", 0, "why dense", 2, (f"{run} can't be shown: {left_out}",)),
+    )
+    user = NO_OVERRIDE if is_root else ()
+    for closed, mode, words, code, answers in cases:
+        (results / closed).chmod(mode)
+        command = (*user, sys.executable, "-m", "experiments", *words.split())
         done = process(*command, env=environment_for(results))
-        (results / str(closed)).chmod(0o700)
-        refused(done, *map(str, answers), code=int(code))
+        (results / closed).chmod(0o700)
+        refused(done, *answers, code=code)
 
 
 def test_a_limit_on_the_size_of_files_is_told_and_not_a_full_disk(here: Command, tmp_path: Path) -> None:

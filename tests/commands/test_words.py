@@ -173,15 +173,9 @@ def test_commands_end_with_lines_that_a_terminal_can_show(
 def test_words_that_mean_nothing_are_refused_in_a_sentence(here: Command) -> None:
     """See also tests/config/test_compose.py for the words that a configuration knows."""
     for words, *answers in (
-        ("fly", "no command 'fly'", "run, reproduce"),
         ("reproduce fig9", "no item 'fig9'", "fig4"),
         ("reproduce", "reproduce what?", "fig4"),
-        ("run --fast", "no option '--fast'", "--force"),
-        ("run method=topq", "no method 'topq'", "topk"),
-        ("run workers=0", "workers=0"),
-        ("run cluster=mars", "no cluster 'mars'", "local"),
         ("run method=dgg --help", "no method 'dgg' (did you mean 'dgc'?)"),
-        ("bench -1", "no benchmark '-1'", "kernels"),
         ("why nothing", "0 runs match 'nothing'"),
     ):
         refused(here(*words.split()), *answers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -35,11 +34,6 @@ def whats_wrong(bench: Bench) -> dict[str, list[str]]:
     failures = bench.folders.scratch / "node-failures.jsonl"
     blamed = [json.loads(line)["node"] for line in failures.read_text().splitlines()]
     faults = {name: faults_in(attempt) for name, attempt in found.items()}
-    told = Path(bench.slurm_conf).with_name("log").joinpath("slurmctld.log").read_text().splitlines()
-    for name, of_kind in faults.items():
-        if of_kind:  # SLURM's side of it
-            job = str(found[name].job.id).partition("_")[0]
-            of_kind += [line for line in told if f"JobId={job}" in line or f" {trouble_there.DYING} " in line]
     return {**faults, "blamed": blamed}
 
 

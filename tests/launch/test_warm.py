@@ -35,15 +35,20 @@ def test_a_sweep_of_trainings_is_forked_and_gives_the_bits_of_one_alone(
     assert alone[0]["weights"] in {manifest["weights"] for manifest in forked}
 
 
-def test_forked_workers_end_with_their_starter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_forked_workers_end_with_their_starter_and_save_where_it_is_told_to_end(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     process = start_command(tmp_path, *SWEEP, "train.epochs=500", "method=dense,topk")
     wait_for(tmp_path, "launch/**/worker0.json", count=2)
     below = psutil.Process(process.pid).children(recursive=True)
     assert len(below) >= 3  # the one that loads, and two workers
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(number)
     process.communicate()
     _, left = psutil.wait_procs(below, timeout=20)
     assert left == []
+    states = {manifest["state"] for manifest in manifests(tmp_path)}
+    assert number == signal.SIGKILL or states == {"preempted"}
 
 
 @pytest.mark.parametrize("changed", [{"gpu": True}, {"enter": ["ip"]}, {"command": ["python0"]}])

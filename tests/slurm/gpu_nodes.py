@@ -27,7 +27,6 @@ DGX1 = printed("dgx1")  # eight V100, 2019
 SWITCHED = printed("switched")  # by a newer driver: the header underlined, cards numbered, one column more
 BRIDGED = printed("bridged")  # pairs of A100, as somebody pasted it: tabs have become blanks
 ALONE = printed("alone")
-STATUS = printed("status")  # of four GPUs of four machines
 UNDERLINE = re.compile(r"\x1b\[[0-9;]*m")
 SWITCH = 0xC0  # the bus of a switch
 # The fields in which drivers told an NVLink's speed before there was one field for all links.
@@ -52,18 +51,6 @@ def topology(text: str) -> dict[int, dict[int, str]]:
         for words in lines[1:]
         if (row := _index(words[0])) is not None
     }
-
-
-def nvlink_rates(text: str) -> dict[int, list[float]]:
-    """`nvidia-smi nvlink --status`: index -> GB/s of every link of the GPU, 0 for an inactive one."""
-    rates: dict[int, list[float]] = {}
-    current: list[float] = []
-    for line in text.splitlines():
-        if gpu := re.match(r"GPU (\d+):", line):
-            rates[int(gpu[1])] = current = []
-        elif link := re.match(r"\s*Link \d+: (?:([\d.]+) GB/s|<?inactive>?)", line, re.IGNORECASE):
-            current.append(float(link[1] or 0))
-    return rates
 
 
 def _index(word: str) -> int | None:

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.slurm.devcluster import SCRIPTS, lacking, say, speaking_to
@@ -33,16 +34,6 @@ srun --nodes=2 bash "$0/enter" ip -o -4 address show dev eth0
 """
 
 
-def test_no_outgoing_connection_takes_the_port_of_a_daemon_that_is_down() -> None:
-    """Its end would still hold the port for a minute, and the daemon could not start again."""
-    taken, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    conf = [path.read_text() for pattern in ("*.conf", "*.cnf") for path in SCRIPTS.glob(pattern)]
-    starts = re.findall(r"PORTS=(\d+)", (SCRIPTS / "common.sh").read_text())
-    ends = [end for text in conf for end in re.findall(r"(?i)port=@PORTS@(\d\d)", text)]
-    assert (len(starts), len(ends)) == (2, 9)
-    assert max(int(start + end) for start in starts for end in ends) < taken
-
-
 def test_down_leaves_no_process_not_even_of_a_running_job() -> None:
     if reason := lacking():
         pytest.skip(reason)
@@ -62,14 +53,9 @@ def test_down_leaves_no_process_not_even_of_a_running_job() -> None:
 
 def processes_of(state: Path) -> list[str]:
     """The command lines of those whose environment names the cluster: its daemons, its users, its jobs."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if str(state).encode() in (process / "environ").read_bytes():
-                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended meanwhile, or is the container's own
-    return found
+    processes = psutil.process_iter(["environ", "cmdline"])  # of what has ended meanwhile, nothing
+    users = (process.info for process in processes if str(state) in str(process.info["environ"]))
+    return [" ".join(info["cmdline"] or ()) for info in users]
 
 
 @pytest.mark.parametrize(

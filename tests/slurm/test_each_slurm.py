@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from slurm import queue
 from tests.conftest import fine
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
-from tests.launch.troubled import await_, faults_in
+from tests.launch.troubled import await_
 from tests.slurm.devcluster import Environment, say
 
 pytestmark = pytest.mark.slurm
@@ -81,14 +80,3 @@ def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> Non
         ("why", attempt.run_id),
     ):  # no two of them tell of it otherwise
         assert "cancelled" in fine(bench.command(*words)).stdout
-
-
-@pytest.mark.parametrize(
-    "each_slurm", ["system"], indirect=True
-)  # test_trouble_there.py does more of it with the other
-def test_a_stop_and_a_dead_node_lose_nothing_and_the_node_is_blamed(bench: Bench) -> None:
-    made = trouble_there.make_trouble(bench, {"signal": [0], "node": [1]})
-    faults = {name: faults_in(attempt) for name, (attempt,) in made.items()}
-    assert faults == {"signal": [], "node": []}
-    failures = (bench.folders.scratch / "node-failures.jsonl").read_text().splitlines()
-    assert [json.loads(line)["node"] for line in failures] == [trouble_there.DYING]

@@ -45,10 +45,9 @@ def test_srun_is_told_in_documented_words_and_the_worker_s_command_is_itself(her
     assert options - {"--container-writable"} == set(re.findall(r"--(?:no-)?container-[a-z-]+", HELP))
     assert f"--container-image={REGISTRY}" in told
     (mounts,) = (word.partition("=")[2] for word in told if word.startswith("--container-mounts="))
-    own, scratch = mounts.split(",")[:-1], mounts.split(",")[-1]
+    *own, scratch = mounts.split(",")
     assert scratch == "/scratch:/data:ro"
-    assert own
-    assert all(len({*mount.split(":")}) == 1 for mount in own)  # each under its own path
+    assert {len({*mount.split(":")}) for mount in own} == {1}  # each under its own path
     assert told[told.index("/opt/python") :][1:4] == ["-u", "-m", "submitit.core._submit"]
     (worker,) = (line for line in said.splitlines() if line.startswith("# /opt/python "))
     assert "apptainer" not in worker
@@ -96,7 +95,6 @@ def test_where_srun_knows_no_container_nothing_is_queued(
     container.check(choice(REGISTRY))
     with pytest.raises(ValueError, match=r"there is no image .*x.sqsh; make it with `enroot import -o "):
         container.check(choice(str(tmp_path / "x.sqsh")))
-    assert container.facts(choice(REGISTRY))["file"] == REGISTRY
     (tmp_path / "x.sqsh").write_bytes(b"hsqs")
     container.check(choice(str(tmp_path / "x.sqsh")))
     assert len(container.facts(choice(str(tmp_path / "x.sqsh")))["sha256"]) == 64

@@ -55,9 +55,6 @@ CHOSEN = "container= decides"
 # What a person exported, and why it is set aside; empty: it counts.
 EXPORTED = [
     ("SBATCH_ACCOUNT=mine", ""),
-    ("SBATCH_QOS=long", ""),
-    ("SBATCH_CONSTRAINT=a100", ""),
-    ("SBATCH_MEM_PER_CPU=4G", ""),
     ("SBATCH_PARTITION=cpu", "--partition=gpu counts"),
     ("SBATCH_TIMELIMIT=9", "--time=5 counts"),
     ("SBATCH_GPUS_PER_NODE=8", "--gres=gpu:2 counts"),
@@ -69,13 +66,10 @@ EXPORTED = [
 # Of containers, names alone are told: values may be secret.
 OF_CONTAINERS = [
     ("PYXIS_CONTAINER_IMAGE", CHOSEN),
-    ("PYXIS_CONTAINER_MOUNTS", CHOSEN),
     ("APPTAINER_BIND", CHOSEN),
-    ("SINGULARITY_CONTAINALL", CHOSEN),
     ("APPTAINERENV_OMP_NUM_THREADS", CHOSEN),
     ("SINGULARITY_DOCKER_PASSWORD", CHOSEN),
     ("APPTAINER_CACHEDIR", ""),
-    ("SINGULARITY_TMPDIR", ""),
     ("ENROOT_CACHE_PATH", ""),
 ]
 

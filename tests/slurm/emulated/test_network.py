@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from slurm.emulated import network, switch
+from slurm.emulated import switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_root
 from tests.conftest import ROOT, there
 from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, opened, processes
@@ -140,14 +140,7 @@ def test_a_holder_that_is_killed_takes_its_network_with_it() -> None:
         (("mine", 0, 0), 2, "has beta_s_per_byte=0.*above 0"),
         (("mine", 0, 1e-9), 1001, "1000 nodes at most, and this one would have 1001; take fewer workers"),
         (("test", 11.0, 1e-6), 2, "has alpha_s=11, and no run would end over it; take 10 at most"),
-        (("test", 0.02, 1.0), 2, "has beta_s_per_byte=1, and"),
         (("test", 0.02, 1e-6, 1.0), 2, "has down_s_per_byte=1, and"),
-        (("test", 0.02, 1e-6, None, 1.0), 2, "has jitter_s=1 and alpha_s=0.02.*no longer than the delay"),
-        (
-            ("test", 0.02, 1e-6, None, 0.0, 0.9),
-            2,
-            "has loss=0.9, and no run would end over it; take 0.3 at most",
-        ),
     ],
 )
 def test_links_over_which_no_run_would_end_are_refused(
@@ -207,15 +200,6 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         check(a_link(FAST), 2)
 
 
-def test_in_a_user_namespace_both_are_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = EmulatedNetwork.__new__(EmulatedNetwork)
-    made.made, made.in_user_namespace = network.MadeNetwork(12, [4, 5], "buckets", 0.0, "reno", 2**18), True
-    user = ["--user=/proc/12/ns/user", "--preserve-credentials"]
-    assert made.enter(1) == ["nsenter", *user, "--net=/proc/12/fd/5", "--"]
-    made.in_user_namespace = False
-    assert made.enter(0) == ["nsenter", "--net=/proc/12/fd/4", "--"]
-
-
 RATES = [10**exponent for exponent in range(6, 12)]  # bits per second
 
 
@@ -249,31 +233,3 @@ def test_nodes_have_different_addresses_of_one_network() -> None:
     assert len(addresses) == switch.MOST_NODES
     assert switch.address(0) == "10.77.0.1"
     assert switch.address(255) == "10.77.1.0"
-
-
-def test_what_the_kernel_can_delay_is_delayed_and_what_not_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def run(program: str, lines: Iterable[str]) -> None:
-        asked.extend(f"{program} {line}" for line in lines)
-
-    monkeypatch.setattr(switch, "run", run)
-    assert switch.delay(5e-5) == 5e-5
-    assert asked == ["tc qdisc add dev eth0 parent 1:1 netem delay 50us limit 10000"]
-
-    def refuse(program: str, lines: Iterable[str]) -> None:
-        raise switch.SetUpFailed("tc: Error: Specified qdisc kind is unknown.")
-
-    monkeypatch.setattr(switch, "run", refuse)
-    assert switch.delay(5e-5) == 0.0
-
-
-def test_why_something_can_not_be_made_is_said_in_a_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def bridged(nodes: int, asked: switch.Cable) -> dict[str, Any]:
-        raise switch.SetUpFailed("tc: Error: Specified qdisc kind is unknown.")
-
-    monkeypatch.setattr(switch, "bridged", bridged)
-    assert switch.main('{"nodes": 2, "alpha_s": 0, "beta_s_per_byte": 8e-9}') == 2
-    assert capsys.readouterr().out == '{"why": "tc: Error: Specified qdisc kind is unknown."}\n'
