@@ -26,7 +26,7 @@ from tests.conftest import ROOT, there
 
 EPOCHS, BATCH, EXAMPLES = 2, 4, 64  # eight batches an epoch for each of two workers
 MAX_NORM, FIRST_SCALE = 0.1, 2.0**20  # with this scale gradients overflow at first
-ON_THE_PAGE = 'sparsify.build("topk", density=0.01)'
+ON_THE_PAGE = r'sparsify\.build\("topk", density=0\.01.*?\)'
 RESUMED, LOOP, OF_THREE = ", resumed", ", in a plain loop", "resumed after three workers"
 
 
@@ -95,15 +95,17 @@ class Remembering(nn.Module):
         return {"loss": nn.functional.cross_entropy(scores, labels), "scores": scores}
 
 
-def recipe(trainer: str, use: Use) -> dict[str, Any]:
-    """What the page's blocks for this trainer define."""
+def recipe(heading: str, method: str | None, max_norm: float = 1.0) -> dict[str, Any]:
+    """Return what the page's blocks under a heading define; without a method, without its lines."""
     page = (ROOT / "docs" / "trainers.md").read_text()
-    (section,) = re.findall(rf"^## (?:Transformers' )?{trainer}\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    (section,) = re.findall(rf"^#+ {heading}\n(.*?)^##", page, re.DOTALL | re.MULTILINE)
     names: dict[str, Any] = {}
     for kind, block in re.findall(r"```(diff|python)\n(.*?)```", section, flags=re.DOTALL):
-        lines = [line[1:] if kind == "diff" else line for line in block.splitlines()]
-        code = "\n".join(lines).replace(ON_THE_PAGE, use.method)
-        exec(code.replace(" 1.0)", f" {use.max_norm})"), names)
+        lines = block.splitlines()
+        if kind == "diff":
+            lines = [line[1:] for line in lines if method or line[:1] != "+"]
+        code = re.sub(ON_THE_PAGE, method or "", "\n".join(lines))
+        exec(code.replace(" 1.0)", f" {max_norm})"), names)
     return names
 
 
@@ -115,7 +117,9 @@ def in_accelerate(net: Remembering, use: Use, folder: Path, is_resumed: bool) ->
         cpu=True, gradient_accumulation_steps=use.accumulated, mixed_precision=precision
     )
     batches, parts = DataLoader(Examples(), BATCH), (net, net.optimiser, net.schedule)
-    recipe("Accelerate", use)["train"](accelerator, *parts, batches, folder, int(is_resumed))
+    recipe("Accelerate", use.method, use.max_norm)["train"](
+        accelerator, *parts, batches, folder, int(is_resumed)
+    )
 
 
 def in_transformers(net: Remembering, use: Use, folder: Path, is_resumed: bool) -> None:
@@ -130,7 +134,9 @@ def in_transformers(net: Remembering, use: Use, folder: Path, is_resumed: bool) 
     trainer = transformers.Trainer(
         net, settings, train_dataset=Examples(), eval_dataset=Examples(), optimizers=parts
     )
-    trainer.add_callback(recipe("Trainer", use)["Sparsify"](trainer, eval(use.method)))
+    trainer.add_callback(
+        recipe("Transformers' Trainer", use.method, use.max_norm)["Sparsify"](trainer, eval(use.method))
+    )
     first = folder / f"checkpoint-{EXAMPLES // BATCH // 2 // use.accumulated}"
     trainer.train(resume_from_checkpoint=str(first) if is_resumed else None)
 
@@ -169,9 +175,10 @@ def in_lightning(net: Remembering, use: Use, folder: Path, is_resumed: bool) -> 
         amp: Any = importlib.import_module("lightning.pytorch.plugins.precision")
         precision = {"plugins": amp.MixedPrecision("16-mixed", "cpu", scaler())}
     kept = lightning.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    own = recipe("Lightning", use.method, use.max_norm)["Sparsify"]
     trainer = lightning.Trainer(
         accelerator="cpu", devices=2, strategy="ddp", max_epochs=EPOCHS, logger=False,
-        callbacks=[recipe("Lightning", use)["Sparsify"](eval(use.method)), kept], enable_progress_bar=False,
+        callbacks=[own(eval(use.method)), kept], enable_progress_bar=False,
         enable_model_summary=False, **precision, **({} if use.by_hand else automatic),
     )  # fmt: skip
     batches = [DataLoader(Examples(), BATCH) for _ in range(2)]

@@ -14,8 +14,11 @@ from tests.conftest import fine, python
 from tests.sparsify.doors.sharded.uses_trainers_sharded import REPLICAS, SHARDS, TRAINERS
 
 NEEDED = {"transformers": ("transformers", "accelerate")}
-CALM = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 SIZE = REPLICAS * SHARDS
+SURROUNDINGS = {
+    "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(SIZE),
+    "LOCAL_WORLD_SIZE": str(SIZE), "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "tests",
+}  # fmt: skip
 
 
 @pytest.mark.extended
@@ -27,7 +30,7 @@ def test_a_trainer_of_sharded_models_trains_as_without_and_resumes_to_the_bit(
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
     program = ("tests.sparsify.doors.sharded.uses_trainers_sharded", trainer, str(tmp_path))
-    fine(python("-m", *program, env={**os.environ, **CALM}))
+    fine(python("-m", *program, env={**os.environ, **SURROUNDINGS}))
     ranks: list[dict[str, dict[str, Any]]] = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
     for found in ranks:
         assert torch.equal(found["dense"]["weights"], found["alone"]["weights"])

@@ -1,15 +1,14 @@
 """Training sharded models in other people's trainers, with the recipes of docs/trainers.md and without.
 
 As a program, `python -m tests.sparsify.doors.sharded.uses_trainers_sharded TRAINER FOLDER`, it starts the
-workers as torchrun does, but from a process that has loaded the trainer already.
+workers as torchrun does, but from a process that has loaded the trainer already, in the surroundings that the
+test gives it.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
-import re
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,37 +19,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
 from torch.utils.data import DataLoader
 
 import sparsify
 from sparsify.doors.sharded.hook import ShardHook
-from tests.conftest import ROOT
 from tests.sparsify.doors.sharded.uses_sharded import NAMES
-from tests.sparsify.doors.uses_trainers import BATCH, EPOCHS, Examples
+from tests.sparsify.doors.uses_trainers import BATCH, EPOCHS, Examples, Remembering, Use, recipe
 
 REPLICAS, SHARDS, MAX_NORM = 2, 2, 0.5
-ON_THE_PAGE = 'sparsify.build("topk", density=0.01, scope="bucket")'
 DENSE, SPARSE = "sparsify.dense()", 'sparsify.build("topk", density=0.2, scope="bucket")'
-
-
-class Net(nn.Module):
-    """A network of two units, with its optimiser."""
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.blocks = nn.ModuleList([nn.Linear(8, 16), nn.Linear(16, 16)])
-            self.output = nn.Linear(16, 3)
-
-    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        hidden = inputs
-        for block in self.blocks:
-            hidden = block(hidden).tanh()
-        scores = self.output(hidden)
-        return {"loss": nn.functional.cross_entropy(scores, labels), "scores": scores}
 
 
 class Way(NamedTuple):
@@ -68,24 +48,11 @@ WAYS = {
 }
 
 
-def recipe(trainer: str, way: Way) -> dict[str, Any]:
-    """What the page's blocks for this trainer define; without a method, what its lines would be without."""
-    page = (ROOT / "docs" / "trainers.md").read_text()
-    (section,) = re.findall(rf"^### {trainer}\n(.*?)^##", page, re.DOTALL | re.MULTILINE)
-    names: dict[str, Any] = {}
-    for kind, block in re.findall(r"```(diff|python)\n(.*?)```", section, flags=re.DOTALL):
-        lines = block.splitlines()
-        if kind == "diff":
-            lines = [line[1:] for line in lines if way.method or line[:1] != "+"]
-        exec("\n".join(lines).replace(ON_THE_PAGE, way.method or ""), names)
-    return names
-
-
 def optimiser_of(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=0.01)
 
 
-def in_accelerate(net: Net, way: Way, folder: Path) -> nn.Module:
+def in_accelerate(net: Remembering, way: Way, folder: Path) -> nn.Module:
     accelerate: Any = importlib.import_module("accelerate")
     sharding(accelerate)
     own = accelerate.Accelerator(
@@ -94,7 +61,7 @@ def in_accelerate(net: Net, way: Way, folder: Path) -> nn.Module:
     )
     batches, optimiser = DataLoader(Examples(), BATCH), optimiser_of(net)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
-    trained: nn.Module = recipe("Accelerate, sharded", way)["train"](
+    trained: nn.Module = recipe("Accelerate, sharded", way.method)["train"](
         own, net, optimiser, schedule, batches, folder, int(way.is_resumed)
     )
     return trained
@@ -114,7 +81,7 @@ def sharding(accelerate: Any) -> None:
     state.distributed_type = accelerate.DistributedType.MULTI_XPU
 
 
-def in_lightning(net: Net, way: Way, folder: Path) -> nn.Module:
+def in_lightning(net: Remembering, way: Way, folder: Path) -> nn.Module:
     lightning: Any = importlib.import_module("lightning.pytorch")
     strategies: Any = importlib.import_module("lightning.pytorch.strategies")
 
@@ -124,10 +91,10 @@ def in_lightning(net: Net, way: Way, folder: Path) -> nn.Module:
             self.net = net
 
         def configure_model(self) -> None:
-            if not hasattr(self.net.output.weight, "device_mesh"):
+            if not hasattr(self.net.layers[0].weight, "device_mesh"):
                 mesh = init_device_mesh("cpu", (REPLICAS, SHARDS), mesh_dim_names=NAMES)
-                for block in self.net.blocks:
-                    fully_shard(block, mesh=mesh)
+                for layer in (self.net.layers[0], self.net.layers[2]):
+                    fully_shard(layer, mesh=mesh)
                 fully_shard(self.net, mesh=mesh)
 
         def training_step(self, batch: dict[str, Tensor], at: int) -> Any:
@@ -137,7 +104,7 @@ def in_lightning(net: Net, way: Way, folder: Path) -> nn.Module:
             return optimiser_of(self.net)
 
     kept = lightning.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
-    own = recipe("Lightning, sharded", way)["Sparsify"]
+    own = recipe("Lightning, sharded", way.method)["Sparsify"]
     callbacks = [kept, *([own(eval(way.method))] if way.method else [])]
     trainer = lightning.Trainer(
         accelerator="cpu", devices=REPLICAS * SHARDS, max_epochs=EPOCHS, logger=False,
@@ -149,7 +116,7 @@ def in_lightning(net: Net, way: Way, folder: Path) -> nn.Module:
     return net
 
 
-def in_transformers(net: Net, way: Way, folder: Path) -> nn.Module:
+def in_transformers(net: Remembering, way: Way, folder: Path) -> nn.Module:
     transformers: Any = importlib.import_module("transformers")
     accelerate: Any = importlib.import_module("accelerate")
     settings = transformers.TrainingArguments(
@@ -165,13 +132,15 @@ def in_transformers(net: Net, way: Way, folder: Path) -> nn.Module:
     sharding(accelerate)  # after these, which begin anew
     trainer = transformers.Trainer(net, settings, train_dataset=Examples())
     if way.method:
-        trainer.add_callback(recipe("Transformers, sharded", way)["Sparsify"](trainer, eval(way.method)))
+        trainer.add_callback(
+            recipe("Transformers, sharded", way.method)["Sparsify"](trainer, eval(way.method))
+        )
     first = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:1]
     trainer.train(resume_from_checkpoint=str(first[0]) if way.is_resumed else None)
     return cast(nn.Module, trainer.model_wrapped)
 
 
-Trainer = Callable[[Net, Way, Path], nn.Module]
+Trainer = Callable[[Remembering, Way, Path], nn.Module]
 PACKAGES = {
     "accelerate": ["accelerate.utils"], "transformers": ["accelerate.utils", "transformers.trainer"],
     "lightning": ["lightning.pytorch.strategies"],
@@ -184,23 +153,12 @@ TRAINERS: dict[str, Trainer] = {
 def main(trainer: str, folder: Path) -> None:
     for package in PACKAGES[trainer]:
         importlib.import_module(package)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start_processes(work, (trainer, folder, port), nprocs=REPLICAS * SHARDS, start_method="fork")
+    os.environ["MASTER_PORT"] = str(get_free_port())
+    start_processes(work, (trainer, folder), nprocs=REPLICAS * SHARDS, start_method="fork")
 
 
-def work(rank: int, trainer: str, folder: Path, port: int) -> None:
-    size = REPLICAS * SHARDS
-    told = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": size,
-        "LOCAL_WORLD_SIZE": size,
-        "MASTER_PORT": port,
-    }
-    os.environ |= {name: str(value) for name, value in told.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "tests"}
+def work(rank: int, trainer: str, folder: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     hooks, shard = list[ShardHook](), sparsify.shard
     found: dict[str, Any] = {}
@@ -211,7 +169,7 @@ def work(rank: int, trainer: str, folder: Path, port: int) -> None:
 
     with patch.object(sparsify, "shard", noted):
         for name, way in WAYS.items():
-            net = Net(seed=int(way.is_resumed))
+            net = Remembering(Use(), seed=int(way.is_resumed))
             trained = TRAINERS[trainer](net, way, folder / name.split(",")[0])
             whole = [getattr(p.detach(), "full_tensor", p.detach)() for p in trained.parameters()]
             found[name] = {"weights": nn.utils.parameters_to_vector(whole)}
