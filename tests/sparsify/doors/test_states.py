@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -34,58 +35,42 @@ METHODS: dict[str, Callable[[], Method]] = {
 }
 # Each worker has a generator or a number of stages of its own; or regions, one a worker.
 REFUSED = ("arctopk", "ef21", "exdyna", "oktopk", "qsgd", "randomk, permutations", "sidco", "terngrad")
-OTHER = repr(sparsify.build("gaussiank", density=0.5))
 KEYS = ("state", "param_groups", "method", "epoch")  # of an optimiser's state
 EVERY_LENGTH = ("indices", "blocks", "borders")  # parts whose number of elements changes while training
 
 
-class Damage(NamedTuple):
-    """What is wrong with a saved state, and the state."""
-
-    what: str
-    state: Any
-
-
-def damages(whole: Any, skips: tuple[str, ...] = ()) -> Iterator[Damage]:
-    """All of a saved state: of each part of the tree those that its kind can have."""
-    others: list[Any] = [None, 7, [], {}, "state"]
-    yield from (Damage(f"{other!r} in its place", other) for other in others)
-    for path in paths(whole):
-        if not path or path[-1] in skips:
-            continue
-        *_, name = path
-        for what, part in damaged(name, at(whole, path)):
-            yield changed(whole, path, f"{what} for {path}", partial(put, part=part))
-        if isinstance(name, str) and name != "shapes":  # older states have none
-            yield changed(whole, path, f"no {path}", lambda inside, n: inside.pop(n))
-            yield changed(
-                whole, path, f"{path} renamed", lambda inside, n: put(inside, f"{n}s", inside.pop(n))
-            )
-        if isinstance(at(whole, path), dict):
-            yield changed(whole, path, f"more in {path}", lambda inside, n: put(inside[n], "more", 1))
+def damages(whole: Any) -> Iterator[Any]:
+    """Yield a saved state again and again, each time with something else in the place of one of its parts."""
+    for path in [*paths({"": whole})][1:]:
+        *outside, name = path
+        for other in others_than(name, at({"": whole}, path)):
+            state = {"": copy.deepcopy(whole)}
+            at(state, outside)[name] = other
+            yield state[""]
 
 
-def damaged(name: str | int, part: Any) -> list[tuple[str, Any]]:
-    """Other values in the place of a part."""
-    if isinstance(part, Tensor):
-        found: list[tuple[str, Any]] = [("another shape", part.unsqueeze(0)), ("None", None), ("a number", 1)]
-        found += [("another type", part.to(torch.complex128)), ("words", "five")]
-        if name not in EVERY_LENGTH and part.numel():
-            found.append(("another size", torch.cat([part.flatten(), part.flatten()])))
-        if part.is_floating_point() and part.numel():
-            found += [("NaN", torch.full_like(part, torch.nan)), ("Inf", torch.full_like(part, torch.inf))]
-        if part.dtype == torch.uint8:
-            found.append(("no generator's bytes", torch.full_like(part, 255)))
-        return found
-    if isinstance(part, bool | int):
-        return [(repr(other), other) for other in (-5, 0.5, "five", None, True, torch.tensor(5))]
-    if isinstance(part, float):
-        return [(repr(other), other) for other in (-5.0, float("nan"), float("inf"), "five", None)]
-    if isinstance(part, str):
-        return [(repr(other), other) for other in (OTHER, None, 5)]
+def others_than(name: str | int, part: Any) -> list[Any]:
+    """Return what must not stand in the place of a part."""
+    if part is None:  # it may have become anything of its kind
+        return ["five"]
+    others: list[Any] = [None, -5, math.nan, "five"]
+    if not isinstance(part, float):
+        others.append(0.5)
+    if isinstance(part, dict):
+        others.append({**part, "more": 1})
+        for key in part.keys() - {"shapes"}:  # older states have none
+            others.append({other: inside for other, inside in part.items() if other != key})
     if isinstance(part, list) and part and name not in EVERY_LENGTH:
-        return [("fewer items", part[:-1]), ("more items", [*part, part[0]]), ("None", None)]
-    return [("a number", 7)]  # for None, and what holds nothing
+        others += [part[:-1], [*part, part[0]]]
+    if isinstance(part, Tensor):
+        others += [part.unsqueeze(0), part.to(torch.complex128)]
+        if name not in EVERY_LENGTH and part.numel():
+            others.append(torch.cat([part.flatten(), part.flatten()]))
+        if part.is_floating_point() and part.numel():
+            others += [torch.full_like(part, torch.nan), torch.full_like(part, torch.inf)]
+        if part.dtype == torch.uint8:  # of a generator
+            others.append(torch.full_like(part, 255))
+    return others
 
 
 def paths(tree: Any, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -95,20 +80,10 @@ def paths(tree: Any, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | i
         yield from paths(part, (*here, name))
 
 
-def at(tree: Any, path: tuple[str | int, ...]) -> Any:
+def at(tree: Any, path: Sequence[str | int]) -> Any:
     for name in path:
         tree = tree[name]
     return tree
-
-
-def put(inside: Any, name: Any, part: Any) -> None:
-    inside[name] = part
-
-
-def changed(whole: Any, path: tuple[str | int, ...], what: str, change: Callable[[Any, Any], Any]) -> Damage:
-    state = copy.deepcopy(whole)
-    change(at(state, path[:-1]), path[-1])
-    return Damage(what, state)
 
 
 def aggregator_of(method: Method, comm: Comm, steps: int = 3) -> Aggregator:
@@ -134,28 +109,23 @@ def saved_state(name: str, comm: Comm) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_damaged_state_is_refused_on_all_workers_and_nothing_is_loaded(name: str) -> None:
-    def body(comm: virtual.VirtualComm) -> list[tuple[str, str]]:
+    def body(comm: virtual.VirtualComm) -> list[str]:
         saved = saved_state(name, comm)
         later = aggregator_of(METHODS[name](), comm, steps=5)
-        before, told = later.state_dict(), list[tuple[str, str]]()
-        cases = [
-            *damages(saved), Damage("step 900", {**saved, "step": 900}), Damage("format 99", {"format": 99}),
-            Damage("rank 0 of 3", {**saved, "size": 3}), Damage("other rank", {**saved, "rank": 0}),
-        ]  # fmt: skip
-        for damage in cases:
-            state = damage.state if comm.rank == 1 else saved
-            told.append((damage.what, refusal(later.load_state_dict, state)))
-            assert is_alike(later.state_dict(), before), damage.what
+        before = later.state_dict()
+        others = [{**saved, "step": 900}, {"format": 99}, {**saved, "size": 3}, {**saved, "rank": 0}]
+        told = []
+        for damaged in [*others, *damages(saved)]:
+            told.append(refusal(later.load_state_dict, damaged if comm.rank == 1 else saved))
+            assert is_alike(later.state_dict(), before), damaged
         later.load_state_dict(saved)
         assert is_alike(later.state_dict(), saved)
         return told
 
-    for (what, healthy), (_, broken) in zip(*virtual.run(2, body), strict=True):
-        if what == "step 900":
-            assert healthy == broken
-            assert "differ in their step, which is, by rank, [3,900]" in broken
-        else:
-            assert healthy == f"rank 1 can't load its state, so no worker does: {broken}", what
+    (healthy, *others), (broken, *own) = virtual.run(2, body)
+    assert healthy == broken
+    assert "differ in their step, which is, by rank, [3,900]" in broken
+    assert others == [f"rank 1 can't load its state, so no worker does: {words}" for words in own]
 
 
 def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
@@ -170,25 +140,23 @@ def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
         return optimiser
 
     def body(comm: virtual.VirtualComm) -> None:
-        saved, others = trained(comm, 2).state_dict(), trained(comm, 2, torch.optim.SGD).state_dict()
+        saved = trained(comm, 2).state_dict()
         later = trained(comm, 3)
         later.epoch = 4
         before = copy.deepcopy(later.state_dict())
         moments = [state["exp_avg"] for state in later.state.values()]
-        halves = [{**saved["param_groups"][0], "params": [0, 1]}]
         nan = copy.deepcopy(saved)
         nan["state"][0]["exp_avg"].view(-1)[0] = torch.nan
-        cases = [
-            *damages({"method": saved["method"]}), Damage("other epochs", {**saved, "epoch": 7}),
-            *(Damage(key, {k: v for k, v in saved.items() if k != key}) for key in KEYS),
-            Damage("an epoch in words", {**saved, "epoch": "four"}), Damage("SGD's", others),
-            Damage("other parameters", {**saved, "param_groups": halves}), Damage("NaN", nan),
-            Damage("no groups", {**saved, "param_groups": None}), Damage("no state", {**saved, "state": 5}),
-            Damage("an empty state", {**saved, "state": {}}),
+        halves = [{**saved["param_groups"][0], "params": [0, 1]}]
+        changes: list[dict[str, Any]] = [
+            {"epoch": 7}, {"epoch": "four"}, {"param_groups": halves}, {"param_groups": None}, {"state": 5},
+            {"state": {}}, *({"method": method} for method in damages(saved["method"])),
         ]  # fmt: skip
-        for damage in cases:
-            assert refusal(later.load_state_dict, damage.state if comm.rank == 1 else saved)
-            assert is_alike(later.state_dict(), before), damage.what
+        without = [{name: part for name, part in saved.items() if name != key} for key in KEYS]
+        others = [nan, trained(comm, 2, torch.optim.SGD).state_dict(), *without]
+        for damaged in [*others, *({**saved, **change} for change in changes)]:
+            assert refusal(later.load_state_dict, damaged if comm.rank == 1 else saved)
+            assert is_alike(later.state_dict(), before), damaged
         assert all(state["exp_avg"] is own for state, own in zip(later.state.values(), moments, strict=True))
         later.load_state_dict(saved)
         assert is_alike(later.state_dict(), saved)
@@ -199,8 +167,8 @@ def test_a_damaged_state_of_an_optimiser_leaves_all_of_it_as_it_was() -> None:
 def test_damaged_states_are_not_shared_out() -> None:
     for name in ("topk", "dgc", "topk, learning rate"):
         states = virtual.run(2, partial(saved_state, name))
-        for damage in damages(states[1]):
-            for ranks in ([states[0], damage.state], [damage.state, states[1]]):
+        for damaged in damages(states[1]):
+            for ranks in ([states[0], damaged], [damaged, states[1]]):
                 assert refusal(sparsify.redistribute, ranks, 3)
     wrongs: list[Any] = [states[:1], states[::-1], [*states, states[1]], [], None, 7, "states", {}, states[0]]
     for wrong in wrongs:
