@@ -100,13 +100,10 @@ def test_what_stays_is_kept_and_what_moves_is_not() -> None:
     assert sum(value > 0 for value in heat) == 1
 
 
-def test_small_tensors_are_seen_as_part_of_the_whole_only() -> None:
+def test_small_tensors_are_seen_as_part_of_the_whole_only_and_several_buckets_are_no_whole() -> None:
     log = looked_at(Bucket(bell(1010), ("bias", "weight"), ((10,), (LARGE,))))
     assert [line["of"] for line in log.of("histogram")] == ["weight", ALL]
     assert {line["of"]: line["values"] for line in log.of("size")} == {"weight": [1000.0], ALL: [1010.0]}
-
-
-def test_of_several_buckets_each_is_a_whole_of_its_own() -> None:
     log = looked_at(Bucket(bell(1000), ("b",), ((1000,),)), Bucket(bell(2000), ("a",), ((2000,),)))
     for what in ("left_out", "histogram"):
         assert [line["of"] for line in log.of(what)] == ["b", "a"]

@@ -44,9 +44,7 @@ def mae(data: Dataset) -> MAE:
 
 
 def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dataset) -> None:
-    """What is hidden is guessed from the rest: with other pixels there, the encoder sees the same. Hidden
-    patches of one image are not all guessed alike, for the decoder knows where they are.
-    """
+    """What is hidden is guessed from the rest: with other pixels there, the encoder sees the same."""
     model = mae(data)
     rows, _ = next(batches_of(task(), data))
     flat, numbers = rows.split([3 * 32 * 32, 16], dim=1)
@@ -58,8 +56,6 @@ def test_three_quarters_of_the_patches_are_hidden_and_no_other_matters(data: Dat
     is_hidden = functional.interpolate(hidden.view(-1, 1, 4, 4).float(), scale_factor=8).bool()
     other = torch.where(is_hidden, torch.rand_like(pixels), pixels)
     assert torch.equal(model.model(other, noise=numbers).logits, seen.logits)
-    guessed = seen.logits[0][hidden[0]]
-    assert (guessed - guessed[0]).abs().amax(dim=1)[1:].min() > 1e-3
 
 
 def test_positions_are_the_paper_s_and_neither_trained_nor_exchanged(data: Dataset) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
 
-from analysis.records.store import Store
 from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
@@ -18,7 +16,6 @@ from experiments.worker.build import build
 from sparsify.types import BucketContext
 from tests.conftest import there
 from tests.training.tasks import CPU, backward, model_of
-from tests.worker.runs import carry_out, orders, recorded
 
 N = 100_000
 
@@ -75,11 +72,3 @@ def test_there_is_nothing_to_validate() -> None:
     config = compose.resolve(["task=vector", "profile=smoke"])
     with pytest.raises(ValueError, match=r"task=vector learns nothing .* take train.validate=never"):
         build(config, None, CPU)
-
-
-def test_it_runs_on_virtual_ranks(tmp_path: Path) -> None:
-    for method in ("topk", "dense", "powersgd"):
-        words = ("task=vector", "task.elements=1000", f"method={method}", "train.validate=never")
-        told, attempt = orders(Store(tmp_path), *words)
-        carry_out(told, attempt, tmp_path / "start")
-        assert len(recorded(attempt, 1)) == 8

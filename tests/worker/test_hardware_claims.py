@@ -16,7 +16,7 @@ Claim = tuple[
     str, Sequence[Worker], float | None
 ]  # a link, what workers see, and the GB/s that they measured
 TRUE_CLAIMS: list[Claim] = [
-    ("nvlink", LINKED, 203.0),
+    ("nvlink3", LINKED, 203.0),
     ("nvlink", v100s(tuple(range(8))), 110.0),
     ("nvlink", v100s((0, 1)), 14.0),  # NV1: too slow for the probe to tell
     ("nvlink", workers(full("NV4"), pcie=31.5, nvlinks=[14.062] * 4), 25.0),  # and a bridge of A6000
@@ -24,7 +24,6 @@ TRUE_CLAIMS: list[Claim] = [
     ("nvlink", workers("", pcie=None), 1.0),  # nothing is seen, nothing is held against it
     ("nvlink", [*LINKED, *workers(NV12, host="gpu34")], 9.0),
     ("nvlink", workers(SYS, (0,)), None),
-    ("nvlink3", LINKED, 203.0),
     ("pcie", BARRED, 18.0),
     ("pcie", workers(full("PIX")), 24.0),
     ("ethernet", APART, 1.0),
@@ -33,7 +32,7 @@ TRUE_CLAIMS: list[Claim] = [
     ("loopback", workers(NV12), 200.0),
 ]
 FALSE_CLAIMS: list[tuple[Claim, str]] = [
-    (("nvlink", workers(SYS), 9.0), "0 and 1 on gpu33 ... by SYS ... link=pcie"),
+    (("nvlink4", workers(SYS), 9.0), "0 and 1 on gpu33 ... by SYS ... link=pcie"),
     (("nvlink", workers(BRIDGED), 9.0), "workers 0 and 2 ... NODE"),
     (("nvlink", v100s((0, 5)), 9.0), "workers 0 and 1 on gpu33 ... SYS"),
     (("nvlink", workers("", nvlinks=[]), 9.0), "no NVLink"),
@@ -43,11 +42,9 @@ FALSE_CLAIMS: list[tuple[Claim, str]] = [
     (("nvlink", APART, 9.0), "a node of its own ... link=ethernet"),
     (("pcie", workers(NV12, nccl={"NCCL_P2P_DISABLE": "0"}), 203.0), "NVLink joins ... gpu33"),
     (("pcie", BARRED, 203.0), "203.0 GB/s ... 31.5 ... link=nvlink"),
-    (("pcie", APART, 9.0), "a node of its own"),
+    (("pcie4", APART, 9.0), "a node of its own"),
     (("ethernet", workers(NV12), 203.0), "all workers are on gpu33 ... link=nvlink or"),
     (("loopback", APART, 9.0), "on 2 nodes ... link=ethernet"),
-    (("nvlink4", workers(SYS), 9.0), "0 and 1 on gpu33 ... by SYS"),
-    (("pcie4", APART, 9.0), "a node of its own"),
     (("ethernet_10g", workers(NV12), 203.0), "all workers are on gpu33"),
 ]
 

@@ -65,27 +65,18 @@ def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) ->
         memory.check([run, run], fitting)  # variants are counted together
 
 
-def test_where_there_is_plenty_nobody_looks_closer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("looked"))
-    check(built("task.elements=10000"), 8)
-
-
-def on_digits(task: str) -> Built:
-    topk = built("method=topk", "method.density=0.01")
-    return topk._replace(task=TASKS.build(task, {}), data=datasets.load("digits32", None, CPU))
-
-
 def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "rank_bytes", lambda *_: pytest.fail("tried"))
     monkeypatch.setattr(memory, "free_bytes", lambda device: 2**17)
     with pytest.raises(ValueError, match=r"the model does not fit into memory: .* take a smaller one"):
-        memory.check([on_digits("cnn_digits")], 8)
+        check(built("task.elements=1000000"), 8)
 
 
 @pytest.mark.extended
 def test_parameters_that_are_not_trained_are_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    part = on_digits("maetiny_cifar10")
+    data = datasets.load("digits32", None, CPU)
+    part = built("method=topk")._replace(task=TASKS.build("maetiny_cifar10", {}), data=data)
     size = sum(p.nbytes for p in part.task.model(part.data, 0, CPU, torch.float32).parameters())
     monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
