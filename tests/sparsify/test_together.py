@@ -58,14 +58,12 @@ def make_parameters() -> list[tuple[str, Parameter]]:
     return [(f"p{at}", Parameter(torch.zeros(n, 1))) for at, n in enumerate(SIZES)]
 
 
-def average(
-    method: Any, comm: Comm = ALONE, together: bool = True, rates: Sequence[float] = (1.0,) * len(SIZES)
-) -> tuple[Tensor, int]:
+def average(method: Any, comm: Comm, together: bool = True) -> tuple[Tensor, int]:
     """Make three steps; return their last averages, and in how many messages these were made."""
     aggregator = Aggregator(method, make_parameters(), comm, together=together)
     for step in range(3):
         aggregator.gradients.flat.normal_(generator=torch.Generator().manual_seed(step))
-        report = aggregator.aggregate(lr=[rate * step for rate in rates])
+        report = aggregator.aggregate()
     return torch.cat(aggregator.gradients.views), report.messages
 
 
@@ -77,14 +75,6 @@ def test_all_buckets_of_a_model_travel_in_one_message(name: str) -> None:
     together, alone = virtual.run(2, body)[0]
     assert together <= 2  # lengths, where these depend on the data, and elements
     assert alone >= len(SIZES)
-
-
-@pytest.mark.parametrize("feedback", ["gradient", "learning_rate", "none"])
-def test_every_bucket_has_its_own_rate(feedback: str) -> None:
-    method = build("topk", 0.1, "layer", feedback=feedback)
-    rates = [0.1, 0.0, 0.2, 0.3, 0.1, 0.2]
-    together, alone = (average(method, together=joined, rates=rates)[0] for joined in (True, False))
-    assert torch.equal(together, alone)
 
 
 def test_more_elements_than_int32_counts_travel_in_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,22 +206,15 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
                 assert torch.equal(torch.cat(list(memories)), expected), (lengths, clears)
             make(SIZES).clear_at(apart, parts[0])
             assert torch.equal(torch.cat(apart), expected.index_fill(0, parts[0].indices.long(), 0)), lengths
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("make", KERNELS)
-def test_two_spaces_that_are_alike_move_alike_by_the_sum_of_parts(make: Any, count: int) -> None:
-    before = torch.cat(draw(SIZES, seed=2))
-    total = torch.zeros(N)
-    parts = []
-    for at in range(count):
-        indices = torch.arange(at % 2, N, 20, dtype=torch.int32)  # some places are of several
-        parts.append(Sparse(indices, draw([len(indices)], seed=at)[0]))
-        total.index_add_(0, indices, parts[-1].values * 0.25)
-    anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
-    make(SIZES).move(anchors, owns, parts, 0.25, -1.0)
-    assert torch.equal(torch.cat(anchors), before - total)
-    assert all(map(torch.equal, anchors, owns))
+    ordered = [Sparse(part.indices.sort().values, part.values) for part in parts]
+    for some in (ordered[:1], ordered):  # two spaces that are alike move alike
+        total = torch.zeros(N)
+        for part in some:
+            total.index_add_(0, part.indices, part.values * 0.25)
+        anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
+        make(SIZES).move(anchors, owns, some, 0.25, -1.0)
+        assert torch.equal(torch.cat(anchors), before - total)
+        assert all(map(torch.equal, anchors, owns))
 
 
 @needs_native
@@ -288,18 +271,6 @@ def make_gradients(*shapes: tuple[int, ...]) -> tuple[list[Parameter], OwnGradie
     return parameters, OwnGradients([(f"p{at}", p) for at, p in enumerate(parameters)], "global")
 
 
-def test_gradients_are_read_where_they_lie() -> None:
-    (a, b), gradients = make_gradients((2, 3), (4,))
-    (a.square().sum() + b.square().sum()).backward()
-    before = there(a.grad)
-    of_b, of_a = gradients.collect()
-    assert of_a.data_ptr() == before.data_ptr()
-    assert torch.equal(of_a.view(2, 3), 2 * a)
-    assert torch.equal(of_b, 2 * b)
-    gradients.clear()
-    assert a.grad is None
-
-
 def test_gradients_that_share_memory_are_parted() -> None:
     """Backpropagation may hand the same tensor to two parameters."""
     (a, b), gradients = make_gradients((2, 3), (6,))
@@ -310,19 +281,6 @@ def test_gradients_that_share_memory_are_parted() -> None:
     of_a.zero_()
     assert of_b.tolist() == there(b.grad).tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert not there(a.grad).any()
-
-
-def test_missing_sparse_and_strided_gradients_become_dense() -> None:
-    (a, b, c), gradients = make_gradients((3, 2), (4, 2), (2, 2, 3, 3))
-    a.grad = torch.tensor([[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]).to_sparse(1)
-    expected = torch.randn(2, 2, 3, 3)
-    c.grad = expected.to(memory_format=torch.channels_last)
-    of_c, of_b, of_a = gradients.collect()
-    assert of_a.tolist() == [0, 0, 1, 1, 0, 0]
-    assert torch.equal(of_c, expected.view(-1))
-    assert not of_b.any()
-    of_b.fill_(3.0)
-    assert (there(b.grad) == 3).all()
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
