@@ -18,7 +18,7 @@ from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, l
 from experiments.bench._steps import Follower, Made, NotRun, Setup
 from experiments.training.networks import small_cnn
 from sparsify.types import Sparse
-from tests.bench.conftest import ROWS, SMALL, Benched, call_bench, last_of
+from tests.bench.conftest import ROWS, Benched, last_of
 from tests.conftest import ROOT, loaded_by
 
 CPU = torch.device("cpu")
@@ -48,18 +48,6 @@ def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> Non
     assert of["copy"]["bytes_per_element"] == 12
     assert (of["eager"]["host_syncs"], of["threshold"]["host_syncs"]) == (0, 1)
     assert str(ROOT) not in benched.store.read_text()
-
-
-def test_other_rows_are_measured_again_and_the_newest_count(tmp_path: Path, benched: Benched) -> None:
-    store = tmp_path / "bench" / benched.store.name
-    store.parent.mkdir()
-    before = benched.store.read_text()
-    store.write_text(before)
-    line = last_of(call_bench(tmp_path, "select", *SMALL, "--rows", "copy", "eager"))
-    assert line["why"]["eager_over_fused"] == "fused was not asked for"
-    assert store.read_text().startswith(before)
-    older, newer = ({row["row"]: row for row in read(path)[0]} for path in (benched.store, store))
-    assert {name for name in newer if newer[name] != older[name]} == {"copy", "eager"}
 
 
 def test_targets_are_judged_by_medians_and_of_the_standard_case_only() -> None:

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from experiments.bench import _select_page, _step_page, step
-from experiments.bench._runner import text_of
 from experiments.bench._step_counts import Operators
-from experiments.bench._step_page import ABOUT, PAGE, read
+from experiments.bench._step_page import ABOUT, read
 from experiments.bench._step_ways import WAYS, ways_here
-from experiments.config.folders import Folders
 from tests.bench.conftest import Benched, call_bench, last_of
 from tests.conftest import ROOT
 
@@ -59,18 +57,6 @@ def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
     around = {row["row"]: row["n"] for row in rows if row["part"] == "around"}
     assert around == dict.fromkeys(("add", "aggregate", "around"), LAYERS * (64 * 64 + 64))
     assert str(ROOT) not in stepped.store.read_text()
-
-
-def test_lines_that_are_no_such_records_are_left_out_and_told(tmp_path: Path, stepped: Benched) -> None:
-    rows = read(stepped.store)[0]
-    store = tmp_path / "bench" / stepped.store.name
-    store.parent.mkdir()
-    broken = [rows[0] | {"cpu_over_ddp": {"median": -1}}, rows[0] | {"part": "guessed"}]
-    store.write_text(stepped.store.read_text() + text_of(broken))
-    said = list[str]()
-    (picture,) = PAGE.redraw(Folders(tmp_path), said.append)
-    assert said == [f"left out 2 lines of {store}: they are not as they were written"]
-    assert picture.with_suffix(".md").read_text() == stepped.page()
 
 
 @pytest.mark.parametrize("name", ["select", "step"])

@@ -240,7 +240,7 @@ def _split(dotted: str) -> list[str]:
     return re.split(r"\.(?!jsonl)", dotted)
 
 
-def _put(tree: Any, dotted: str, value: Any) -> None:
+def put(tree: Any, dotted: str, value: Any) -> None:
     """Give a leaf of a JSON object another value, or remove it."""
     *above, name = _split(dotted)
     for part in above:
@@ -255,7 +255,7 @@ def _put(tree: Any, dotted: str, value: Any) -> None:
 def _with_leaf(text: str, dotted: str, word: str) -> str:
     content = json.loads(text)
     with contextlib.suppress(LookupError, TypeError, AttributeError):  # it has no such leaf
-        _put(content, dotted, VALUES[word])
+        put(content, dotted, VALUES[word])
     return json.dumps(content)
 
 
@@ -268,7 +268,7 @@ def _change_config_and_key(dotted: str, path: Path, word: str) -> None:
     attempt = path.parent
     config = json.loads(path.read_text())
     try:
-        _put(config, dotted, VALUES[word])
+        put(config, dotted, VALUES[word])
         name = run_id(config)
         key = run_key(config)
         (attempt.parent.parent / name).mkdir()

@@ -142,13 +142,6 @@ def test_a_checkpoint_that_is_a_link_is_unlinked(precious: Path, tmp_path: Path)
         assert attempt.is_valid(), names
 
 
-def test_workers_refuse_a_folder_of_checkpoints_that_is_a_link(precious: Path, tmp_path: Path) -> None:
-    told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL)
-    attempt.checkpoints.symlink_to(precious)
-    with pytest.raises(Damaged, match=NOT_FOLLOWED):
-        carry_out(told, attempt, tmp_path / "start")
-
-
 def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: Path, tmp_path: Path) -> None:
     folders = Folders(tmp_path / "results")
     run = folders.store.begin(compose.resolve(WORDS)).run_id

@@ -98,4 +98,3 @@ def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folder
     outcomes = _listing._outcomes(trained.to_dict("records"))
     assert outcomes == {"top-1": [71.0, None], "loss": [None, 1.25]}
     assert re.fullmatch(r"\d{4} d", there(_listing._age({"ended": "2020-01-01T00:00:00Z"})))
-    assert _listing._age({}) is None

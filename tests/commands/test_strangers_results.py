@@ -32,6 +32,7 @@ from experiments.launch import arrays, bad_nodes, submission
 from experiments.training import checkpoint
 from slurm.submit import sbatch_text
 from tests.analysis import synthetic
+from tests.commands import damage
 from tests.conftest import ROOT, Command, fine, python, refused
 
 ROOMS = ("analysis", "experiments", "slurm", "sparsify")
@@ -58,13 +59,9 @@ def forge(config: dict[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
     """Return a configuration with leaves that its key does not cover."""
     forged: dict[str, Any] = json.loads(json.dumps(config))
     for dotted, value in leaves.items():
-        *above, name = dotted.split(".")
-        part = forged
-        for key in above:
-            if isinstance(part.get(key), str):  # of a container, records have the name
-                part[key] = {"name": part[key]}
-            part = part.setdefault(key, {})
-        part[name] = value
+        if dotted.startswith("container."):  # of which records have the name
+            forged["container"] = {"name": config["container"]}
+        damage.put(forged, dotted, value)
     assert run_key(forged) == run_key(config)
     return forged
 

@@ -86,8 +86,9 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
 def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
     attempt = begun(folders)
+    known = {**attempt.manifest, "schema": SCHEMA + 1}
     for changes in ({"state": "of_tomorrow"}, {"state": "ok", "steps": {"made": 8}}, {"started": [1]}):
-        write_json(attempt.path / "run.json", {**attempt.manifest, "schema": SCHEMA + 1, **changes})
+        write_json(attempt.path / "run.json", known | changes)
         run = StatusView(folders, {}).of_attempt(attempt)
         assert run.word == "newer"
         assert "update this checkout" in run.why

@@ -95,12 +95,6 @@ def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Star
     assert end_of(workers) == {0: 0}
 
 
-def test_what_can_not_be_started_leaves_no_process(tmp_path: Path) -> None:
-    command = WorkerCommand(["/no/such/python"], str(tmp_path), 1, None, [], False)
-    with pytest.raises(FileNotFoundError):
-        LocalWorkers(command, "0", tmp_path, 2)
-
-
 def test_a_run_without_a_gpu_shows_its_workers_none(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     for gpu, expected in ((False, ""), (True, "2,3")):
