@@ -9,10 +9,10 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from sparsify import kernels
 from sparsify.core import host_sync
 from sparsify.types import SearchStats, Sparse
 from tests.conftest import python, there
-from tests.sparsify.kernels.interpreter import patching_once
+from tests.sparsify.kernels.interpreter import checking_memory, patching_once
 from tests.sparsify.kernels.oracle import (
     INPUTS,
     K,
@@ -47,8 +47,12 @@ if CUDA or INTERPRETED:  # else the import would settle how Triton works in this
 
 
 @pytest.fixture(scope="module", autouse=True)
-def less_slow() -> Iterator[None]:
-    with patching_once() if INTERPRETED else nullcontext():
+def strict() -> Iterator[None]:
+    """Let the interpreter check what programs access, several of which share what there is to do."""
+    if not INTERPRETED:
+        yield
+        return
+    with patching_once(), checking_memory(), mock.patch.multiple(gpu, CHUNK=256, WORDS=16):
         yield
 
 
@@ -323,8 +327,7 @@ class TestOnTheDevice:
         ("gpu_kernels", "-k guess or whatever", 20),
         ("gpu_kernels", "-k not (guess or whatever)", 14),
         ("segments", "-m not gpu", 8),
-        ("races", "-m not extended", 5),
-        pytest.param("races", "-m extended", 1, marks=pytest.mark.extended),
+        ("races", "", 2),
     ],
 )
 def test_triton_kernels_pass_in_the_interpreter(name: str, chosen: str, least: int) -> None:

@@ -22,11 +22,11 @@ from tests.sparsify.kernels.test_gpu_kernels import (
     QUIET,
     draw,
     given_data,
-    less_slow,
+    strict,
 )
 from tests.sparsify.laws import build, live
 
-__all__ = ["less_slow"]  # a fixture is found by its name in this module
+__all__ = ["strict"]  # a fixture is found by its name in this module
 SMALL: dict[str, Any] = {"tile": 256, "fewest": 1}  # the interpreter is slow
 N = 600  # three shares
 
