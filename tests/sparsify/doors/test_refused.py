@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -291,183 +292,156 @@ CHANGED = "changed between backward and step.*change .or clip. their average, af
 HALFWAY = r"came between backward and step, when gradients are on their way already; call it after step"
 OF_OTHERS = [nn.Parameter(torch.ones(1))]
 # Wrapped, trained, and what comes in between.
-BY_DISTRIBUTE: dict[str, Row] = {
-    "a parameter of the loss": row(
+REFUSED: list[Row] = [
+    row(
         r"parameter of shape \(5,\) that the model does not have; hand over a module that has all",
         inner=lambda model: torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(5))], LR),
     ),
-    "wrapping twice": row(
-        "wrapped already", inner=lambda model: sparsify.distribute(sgd(model), model, TOPK)
-    ),
-    "an optimizer that hides another one": row(
+    row("wrapped already", inner=lambda model: sparsify.distribute(sgd(model), model, TOPK)),
+    row(
         "PostLocalSGDOptimizer hides another optimiser",
         inner=lambda model: PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2)),
     ),
-    "a closure that is called again": row(
+    row(
         "LBFGS computes gradients within its step.*take DistributedDataParallel and sparsify.register",
         inner=lambda model: torch.optim.LBFGS(model.parameters()),
     ),
-    "half a step an epoch": row("steps_per_epoch=2.5 must be a whole number above 0", steps_per_epoch=2.5),
-    "a scale for a scaler": row(
-        "scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.", scaler=1024.0
-    ),
-    "a seed in words": row("seed='0' must be a whole number", seed="0"),
-    "buckets of DDP": row("for sparsify.register; here take a size in MB, such as scope=25", scope="bucket"),
-    "a lazy model": row(
-        "weight has no shape yet; run one batch through the model first", make=lambda: nn.LazyLinear(3)
-    ),
-    "no weights": row("weight is on the meta device", make=lambda: nn.Linear(3, 3, device="meta")),
-    "made in inference mode": row("weight was made in inference mode", make=make_in_inference_mode),
-    "two types": row(
+    row("steps_per_epoch=2.5 must be a whole number above 0", steps_per_epoch=2.5),
+    row("scaler=1024.0 is no torch.amp.GradScaler; with others call aggregate.scale.", scaler=1024.0),
+    row("seed='0' must be a whole number", seed="0"),
+    row("for sparsify.register; here take a size in MB, such as scope=25", scope="bucket"),
+    row("weight has no shape yet; run one batch through the model first", make=lambda: nn.LazyLinear(3)),
+    row("weight is on the meta device", make=lambda: nn.Linear(3, 3, device="meta")),
+    row("weight was made in inference mode", make=make_in_inference_mode),
+    row(
         "these have .*bfloat16.*float64.*; give each kind an optimiser of its own",
         make=changed(lambda model: model.output.bfloat16()),
     ),
-    "a trained tensor of another kind": row(
-        f"{SCALED}, so that its elements can't be exchanged", make=with_more(lambda: Scaled(torch.ones(3)))
-    ),
-    "a frozen tensor of another kind": row(
+    row(f"{SCALED}, so that its elements can't be exchanged", make=with_more(lambda: Scaled(torch.ones(3)))),
+    row(
         f"{SCALED}.* tell its name to DistributedDataParallel._set",
         make=with_more(lambda: Scaled(torch.ones(3)), is_trained=False),
     ),
-    "eight bits": row(
+    row(
         "more is trained in torch.float8_e4m3fn, which has no sums to average",
         make=with_more(lambda: torch.ones(3).to(torch.float8_e4m3fn)),
     ),
-    "gradients of another type": row(
+    row(
         "weight is in torch.float64 and takes gradients in torch.float32, its grad_dtype",
         make=changed(lambda model: setattr(model.output.weight, "grad_dtype", torch.float32)),
     ),
-    "optimizers in the backward pass": row(
+    row(
         "weight is stepped within the backward pass, by _apply_optimizer_in_backward, before anything",
         make=changed(lambda model: setattr(model.output.weight, "_in_backward_optimizers", [])),
     ),
-    "a parameter that DDP ignores": row(
+    row(
         "told to ignore output.weight, so that it is each worker's own, and this optimiser would average it",
         make=changed(lambda model: ignore(model, "output.weight")),
     ),
-    "a sharded model": row("is a DTensor, as FSDP2", make=make_sharded),
-    "a model under DDP": row(
+    row("is a DTensor, as FSDP2", make=make_sharded),
+    row(
         "model.module.*or take sparsify.register",
         lambda begun: sparsify.distribute(sgd(begun.model), DistributedDataParallel(begun.model), TOPK),
     ),
-    "the model first": row(
+    row(
         "Net is not an optimiser; sparsify.distribute takes an optimiser, its model, and a method",
         lambda begun: sparsify.distribute(begun.model, cast(Any, sgd(begun.model)), TOPK),
     ),
-    "a method by name": row(
-        NO_METHOD, lambda begun: sparsify.distribute(sgd(begun.model), begun.model, cast(Any, "topk"))
-    ),
-    "two groups": row(
+    row(NO_METHOD, lambda begun: sparsify.distribute(sgd(begun.model), begun.model, cast(Any, "topk"))),
+    row(
         "comm and group both say who averages",
         lambda begun: sparsify.distribute(
             sgd(begun.model), begun.model, TOPK, TorchComm(), group=dist.group.WORLD
         ),
     ),
-    "a cast": row(
+    row(
         r"output.bias was .*float64.* and is now .*float32.*; convert the model first",
         lambda begun: begun.model.float(),
     ),
-    "another memory format": row(
+    row(
         r"the strides of convolution.weight were \(8, 4, 2, 1\) and are now \(8, 1, 4, 2\); convert the",
         lie_otherwise,
         inner=lambda model: sgd(model, fused=True),
     ),
-    "another group of parameters": row(
+    row(
         "has other parameters than when it was wrapped; wrap it anew",
         lambda begun: begun.holder.optimiser.add_param_group({"params": begun.model.output.parameters()}),
         inner=lambda model: sgd(model.get_submodule("convolution")),
     ),
-    "unfrozen later": row(
+    row(
         "convolution.weight was frozen when its optimiser was wrapped, and is trained now; wrap it anew",
         unfreeze,
         make=partial(seeded, frozen_net),
     ),
-    "the older wrapper": row("were wrapped anew since; go on with what that returned", wrap_again),
-    "stepping the inner optimizer": row(
+    row("were wrapped anew since; go on with what that returned", wrap_again),
+    row(
         "its own step would not average; call that of what sparsify.distribute or",
         lambda begun: begun.holder.optimiser.step(),
     ),
-    "averaging twice": row("aggregate was called twice", average_twice),
-    "backward after averaging": row("backward ran after aggregate", average_and_go_on),
-    "a scaler that nobody knows": row(
-        "does not know of overflows on other workers; hand the scaler over", step_by_a_scaler
-    ),
-    "dividing by the scale twice": row(
-        "unscale_ and aggregate.scale. both divide by the scale; hand the scaler over", unscale_twice
-    ),
-    "telling a known scale": row(
+    row("aggregate was called twice", average_twice),
+    row("backward ran after aggregate", average_and_go_on),
+    row("does not know of overflows on other workers; hand the scaler over", step_by_a_scaler),
+    row("unscale_ and aggregate.scale. both divide by the scale; hand the scaler over", unscale_twice),
+    row(
         "the scaler was handed over, so its scale is known",
         lambda begun: begun.optimiser.aggregate(8.0),
         scaler=torch.amp.GradScaler("cpu"),
     ),
-    "unscaling the inner optimizer": row(
-        "the scaler was given the inner optimiser", unscale_inner, scaler=torch.amp.GradScaler("cpu")
-    ),
-    "a warm-up without epochs": row(EPOCH, go_on, density_warmup=[0.5]),
-    "saying the epoch twice": row(
+    row("the scaler was given the inner optimiser", unscale_inner, scaler=torch.amp.GradScaler("cpu")),
+    row(EPOCH, go_on, density_warmup=[0.5]),
+    row(
         "the epoch follows from steps_per_epoch; leave one of them out",
         lambda begun: setattr(begun.optimiser, "epoch", 1),
         steps_per_epoch=2,
     ),
-    "an epoch before the first": row(
-        "epoch=-1 is out of range", lambda begun: setattr(begun.optimiser, "epoch", -1)
-    ),
-    "a schedule that brings momentum": row(MOMENTUM, bring_momentum, name="dgc"),
-    "one bucket of two rates": row(
-        RATES, go_on, inner=follow_other_rates, scope="global", feedback="learning_rate"
-    ),
-    "no rate to follow": row(
+    row("epoch=-1 is out of range", lambda begun: setattr(begun.optimiser, "epoch", -1)),
+    row(MOMENTUM, bring_momentum, name="dgc"),
+    row(RATES, go_on, inner=follow_other_rates, scope="global", feedback="learning_rate"),
+    row(
         "NoRate has no learning rate for feedback in the learning-rate domain to follow",
         go_on,
         inner=lambda model: NoRate(model.parameters()),
         feedback="learning_rate",
     ),
-    "copying": row("copy its state_dict", lambda begun: copy.deepcopy(begun.optimiser)),
-    "pickling": row("copy its state_dict", lambda begun: pickle.dumps(begun.optimiser)),
-    "the checkpoint of another rank": row(
+    row("copy its state_dict", lambda begun: copy.deepcopy(begun.optimiser)),
+    row("copy its state_dict", lambda begun: pickle.dumps(begun.optimiser)),
+    row(
         "is of rank 1, and this is rank 0; .*Where there is only one, load the inner optimiser's alone",
         load_of_another_rank,
     ),
-}
-BY_OVERLAP: dict[str, Row] = {
-    "clipped": overlapped(CHANGED, lambda begun: nn.utils.clip_grad_norm_(begun.model.parameters(), 1e-3)),
-    "replaced": overlapped(CHANGED, lambda begun: replace_gradients(begun.model)),
-    "clipped past autograd": overlapped(CHANGED, clip_past_autograd),
-    "looked at": overlapped(CHANGED, lambda begun: begun.model.output.bias.grad.norm()),
-    "moved": overlapped(CHANGED, lambda begun: move_gradients(begun.model)),
-    "cleared by the model": overlapped(CHANGED, lambda begun: begun.model.zero_grad()),
-    "a second backward pass": overlapped(
+    # ---- overlapped
+    overlapped(CHANGED, lambda begun: nn.utils.clip_grad_norm_(begun.model.parameters(), 1e-3)),
+    overlapped(CHANGED, lambda begun: replace_gradients(begun.model)),
+    overlapped(CHANGED, clip_past_autograd),
+    overlapped(CHANGED, lambda begun: begun.model.output.bias.grad.norm()),
+    overlapped(CHANGED, lambda begun: move_gradients(begun.model)),
+    overlapped(CHANGED, lambda begun: begun.model.zero_grad()),
+    overlapped(
         r"a second gradient of output\.\w+ came before the step.*with optimiser.no_sync",
         lambda begun: begun.backward(1),
     ),
-    "cleared halfway": overlapped(HALFWAY, lambda begun: begun.optimiser.zero_grad()),
-    "saved halfway": overlapped(HALFWAY, lambda begun: begun.optimiser.state_dict()),
-    "loaded halfway": overlapped(HALFWAY, lambda begun: begun.optimiser.load_state_dict({})),
-    "telling a scale": overlapped(
-        r"before aggregate\(scale\) can divide them", lambda begun: begun.optimiser.aggregate(8.0)
-    ),
-    "a scaler": overlapped(
-        "GradScaler would then skip the step; train in bfloat16", scaler=torch.amp.GradScaler("cpu")
-    ),
-    "a scaler under DDP": overlapped(
+    overlapped(HALFWAY, lambda begun: begun.optimiser.zero_grad()),
+    overlapped(HALFWAY, lambda begun: begun.optimiser.state_dict()),
+    overlapped(HALFWAY, lambda begun: begun.optimiser.load_state_dict({})),
+    overlapped(r"before aggregate\(scale\) can divide them", lambda begun: begun.optimiser.aggregate(8.0)),
+    overlapped("GradScaler would then skip the step; train in bfloat16", scaler=torch.amp.GradScaler("cpu")),
+    overlapped(
         "GradScaler would then skip the step; train in bfloat16",
         wrapper="register",
         scaler=torch.amp.GradScaler("cpu"),
     ),
-    "one bucket": overlapped("there is one bucket", scope="global"),
-    "a norm to clip to": overlapped("which clip_norm needs", name="dgc", clip_norm=1.0),
-    "one bucket under DDP": overlapped(
+    overlapped("there is one bucket", scope="global"),
+    overlapped("which clip_norm needs", name="dgc", clip_norm=1.0),
+    overlapped(
         "scope='global' spans several; take scope='layer' or 'bucket', or leave overlap out",
         wrapper="register",
         scope="global",
     ),
-    "buckets of a size under DDP": overlapped(
-        "scope=1.0 spans several; take scope='layer'", wrapper="register", scope=1.0
-    ),
-    "a norm to clip to under DDP": overlapped(
+    overlapped("scope=1.0 spans several; take scope='layer'", wrapper="register", scope=1.0),
+    overlapped(
         "overlap=True begins before the norm of the whole", wrapper="register", name="dgc", clip_norm=1.0
     ),
-    "the group of DDP": overlapped(
+    overlapped(
         r"workers \[0\] is DDP's own; make another one of them",
         lambda begun: sparsify.register(
             DistributedDataParallel(net(), process_group=begun.holder.comm.group),
@@ -476,116 +450,89 @@ BY_OVERLAP: dict[str, Row] = {
             group=begun.holder.comm.group,
         ),
     ),
-}
-BY_REGISTER: dict[str, Row] = {
-    "nothing selected": under_ddp(r"density=0.001 of 87 gradients selects none \(k = 0\)", density=0.001),
-    "momentum of an unknown optimizer": under_ddp(
-        "momentum itself, so it must know the optimiser", name="dgc", inner=lambda model: None
-    ),
-    "rates of an unknown optimizer": under_ddp(
+    # ---- under DDP
+    under_ddp(r"density=0.001 of 87 gradients selects none \(k = 0\)", density=0.001),
+    under_ddp("momentum itself, so it must know the optimiser", name="dgc", inner=lambda model: None),
+    under_ddp(
         "follows the learning rate, so it must know",
         inner=lambda model: None,
         feedback="learning_rate",
     ),
-    "rates of another model's optimizer": under_ddp(
+    under_ddp(
         "learning rate, and convolution.weight is not the optimiser's",
         inner=lambda model: torch.optim.SGD(OF_OTHERS),
         feedback="learning_rate",
     ),
-    "momentum twice": under_ddp(
-        MOMENTUM, name="dgc", inner=lambda model: torch.optim.SGD(OF_OTHERS, momentum=0.9)
-    ),
-    "no step an epoch": under_ddp("steps_per_epoch=0 must be a whole number above 0", steps_per_epoch=0),
-    "unused parameters skipped": under_ddp(
+    under_ddp(MOMENTUM, name="dgc", inner=lambda model: torch.optim.SGD(OF_OTHERS, momentum=0.9)),
+    under_ddp("steps_per_epoch=0 must be a whole number above 0", steps_per_epoch=0),
+    under_ddp(
         "with skip_all_reduce_unused_params DDP hands over other buckets in each step",
         ddp=partial(DistributedDataParallel, skip_all_reduce_unused_params=True),
     ),
-    "delayed parameters": under_ddp("DDP averages delay_all_reduce_named_params in a hook of its", ddp=delay),
-    "reduced by Python": under_ddp(
+    under_ddp("DDP averages delay_all_reduce_named_params in a hook of its", ddp=delay),
+    under_ddp(
         'optimize_ddp="python_reducer" lets DDP average each parameter by itself', ddp=reduce_by_python
     ),
-    "the outermost parameter ignored": under_ddp(
-        "DDP was told to ignore scale, and averages it nevertheless", ddp=ignoring("scale")
-    ),
-    "a tied parameter ignored": under_ddp(
+    under_ddp("DDP was told to ignore scale, and averages it nevertheless", ddp=ignoring("scale")),
+    under_ddp(
         "DDP was told to ignore again.weight, and averages it nevertheless", ddp=ignoring("output.weight")
     ),
-    "no DDP": under_ddp("takes a DistributedDataParallel, and Net has no buckets", ddp=lambda model: model),
-    "a sharded model": under_ddp(
+    under_ddp("takes a DistributedDataParallel, and Net has no buckets", ddp=lambda model: model),
+    under_ddp(
         "shards its gradients, and sparsification needs whole ones",
         make=make_sharded,
         ddp=lambda model: model,
     ),
-    "two models": under_ddp(
+    under_ddp(
         "ModuleList has 2 inside, to be registered one by one",
         ddp=lambda model: nn.ModuleList([*map(DistributedDataParallel, (model, net()))]),
     ),
-    "a hook already": under_ddp(
+    under_ddp(
         "has a communication hook already, and DDP takes no other",
         lambda begun: sparsify.register(begun.called, TOPK),
     ),
-    "two groups": under_ddp(
+    under_ddp(
         "comm and group both",
         lambda begun: sparsify.register(begun.called, TOPK, comm=TorchComm(), group=dist.group.WORLD),
     ),
-    "a method by name": under_ddp(
+    under_ddp(
         NO_METHOD,
         lambda begun: sparsify.register(DistributedDataParallel(net()), cast(Any, "topk")),
     ),
-    "local steps": under_ddp(
+    under_ddp(
         "nothing would be left to exchange after local steps; train the model",
         lambda begun: sparsify.register(DistributedDataParallel(net()), cast(Any, sparsify.sparseloco())),
     ),
-    "a method that mixes no tensors": under_ddp(
+    under_ddp(
         "scope='bucket' chooses the largest of several tensors",
         lambda begun: sparsify.register(DistributedDataParallel(net()), RANDOMK_OF_BUCKETS),
     ),
-    "an optimizer that averages": under_ddp(
+    under_ddp(
         "optimiser averages by itself", inner=lambda model: sparsify.distribute(sgd(model), model, TOPK)
     ),
-    "two types in a bucket": under_ddp(
+    under_ddp(
         "these have .*float32.*float64.*; take scope='layer', which mixes",
         make=changed(lambda model: model.output.float()),
         scope="global",
     ),
-    "one bucket of two rates": under_ddp(
-        RATES, go_on, inner=follow_other_rates, scope="global", feedback="learning_rate"
-    ),
-    "a scaler that nobody knows": under_ddp(
-        r"GradScaler steps the optimiser.*register\(\.\.\., scaler=scaler\)", step_by_a_scaler
-    ),
-    "a schedule that brings momentum": under_ddp(MOMENTUM, bring_momentum, name="dgc"),
-    "a warm-up without epochs": under_ddp(EPOCH, go_on, density_warmup=[0.5]),
-    **{
-        f"{case}, {name}": under_ddp(sentence, act, name=name, ddp=ddp)
+    under_ddp(RATES, go_on, inner=follow_other_rates, scope="global", feedback="learning_rate"),
+    under_ddp(r"GradScaler steps the optimiser.*register\(\.\.\., scaler=scaler\)", step_by_a_scaler),
+    under_ddp(MOMENTUM, bring_momentum, name="dgc"),
+    under_ddp(EPOCH, go_on, density_warmup=[0.5]),
+    *(
+        under_ddp(sentence, act, name=name, ddp=ddp)
         for name in ("dense", "topk")
-        for case, sentence, act, ddp in (
+        for sentence, act, ddp in (
             (
-                "another memory format",
                 "weight lies in memory otherwise.*convert the model first",
                 lie_otherwise,
                 DistributedDataParallel,
             ),
-            (
-                "frozen for a moment",
-                r"shape \(4,.* was frozen when `register` was called",
-                unfreeze,
-                freeze_after,
-            ),
-            (
-                "frozen when DDP was made",
-                "requires a gradient, but was frozen when Distributed",
-                go_on,
-                freeze_before,
-            ),
+            (r"shape \(4,.* was frozen when `register` was called", unfreeze, freeze_after),
+            ("requires a gradient, but was frozen when Distributed", go_on, freeze_before),
         )
-    },
-}
-REFUSED = {
-    **{f"distribute, {case}": row for case, row in BY_DISTRIBUTE.items()},
-    **{f"overlap, {case}": row for case, row in BY_OVERLAP.items()},
-    **{f"register, {case}": row for case, row in BY_REGISTER.items()},
-}
+    ),
+]
 
 
 def live(act: Callable[[Begun], object] | None, options: dict[str, Any]) -> None:
@@ -603,9 +550,9 @@ def live(act: Callable[[Begun], object] | None, options: dict[str, Any]) -> None
 
 
 @pytest.mark.usefixtures("group_of_one")
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_can_not_be_right_is_refused_in_a_sentence_at_once(case: str) -> None:
-    sentence, act, options = REFUSED[case]
+@pytest.mark.parametrize("row", REFUSED, ids=itemgetter(0))
+def test_what_can_not_be_right_is_refused_in_a_sentence_at_once(row: Row) -> None:
+    sentence, act, options = row
     with pytest.raises((ValueError, TypeError), match=sentence) as caught:
         live(act, options)
     assert len(str(caught.value)) < SHORT
@@ -637,11 +584,14 @@ def test_a_group_without_this_worker_is_refused_by_every_wrapper(monkeypatch: py
         lambda group: sparsify.shard(sharded, sgd(sharded), TOPK, group),
         lambda group: sparsify.shard(sharded, sgd(sharded), local, group),
     ]
+    outside = "rank 0 of all, is not in the group that was handed over"
+    groups: dict[Any, str] = {
+        dist.GroupMember.NON_GROUP_MEMBER: outside,
+        mesh: outside,
+        (0,): r"\(0,\) is no process group; take what torch.distributed.new",
+        init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard")): "hand over the one whose",
+    }
     for wrap in wrappers:
-        for group in (dist.GroupMember.NON_GROUP_MEMBER, mesh):
-            with pytest.raises(ValueError, match="rank 0 of all, is not in the group that was handed over"):
+        for group, sentence in groups.items():
+            with pytest.raises(ValueError, match=sentence):
                 wrap(group)
-        with pytest.raises(ValueError, match=r"\[0\] is no process group; take what torch.distributed.new"):
-            wrap([0])
-        with pytest.raises(ValueError, match="a group for each of its 2 dimensions; hand over the one whose"):
-            wrap(init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard")))
