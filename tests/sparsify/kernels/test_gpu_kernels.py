@@ -327,7 +327,7 @@ class TestOnTheDevice:
         ("gpu_kernels", "-k guess or whatever", 20),
         ("gpu_kernels", "-k not (guess or whatever)", 14),
         ("segments", "-m not gpu", 8),
-        ("races", "", 2),
+        ("races", "-m not gpu", 2),
     ],
 )
 def test_triton_kernels_pass_in_the_interpreter(name: str, chosen: str, least: int) -> None:
