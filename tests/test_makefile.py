@@ -164,9 +164,9 @@ def test_the_build_for_cpus_is_taken_where_no_gpu_is_or_may_be_or_where_it_is_na
         ("cpu", "nvidia-smi", True, 1),
     ):
         shutil.rmtree(checkout.folder / "venv", ignore_errors=True)
-        (checkout.folder / "cpu-build").touch()
-        if not index_has_it:
-            (checkout.folder / "cpu-build").unlink()
+        (checkout.folder / "cpu-build").unlink(missing_ok=True)
+        if index_has_it:
+            (checkout.folder / "cpu-build").touch()
         write_program(bare / program)
         said = checkout.make("venv/.train", f"TORCH={named}", PATH=str(bare))
         assert cpu_builds(checkout) == builds, (named, program)

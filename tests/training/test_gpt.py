@@ -124,7 +124,6 @@ def test_what_can_t_be_trained_is_refused() -> None:
             {"optimiser": "adam"},
             r"no optimiser 'adam' \(did you mean 'adamw'\?\); there are: adamw, muon, sgd",
         ),
-        ({"momentum": 0.5}, r"momentum=0.5 has no effect with optimiser=adamw.*take optimiser=muon or sgd"),
         ({"muon_factor": 2}, r"muon_factor=2 has no effect with optimiser=adamw.*take optimiser=muon$"),
         ({"optimiser": "sgd", "beta2": 0.9}, r"beta2=0.9 has no effect with optimiser=sgd.*adamw or muon$"),
         ({"lr_end": 1.5}, r"lr_end=1.5 is out of range: it must be a number in \[0, 1\]"),

@@ -18,7 +18,6 @@ from sparsify.core.gradients import Gradients
 from sparsify.core.timer import PhaseTimer
 from tests.conftest import there
 from tests.training.digits import CPU, trainer
-from tests.training.waits import watched
 
 RANKS = 2
 
@@ -133,20 +132,6 @@ def test_what_lies_elsewhere_is_recorded_anew(change: str) -> None:
         assert torch.equal(gradients.flat, plain_gradients.flat)
     assert all(torch.equal(*both) for both in losses)  # read when a window closes
     assert recorder.recordings == 2
-
-
-def test_repeating_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    def body(comm: virtual.VirtualComm) -> None:
-        _, _, recorded = made(Repeater())
-        for step in range(WARMUPS + 1):
-            recorded(*batch(step))
-        watch.on = True
-        for step in range(3):
-            recorded(*batch(step))
-
-    with watched(monkeypatch, large=10**9) as watch:
-        virtual.run(1, body)
-    assert watch.waits == []
 
 
 def test_work_whose_phases_are_timed_one_by_one_is_not_recorded() -> None:

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.records.configs import measured_config, run_key
-from experiments.config import compose
 from experiments.training.loop import published, seconds_late
 from experiments.training.settings import Late
 from sparsify.comm import virtual
@@ -94,14 +92,6 @@ def test_a_process_really_comes_late(tmp_path: Path) -> None:
     assert late_s >= LATE_MS / 1e3
     assert float(first["late"]) < 0.01
     assert float(first["wait"]) - float(second["wait"]) == pytest.approx(late_s, rel=0.5)
-
-
-def test_nobody_is_late_by_default_and_old_keys_stay() -> None:
-    plain = compose.resolve([])
-    assert "late" not in measured_config(plain)
-    late, later = (compose.resolve(["late.draw=uniform", f"late.s={s}", "late.rank=0"]) for s in (0.01, 0.02))
-    assert late.late == Late("uniform", 0.01, rank=0)
-    assert len({*map(run_key, (plain, late, later))}) == 3
 
 
 def test_settings_without_effect_are_refused() -> None:

@@ -62,14 +62,11 @@ class Alone:
         return agreement
 
 
-def test_short_steps_share_a_vote_and_long_ones_do_not() -> None:
+def test_short_steps_share_a_vote_long_ones_do_not_and_votes_that_travel_for_long_are_rare() -> None:
     for step_s, fewest, most in ((0.001, 3, 9), (10.0, 1000, 1000)):
         alone = Alone()
         alone.take_steps(1000, step_s)
         assert fewest <= alone.votes <= most
-
-
-def test_votes_that_travel_for_long_are_rare() -> None:
     alone = Alone(travel_s=1.4)
     agreement = alone.take_steps(10_000, 0.1)
     assert alone.waited_s < 0.01 * alone.now

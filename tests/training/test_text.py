@@ -75,18 +75,12 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
             datasets.load(name, tmp_path, CPU)
 
 
-def test_a_folder_without_mikolov_s_files_is_another_s(tmp_path: Path) -> None:
-    for name in ("ptb", "ptb64", "ptbchars"):
-        with pytest.raises(
-            ValueError, match=r"ptb/ptb.train.txt can't be read \(No such file.*put plain text there"
-        ):
-            datasets.load(name, tmp_path, CPU)
-
-
-def test_files_need_a_folder() -> None:
-    for name in ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars", "mnist"):
+def test_without_a_folder_or_its_files_the_text_is_asked_for(tmp_path: Path) -> None:
+    for name in ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars"):
         with pytest.raises(ValueError, match=r"set data.root=FOLDER or \$DATA_ROOT"):
             datasets.load(name, None, CPU)
+        with pytest.raises(ValueError, match=r"train.txt can't be read \(No such file.*put plain text there"):
+            datasets.load(name, tmp_path, CPU)
 
 
 def test_hidden_words_are_asked_for_and_no_others() -> None:

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from importlib import metadata
-
 import pytest
 import torch
 
 from experiments.worker import errors
-from experiments.worker.errors import FIGURES, LIBRARY, TRAIN, trouble_of_import
+from experiments.worker.errors import trouble_of_import
 from experiments.worker.hardware import MachineMismatch
 from sparsify.comm import WorkerLost
 from tests.config.refusals import check_parts
-from tests.conftest import ROOT, there
-
-
-def test_each_package_of_the_project_is_known_by_the_name_it_is_imported_by() -> None:
-    for file, known in (("library.txt", LIBRARY), ("figures.txt", FIGURES), ("train.txt", TRAIN)):
-        for name in re.findall(r"(?m)^[a-z0-9-]+", (ROOT / "requirements" / file).read_text()):
-            files = metadata.distribution(name).files or []
-            assert {path.parts[0].removesuffix(".py") for path in files} & set(known), name
+from tests.conftest import there
 
 
 def test_who_misses_a_package_is_told_what_installs_it() -> None:
