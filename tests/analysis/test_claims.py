@@ -23,7 +23,6 @@ from analysis.stats import Mixed, Value
 from experiments import figures
 from experiments.config import compose
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures.papers import value
 from tests.analysis import synthetic
 
 
@@ -246,15 +245,6 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
         for declared in (yoon2022.TIMING_SCALE, yoon2022.TRAINING_SCALE):
             assert {*declared} - {EXAMPLES, "task.smoothing"} <= set(row)  # which this task has not
             assert reduced(frames, declared) == ""
-
-
-def test_the_tolerance_follows_from_the_authors_replicates() -> None:
-    """Two pairs: t of 2 degrees of freedom is 4.303, and a pair's deviation is its difference / sqrt(2)."""
-    for column in ("val_top1", "val_loss"):
-        pairs = value("yoon2022.replicates")[column][8].values()
-        squares = sum((a - b) ** 2 for a, b in pairs) / 4
-        assert yoon2022.spread(column) == pytest.approx(4.302653 * math.sqrt(squares), rel=1e-6)
-        assert yoon2022.gap_spread(column) == pytest.approx(math.sqrt(2) * yoon2022.spread(column))
 
 
 def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:

@@ -26,11 +26,9 @@ def manifest(**provenance: Any) -> dict[str, Any]:
     before = {"load": 0.5, "gpu": {"clocks.sm": "1410", "driver_version": "535"}}
     common = {"host": "gpu33", "image": None, "commit": "abc", "machine": machine_found, "before": before}
     return {
-        "schema": 1,
-        "started": "2026-11-21T08:12:19Z",
-        "config": {"method": {"name": "topk"}, "workers": 8},
+        "schema": 1, "started": "2026-11-21T08:12:19Z", "config": {"method": {"name": "topk"}, "workers": 8},
         "provenance": {**common, **provenance},
-    }
+    }  # fmt: skip
 
 
 def weights(a: dict[str, Any], b: dict[str, Any]) -> dict[str, str]:

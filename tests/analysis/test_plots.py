@@ -44,7 +44,7 @@ def test_a_curve_is_of_numbers_of_values_or_of_a_table_and_one_without_an_x_goes
     lines: list[plots.Curve | plots.Band] = [
         plots.Curve(OURS, [0, 1], [1.0, 2.0], plots.DOTTED),
         plots.Curve(OURS, [0, 1], [Value(1.0, 0.5, 1.5), Value(2.0)]),
-        plots.Curve(THEIRS, pd.Series([0, 1]), table, {"alpha": 0.5}),
+        plots.Curve(THEIRS, [0, 1], table),
         plots.Curve(THEIRS._replace(label="level"), None, Value(1.0)),
         plots.Band(OURS, [0, 1], [0, 0], [1, 1]),
     ]
@@ -52,18 +52,17 @@ def test_a_curve_is_of_numbers_of_values_or_of_a_table_and_one_without_an_x_goes
     (axes,), (legend,) = figure.axes, figure.legends
     assert axes.get_yscale() == "log"
     assert words(legend.get_texts()) == ["ours", "theirs", "level"]
-    interval, _ = axes.collections  # of the table, and the band
-    assert interval.get_alpha() == pytest.approx(0.09)
+    assert len(axes.collections) == 2  # the interval of the table, and the band
 
 
 def test_bars_show_their_parts_and_texts_in_rows_or_places() -> None:
     bars = [
         plots.Bar("dense", {"forward": 1.0, "wait": 2.0}, "3 ms"),
         plots.Bar("Top-k, fused", {"wait": 1.0}),
+        plots.Bar("dense", {"wait": 5.0}, "paper", place=0.2, faint=True),
     ]
-    paired = [*bars, plots.Bar("dense", {"wait": 5.0}, "paper", place=0.2, faint=True)]
     groups = {"Top-k": [(OURS, "ours", Value(1.5, 1.0, 2.0)), (OURS, "as published", Value(3.0))], "DGC": []}
-    panels = [plots.piles(bars), plots.stacks(paired, least=4.0), plots.ratio_bars(groups, level=1)]
+    panels = [plots.piles(bars[:2]), plots.stacks(bars, least=4.0), plots.ratio_bars(groups, level=1)]
     lying, standing, ratios = plots.picture(panels, 2.0).axes
     assert words(lying.get_yticklabels()) == ["dense", "Top-k, fused"]
     assert "3 ms" in words(lying.texts)

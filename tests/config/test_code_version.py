@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import py_compile
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,19 +92,8 @@ def test_strays_in_a_copy_are_told_and_removed_at_submission_and_as_a_job_begins
             assert not os.path.lexists(copy / name)
 
 
-def compile_unchecked(path: Path) -> None:
-    """Put bytecode of another source beside a file, which Python does not compare with it."""
-    source = path.with_suffix(".owned")
-    source.write_text(OWNED)
-    compiled = path.parent / "__pycache__" / f"{path.stem}.{sys.implementation.cache_tag}.pyc"
-    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(source), str(compiled), invalidation_mode=mode)
-    source.unlink()
-
-
 def test_no_job_runs_what_a_strangers_copy_holds(copy: Path) -> None:
     (copy / "yaml.py").write_text(OWNED)
-    compile_unchecked(copy / "experiments" / "launch" / "job_hooks.py")
     hooks = ("-m", "experiments.launch.job_hooks", "begin", "none.json")
     assert "owned" in python(*hooks, cwd=copy).stderr
     copy_into(copy.parent)

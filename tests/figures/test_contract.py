@@ -126,12 +126,6 @@ def test_a_broken_file_is_named_and_stops_no_other_figure(
     assert str(sound) not in done.stderr
 
 
-def test_every_paper_is_cited_in_one_place() -> None:
-    assert figures.bibtex("fig3").startswith("@misc{yoon2022empirical,")
-    assert figures.bibtex("fig3") == figures.bibtex("fig4-logs")
-    assert figures.bibtex("methods") == ""
-
-
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
     texts = [each.claim.text for item in figures.shipped() for each in figures.judge(item, empty())]
     for paper in papers.names():

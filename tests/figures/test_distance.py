@@ -48,12 +48,3 @@ def test_the_models_error_is_that_of_links_with_distance(off: float) -> None:
     assert there(item.error(found, 0.5)).value == pytest.approx(100 * abs(off))
     near = found._replace(runs=found.runs.assign(**{"cluster.link.alpha_s": 0.001}))
     assert item.error(near, 0.5) is None
-
-
-def test_every_exchange_takes_turns_and_the_longest_is_inside_the_picture() -> None:
-    names = item.variants()
-    assert {"dense", "dense-backend", "topk", "topk-backend", "oktopk"} <= set(names)
-    assert names["topk-backend"] == {**names["topk"], "collectives": "backend"}
-    axes = item.draw(frames(), "laptop").axes
-    assert [each.get_title() for each in axes] == ["P = 2", "P = 8"]
-    assert min(each.get_ylim()[1] for each in axes) >= item.raised(frames())["measured"].max()

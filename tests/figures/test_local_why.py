@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
-import numpy as np
 import pytest
 
 from analysis.records.frames import Frames
@@ -45,13 +44,3 @@ def test_the_errors_of_codes_are_the_library_s_on_what_top_k_leaves() -> None:
             errors = (read - values).square().sum(1) / values.square().sum(1)
             assert 100 * float(errors.median()) == pytest.approx(told[f"error, {tails}"], rel=5e-3, abs=1e-10)
             assert told["bits a value"] == BITS[word]
-
-
-def test_what_diverged_is_drawn_at_the_edge_with_its_number() -> None:
-    assert why._label("8 senders", "8 workers", 2.5) == "8 senders (over 8 workers): +2.5"
-    assert why._label("clipped", why.BASE, float("nan")) == "clipped: diverged"
-    found = variants({"paper": 2.0, "momentum 0.9": 50.0, "momentum 0.95": 900.0, "clipped": 2.1}, seeds=3)
-    lines = [line for axes in why.draw(found, "laptop").axes for line in axes.lines]
-    drawn = np.concatenate([np.asarray(line.get_xdata(), dtype=float) for line in lines])
-    assert len(lines) == 3  # zero, an interval, the means
-    assert abs(drawn).max() == why.FURTHEST

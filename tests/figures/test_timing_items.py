@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.published import jobs
-from analysis.published.unvalidated import step_ms
 from analysis.records.attempts import of_attempt
 from analysis.records.configs import variant_configs
 from analysis.records.frames import Frames
@@ -14,7 +12,6 @@ from analysis.records.steps import step_seconds, warm
 from analysis.records.store import Store
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig1
-from experiments.figures.papers import value
 from experiments.figures.runs import configs_of
 from tests.analysis import synthetic
 from tests.figures.made_up import PROFILES
@@ -64,13 +61,3 @@ def test_fig1_shows_the_warm_step_nearest_to_the_median_of_those_that_fig4_shows
         warm_steps = warm(frames, key).steps.groupby("step")["step_s"].max()
         nearest = (warm_steps - np.median(step_seconds(frames, key))).abs()
         assert nearest[step] == nearest.min()
-
-
-def test_the_parts_of_the_papers_bars_are_what_its_logs_say() -> None:
-    told = jobs().set_index(["gpu", "workers", "method"])
-    for method in yoon2022.METHODS:
-        facts, bar = told.loc[("A100", 8, method)], yoon2022.published_parts(method)
-        assert bar["io"] == pytest.approx(facts["io_ms"], abs=0.01)
-        without_validation = step_ms(int(facts["job"])).value
-        assert sum(bar.values()) - bar["validate"] == pytest.approx(without_validation, abs=0.01)
-        assert sum(bar.values()) == pytest.approx(value(f"yoon2022.iteration.{method}")["total"])

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from analysis.records.attempts import from_attempts
-from analysis.records.frames import Frames, restrict
+from analysis.records.frames import Frames
 from analysis.records.schema import REGIONS, SLICES
 from analysis.records.store import Store
 from experiments import figures
 from experiments.config.config import Config
-from experiments.figures import shi2019_shi_distribution as distribution
 from experiments.figures import zhang_stable_sweep as sweep
 from experiments.figures.runs import configs_of, more_configs_of
 from tests.analysis import synthetic
@@ -92,14 +91,6 @@ def test_a_claim_on_gradients_is_told_from_its_opposite(tmp_path: Path) -> None:
         ("stable-heatmap", "single elements of the", noise),
     ):
         assert verdict(item, usual, begins).word != verdict(item, opposite, begins).word, begins
-
-
-def test_the_tensor_that_is_least_like_a_bell_counts_if_it_is_large(tmp_path: Path) -> None:
-    peaks = look(0, "histogram", "other", density_of_values(bell=False))
-    for size, counts in ((distribution.LARGE, True), (distribution.LARGE - 1, False)):
-        frames = looked(tmp_path / str(size), look(0, "size", "other", {0.0: size}), peaks)
-        rise = distribution.worst_rise(restrict(frames, [frames.runs["key"][0]]))
-        assert (rise > 5) == counts
 
 
 # --- what trainings end at

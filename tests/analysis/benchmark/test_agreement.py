@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analysis.benchmark.agreement import agreements, repeated, tau
+from analysis.benchmark.cells import Cell
 from analysis.stats import Value, student
 from tests.analysis.benchmark.cells import cell
 
@@ -15,15 +16,14 @@ MISSED = replace(cell("c"), minutes=None, word="misses the target", sooner=Value
 
 
 def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
-    infinite = float("inf")
-    for pairs, expected in (
-        ([(1, 10), (2, 20), (3, 30)], 1),
-        ([(1, 30), (2, 20), (3, 10)], -1),
-        ([(1, 10), (2, 30), (3, 20), (4, 40)], 2 / 3),
-        ([(infinite, infinite), (1, 1)], 1),
-        ([(1, 1), (1, 1)], 1),  # nothing to order, and the same
+    for first, second, expected in (
+        ([1, 2, 3], [10, 20, 30], 1),
+        ([1, 2, 3], [30, 20, 10], -1),
+        ([1, 2, 3, 4], [10, 30, 20, 40], 2 / 3),
+        ([np.inf, 1], [np.inf, 1], 1),
+        ([1, 1], [1, 1], 1),  # nothing to order, and the same
     ):
-        assert tau(pairs) == pytest.approx(expected)
+        assert tau([*zip(first, second, strict=True)]) == pytest.approx(expected)
 
 
 def test_a_measurement_agrees_with_itself_and_a_missed_target_is_last_in_both_orders() -> None:
@@ -46,18 +46,20 @@ def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> N
 
 
 def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered_by_its_steps() -> None:
-    slower = replace(cell(word="slower"), sooner=Value(0.5, 0.4, 0.6, 5))
     quick, slow = Value(1.0), Value(2.0)
-    first = [cell("a", minutes=quick), cell("b", minutes=slow)]
-    second = [replace(slower, entry="a", minutes=slow), replace(slower, entry="b", minutes=quick)]
-    (found,) = agreements([*first, MISSED], [*second, MISSED])
+
+    def measured(a: Value, b: Value) -> list[Cell]:
+        return [cell("a", minutes=a), cell("b", minutes=b)]
+
+    (found,) = agreements([*measured(quick, slow), MISSED], [*measured(slow, quick), MISSED])
     assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
     assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
-    assert (found.contained, found.same_word) == (0, 0)
-    (found,) = agreements(
-        [replace(MISSED, step_ms=quick), replace(MISSED, entry="d", step_ms=slow)],
-        [replace(MISSED, step_ms=slow), replace(MISSED, entry="d", step_ms=quick)],
+    assert (found.contained, found.same_word) == (1, 1)
+    first, second = (
+        [replace(MISSED, entry=entry, step_ms=step) for entry, step in zip("cd", steps, strict=True)]
+        for steps in ((quick, slow), (slow, quick))
     )
+    (found,) = agreements(first, second)
     assert (found.tau, found.steps_tau) == (1, -1)
 
 

@@ -16,11 +16,14 @@ def test_methods_without_a_look_get_a_stable_one() -> None:
 
 
 def test_variants_of_a_method_have_ids_of_their_own() -> None:
-    assert style.method_id({"method.name": "topk", "method.scope": "layer"}) == "topk-layer"
-    assert style.method_id({"method.name": "topk", "method.scope": "global"}) == "topk"
-    assert style.method_id({"method.name": "dense", "method.scope": float("nan")}) == "dense"
-    assert style.method_id({"method.name": "randomk", "method.feedback": "gradient"}) == "randomk-feedback"
-    assert style.method_id({"method.name": "randomk", "method.feedback": "none"}) == "randomk"
+    for name, field, value, found in (
+        ("topk", "scope", "layer", "topk-layer"),
+        ("topk", "scope", "global", "topk"),
+        ("dense", "scope", float("nan"), "dense"),
+        ("randomk", "feedback", "gradient", "randomk-feedback"),
+        ("randomk", "feedback", "none", "randomk"),
+    ):
+        assert style.method_id({"method.name": name, f"method.{field}": value}) == found
 
 
 def test_a_phase_without_a_look_is_drawn_unaccounted() -> None:

@@ -11,21 +11,10 @@ from tests.analysis.values import correlated, interval
 
 
 def test_intervals_hold_the_mean_of_blocks_that_correlate() -> None:
-    for r, least, most in (
-        (0.0, 0.94, 1.0),
-        (0.76, 0.92, 0.98),
-        (0.88, 0.91, 0.98),
-    ):  # as in the logs, and none
+    for r in (0.0, 0.76, 0.88):  # none, and as in the logs
         draws = np.random.default_rng(0)
         intervals = [interval_of_mean(correlated(r, BLOCKS, draws)) for _ in range(300)]
-        assert least <= np.mean([low < 0 < high for low, high in intervals]) <= most, r
-
-
-def test_the_first_row_is_of_the_table_and_the_others_lack_a_block_each() -> None:
-    columns = np.arange(12.0).reshape(6, 2)
-    assert without_each(columns, blocks=3).tolist() == [[30, 36], [28, 32], [20, 24], [12, 16]]
-    with pytest.raises(ValueError, match="6 iterations can't be cut into 7 blocks"):
-        without_each(columns, blocks=7)
+        assert 0.91 <= np.mean([low < 0 < high for low, high in intervals]) <= 0.98, r
 
 
 def test_a_mean_is_that_of_its_blocks() -> None:
@@ -46,8 +35,8 @@ def test_what_never_differs_has_no_width_and_bounds_cut() -> None:
 def test_errors_of_a_ratio_add_up_as_squares() -> None:
     above, below = Value(100, 97, 103, 40, "logged blocks"), Value(50, 48, 52, 138, "windows")
     ratio = combined(lambda one, other: one / other, above, below)
-    assert (ratio.value, ratio.n, ratio.of) == (2, 40, "logged blocks")
-    expected = 2 - np.hypot(0.06, 2 - 100 / 52), 2 + np.hypot(0.06, 100 / 48 - 2)
-    assert interval(ratio) == pytest.approx(expected)
+    low, high = np.hypot(0.06, 2 - 100 / 52), np.hypot(0.06, 100 / 48 - 2)
+    assert ratio[:4] == pytest.approx((2, 2 - low, 2 + high, 40))
+    assert ratio.of == "logged blocks"
     with pytest.raises(ValueError, match="no interval"):
         combined(lambda one: one, Value(1.0))

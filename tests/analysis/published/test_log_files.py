@@ -63,26 +63,22 @@ def test_speeds_phases_and_validations_are_read(tmp_path: Path) -> None:
 
 
 def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
-    last = len(WHOLE)
-    for lines, why in (
-        ([*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")], f"line {last + 1} is not of a known form"),
-        ([*WHOLE[:-1], WHOLE[-1][:-20]], f"line {last} is not of a known form"),
-        (WHOLE[2:], "another job"),
-        ([line.replace("batch_size=128", "batch_size=32") for line in WHOLE], "another job"),
-        ([*WHOLE, window(0.2, 1.0)], "not as many lines of each"),
-        ([*WHOLE, phases(0, 1, 1, 1), phases(0, 1, 1, 1)], "not as many lines of each"),
-        ([*WHOLE, validated(4, 1.0)], "an epoch twice, or lacks one"),
+    unknown, mixed = "is not of a known form", "not as many lines of each"
+    for read, lines, why in (
+        (read_training, [*WHOLE, window(0.2, 1.0).replace("images/s", "img/s")], f"line 12 {unknown}"),
+        (read_training, [*WHOLE[:-1], WHOLE[-1][:-20]], f"line 11 {unknown}"),
+        (read_training, WHOLE[2:], "another job"),
+        (read_training, [line.replace("size=128", "size=32") for line in WHOLE], "another job"),
+        (read_training, [*WHOLE, window(0.2, 1.0)], mixed),
+        (read_training, [*WHOLE, phases(0, 1, 1, 1), phases(0, 1, 1, 1)], mixed),
+        (read_training, [*WHOLE, validated(4, 1.0)], "an epoch twice, or lacks one"),
+        (read_iterations, [*ITERATION[:3], "COMM_TOTAL=0.1, COMM_"], f"line 4 {unknown}"),
+        (read_iterations, ["COMP=nan", *ITERATION[1:]], f"line 1 {unknown}"),
+        (read_iterations, ITERATION[:3], "2 lines of compression and 1 of communication"),
+        (read_iterations, ITERATION[2:], "0 lines of compression and 2 of communication"),
     ):
         with pytest.raises(Damaged, match=why):
-            read_training(log(tmp_path, lines), SPARSE)
-    for lines, why in (
-        ([*ITERATION[:3], "COMM_TOTAL=0.1, COMM_"], "line 4 is not of a known form"),
-        (["COMP=nan", *ITERATION[1:]], "line 1 is not of a known form"),
-        (ITERATION[:3], "2 lines of compression and 1 of communication"),
-        (ITERATION[2:], "0 lines of compression and 2 of communication"),
-    ):
-        with pytest.raises(Damaged, match=why):
-            read_iterations(log(tmp_path, lines), SPARSE)
+            read(log(tmp_path, lines), SPARSE)
     with pytest.raises(Damaged, match=r"github\.com/kljp/topk_results"):
         read_training(tmp_path / "topk.e1", SPARSE)
 

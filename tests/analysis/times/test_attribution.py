@@ -75,7 +75,7 @@ def test_of_communication_only_the_wait_is_explained() -> None:
 
 def test_phases_that_were_not_timed_explain_nothing() -> None:
     frames = recorded({"select": 0.02})
-    frames.steps[["forward_s", "backward_s"]] = np.nan
+    frames.steps["forward_s"] = np.nan
     assert lateness(frames, "k") is None
     assert explained(frames, ["k"], "selection") is None
     assert not len(waits_ms(frames, ["k"]))

@@ -20,11 +20,8 @@ def curve(off_at: int = 0, off: float = 0.0, sent: float = 1e6) -> pd.DataFrame:
     return found
 
 
-def test_roundings_may_grow_and_begin_small() -> None:
+def test_roundings_may_grow_and_begin_small_and_other_bytes_and_steps_are_never_near() -> None:
     for at, off, is_near in ((0, 0.001, True), (0, 0.006, False), (4, 0.006, True), (19, 0.06, False)):
         assert (_apart(curve(at, off), curve()) == 0) == is_near, (at, off)
-
-
-def test_other_bytes_and_other_steps_are_never_near() -> None:
-    assert _apart(curve(sent=1.2e6), curve()) == np.inf
-    assert _apart(curve().iloc[:-1], curve()) == np.inf
+    for other in (curve(sent=1.2e6), curve().iloc[:-1]):
+        assert _apart(other, curve()) == np.inf
