@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+import yaml
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -111,6 +112,13 @@ def build(name: str, density: float = 0.05, scope: str | float = "layer", **othe
     wanted = {"density": density, "scope": scope, **others}
     method: Method = sparsify.build(name, **{key: value for key, value in wanted.items() if key in known})
     return method
+
+
+def parse_choices(words: str) -> tuple[str, dict[str, Any]]:
+    """Return a method's name and its choices, of words such as "topk index=delta16 density=0.1"."""
+    name, *pairs = words.split()
+    texts = dict(pair.split("=") for pair in pairs)
+    return name, {key: yaml.safe_load(text) for key, text in texts.items()}
 
 
 def live(

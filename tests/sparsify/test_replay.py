@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,43 +15,43 @@ from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
 from sparsify.replay import BucketTraffic, Replay, balance
 from sparsify.types import Sparse
+from tests.sparsify import laws
+from tests.sparsify.laws import parse_choices
 
 N = 1600
 DENSITY = 0.05
 STEPS = 6
 NETWORK = Network(Link(1e-4, 1e-8))
 # Words that change what travels, beside every method's own.
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("dense", {}),
-    ("topk", {}),
-    ("topk", {"index": "delta16", "value": "bf16"}),
-    ("topk", {"packed": False}),
-    ("randomk", {}),
-    ("randomk", {"exchange": "allreduce", "shared": True}),
-    ("blockrandomk", {}),
-    ("blockrandomk", {"exchange": "allreduce"}),
-    ("gaussiank", {}),
-    ("gaussiank", {"rule": "published"}),
-    ("dgc", {"scope": "global"}),
-    ("hardthreshold", {}),
-    ("sidco", {}),
-    ("gtopk", {}),
-    ("sparcml", {}),
-    ("sparcml", {"value": "fp16"}),
-    ("sparcml", {"dense_at": 0.01}),
-    ("oktopk", {}),
-    ("oktopk", {"threshold_every": 2, "regions_every": 3}),
-    ("oktopk", {"balance": False, "value": "bf16", "index": "int64"}),
-    ("scalecom", {}),
-    ("stable_topk", {"block": 16, "every": 2}),
-]
+CASES = """
+    dense
+    topk
+    topk index=delta16 value=bf16
+    topk packed=false
+    randomk
+    randomk exchange=allreduce shared=true
+    blockrandomk
+    blockrandomk exchange=allreduce
+    gaussiank
+    gaussiank rule=published
+    dgc scope=global
+    hardthreshold
+    sidco
+    gtopk
+    sparcml
+    sparcml value=fp16
+    sparcml dense_at=0.01
+    oktopk
+    oktopk threshold_every=2 regions_every=3
+    oktopk balance=false value=bf16 index=int64
+    scalecom
+    stable_topk block=16 every=2
+"""
 
 
-def build(name: str, **words: Any) -> Method:
-    if "density" in sparsify.defaults(name):
-        words["density"] = DENSITY
-    method: Method = sparsify.build(name, **words)
-    return method
+def build(words: str) -> Method:
+    name, choices = parse_choices(words)
+    return laws.build(name, DENSITY, **{"scope": sparsify.defaults(name).get("scope"), **choices})
 
 
 class Lived(NamedTuple):
@@ -87,9 +87,9 @@ def replay(method: Method, lived: list[Lived]) -> list[BucketTraffic]:
     return [replay.next([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize(("name", "words"), CASES)
-def test_a_replay_counts_what_the_exchange_sent(name: str, words: dict[str, Any]) -> None:
-    method = build(name, **words)
+@pytest.mark.parametrize("words", CASES.strip().splitlines())
+def test_a_replay_counts_what_the_exchange_sent(words: str) -> None:
+    method = build(words)
     for size, skew in ((1, 0.0), (2, 2.0), (4, 0.0), (7, 2.0), (8, 0.0), (8, 2.0)):
         lived = live(method, size, skew)
         for step, traffic in enumerate(replay(method, lived)):

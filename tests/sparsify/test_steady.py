@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from sparsify.comm import virtual
 from sparsify.core import host_sync
 from sparsify.doors.aggregator import Aggregator
-from tests.sparsify.laws import METHODS, build, gradient
+from tests.sparsify.laws import METHODS, build, gradient, parse_choices
 from tests.training.waits import Watch, watched
 
 SHAPE = (100, 200)  # of one tensor
@@ -20,17 +20,17 @@ SETTLED = 12  # steps before a method is watched
 WATCHED = 3  # steps
 N = SHAPE[0] * SHAPE[1]
 SCALE = 0.005  # small gradients: fixed thresholds then select about as few as the others
-NEVER_WAIT: list[tuple[str, dict[str, Any]]] = [
-    ("topk", {}),
-    ("topk", {"index": "delta16", "value": "bf16"}),
-    ("randomk", {}),
-    ("randomk", {"exchange": "allreduce", "shared": True, "feedback": "gradient"}),
-    ("blockrandomk", {}),
-    ("blockrandomk", {"exchange": "allreduce"}),
-    ("gtopk", {}),
-    ("stable_topk", {"every": 100, "block": 20}),
-]
-OTHERS: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in METHODS if (name, {}) not in NEVER_WAIT]
+NEVER_WAIT = """
+    topk
+    topk index=delta16 value=bf16
+    randomk
+    randomk exchange=allreduce shared=true feedback=gradient
+    blockrandomk
+    blockrandomk exchange=allreduce
+    gtopk
+    stable_topk every=100 block=20
+"""
+WAIT_FREE = {words.strip() for words in NEVER_WAIT.strip().splitlines()}
 
 
 def settle(method: Any, watch: Watch, select: str) -> list[list[int]]:
@@ -55,12 +55,13 @@ def settle(method: Any, watch: Watch, select: str) -> list[list[int]]:
     return virtual.run(SIZE, body)
 
 
-@pytest.mark.parametrize(("name", "choices"), NEVER_WAIT + OTHERS)
+@pytest.mark.parametrize("words", sorted(WAIT_FREE | set(METHODS)))
 def test_waits_are_counted_and_a_settled_step_allocates_nothing_of_the_size_of_the_model(
-    name: str, choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is searched or transformed at once is a slab, whatever the size of the model.
     monkeypatch.setattr("sparsify.core.chunks.SLAB", N // 8)
+    name, choices = parse_choices(words)
     method = build(name, 0.01, **choices)
     with watched(monkeypatch, N) as watch:
         plain = settle(method, watch, "torch")
@@ -69,4 +70,4 @@ def test_waits_are_counted_and_a_settled_step_allocates_nothing_of_the_size_of_t
         fused = settle(method, watch, "auto")
     assert fused == plain
     assert watch.allocations == []
-    assert not watch.waits or (name, choices) not in NEVER_WAIT
+    assert not watch.waits or words not in WAIT_FREE
