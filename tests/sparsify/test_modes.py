@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,8 +15,6 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.core.modes import autocast_kinds, outside_of_modes
 from sparsify.doors.aggregator import Aggregator
-from tests.conftest import ROOT
-from tests.sparsify import worker_functions
 from tests.sparsify.doors.uses_modes import (
     MODES,
     OF_PROCESSES,
@@ -30,6 +27,7 @@ from tests.sparsify.doors.uses_modes import (
     distributed,
     gradients,
     methods,
+    of_processes,
     strategies,
 )
 from tests.sparsify.laws import METHODS, build
@@ -41,11 +39,6 @@ SEARCHES = [
     ("global", "torch", torch.float32),
     ("global", "fused", torch.bfloat16),
 ]
-# Of torch's constructors; all take the process's default device.
-TYPED_BY_DEFAULT = {"empty", "empty_strided", "eye", "full", "linspace", "ones", "rand", "randn", "zeros"}
-# Methods of which the benchmark has shipped entries: results are of this text. The engine keeps modes away.
-AS_ENTERED = {"demo.py", "powersgd.py"}
-CONSTRUCTORS = TYPED_BY_DEFAULT | {"arange", "as_tensor", "asarray", "randint", "randperm", "tensor"}
 
 
 @pytest.fixture(autouse=True)
@@ -117,7 +110,7 @@ def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None
 @pytest.mark.extended
 def test_trainings_of_processes_are_alike_in_every_mode(tmp_path: Path) -> None:
     """By `register`, `shard` and `distribute`, of two gloo processes."""
-    for found in on_processes(worker_functions.trainings_in_modes, 2, tmp_path):
+    for found in on_processes(of_processes, 2, tmp_path):
         assert {case.partition("|")[0] for case in found} == set(WAYS)
         assert {case.rpartition("|")[2] for case in found} == set(OF_PROCESSES)
         for case, end in found.items():
@@ -160,28 +153,3 @@ def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
             arithmetic(fails=True)
         assert autocast_kinds() == ["cpu"]
     assert seen == [[], []]
-
-
-def unstated(tree: ast.AST) -> list[str]:
-    """Return each call of a constructor that leaves its device or its type to the process."""
-    found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        package, _, name = ast.unparse(node.func).rpartition(".")
-        if package != "torch" or name not in CONSTRUCTORS:
-            continue
-        needed = {"device", "dtype"} if name in TYPED_BY_DEFAULT else {"device"}
-        if not needed <= {keyword.arg for keyword in node.keywords}:
-            found.append(f"{node.lineno}: {ast.unparse(node)}")
-    return found
-
-
-def test_every_new_tensor_states_its_device_and_its_type() -> None:
-    found = {}
-    for path in sorted((ROOT / "sparsify").rglob("*.py")):
-        if path.name in AS_ENTERED:
-            continue
-        if lines := unstated(ast.parse(path.read_text())):
-            found[str(path.relative_to(ROOT))] = lines
-    assert not found

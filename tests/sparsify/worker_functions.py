@@ -303,13 +303,6 @@ def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
     os._exit(0)  # a group without rank 1 can't be closed
 
 
-def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Return what this worker ended with by each way, with each method, in each mode."""
-    from tests.sparsify.doors import uses_modes
-
-    return uses_modes.of_processes(comm)
-
-
 def _weights(model: nn.Module) -> torch.Tensor:
     parts = [getattr(p.detach(), "full_tensor", p.detach)() for p in model.parameters()]  # of DTensors, too
     return torch.cat([part.flatten() for part in parts])

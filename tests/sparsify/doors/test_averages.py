@@ -85,22 +85,22 @@ TAKEN = "no gradient came, for the model has other parameters than when it was w
 SHARDED = "has sharded this model since.*train the model itself"
 VIEWS = partial(DistributedDataParallel, gradient_as_bucket_view=True)
 UNUSED = partial(DistributedDataParallel, find_unused_parameters=True)
-REFUSED: dict[str, tuple[Callable[[], Called], str]] = {
-    "a ddp, later": (lambda: wrap_later(DistributedDataParallel), TWICE),
-    "its buckets are the gradients": (lambda: wrap_later(VIEWS), TWICE),
-    "parts may be unused": (lambda: wrap_later(UNUSED), TWICE),
-    "a ddp, overlapped": (lambda: wrap_later(DistributedDataParallel, overlap=True), TWICE),
-    "a ddp of a part": (lambda: wrap_later(wrap_a_part), TWICE),
-    "replicated, later": (lambda: wrap_later(replicate), TWICE),
-    "a ddp, before": (lambda: wrap_before(DistributedDataParallel), TWICE),
-    "replicated, before": (lambda: wrap_before(replicate), TWICE),
-    "both wrappers": (lambda: wrap_before(register), TWICE),
-    "registered, and a ddp around it": (lambda: wrap_registered(DistributedDataParallel), TWICE),
-    "registered, and replicated": (lambda: wrap_registered(replicate_inside), TWICE),
-    "sharded": (lambda: wrap_later(shard), TAKEN),
-    "flattened": (lambda: wrap_later(FLATTENED), TAKEN),
-    "sharded in place": (lambda: wrap_later(IN_PLACE), SHARDED),
-    "a layer replaced": (lambda: wrap_later(replace_a_layer), TAKEN),
+REFUSED: dict[str, tuple[Callable[[Wrap], Called], Wrap, str]] = {
+    "a ddp, later": (wrap_later, DistributedDataParallel, TWICE),
+    "its buckets are the gradients": (wrap_later, VIEWS, TWICE),
+    "parts may be unused": (wrap_later, UNUSED, TWICE),
+    "a ddp, overlapped": (partial(wrap_later, overlap=True), DistributedDataParallel, TWICE),
+    "a ddp of a part": (wrap_later, wrap_a_part, TWICE),
+    "replicated, later": (wrap_later, replicate, TWICE),
+    "a ddp, before": (wrap_before, DistributedDataParallel, TWICE),
+    "replicated, before": (wrap_before, replicate, TWICE),
+    "both wrappers": (wrap_before, register, TWICE),
+    "registered, and a ddp around it": (wrap_registered, DistributedDataParallel, TWICE),
+    "registered, and replicated": (wrap_registered, replicate_inside, TWICE),
+    "sharded": (wrap_later, shard, TAKEN),
+    "flattened": (wrap_later, FLATTENED, TAKEN),
+    "sharded in place": (wrap_later, IN_PLACE, SHARDED),
+    "a layer replaced": (wrap_later, replace_a_layer, TAKEN),
 }
 
 
@@ -113,8 +113,8 @@ def step(called: nn.Module, optimiser: torch.optim.Optimizer, number: int = 0) -
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.filterwarnings("ignore")  # of what torch deprecates
 def test_what_averages_or_shards_besides_is_refused_in_the_first_step(case: str) -> None:
-    make, sentence = REFUSED[case]
-    called, optimiser = make()
+    make, wrap, sentence = REFUSED[case]
+    called, optimiser = make(wrap)
     before = weights(called)
     with pytest.raises(ValueError, match=sentence) as caught:
         step(called, optimiser)

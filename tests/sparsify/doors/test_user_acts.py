@@ -39,8 +39,7 @@ def test_an_act_loses_nothing_and_ends_alike_on_all_workers_and_with_overlap(nam
             ranks = lived(used, name, scope, wrapper)
             assert any(p.any() for p in ranks[0].seen.values())
             check = check_balanced if act.keeps_mass else check_equal
-            for replicas in [[rank] for rank in ranks] if act.is_alone else [ranks]:
-                check(replicas)
+            check(ranks)
             overlapped = f"{wrapper}, overlapped"
             if overlapped in wrappers and not name.startswith("skipped"):
                 check_same_bits(ranks, lived(used, name, scope, overlapped))

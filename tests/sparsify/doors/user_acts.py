@@ -235,11 +235,6 @@ def mesh_of(replicas: int, shards: int) -> DeviceMesh:
     return init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def group_of_one(rank: int) -> Any:
-    """Return a process group that has this worker alone; all workers call it."""
-    return [dist.new_group([other]) for other in range(dist.get_world_size())][rank]
-
-
 class Training:
     """A model that one wrapper trains, and what this worker sees."""
 
@@ -252,14 +247,11 @@ class Training:
         self.scaler = None
         if act.is_scaled:
             self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
-        self.group = group_of_one(rank) if act.is_alone else None
         self.model = seeded(act.kind, rank // shards).to(act.dtype)  # that of rank 0 is what all begin with
         self.bare = self.model  # computes the same gradients, and nobody averages them
         self.called = self.model
         if wrapper in REGISTER:
-            self.called = DistributedDataParallel(
-                self.model, process_group=self.group, bucket_cap_mb=MANY_BUCKETS, **act.of_ddp
-            )
+            self.called = DistributedDataParallel(self.model, bucket_cap_mb=MANY_BUCKETS, **act.of_ddp)
         if wrapper == "shard":
             self.bare = copy.deepcopy(self.model)
             mesh = mesh_of(dist.get_world_size() // shards, shards)
@@ -289,15 +281,14 @@ class Training:
     def wrap(self, inner: torch.optim.Optimizer) -> Any:
         """Return what the wrapper returns."""
         if self.wrapper == "local steps":
-            return sparsify.distribute(inner, self.model, sparsify.localsgd(every=1), group=self.group)
+            return sparsify.distribute(inner, self.model, sparsify.localsgd(every=1))
         method = laws.build(self.act.method, **{"density": 0.1, **self.act.choices})
         if self.wrapper == "shard":
             return sparsify.shard(self.model, inner, method, **self.act.options)
         options = {"overlap": self.overlaps, "scaler": self.scaler, **self.act.options}
         if self.wrapper in DISTRIBUTE:
-            return sparsify.distribute(inner, self.model, method, group=self.group, **options)
-        beside = group_of_one(self.rank) if self.group and self.overlaps else None  # not DDP's own
-        return sparsify.register(self.called, method, inner, group=beside, **options)
+            return sparsify.distribute(inner, self.model, method, **options)
+        return sparsify.register(self.called, method, inner, **options)
 
     @property
     def optimisers(self) -> list[Any]:
@@ -443,9 +434,11 @@ def move_gradients(model: nn.Module) -> None:
 
 
 def replace_gradients(model: nn.Module) -> None:
+    """Put copies in their places, of which some lie otherwise than their parameters."""
     for p in model.parameters():
         if p.grad is not None:
-            p.grad = p.grad.clone()
+            lies = torch.channels_last if p.dim() == 4 else torch.contiguous_format
+            p.grad = p.grad.clone(memory_format=lies)
 
 
 CHANGES: Mapping[str, Callable[[nn.Module], object]] = {
@@ -713,7 +706,6 @@ class Act:
     rates: Mapping[str, float] = field(default_factory=dict)  # by the name of a layer, where it is not LR
     momentum: float = 0.0
     parts: Sequence[str] = ()  # each has an optimizer of its own
-    is_alone: bool = False  # each worker in a group of its own
     is_scaled: bool = False
     keeps_mass: bool = True
 
@@ -807,8 +799,6 @@ ACTS: dict[str, Act] = {
         for schedule in SCHEDULES
     },
     "cleared by the model": Act(clear_by_the_model),
-    "alone": Act(is_alone=True, wrappers=WHOLE, scopes=SCOPES),
-    "alone, dense": Act(is_alone=True, method="dense", wrappers=WHOLE),
     **{f"skipped {where}": Act(partial(skip, where=where), wrappers=DISTRIBUTE) for where in FAILURES},
     "left out": Act(leave_out, keeps_mass=False, wrappers=DISTRIBUTE),
     "unfrozen": Act(partial(switch, trains=True), kind=frozen_net, keeps_mass=False, wrappers=DISTRIBUTE),

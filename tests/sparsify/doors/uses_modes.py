@@ -135,7 +135,7 @@ def loss_of(called: nn.Module, rank: int, step: int) -> Tensor:
     return loss
 
 
-def of_processes(comm: Comm) -> dict[str, Tensor]:
+def of_processes(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
     """Train in single precision by each wrapper with methods of each kind, within each mode: wrapping, all
     backward passes and all steps.
     """
