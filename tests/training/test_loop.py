@@ -69,8 +69,7 @@ def test_an_epoch_records_the_energy_that_was_captured(digits: Dataset) -> None:
         return [line["captured_energy"] for line in trained(digits, method, **choices)[0].of("epoch")]
 
     assert captured("topk", density=1.0) == pytest.approx([1, 1, 1])
-    few, more = (captured("topk", density=density) for density in (0.01, 0.1))
-    assert all(0.01 < less < greater < 1 for less, greater in zip(few, more, strict=True))
+    assert all(0.1 < share < 1 for share in captured("topk", density=0.1))
     assert captured("dense") == [None, None, None]
 
 

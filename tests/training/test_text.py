@@ -14,7 +14,7 @@ from experiments.training.datasets import Dataset, _presets
 from experiments.training.language.tasks import HIDDEN, hidden
 from experiments.training.task import UNASKED
 from tests.conftest import there
-from tests.training.tasks import CPU, batches_of, evaluate, learn, model_of, rhyme
+from tests.training.tasks import CPU, learn, rhyme
 
 
 def text(
@@ -93,7 +93,6 @@ def test_hidden_words_are_asked_for_and_no_others() -> None:
     asked = inputs[is_asked]
     shares = torch.stack([asked == 99, asked == words[is_asked]]).double().mean(1)
     assert shares.tolist() == pytest.approx([0.8, 0.1], abs=0.05)
-    assert inputs.min() >= 0
 
 
 def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path) -> None:
@@ -101,15 +100,3 @@ def test_a_model_of_language_learns_and_its_accuracy_is_of_words(tmp_path: Path)
     before, after = learn(task, rhyme(tmp_path), steps=60)
     assert there(before.top1) < 50 < 99 < there(after.top1) <= 100
     assert after.loss < before.loss
-
-
-@pytest.mark.extended
-def test_evaluation_hides_the_same_words_each_time_and_batches_others(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    data = rhyme(tmp_path, masked=True)
-    task = TASKS.build("berttiny_text64", {"width": 8, "layers": 1, "heads": 2, "batch_size": 10})
-    model = model_of(task, data)
-    assert evaluate(task, model, data) == evaluate(task, model, data)
-    batches = batches_of(task, data)
-    first, second = next(batches)[0], next(batches)[0]
-    assert not torch.equal(first, second)

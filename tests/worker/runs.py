@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -201,13 +202,8 @@ def end_command(process: subprocess.Popen[str]) -> None:
 def workers_of(results: Path) -> dict[int, int]:
     """Process number by rank of the workers whose launch folder lies under `results`."""
     found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (path / "cmdline").read_text().split("\0")
-            environment = (path / "environ").read_text().split("\0")
-        except OSError:
-            continue
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        words = process.info["cmdline"] or ()
         if "experiments.worker" in words and any(str(results) in word for word in words):
-            rank = next(word for word in environment if word.startswith("SPARSIFY_RANK="))
-            found[int(rank.partition("=")[2])] = int(path.name)
+            found[int(process.info["environ"]["SPARSIFY_RANK"])] = process.pid
     return found

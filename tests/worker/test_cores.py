@@ -45,7 +45,7 @@ def test_the_last_core_is_to_spare_where_the_others_are_enough(monkeypatch: pyte
 @pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 def test_a_run_whose_workers_are_bound_to_one_core_says_so(command: Command, tmp_path: Path) -> None:
-    """As SLURM binds them to two threads of one core; `why` and captions say it too."""
+    """As SLURM binds them to two threads of one core; captions say it too."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:

@@ -50,14 +50,8 @@ def check_whole(attempt: Attempt) -> None:
     assert set(frames.epochs["key"]) == {published}
 
 
-def test_virtual_ranks_leave_one_record_with_every_variant(store: Store, tmp_path: Path) -> None:
-    told, attempt = orders(store, "cluster=virtual", *WORDS)
-    carry_out(told, attempt, tmp_path / "start")
-    check_whole(attempt)
-
-
 @pytest.mark.extended
-def test_processes_leave_the_same(store: Store, tmp_path: Path) -> None:
+def test_processes_leave_one_record_with_every_variant(store: Store, tmp_path: Path) -> None:
     told, attempt = orders(store, "cluster=local", *WORDS)
     assert start_workers(told, tmp_path / "start", 2).end() == [0, 0]
     check_whole(attempt)

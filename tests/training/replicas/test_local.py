@@ -57,7 +57,6 @@ def test_the_end_is_what_was_validated(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_outer_momentum_is_not_the_inner_one() -> None:
     config = compose.resolve([*WORDS, "task.momentum=0.5"])
     assert (config["task"]["momentum"], config["method"]["momentum"]) == (0.5, 0.9)
-    compose.resolve(["task=gpt_ptbchars", "method=diloco"])  # AdamW inside
 
 
 @pytest.mark.parametrize(
