@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -46,39 +48,45 @@ def three(value: float, half: float = 0.0) -> Value:
     return Value(value, value - half, value + half, 3)
 
 
-# By kind, published number and tolerance: our value, the half-width of its interval, and the word.
-WORDS = {
-    ("absolute", 92.99, 0.6): [
-        (92.5, 0.1, "reproduced"), (92.5, 0.3, "inconclusive"), (94.0, 0.5, "inconclusive"),
-        (92.0, 0.1, "partly"), (92.0, 0.3, "not reproduced"), (80.0, 1.0, "not reproduced"),
-        (99.0, 1.0, "not reproduced"),
-    ],
-    ("ratio", 4.0, 1.0): [  # as far off when it is half as when it is double
-        (2.2, 0.1, "reproduced"), (7.8, 0.1, "reproduced"), (2.0, 0.1, "inconclusive"), (8.2, 0.1, "partly"),
-        (1.2, 0.1, "not reproduced"),
-    ],
-    ("ordering", 20.54, 5.0): [
-        (12.0, 1.0, "same direction"), (5.5, 1.5, "inconclusive"), (3.0, 1.0, "partly"),
-        (-6.6, 1.0, "other direction"),
-    ],
-    ("ordering", 20.54, 0.0): [(0.0, 0.0, "inconclusive")],
-    ("ordering", None, 0.0): [
-        (1.0, 0.5, "holds"), (-1.0, 0.5, "does not hold"), (0.1, 0.5, "inconclusive"),
-        (math.nan, 0.0, "inconclusive"),
-    ],
-    ("ordering", "stated", 0.0): [(1.0, 0.5, "holds")],
-    ("ordering", None, 5.0): [(3.0, 0.5, "does not hold")],
-    ("shape", 1.47, 2.0): [
-        (1.5, 1.0, "reproduced"), (-9.0, 1.0, "not reproduced"), (12.0, 1.0, "not reproduced"),
-    ],
-    ("limit", None, 3.0): [(2.0, 0.5, "holds"), (4.0, 0.5, "does not hold")],
-}  # fmt: skip
+# kind, published number, tolerance; our value, the half-width of its interval, and the word
+WORDS = """
+absolute  92.99    0.6   92.5   0.1  reproduced
+absolute  92.99    0.6   92.5   0.3  inconclusive
+absolute  92.99    0.6   94.0   0.5  inconclusive
+absolute  92.99    0.6   92.0   0.1  partly
+absolute  92.99    0.6   92.0   0.3  not reproduced
+absolute  92.99    0.6   80.0   1.0  not reproduced
+absolute  92.99    0.6   99.0   1.0  not reproduced
+ratio       4.0    1.0    2.2   0.1  reproduced
+ratio       4.0    1.0    7.8   0.1  reproduced
+ratio       4.0    1.0    2.0   0.1  inconclusive
+ratio       4.0    1.0    8.2   0.1  partly
+ratio       4.0    1.0    1.2   0.1  not reproduced
+ordering  20.54    5.0   12.0   1.0  same direction
+ordering  20.54    5.0    5.5   1.5  inconclusive
+ordering  20.54    5.0    3.0   1.0  partly
+ordering  20.54    5.0   -6.6   1.0  other direction
+ordering  20.54    0.0    0.0   0.0  inconclusive
+ordering      -    0.0    1.0   0.5  holds
+ordering      -    0.0   -1.0   0.5  does not hold
+ordering      -    0.0    0.1   0.5  inconclusive
+ordering      -    0.0    nan   0.0  inconclusive
+ordering      -    5.0    3.0   0.5  does not hold
+shape      1.47    2.0    1.5   1.0  reproduced
+shape      1.47    2.0   -9.0   1.0  not reproduced
+shape      1.47    2.0   12.0   1.0  not reproduced
+limit         -    3.0    2.0   0.5  holds
+limit         -    3.0    4.0   0.5  does not hold
+"""
 
 
 def test_each_word_is_reached_by_the_data_that_deserve_it() -> None:
-    for stated, rows in WORDS.items():
-        for ours, half, word in rows:
-            assert verdict(claim(*stated, three(ours, half))).word == word, (stated, ours, half)
+    for row in WORDS.strip().splitlines():
+        kind, paper, *numbers, word = re.split("  +", row)
+        tolerance, ours, half = map(float, numbers)
+        published = None if paper == "-" else float(paper)
+        assert verdict(claim(kind, published, tolerance, three(ours, half))).word == word, row
+    assert verdict(claim("ordering", "stated", 0.0, three(1.0, 0.5))).word == "holds"
     assert verdict(claim("absolute", 92.99, 0.6, None)).word == "not run"
 
 
@@ -90,7 +98,7 @@ def test_without_enough_independent_runs_it_is_indicated_and_where() -> None:
         ("ordering", 1.0, -2.0, "not in this direction"),
         ("limit", None, 7.0, "outside the band"),
     ):
-        for ours in (Value(number), Value(number, number, number, 2), Value(number, n=5)):
+        for ours in (Value(number), three(number)._replace(n=2), Value(number, n=5)):
             judged = verdict(claim(kind, paper, 1.0, ours))
             assert word_and_reason(judged) == f"indicated (n = {ours.n}; {side})"
 
@@ -113,9 +121,9 @@ def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
         return three(1.0)
 
     frames = empty()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
-    for key, workers in (("a", 2), ("b", 3)):
-        judged = verdict(replace(claim("ordering", 1.0, 0.0, None), ours=of_key, of=(key,)), frames, SMALL)
-        assert judged.scale == f"reduced scale: workers {workers} instead of 99"
+    reading = replace(claim("ordering", 1.0, 0.0, None), ours=of_key)
+    judged = [verdict(replace(reading, of=(key,)), frames, SMALL).scale for key in "ab"]
+    assert judged == [f"reduced scale: workers {workers} instead of 99" for workers in (2, 3)]
 
 
 def test_a_number_is_not_comparable_at_a_reduced_scale_but_ours_is_shown(tmp_path: Path) -> None:
@@ -263,28 +271,26 @@ def check_flip(claim: str, frames: Frames, other: Frames) -> None:
 
 
 def test_the_verdict_on_random_k_flips_when_the_curves_flip(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for method in ("dense", "topk", "randomk"):
-        for seed in range(3):
-            synthetic.learned(store, synthetic.learning_config(method, seed))
-    frames = synthetic.frames_of(store)
-    swap = {"topk": "randomk", "randomk": "topk", "dense": "dense"}
-    swapped = frames.runs.assign(**{"method.name": frames.runs["method.name"].map(swap)})
+    configs = (
+        synthetic.learning_config(method, seed)
+        for method in ("dense", "topk", "randomk")
+        for seed in range(3)
+    )
+    frames = synthetic.frames_with(tmp_path, *configs)
+    swap = {"topk": "randomk", "randomk": "topk"}
+    swapped = frames.runs.replace({"method.name": swap})
     check_flip("fig3.randomk-ends-below", frames, frames._replace(runs=swapped))
 
 
 @pytest.mark.usefixtures("one_launch_decides")
 def test_verdicts_on_times_flip_when_top_k_gets_faster_and_when_selection_dominates(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    production = {"mode": "production", "warmup_steps": 4, "span_steps": 0}
-    for seed in range(3):
-        for method in ("dense", "topk"):
-            config = synthetic.config(method, seed=seed)
-            synthetic.timed(store, config, gpu=A100)
-            synthetic.timed(store, config | {"timing": production}, gpu=A100)
+    for seed, method, mode in product(range(3), ("dense", "topk"), ("serialised", "production")):
+        timing = {"mode": mode, "warmup_steps": 4, "span_steps": 0}
+        synthetic.timed(store, synthetic.config(method, seed=seed, timing=timing), gpu=A100)
     frames = synthetic.frames_of(store)
     steps = frames.steps
-    is_topk = steps["key"].isin(frames.runs["key"][frames.runs["method.name"] == "topk"])
+    is_topk = steps["sent_density"] < 1
     faster = steps["step_s"].mask(is_topk, 0.5 * steps["step_s"])
     check_flip("speed.faster.dense-topk", frames, frames._replace(steps=steps.assign(step_s=faster)))
     more = 10 * steps["select_s"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +40,22 @@ def frames(tmp_path: Path) -> Frames:
 def test_a_point_is_the_mean_over_seeds_and_shares_are_subtracted_seed_by_seed(frames: Frames) -> None:
     dense, *of_topk = OVER.points(frames)
     assert (dense.by, dense.x, dense.against) == ("dense", None, None)
-    assert [(point.by, point.x) for point in of_topk] == [("topk", density) for density in DENSITIES]
-    base = query(frames, "method.name == 'dense'").runs["key"].to_list()
-    for point in of_topk:
-        keys = query(frames, f"method.density == {point.x}").runs["key"].to_list()
+    base = list(query(frames, "method.name == 'dense'").runs["key"])
+    for point, density in zip(of_topk, DENSITIES, strict=True):
+        assert (point.by, point.x) == ("topk", density)
+        keys = list(query(frames, f"method.density == {density}").runs["key"])
         assert point.value == pytest.approx(final(frames, keys, "val_top1"))
         assert point.against == pytest.approx(final_difference(frames, keys, base, "val_top1"))
 
 
 def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    keys: dict[str, list[str]] = {"dense": [], "topk": []}
-    for seed in range(3):
-        for method, of_method in keys.items():
-            config = synthetic.config(method, seed=seed)
-            of_method.append(synthetic.timed(store, config, slow=1 + 0.1 * seed).key)
-    frames = synthetic.frames_of(store)
+    methods = ("dense", "topk")
+    configs = (synthetic.config(method, seed=seed) for method in methods for seed in range(3))
+    frames = synthetic.frames_with(tmp_path, *configs)
     compared = Comparison("workers", "step_s", ref="dense")
+    dense, topk = (list(query(frames, f"method.name == '{method}'").runs["key"]) for method in methods)
     ratio = there(compared.points(frames)[-1].against)
-    assert ratio[:4] == pytest.approx(there(slowdown(frames, keys["topk"], keys["dense"]))[:4])
+    assert ratio[:4] == pytest.approx(there(slowdown(frames, topk, dense))[:4])
     # Values are shown in the unit that fits them.
     assert "time of a step (ms)" in compared.table(frames).header()
     assert "bytes sent in a step (kB)" in Comparison("seed", "wire_bytes").table(frames).header()
@@ -73,21 +71,18 @@ def test_without_three_seeds_there_is_no_interval_which_is_said(frames: Frames) 
 PRODUCTION = {"timing": {"mode": "production", "warmup_steps": 4, "span_steps": 2}}
 
 
-def test_runs_that_differ_in_more_than_their_seed_share_no_interval(frames: Frames, tmp_path: Path) -> None:
-    digests = frames.runs.assign(**{"provenance.data.digest": frames.runs["seed"].astype(str)})
-    with pytest.raises(Mixed, match=r"provenance\.data\.digest \(0, 1, 2\)"):
-        OVER.points(frames._replace(runs=digests))
-    store = Store(tmp_path / "other")
-    trained(store, "topk", 0)
-    for changes in (
+def test_runs_that_differ_in_more_than_their_seed_share_no_interval(tmp_path: Path) -> None:
+    differing: list[dict[str, Any]] = [
         PRODUCTION,
         {"precision": "tf32"},
         {"task": {"name": "cnn_cifar10", "batch_size": 16, "lr": 0.2, "lr_milestones": [81, 122]}},
-    ):
-        other = trained(store, "topk", 1, **changes)
-        pair = query(synthetic.frames_of(store), f"seed == 0 or key == '{other}'")
+    ]
+    for number, changes in enumerate(differing):
+        store = Store(tmp_path / str(number))
+        trained(store, "topk", 0)
+        trained(store, "topk", 1, **changes)
         with pytest.raises(Mixed, match="differ in"):
-            OVER.points(pair)
+            OVER.points(synthetic.frames_of(store))
 
 
 def test_points_that_differ_in_their_protocol_say_so(tmp_path: Path) -> None:
@@ -100,14 +95,14 @@ def test_points_that_differ_in_their_protocol_say_so(tmp_path: Path) -> None:
 
 def test_what_there_is_not_is_answered_with_what_there_is(frames: Frames) -> None:
     frames = frames._replace(runs=frames.runs.assign(memory=None))  # a column that no run filled
-    for x, y, by, ref, words in (
-        ("method.density", "val_top", "method.name", None, "did you mean val_top"),
-        ("method.densty", "val_top1", "method.name", None, r"did you mean method\.density"),
-        ("method.density", "val_top1", "method.nme", None, r"did you mean method\.name"),
-        ("method.density", "val_top1", "method.name", "dnse", "there are: dense, topk"),
-        ("method.density", "step_s", "method.name", None, "none of these 9 runs has measured step_s"),
-        ("method.density", "memory", "method.name", None, "none of these 9 runs has measured memory"),
-        ("method.density", "run_id", "method.name", None, "no column y=run_id with numbers"),
+    for changed, words in (
+        ({"y": "val_top"}, "did you mean val_top"),
+        ({"x": "method.densty"}, r"did you mean method\.density"),
+        ({"by": "method.nme"}, r"did you mean method\.name"),
+        ({"ref": "dnse"}, "there are: dense, topk"),
+        ({"y": "step_s"}, "none of these 9 runs has measured step_s"),
+        ({"y": "memory"}, "none of these 9 runs has measured memory"),
+        ({"y": "run_id"}, "no column y=run_id with numbers"),
     ):
         with pytest.raises(ValueError, match=words):
-            Comparison(x, y, by, ref).points(frames)
+            replace(OVER, **changed).points(frames)

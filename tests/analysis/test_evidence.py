@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import Evidence, links_found
+from analysis.records.attempts import of_attempt
 from analysis.records.frames import Frames, empty, reading, reads, remembered
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Value, over_launches
@@ -53,19 +55,15 @@ def claim(**more: Any) -> Claim:
 def on(frames: Frames, ours: Value | None = None, **more: Any) -> Verdict:
     """Return the verdict on a claim that something is above 1."""
     value = ours or Value(2.0, 1.9, 2.1, 5, "launches")
-    above = {"text": "faster over {link}", "paper": None, "kind": "ordering", "tolerance": 1.0}
-    judged = claim(ours=lambda frames: value, **above | more)
-    return judge([judged], frames, {}, chance=lambda task: 10.0)[0]
+    above = claim(text="faster over {link}", paper=None, kind="ordering", tolerance=1.0, **more)
+    return judge([replace(above, ours=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[0]
 
 
 # --- which runs
 
 
 def test_what_is_read_is_noted_also_where_it_is_remembered() -> None:
-    @remembered
-    def first(frames: Frames) -> None:
-        reads(["k0"])
-
+    first = remembered(lambda frames: reads(["k0"]))
     frames = empty()
     for _ in range(2):
         with reading() as outer:
@@ -154,21 +152,22 @@ def over(asked: float, *measured: float | None) -> Frames:
     return frames
 
 
-@pytest.mark.parametrize(
-    ("asked", "measured", "text"),
-    [
-        (1.0, [0.95], "1 Gbit/s"), (1.0, [0.861], "0.86 Gbit/s (asked: 1)"),
-        (10.0, [2.5], "2.5 Gbit/s (asked: 10)"), (1.0, [None], "1 Gbit/s (asked)"),
+def test_a_claim_about_a_link_is_worded_by_what_was_found_the_farthest_of_all() -> None:
+    for asked, measured, text in (
+        (1.0, [0.95], "1 Gbit/s"),
+        (1.0, [0.861], "0.86 Gbit/s (asked: 1)"),
+        (10.0, [2.5], "2.5 Gbit/s (asked: 10)"),
+        (1.0, [None], "1 Gbit/s (asked)"),
         (1.0, [0.942, 0.923, 0.583, 0.942, 0.942], "0.58 to 0.94 Gbit/s (asked: 1)"),
-    ],
-)  # fmt: skip
-def test_a_claim_about_a_link_is_worded_by_what_was_found_the_farthest_of_all(
-    asked: float, measured: list[float | None], text: str
-) -> None:
-    judged = on(over(asked, *measured), timed=True, link="ethernet_1g")
-    assert (judged.word, judged.claim.text, judged.scale) == ("holds", f"faster over {text}", "emulated link")
-    assert judged.link_asked == pytest.approx(asked)
-    assert judged.link_found == measured[len(measured) // 2]
+    ):
+        judged = on(over(asked, *measured), timed=True, link="ethernet_1g")
+        assert (judged.word, judged.claim.text, judged.scale) == (
+            "holds",
+            f"faster over {text}",
+            "emulated link",
+        )
+        assert judged.link_asked == pytest.approx(asked)
+        assert judged.link_found == measured[len(measured) // 2]
 
 
 def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> None:
@@ -190,16 +189,15 @@ def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
     }  # fmt: skip
     others = {claim(**{field: other}).rule({}) for field, other in decisive.items()}
     assert len({rule} | others) == 1 + len(decisive)
-    assert claim(text="mended", reason="Mended.", group="cause", source="elsewhere").rule({}) == rule
     scale = {"workers": 8}  # in that of a number alone
+    mended = claim(text="mended", reason="Mended.", group="cause", source="elsewhere", stated="about twice")
+    assert mended.rule({}) == claim().rule(scale) == rule
     assert claim(kind="ratio").rule(scale) != claim(kind="ratio").rule({})
-    assert claim().rule(scale) == rule
 
 
 def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
-    in_words, number = claim(stated="about twice"), claim()
-    assert in_words.rule({}) == number.rule({})
-    assert [verdict.word for verdict in judge([in_words, number], empty(), {})] == ["holds", "reproduced"]
+    in_words = claim(stated="about twice")
+    assert [verdict.word for verdict in judge([in_words, claim()], empty(), {})] == ["holds", "reproduced"]
     assert paper_text(in_words) == "about twice"
 
 
@@ -210,11 +208,10 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
         (judged,) = judge([claim()], runs({"rules_json": stored}, {"rules_json": other}), {})
         assert (judged.word, judged.registered) == ("post hoc", False)
         assert judged.because == "the rule is younger than the runs; within the band"
-    store = Store(tmp_path)  # a run stores the rules that are there when it begins
-    synthetic.timed(store, synthetic.config()).update(rules={"a.b": claim().rule({})})
-    judged, other_rule = judge([claim(), claim(tolerance=0.6)], synthetic.frames_of(store), {})
-    assert (judged.word, judged.registered) == ("reproduced", True)
-    assert other_rule.word == "post hoc"
+    attempt = synthetic.timed(Store(tmp_path), synthetic.config())
+    attempt.update(rules=json.loads(stored))  # as a run stores those that are there when it begins
+    judged, other_rule = judge([claim(), claim(tolerance=0.6)], of_attempt(attempt)[0], {})
+    assert (judged.word, judged.registered, other_rule.word) == ("reproduced", True, "post hoc")
 
 
 # --- chance
@@ -222,8 +219,7 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
 
 def test_a_training_that_ends_at_chance_decides_nothing() -> None:
     for ends, lowest in (((None, None), ""), ((40.0, 12.1), ""), ((40.0, 11.9), "11.9"), ((9.8, 9.9), "9.8")):
-        frames = runs(*({"task.name": "cnn", "val_top1": end, "test_top1": None} for end in ends))
-        judged = on(frames, Value(20.0, 19.0, 21.0, 3))
+        judged = on(runs(*({"task.name": "cnn", "val_top1": end} for end in ends)))
         assert (judged.word, judged.chance) == ("not comparable" if lowest else "holds", 10.0)
         reason = f"a training ends at {lowest} %; guessing gives 10 %"
         assert (judged.reason == reason) == bool(lowest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import weakref
 from pathlib import Path
@@ -32,67 +33,59 @@ def frames(store: Store) -> Frames:
 
 
 def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns(frames: Frames) -> None:
-    assert len(frames.runs) == 3
-    assert len(frames.steps) == 2 * 2 * 20  # runs, ranks, steps
-    assert len(frames.epochs) == 3
+    # Runs, and their ranks by steps:
+    assert (len(frames.runs), len(frames.steps), len(frames.epochs)) == (3, 2 * 2 * 20, 3)
     assert set(frames.spans["step"]) == {18, 19}
     assert frames.steps["select_s"].isna().sum() == 2 * 20  # dense selects nothing
     run = frames.runs.set_index("method.name").loc["dense"]
     columns = ["cluster.link.name", "provenance.data.name", "steps_total", "task.lr_milestones"]
     assert run[columns].to_list() == ["loopback", "synthetic", 20, "[81, 122]"]
     assert json.loads(run["config_json"])["train"]["steps"] == 20
-    (found,) = keys_of(frames, {"method.name": "dense"})
-    assert found == run["key"]
-    assert keys_of(frames, {"method.name": "dense", "method.nothing": 1}) == []
-    assert keys_of(empty(), {"method.name": "dense"}) == []
+    dense = {"method.name": "dense"}
+    for of, values, keys in (
+        (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []), (empty(), dense, []),
+    ):  # fmt: skip
+        assert keys_of(of, values) == keys
     partly = frames._replace(runs=frames.runs.assign(select=np.array(["fused", None, None], dtype=object)))
-    for runs, select, n in (
-        (frames, "torch", 3),
-        (frames, "fused", 0),
-        (partly, "torch", 2),
-        (partly, "fused", 1),
-    ):
-        assert len(keys_of(runs, {"select": select})) == n  # what older records imply
+    for of, torch, fused in ((frames, 3, 0), (partly, 2, 1)):  # as older records imply
+        assert [len(keys_of(of, {"select": select})) for select in ("torch", "fused")] == [torch, fused]
 
 
-def test_a_broken_last_line_is_dropped_and_reported(store: Store) -> None:
-    attempt = synthetic.timed(store, synthetic.config())
-    with attempt.rank_path(1).open("a") as file:
+def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file_left_out_which_is_told(
+    store: Store,
+) -> None:
+    broken, missing, short = (
+        synthetic.timed(store, synthetic.config(method)) for method in ("dense", "topk", "randomk")
+    )
+    with broken.rank_path(1).open("a") as file:
         file.write('{"kind":"step","step":20,"epo')
-    attempt.update(files=attempt.fingerprints())
-    frames, (note,) = from_attempts([attempt])
-    assert len(frames.steps) == 2 * 20
-    assert re.search(r"rank1\.jsonl.*1 broken line|1 broken line.*rank1\.jsonl", note)
-
-
-def test_a_record_with_a_missing_or_short_file_is_left_out_and_reported(store: Store) -> None:
-    missing, short = (synthetic.timed(store, synthetic.config(method)) for method in ("dense", "topk"))
+    broken.update(files=broken.fingerprints())
     missing.rank_path(1).unlink()
-    short.rank_path(0).write_bytes(short.rank_path(0).read_bytes()[:-30])
-    frames, notes = from_attempts([missing, short])
-    assert (len(frames.runs), len(notes)) == (0, 2)
+    os.truncate(short.rank_path(0), 1000)
+    frames, notes = from_attempts([broken, missing, short])
+    assert (list(frames.runs["key"]), len(frames.steps)) == ([broken.key], 2 * 20)
+    assert re.search(r"rank1\.jsonl.*1 broken line|1 broken line.*rank1\.jsonl", notes[0])
+    assert len(notes) == 3
 
 
 def test_combine_takes_a_run_whole_from_the_newer_frames(store: Store, frames: Frames) -> None:
     key = synthetic.key(frames, "topk")
     short = synthetic.config("topk", train={"epochs": 1, "steps": 12, "validate": "never"})
     new, _ = of_attempt(synthetic.timed(store, short))
-    measured_again = Frames(*(frame.assign(key=key) for frame in new))  # under the same key
-    both = combine(frames, measured_again)
+    both = combine(frames, Frames(*(frame.assign(key=key) for frame in new)))  # under the same key
     assert len(both.runs) == 3
-    assert (both.steps["key"] == key).sum() == 2 * 12
-    assert len(both.steps) == 2 * 20 + 2 * 12
+    assert both.steps["key"].eq(key).value_counts().to_dict() == {False: 2 * 20, True: 2 * 12}
 
 
 def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> None:
     attempt = synthetic.alternated(store, ["dense", "topk"], blocks=4, block_steps=3)
     frames, notes = of_attempt(attempt)
     assert not notes
-    for name in ("method.name", "variant"):
-        assert frames.runs[name].to_list() == ["dense", "topk"]
     labels = {f"{attempt.key}/{method}": method for method in ("dense", "topk")}
     assert label(frames.runs).to_dict() == labels
-    assert set(frames.runs["group"]) == {attempt.key}
+    runs = frames.runs.set_index("key")
+    assert runs["method.name"].to_dict() == runs["variant"].to_dict() == labels
+    assert set(runs["group"]) == {attempt.key}
     for _, steps in frames.steps.groupby(["key", "rank"]):
         assert steps["step"].to_list() == list(range(2 + 4 * 3))
         assert steps["block"].to_list() == [0, 0, *np.repeat([1, 2, 3, 4], 3)]
@@ -127,12 +120,7 @@ def test_what_is_remembered_is_computed_once_for_the_same_frames_and_arguments()
     assert found == [0, 0, 2, 2, 1]
     assert calls == [(0, 0), (0, 2), (0, 2), (1, 0)]
     assert counted(one._replace(runs=other.runs)) == 1
-
-
-def test_nothing_is_kept_of_frames_that_are_gone() -> None:
-    frames = empty()
-    counted(frames)
-    gone = [weakref.ref(table) for table in frames]
-    del frames
+    gone = [weakref.ref(table) for table in one]
+    del one
     gc.collect()
-    assert not any(reference() is not None for reference in gone)
+    assert {reference() for reference in gone} == {None}  # nothing is kept of frames that are gone

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import from_attempts, of_attempt
 from analysis.records.frames import Frames, combine, empty, restrict
 from analysis.records.parquet import cached, newest_frames, read_parquet, write_parquet
 from analysis.records.store import Store
@@ -25,11 +25,9 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def frames(store: Store) -> Frames:
-    synthetic.timed(store, synthetic.config("dense"))
-    synthetic.timed(store, synthetic.config("topk"))
-    synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
-    return synthetic.frames_of(store)
+def frames(tmp_path: Path) -> Frames:
+    configs = synthetic.config("dense"), synthetic.config("topk"), synthetic.learning_config("topk", epochs=3)
+    return synthetic.frames_with(tmp_path / "runs", *configs)
 
 
 def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
@@ -87,12 +85,11 @@ def test_what_a_file_says_to_pandas_is_not_obeyed_and_a_corrupt_file_is_named(
         read_parquet(tmp_path)
 
 
-def test_a_column_that_configs_disagree_about_becomes_text(store: Store, tmp_path: Path) -> None:
-    for density in ("auto", 0.001):
-        config = synthetic.config("topk")
-        config["method"]["density"] = density
-        synthetic.timed(store, config)
-    frames = synthetic.frames_of(store)
+def test_a_column_that_configs_disagree_about_becomes_text(tmp_path: Path) -> None:
+    configs = (
+        synthetic.config() | {"method": {"name": "topk", "density": density}} for density in ("auto", 0.001)
+    )
+    frames = synthetic.frames_with(tmp_path / "runs", *configs)
     write_parquet(frames, tmp_path)
     assert set(combine(read_parquet(tmp_path), frames).runs["method.density"]) == {"auto", "0.001"}
 
@@ -102,7 +99,7 @@ def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> No
     log = attempt.rank_path(0)
     log.write_text(log.read_text().replace('"loss":2.3,', '"loss":NaN,').replace('"lr":0.1', '"lr":null'))
     attempt.update(files=attempt.fingerprints())
-    write_parquet(synthetic.frames_of(store), tmp_path)
+    write_parquet(of_attempt(attempt)[0], tmp_path)
     steps = read_parquet(tmp_path).steps
     assert steps.loc[0, ["loss", "lr"]].isna().all()
     assert steps["lr"].dtype == np.float64
@@ -133,14 +130,13 @@ def test_a_copy_of_an_attempts_tables_is_made_again_where_it_is_damaged_or_of_an
 
 def test_a_copy_may_be_made_by_several_at_a_time(store: Store, tmp_path: Path) -> None:
     attempt = synthetic.timed(store, synthetic.config())
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        with ThreadPoolExecutor(6) as pool:
-            found = [*pool.map(cached, [attempt] * 6, [folder] * 6)]
-        for frames, notes in found:
-            assert notes == []
-            assert len(frames.steps) == 2 * 20
-            assert_frame_equal(frames.steps, found[0][0].steps)
-        assert len([*(folder / "attempts").iterdir()]) == 1
+    with ThreadPoolExecutor(6) as pool:
+        found = [*pool.map(cached, [attempt] * 6, [tmp_path] * 6)]
+    for frames, notes in found:
+        assert notes == []
+        assert len(frames.steps) == 2 * 20
+        assert_frame_equal(frames.steps, found[0][0].steps)
+    assert len([*(tmp_path / "attempts").iterdir()]) == 1
 
 
 def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_named(

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.pictures import captions
 from analysis.records.attempts import of_attempt, resumptions
-from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, empty, typed
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
 from analysis.records.store import Store
@@ -30,6 +30,7 @@ def topk(frames: Frames) -> str:
 
 def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and_at_most_half() -> None:
     steady = [1.0] * 20
+    falling = [10 * 0.8**i for i in range(8)] + [1.0] * 32
     for step_s, at_least, dropped in (
         (steady, 4, 4),  # steady steps lose only what was declared
         ([*steady[:9], 50.0, *steady], 4, 4),  # one slow step is no warm-up
@@ -38,7 +39,6 @@ def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and
         ([], 5, 0),
     ):
         assert warm_up(step_s, at_least) == dropped
-    falling = [10 * 0.8**i for i in range(8)] + [1.0] * 32
     left = falling[warm_up(falling, at_least=0) :]
     assert 32 <= len(left) <= 37
     assert np.median(left[:WINDOW]) == pytest.approx(1.0, rel=0.5)
@@ -71,13 +71,11 @@ def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames, topk: str
 
 
 def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for block_steps, kept in ((3, [1, 2]), (1, [0])):
-        attempt = synthetic.alternated(store, ["dense", "topk"], blocks=4, block_steps=block_steps)
-        frames = of_attempt(attempt)[0]
+    for block_steps, expected in ((3, [3, 4, 6, 7, 9, 10, 12, 13]), (1, [2, 3, 4, 5])):
+        store = Store(tmp_path / str(block_steps))
+        frames = of_attempt(synthetic.alternated(store, ["dense", "topk"], 4, block_steps))[0]
         for key in frames.runs["key"]:
             found = warm(frames, key)
-            expected = [2 + block * block_steps + at for block in range(4) for at in kept]
             assert sorted(set(found.steps["step"])) == expected
             assert (found.n, found.dropped, found.turns) == (len(expected), 2, 4)
 
@@ -102,29 +100,22 @@ SENT_AT = {
 
 def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
     """Return the rounds of runs that sent this, from their steps or from their validations."""
-    of_runs = {name: np.array(sent, dtype=float) for name, (sent, _) in SENT_AT.items()}
-    runs = runs_frame([
-        {"key": name, "run_id": "r", "workers": 2, "timing.warmup_steps": 0, "task.name": "gpt_ptbchars",
-         **({} if name == "none" else {"method.every": EVERY})}
-        for name in (*of_runs, "none")
-    ])  # fmt: skip
-    lines = [
-        {
-            "key": name, "rank": rank, "step": step, "epoch": 1, "start_s": 0.0, "step_s": 1.0,
-            "wire_bytes": nbytes * (1 + rank), "messages": nbytes / 2,
-        }
-        for name, sent in [*of_runs.items(), ("none", np.ones(14))]
-        for rank in (0, 1)
-        for step, nbytes in enumerate(sent)
-    ]  # fmt: skip
-    epochs = [
-        {"key": name, "epoch": at, "step": end, "wire_bytes": sent[first:end].mean()}
-        for name, sent in of_runs.items()
-        for at, (first, end) in enumerate(pairwise((0, *validated)), 1)
-    ]
-    of_steps = typed("steps", pd.DataFrame(lines)[: len(lines) * steps])
+    sent_by_name = {name: np.array(sent, dtype=float) for name, (sent, _) in SENT_AT.items()}
+    sent_by_name["none"] = np.ones(14)
+    runs = pd.DataFrame({"key": [*sent_by_name], "run_id": "r", "workers": 2, "timing.warmup_steps": 0})
+    runs["task.name"] = "gpt_ptbchars"
+    runs["method.every"] = runs["key"].map(dict.fromkeys(SENT_AT, EVERY))
+    lines, epochs = [], []
+    for name, sent in sent_by_name.items():
+        for rank in (0, 1):
+            line = {"key": name, "rank": rank, "epoch": 1, "start_s": 0.0, "step_s": 1.0}
+            rows = {"step": range(14), "wire_bytes": sent * (1 + rank), "messages": sent / 2}
+            lines.append(pd.DataFrame({**line, **rows}))
+        for at, (first, end) in enumerate(pairwise((0, *validated)), 1):
+            epochs.append({"key": name, "epoch": at, "step": end, "wire_bytes": sent[first:end].mean()})
+    of_steps = typed("steps", pd.concat(lines)[: None if steps else 0])
     of_epochs = typed("epochs", pd.DataFrame(epochs))
-    return rounds(empty()._replace(runs=runs, steps=of_steps, epochs=of_epochs))
+    return rounds(empty()._replace(runs=typed("runs", runs), steps=of_steps, epochs=of_epochs))
 
 
 def test_a_round_has_what_its_steps_sent_whatever_is_sent_when() -> None:
@@ -164,14 +155,17 @@ def interrupted(folder: Path, steps: int, *resumed: int) -> Frames:
 def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
     whole, again = interrupted(tmp_path, 40), interrupted(tmp_path, 40, 20, 38)
     key = whole.runs["key"].iloc[0]
-    assert warm(whole, key).again == 0
     write_parquet(again, tmp_path / "kept")
-    for frames in (again, read_parquet(tmp_path / "kept")):
-        left = warm(frames, key)
-        assert set(left.steps["step"]) == {*range(4, 40)} - {*range(20, 24), 38, 39}
-        assert (left.n, left.dropped, left.again) == (30, 4, 6)
     older = whole._replace(runs=whole.runs.drop(columns="resumed"))
-    assert warm(older, key).n == 36
+    for frames, kept, later in (
+        (whole, {*range(4, 40)}, 0),
+        (older, {*range(4, 40)}, 0),
+        (again, {*range(4, 20), *range(24, 38)}, 6),
+        (read_parquet(tmp_path / "kept"), {*range(4, 20), *range(24, 38)}, 6),
+    ):
+        left = warm(frames, key)
+        assert set(left.steps["step"]) == kept
+        assert (left.n, left.dropped, left.again) == (len(kept), 4, later)
     assert resumptions({}) == []
     assert resumptions({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
     short = interrupted(tmp_path, 8, 4)  # nothing but interruptions: some steps are kept
