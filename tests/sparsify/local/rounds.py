@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,7 +21,6 @@ from tests.conftest import there
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SIZE, EVERY, STEPS = 3, 4, 14
-SENT = 8  # column of an interface
 STRATEGIES: dict[str, Local] = {
     name: sparsify.build(name, every=EVERY)
     for name in ("localsgd", "diloco", "muloco", "desloc", "noloco", "sparseloco")
@@ -193,5 +192,5 @@ def left_by(interface: str) -> int:
     while now != before:
         time.sleep(0.05)
         before = now
-        now = int(Path("/proc/net/dev").read_text().partition(f"{interface}:")[2].split()[SENT])
+        now = psutil.net_io_counters(pernic=True)[interface].bytes_sent
     return now
