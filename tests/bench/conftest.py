@@ -80,10 +80,6 @@ class Benched(NamedTuple):
         (store,) = (self.results / "bench").glob("*-cpu-*.jsonl")
         return store
 
-    def page(self) -> str:
-        """Return the page that was drawn of the records."""
-        return (self.results / "figures" / f"{self.store.stem}.md").read_text()
-
 
 @pytest.fixture(scope="session")
 def benched(tmp_path_factory: pytest.TempPathFactory) -> Benched:

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import WRONG, Bench, Record, numbered, ratio, run, spread
+from experiments.bench._runner import WRONG, Bench, Record, ratio, run, spread
 from experiments.bench._timing import Clock, in_turn
 from experiments.config import code_version
 from experiments.config.folders import Folders
-from tests.analysis.broken_lines import BROKEN
 from tests.bench.conftest import lines_of
 from tests.conftest import Command, fine, refused
 
@@ -90,12 +89,6 @@ def test_what_is_finished_is_kept_when_a_call_is_ended(toy: Toy) -> None:
     toy.fails_at = None
     toy(1, 2, 3)
     assert toy.measured == [1, 2, 2, 3]
-
-
-def test_nothing_begins_when_the_minutes_are_over(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    toy(7, 8, minutes=1e-12)
-    assert toy.measured == []
-    assert "7: waits\n8: waits\n" in capsys.readouterr().out
 
 
 def test_a_row_that_must_not_be_fails_the_benchmark(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,15 +177,3 @@ def test_words_that_make_no_sense_are_refused_in_a_sentence(here: Command) -> No
     for line in REFUSED.strip().splitlines():
         words, _, sentence = line.partition(": ")
         refused(here("bench", *words.split()), sentence.strip())
-
-
-def test_a_damaged_row_is_passed_over_and_the_others_are_read(tmp_path: Path) -> None:
-    store = tmp_path / "methods-cpu.jsonl"
-    row = {"schema": 1, "kind": "row", "key": "k", "at": "2026-01-01", "n": 5, "select_ms": 1.0}
-    rows = [{**row, "key": f"odd {name}", name: [5]} for name in row]
-    lines = [json.dumps(each).encode() for each in (*rows, row)]
-    store.write_bytes(b"\n".join([*BROKEN.values(), *lines, b""]))
-    assert [found["key"] for found in numbered(store, ("n", "select_ms"))] == ["k"]
-    store.unlink()
-    os.mkfifo(store)
-    assert [*numbered(store, ("n", "select_ms"))] == []

@@ -11,8 +11,7 @@ import torch
 
 from experiments.bench import _select_page, _step_page, step
 from experiments.bench._step_counts import Operators
-from experiments.bench._step_page import ABOUT, read
-from experiments.bench._step_ways import WAYS, ways_here
+from experiments.bench._step_page import read
 from tests.bench.conftest import Benched, call_bench, last_of
 from tests.conftest import ROOT
 
@@ -51,9 +50,7 @@ def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
     assert "host" not in start["provenance"]
     timed = [row for row in rows if row["part"] == "time"]
     assert [row["row"] for row in timed] == CHOSEN
-    for row in timed:
-        (samples,) = row["samples_ms"]
-        assert len(samples["cpu"]) == len(samples["wall"]) == TURNS
+    assert {len(row["samples_ms"][0]["wall"]) for row in timed} == {TURNS}
     around = {row["row"]: row["n"] for row in rows if row["part"] == "around"}
     assert around == dict.fromkeys(("add", "aggregate", "around"), LAYERS * (64 * 64 + 64))
     assert str(ROOT) not in stepped.store.read_text()
@@ -108,8 +105,3 @@ def test_operators_are_counted_with_the_bytes_that_they_move() -> None:
         a.copy_(b)  # one read, one written
         torch._foreach_add_([a, b], others)  # four read, two written
     assert (count.operations, count.nbytes) == (4, 12 * 4 * N)
-
-
-def test_every_way_is_described_and_can_be_run_here() -> None:
-    assert list(ABOUT) == list(WAYS)
-    assert set(ways_here()) >= {name for name in WAYS if name != "register_topk_bucket"}

@@ -173,17 +173,11 @@ def _huge(path: Path, content: bytes) -> None:
     os.truncate(path, 64 * 2**30)
 
 
-def _forbidden(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    path.chmod(0)
-
-
 CHANGES: dict[str, Callable[[Path, bytes], object]] = {  # in place of a file, of which this was the content
     "missing": lambda path, content: None,
     "half": lambda path, content: path.write_bytes(content[: len(content) // 2]),
     "garbage after it": lambda path, content: path.write_bytes(content + b"garbage"),
     "64 GiB": _huge,
-    "no permission": _forbidden,
 }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from experiments import figures
 from tests.conftest import Command, fine
+from tests.launch.troubled import await_
 from tests.worker.runs import end_command, manifests, start_command, wait_for
 
 SECOND_ROUND = 10  # steps of both variants: of the smallest runs, two each of warm-up and in each round
@@ -31,11 +31,8 @@ def test_two_processes_reproduce_a_figure_together_and_then_it_is_only_redrawn(
     assert [process.returncode for process in both] == [0, 0], said
     assert any("2 runs, 2 missing" in err for _, err in said)
     assert any("another process is measuring this run" in err for _, err in said)
-    for out, _ in said:
-        assert "Nothing here is judged" in out
-    drawn = {path.name for path in (results / "figures").iterdir()}
-    assert drawn == {f"fig1-smoke.{kind}" for kind in ("png", "pdf", "svg", "md", "csv", "tex", "bib")}
-
+    assert all("Nothing here is judged" in out for out, _ in said)
+    assert (results / "figures" / "fig1-smoke.png").is_file()
     assert all(manifest["rules"] == figures.rules() for manifest in manifests(results))
 
     assert "2 runs, 0 missing" in fine(here(*words)).stderr
@@ -50,9 +47,7 @@ def test_ctrl_c_in_a_launch_leaves_its_picture_once_it_has_as_many_turns_as_aske
     try:
         wait_for(results, "launch/*/progress.json")
         (note,) = results.glob("launch/*/progress.json")
-        deadline = time.monotonic() + 100
-        while json.loads(note.read_text())["step"] < SECOND_ROUND and time.monotonic() < deadline:
-            time.sleep(0.1)
+        await_(lambda: json.loads(note.read_text())["step"] >= SECOND_ROUND, "the second round", 100)
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         out, err = process.communicate(timeout=100)
     finally:

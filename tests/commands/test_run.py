@@ -21,7 +21,7 @@ from analysis.records.attempts import of_attempt
 from analysis.records.configs import run_id
 from analysis.records.files import read_json
 from analysis.records.parquet import read_parquet
-from analysis.records.store import Store
+from analysis.records.store import Attempt, Store
 from experiments.commands._again import asked
 from experiments.config import data_root, grid
 from experiments.config.folders import Folders
@@ -39,9 +39,18 @@ RANKS = "runs/topk*/*/rank*.jsonl"  # below results
 
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
-    """Provide a folder of results with a run that ended well before."""
-    synthetic.timed(Store(tmp_path / "results" / "runs"), synthetic.config("dense"))
     return tmp_path / "results"
+
+
+@pytest.fixture
+def store(results: Path) -> Store:
+    return Store(results / "runs")
+
+
+@pytest.fixture
+def dense(store: Store) -> Attempt:
+    """Provide a run that ended well before."""
+    return synthetic.timed(store, synthetic.config("dense"))
 
 
 def states(results: Path) -> dict[str, tuple[str, str | None]]:
@@ -57,11 +66,11 @@ def states(results: Path) -> dict[str, tuple[str, str | None]]:
 
 
 def test_a_run_is_recorded_reused_and_measured_again_when_forced(
-    command: Command, here: Command, tmp_path: Path
+    command: Command, here: Command, results: Path, store: Store
 ) -> None:
     words = ("run", "method=topk", "cluster=local", *SMALL)
     assert "attempt 1: done" in fine(command(*words)).stdout
-    (manifest,) = manifests(tmp_path / "results")
+    (manifest,) = manifests(results)
     assert (manifest["agreed"], manifest["simulated"]) == (True, False)
     assert len(manifest["provenance"]["data"]["digest"]) == 64
     assert set(manifest["files"]) == {"rank0.jsonl", "rank1.jsonl"}
@@ -72,22 +81,22 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
         assert "attempt 1: done" in again.stdout
 
     assert "attempt 2: done" in here(*words, FORCE="1").stdout
-    both = manifests(tmp_path / "results")
+    both = manifests(results)
     assert [manifest["state"] for manifest in both] == ["ok", "ok"]
     assert both[0]["weights"] == both[1]["weights"], "the same seed trains to the same bits"
 
     assert "8 steps recorded on each of 2 ranks" in fine(here("why", "topk")).stdout
     fine(here("collect"))
-    assert (tmp_path / "results" / "records" / "steps.parquet").is_file()
+    assert (results / "records" / "steps.parquet").is_file()
 
     fine(here("run", f"again={manifest['run_id'].rpartition('-')[2][:8]}", "seed=5"))
-    (other,) = {*Store(tmp_path / "results/runs").runs()} - {manifest["run_id"]}
+    (other,) = {*store.runs()} - {manifest["run_id"]}
     assert "seed" in fine(here("why", other, "--against", manifest["run_id"])).stdout
     refused(here("run", "again=none-such"), "0 runs match 'none-such'")
 
 
-def test_words_mean_a_shipped_run_again(tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "results")
+def test_words_mean_a_shipped_run_again(results: Path) -> None:
+    folders = Folders(results)
     runs = read_parquet(folders.shipped, ["runs"]).runs["run_id"]
     for kind in ("cnn_cifar10", "alternating-slimvgg_cifar10-2w-netns"):
         name = runs[runs.str.contains(kind)].iloc[-1]
@@ -95,10 +104,10 @@ def test_words_mean_a_shipped_run_again(tmp_path: Path) -> None:
         assert run_id(config) == name
 
 
-def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, tmp_path: Path) -> None:
+def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, results: Path) -> None:
     words = ("run", "method=topk", "cluster=local", *SMALL, "timing.mode=production", "select=fused")
     done = fine(here(*words, "method.scope=layer", "overlap=true"))
-    (manifest,) = manifests(tmp_path / "results")
+    (manifest,) = manifests(results)
     searching = manifest["searching"]
     assert searching["kernel"].startswith(("native", "numpy"))
     assert searching["steps"] == 8 * manifest["tensors"]
@@ -108,7 +117,7 @@ def test_who_searched_is_recorded_and_overlap_needs_buckets(here: Command, tmp_p
 
 
 def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_sweep_names(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Command, monkeypatch: pytest.MonkeyPatch, results: Path, store: Store
 ) -> None:
     monkeypatch.setattr(progress_bar, "LINE_S", 0.0)
     words = ["run", "method=topk", *SMALL, "train.steps=2"]
@@ -116,24 +125,24 @@ def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_swee
     assert "thesis: 2 runs, 2 to make" in done.stderr
     assert "; 0 of 2 done" in done.stderr
     assert "| seed |" in done.stdout
-    sweeps = tmp_path / "results" / "records" / "sweeps"
+    sweeps = results / "records" / "sweeps"
     index = there(read_json(sweeps / "thesis.json"))
-    assert sorted(index["runs"]) == Store(tmp_path / "results" / "runs").runs()
+    assert sorted(index["runs"]) == store.runs()
     assert "all 2 runs are already measured" in here(*words, "seed=0,1", "sweep=other").stderr
     assert read_json(sweeps / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
     refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
-    assert len(Store(tmp_path / "results" / "runs").runs()) == 2
+    assert len(store.runs()) == 2
 
 
 def test_the_laptop_profile_says_in_one_line_that_it_uses_digits(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, results: Path
 ) -> None:
     monkeypatch.setattr(data_root, "reachable", lambda host: False)
     words = ("profile=smoke", "task=cnn_cifar10", "method=dense")
     done = fine(here("run", *words, DATA_ROOT=str(tmp_path / "empty")))
     assert done.stderr.count("using scikit-learn's digits instead") == 1
-    (manifest,) = manifests(tmp_path / "results")
+    (manifest,) = manifests(results)
     assert manifest["provenance"]["data"]["name"] == "digits"
 
 
@@ -161,19 +170,19 @@ def test_who_has_no_submitit_is_told_what_installs_it(here: Command, monkeypatch
     refused(done, "submitit is not installed", "make .venv/.train")
 
 
-def test_what_can_not_work_is_refused_with_what_does(here: Command, tmp_path: Path) -> None:
+def test_what_can_not_work_is_refused_with_what_does(here: Command, tmp_path: Path, results: Path) -> None:
     """Refuse before anything is measured; or, where only a worker can know, as well."""
     nothing = {name: str(tmp_path) for name in ("PATH", "XDG_CACHE_HOME", "TMPDIR")}
     done = here("run", "method=topk", "cluster=virtual", *SMALL, "select=fused", **nothing)
     refused(done, "select=fused does not work here: no compiler", "take select=auto")
     done = here("run", "method=topk", *SMALL, "method.density=1e-5")
     refused(done, "density=1e-05 of 24170 gradients selects none (k = 0)", "smallest", "4.14e-05")
-    assert states(tmp_path / "results") == {"topk": ("failed", "bad_input")}
+    assert states(results) == {"topk": ("failed", "bad_input")}
 
 
 @pytest.mark.parametrize("cluster", ["local", "virtual"])
 def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
-    here: Command, tmp_path: Path, cluster: str
+    here: Command, cluster: str, results: Path, store: Store
 ) -> None:
     words = (
         "run",
@@ -184,33 +193,32 @@ def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
         "workers=2",
     )
     assert "it diverged: rank 0, step " in fine(here(*words)).stderr
-    (manifest,) = manifests(tmp_path / "results")
+    (manifest,) = manifests(results)
     assert manifest["diverged"]["step"] < manifest["diverged"]["made"] <= manifest["steps"]
     for words_of_all in (("list",), ("why", manifest["run_id"])):
         assert "diverged" in fine(here(*words_of_all)).stdout
     assert "already measured" in fine(here(*words)).stderr
-    (run,) = Store(tmp_path / "results/runs").all_valid()
+    (run,) = store.all_valid()
     assert "runs diverged" in captions.setting(of_attempt(run)[0])
 
 
 def test_a_gradient_that_is_not_finite_fails_a_timed_run_and_stops_no_other(
-    here: Command, tmp_path: Path
+    here: Command, results: Path
 ) -> None:
     words = (*TOO_FAST, "cluster=virtual", "timing.mode=serialised", "task.lr=1e30,0.1,0.05", "sweep=rates")
     done = here("run", *words)
     refused(
         done, "the others go on", "[2/3]", "rank 0, step ", "the gradient of", "NaN or Inf", "why", code=1
     )
-    (failed,) = (manifest for manifest in manifests(tmp_path / "results") if manifest["state"] != "ok")
+    (failed,) = (manifest for manifest in manifests(results) if manifest["state"] != "ok")
     assert (failed["state"], failed["failure"]) == ("failed", "non_finite")
     compared = fine(here("compare", "sweep=rates", "x=task.lr", "y=step_s"))
     assert f"left out {failed['run_id']}: it is failed" in compared.stderr
     assert compared.stdout.count("| dense |") == 2
 
 
-def test_workers_that_are_suspended_say_so_and_a_killed_one_ends_the_others(tmp_path: Path) -> None:
+def test_workers_that_are_suspended_say_so_and_a_killed_one_ends_the_others(results: Path) -> None:
     """Suspend them as `scontrol suspend`, gang scheduling, or Ctrl-Z and `fg` do."""
-    results = tmp_path / "results"
     running = start_command(results, *LONG, "workers=3")
     try:
         wait_for(results, RANKS, 3)
@@ -242,6 +250,7 @@ def ranks_with_stops(results: Path) -> set[str]:
 
 
 @pytest.mark.extended
+@pytest.mark.usefixtures("dense")
 def test_ctrl_c_lets_the_workers_save(results: Path) -> None:
     """See tests/launch/test_local.py for a second one, and for workers that can not save."""
     running = start_command(results, *LONG)
@@ -276,16 +285,16 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_read_only_folder_is_named(here: Command, tmp_path: Path) -> None:
-    with mounted(tmp_path / "results", "ro"):
-        refused(here("run", "method=dense", *SMALL[:2]), "read-only", f"{tmp_path}/results")
+def test_a_read_only_folder_is_named(here: Command, results: Path) -> None:
+    with mounted(results, "ro"):
+        refused(here("run", "method=dense", *SMALL[:2]), "read-only", f"{results}")
 
 
 NO_OVERRIDE = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")  # root may read what it may not
 
 
-def test_a_folder_that_this_user_may_not_use_is_called_so(results: Path) -> None:
-    (run,) = Store(results / "runs").runs()
+def test_a_folder_that_this_user_may_not_use_is_called_so(dense: Attempt, results: Path) -> None:
+    run = dense.run_id
     is_root = os.geteuid() == 0
     if is_root and shutil.which(NO_OVERRIDE[0]) is None:
         pytest.skip("no setpriv, with which root is as other users are")
@@ -306,20 +315,19 @@ def test_a_folder_that_this_user_may_not_use_is_called_so(results: Path) -> None
         refused(done, *answers, code=code)
 
 
-def test_a_limit_on_the_size_of_files_is_told_and_not_a_full_disk(here: Command, tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_told_and_not_a_full_disk(here: Command, results: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
     try:
         done = here("run", "method=dense", *SMALL[:2])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    refused(done, f"{tmp_path}/results/runs/", "config.json: ", "`ulimit -f`", code=1)
+    refused(done, f"{results}/runs/", "config.json: ", "`ulimit -f`", code=1)
 
 
-def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, tmp_path: Path) -> None:
-    results = tmp_path / "results"
+def test_a_full_disk_is_named_and_nothing_is_half_written(here: Command, results: Path, store: Store) -> None:
     with mounted(results, "size=500k"):
-        synthetic.timed(Store(results / "runs"), synthetic.config("dense"))
+        synthetic.timed(store, synthetic.config("dense"))
         refused(here(*LONG), "the disk is full", code=1)
         ended = states(results)
         assert ended["dense"] == ("ok", None)

@@ -42,7 +42,6 @@ def test_options_that_can_not_be_sbatchs_are_refused(here: Command) -> None:
         ("-- -A x", "a long option such as --x=y"),
         ("-- --nodes=3", "--nodes=3 would replace", "workers and cluster.workers_per_node"),
         ("cluster.sbatch=[--requeue]", "--requeue would replace", "cluster.requeues"),
-        ("-- --partition=urgent", "--partition=urgent would replace", "cluster.partition"),
         ("cluster.mem_gb=4 -- --mem=1G", "--mem=1G would replace", "cluster.mem_gb"),
     ):
         refused(here("plan", *ON_SLURM, *words.split()), *answers)

@@ -74,8 +74,3 @@ def test_columns_that_do_not_fit_are_named(show: Show) -> None:
     text = show(Table("", pd.DataFrame([{f"column{number}": "x" * 20 for number in range(5)}])), 50)
     assert text.count("x" * 20) == 2
     assert "too narrow to show: column2, column3, column4" in " ".join(text.split())
-
-
-def test_into_a_pipe_goes_markdown(capsys: pytest.CaptureFixture[str]) -> None:
-    _terminal.show(VERDICTS)
-    assert capsys.readouterr().out == f"{VERDICTS.markdown()}\n"

@@ -45,18 +45,14 @@ def add_to_figure(shipped: Path, run: str) -> None:
     write_json(index, {"runs": [run, *index_of(index)]})
 
 
-@pytest.mark.usefixtures("shipped", "own")
-def test_what_is_sound_is_counted(here: Command, tmp_path: Path) -> None:
-    said = fine(here("validate")).stdout
-    assert f"1 runs in {tmp_path / 'results' / 'runs'}" in said
+@pytest.mark.usefixtures("shipped")
+def test_what_is_sound_is_counted_and_a_changed_log_of_the_same_length_is_found(
+    here: Command, own: Attempt
+) -> None:
+    log = own.rank_path(0)
+    said = fine(here("validate")).stdout  # which keeps a copy of what the log says
     assert "3 runs and 1 figures" in said
     assert said.splitlines()[-1] == "all records are as they were written"
-
-
-@pytest.mark.usefixtures("shipped")
-def test_a_changed_log_of_the_same_length_is_found(here: Command, own: Attempt) -> None:
-    log = own.rank_path(0)
-    fine(here("validate"))  # which keeps a copy of what the log says
     log.write_text(log.read_text().replace('"step":1,', '"step":9,', 1))
     done = here("validate")
     assert done.returncode == 1

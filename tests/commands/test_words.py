@@ -16,24 +16,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from analysis.records.configs import run_id
-from experiments.config import choices, compose, data_root, grammar, plan
+from experiments.config import choices, compose, data_root, grammar
 from tests.conftest import Command, refused
 
 # Few, for each choice takes a tenth of a second to compose.
 GROUPS = {"method": ("topk", "dgc", "terngrad"), "cluster": ("virtual", "generic_slurm")}
 ODD = [
-    "", " ", "nan", "inf", "-inf", "-1", "-0.0", "0", "1", "1.5", "2", "1e-300", "1e400", "999999999999999",
-    "9" * 400, "9" * 5000, "true", "maybe", "null", "None", "???", "abc", "[]", "[1]", "[-1]", "[[1]]",
-    "[a,b]", "[nan]", "[1,", "{}", "{a:1}", "{a:{b:1}}", "a,b", "1,2", "int32,int64", "topk,dgc",
-    "range(0,3)", "range(3,0)", "range(0,3,0)", "range(0,1,0.5)", "range(0,999999999999)", "range(0,nan)",
-    "glob(*)", "glob(top*)", "interval(0,1)", "shuffle(1,2)", "shuffle(range(0,999999999))", "choice(1,2)",
-    "choice()", "sort(3,1)", "int(x)", "float(1)", "str(1)", "json_str({a:1})", "extend_list(1)", "tag(a,b)",
-    "${seed}", "${oc.env:HOME}", "${nothing}", "$(touch x)", "`id`", ";id", "|id", "&", "x/../../..", "../..",
-    "/", "/etc/passwd", "'a\nb'", "'a\n#SBATCH --uid=0'", "'\x1b[31m'", "'\x07'", "\x1b]0;x\x07", "\u202etxt",
-    "\udcff", "'\udcff'", "é", "'é'", "日本", "'", '"', "\\", "'\\'", "(", ")", "[" * 200, "'" * 3, "a=b",
-    "a:b", "%s", "{0}", "--x", "-h", "@", "a@b", "x" * 300, "x" * 6000, "0x10", "1_000", "1e3", "01",
-    "{a", "[1", "1=2", "'a", "a,,b", "foo()", "int()", "--", "=", "\0",
-    "+1", "\u0661", "off", "yes",
+    "", " ", "nan", "inf", "-1", "-0.0", "0", "1.5", "1e-300", "1e400", "9" * 400, "9" * 5000, "true",
+    "maybe", "null", "None", "???", "abc", "[]", "[-1]", "[[1]]", "[a,b]", "[1,", "{}", "{a:{b:1}}", "1,2",
+    "int32,int64", "topk,dgc", "range(0,3)", "range(3,0)", "range(0,3,0)", "range(0,999999999999)",
+    "range(0,nan)", "glob(top*)", "interval(0,1)", "shuffle(range(0,999999999))", "choice()", "sort(3,1)",
+    "int(x)", "json_str({a:1})", "extend_list(1)", "tag(a,b)", "${seed}", "${oc.env:HOME}", "${nothing}",
+    "$(touch x)", "`id`", ";id", "&", "x/../../..", "..", "/etc/passwd", "'a\n#SBATCH --uid=0'", "'\x1b[31m'",
+    "'\x07'", "\x1b]0;x\x07", "\u202etxt", "\udcff", "'\udcff'", "é", "日本", "'", '"', "\\", "(", "[" * 200,
+    "'" * 3, "a=b", "a:b", "%s", "{0}", "--x", "-h", "@", "x" * 6000, "0x10", "1_000", "01", "a,,b", "foo()",
+    "--", "=", "\0", "+1", "\u0661", "off",
 ]  # fmt: skip
 
 # The grammar's own, and some that it does not know.
@@ -182,14 +179,3 @@ def test_words_that_mean_nothing_are_refused_in_a_sentence(here: Command) -> Non
     traced = here("run", "workers=0", "--traceback")
     assert traced.returncode == 2
     assert "Traceback" in traced.stderr
-
-
-def test_the_paper_profile_refuses_without_gpu_or_data_and_says_what_to_do(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plan, "has_gpu", lambda: False)
-    refused(here("reproduce", "fig4", "profile=paper"), "needs an NVIDIA GPU", "profile=laptop")
-    monkeypatch.setattr(data_root, "reachable", lambda host: False)
-    words = ("run", "profile=paper", "device=cpu", "task=cnn_cifar10")
-    refused(here(*words, f"data.root={tmp_path}"), str(tmp_path), "cifar-10-batches-py")
-    refused(here(*words, DATA_ROOT=str(tmp_path)), "CIFAR-10 is not in", "data.root=FOLDER or $DATA_ROOT")

@@ -17,35 +17,36 @@ __all__ = ["programs"]  # a fixture is found by its name in this module
 DAY = "2026-01-01T"
 
 
-def noted(ledger: Path, *failures: tuple[str, str]) -> Path:
+def noted(ledger: Path, failures: str) -> Path:
     """Note that nodes failed at these times of a day, each under a job of its own."""
-    for number, (node, at) in enumerate(failures):
+    for number, failure in enumerate(failures.splitlines()):
+        node, at = failure.split()
         bad_nodes.note_failure(ledger, node, str(number), DAY + at)
     return ledger
 
 
 def test_a_node_that_takes_many_jobs_along_failed_once(tmp_path: Path) -> None:
-    rows: list[tuple[list[tuple[str, str]], list[str]]] = [
-        ([], []),
-        ([("n1", "10:00:00")], []),
-        ([("n1", "10:00:00"), ("n1", "12:00:00")], ["n1"]),
-        ([("n1", "10:00:00"), ("n1", "10:01:00")], []),
-        ([("n1", "10:00:00"), ("n1", "10:01:01")], ["n1"]),
-        ([("n1", "10:00:00"), ("n2", "12:00:00Z")], []),
-        ([("n1", f"10:00:{second:02}") for second in (1, 0, 59)], []),  # one failure, three jobs
-    ]
+    rows: dict[str, list[str]] = {
+        "": [],
+        "n1 10:00:00": [],
+        "n1 10:00:00\nn1 12:00:00": ["n1"],
+        "n1 10:00:00\nn1 10:01:00": [],
+        "n1 10:00:00\nn1 10:01:01": ["n1"],
+        "n1 10:00:00\nn2 12:00:00Z": [],
+        "n1 10:00:01\nn1 10:00:00\nn1 10:00:59": [],  # one failure, three jobs
+    }
     assert bad_nodes.unreliable(tmp_path / "none", "python") == []
-    for number, (failures, expected) in enumerate(rows):
+    for number, (failures, expected) in enumerate(rows.items()):
         ledger = tmp_path / f"ledger{number}"
         ledger.touch()
-        assert bad_nodes.unreliable(noted(ledger, *failures), "python") == expected
+        assert bad_nodes.unreliable(noted(ledger, failures), "python") == expected
         with ledger.open("a") as file:
             file.write('{"node": "n3", "jo')  # its writer was killed
         assert bad_nodes.unreliable(ledger, "python") == expected
 
 
 def test_what_is_no_ledger_tells_of_no_node(tmp_path: Path) -> None:
-    ledger = noted(tmp_path / "ledger", ("n1", "10:00:00"), ("n1", "12:00:00Z"))
+    ledger = noted(tmp_path / "ledger", "n1 10:00:00\nn1 12:00:00Z")
     with ledger.open("ab") as file:
         file.write(
             b'5\nnull\n[]\n{"node": 5, "at": "2026-01-01T12:00:00"}\n{"node": "n1", "at": "now"}\n\xff\n'

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from analysis.pictures import captions
@@ -17,11 +15,11 @@ from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
 from experiments.launch import local
-from slurm.emulated import counters, network
+from slurm.emulated import counters
 from slurm.emulated.network import EmulatedLink
 from tests.conftest import Command, fine, refused
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, processes
-from tests.worker.runs import start_command, wait_for, workers_of
+from tests.worker.runs import start_command, wait_for
 
 RUN = (
     "cluster=netns", "task=cnn_digits", "profile=smoke", "workers=3", "cluster.workers_per_node=2",
@@ -83,17 +81,12 @@ def test_a_run_over_a_long_link_says_what_its_relay_did(here: Command, tmp_path:
     assert "over 1 ms late" in captions.emulated(of_attempt(attempt)[0])
 
 
-def started(folder: Path, alpha_s: str, *words: str) -> subprocess.Popen[str]:
-    """Start a run that would take long."""
-    own = (*RUN, *words, "method=dense", "train.steps=100000", f"cluster.link.alpha_s={alpha_s}")
-    return start_command(folder / "results", "run", *own, TMPDIR=str(folder))
-
-
 @pytest.mark.extended
 @needs_tun
 @needs_namespaces
 def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> None:
-    starter = started(tmp_path, "0.002126", *LONG)
+    own = ("method=dense", "train.steps=100000", "cluster.link.alpha_s=0.002126")
+    starter = start_command(tmp_path / "results", "run", *RUN, *LONG, *own, TMPDIR=str(tmp_path))
     wait_for(tmp_path, "results/launch/*/worker2.json")
     (relay,) = [pid for pid in processes(alone("0.002126")) if program_of(pid).startswith("relay-")]
     os.kill(relay, signal.SIGKILL)
@@ -108,30 +101,6 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
 
 def program_of(pid: int) -> str:
     return (Path("/proc") / str(pid) / "exe").resolve().name
-
-
-@pytest.mark.extended
-@needs_namespaces
-def test_a_starter_that_is_killed_leaves_no_worker_and_no_network(tmp_path: Path) -> None:
-    starter = started(tmp_path, "0.000124")
-    wait_for(tmp_path, "results/launch/*/progress.json")
-    workers = [psutil.Process(pid) for pid in workers_of(tmp_path / "results").values()]
-    assert len(workers) == 3
-    starter.kill()
-    starter.communicate()
-    await_gone(alone("0.000124"))
-    assert psutil.wait_procs(workers, timeout=20)[1] == []
-
-
-def test_a_machine_that_can_not_says_so_before_anything_is_begun(
-    here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse() -> bool:
-        raise ValueError("cluster=netns needs the program tc")
-
-    monkeypatch.setattr(network, "has_root", refuse)
-    refused(here("run", *RUN, "method=dense"), "cluster=netns needs the program tc")
-    assert not (tmp_path / "results" / "runs").exists()
 
 
 @needs_namespaces

@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from analysis.records import locks
-from analysis.records.store import Store
 from experiments.commands import run
 from experiments.config.folders import Folders
 from experiments.launch import external
 from experiments.launch.attempt import await_lock, run_lock
 from slurm import worker_process
 from slurm.worker_process import STOP_SIGNALS
-from tests.conftest import ROOT, Command, environment_for, fine, process, refused
-from tests.worker.runs import recorded, wait_for
-
-STEPS = 200
-
-
-@pytest.mark.extended
-def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
-    """Its processes are another program's, which ends them all when one ends without success."""
-    words = ("task=cnn_digits", "profile=smoke", "cluster=local", "workers=2", f"train.steps={STEPS}")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "-m", "experiments", "run", "method=topk", "method.density=0.01", *words,
-    ]  # fmt: skip
-    around = environment_for(tmp_path, GLOO_SOCKET_IFNAME="lo")
-    with (tmp_path / "said").open("wb") as said:
-        first = subprocess.Popen(command, cwd=ROOT, env=around, stderr=said)
-    wait_for(Folders(tmp_path).scratch, "*/progress.json")
-    children = psutil.Process(first.pid).children()
-    next(child for child in children if "experiments" in child.cmdline()).send_signal(signal.SIGUSR2)
-    assert first.wait(timeout=100) == 1, (tmp_path / "said").read_text()
-    store = Store(tmp_path / "runs")
-    (attempt,) = store.attempts(*store.runs())
-    done = attempt.manifest["step"]
-    assert attempt.state == "preempted"
-    assert 0 < done < STEPS
-    assert f"told to stop, saved at step {done}; run again to go on" in (tmp_path / "said").read_text()
-
-    fine(process(*command, env=around))
-    assert [told["step"] for told in attempt.manifest["resumed"]] == [done]
-    for rank in range(2):
-        assert [line["step"] for line in recorded(attempt, rank)] == list(range(STEPS))
-
+from tests.conftest import Command, refused
 
 ALONE = ("run", "method=topk", "task=cnn_digits", "profile=smoke", "cluster=local", "workers=4")
 OF_STEP = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}

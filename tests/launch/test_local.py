@@ -58,6 +58,12 @@ def test_a_run_in_trouble_leaves_no_process_and_does_each_step_once(tmp_path: Pa
             assert trouble_here.run(name, tmp_path, number) == [], (name, number)
 
 
+@pytest.mark.extended
+def test_a_run_under_torchrun_stops_as_told_and_goes_on(tmp_path: Path) -> None:
+    """Its processes are another program's, which ends them all when one ends without success."""
+    assert trouble_here.run("torchrun-stop", tmp_path, 0) == []
+
+
 def test_results_that_are_removed_in_mid_run_are_missed_in_a_sentence(here: Command, tmp_path: Path) -> None:
     def remove() -> None:
         wait_for(tmp_path, "results/launch/*/progress.json")

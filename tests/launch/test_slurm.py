@@ -16,7 +16,7 @@ from experiments.launch.bad_nodes import note_failure
 from slurm import jobs, queue
 from tests.conftest import fine, refused, there
 from tests.launch.trouble_there import Bench
-from tests.slurm.devcluster import SCRIPTS, say
+from tests.slurm.devcluster import say
 from tests.worker.runs import carry_out, orders
 
 pytestmark = pytest.mark.slurm
@@ -223,20 +223,3 @@ def test_a_spec_that_was_edited_is_refused(bench: Bench) -> None:
     bench.await_end([attempt])
     assert attempt.manifest["failure"] == "bad_input"
     assert "changed after it was submitted" in bench.command("status").stdout
-
-
-def test_a_cluster_without_accounts_will_do(bench: Bench) -> None:
-    """There `sacct` fails, and a job that is cancelled behind our back leaves no word of its own."""
-    kept = "AccountingStorageType=accounting_storage/slurmdbd" in Path(bench.slurm_conf).read_text()
-    say(bench.surroundings, SCRIPTS / "up", "no")
-    try:
-        assert jobs._accounted(["1"], ()) == {}
-        fine(bench.command("run", "method=topk", *SMOKE, bench.conf))
-        name = submit(bench, "method=topk", "seed=1", HOLD)
-        (attempt,) = (attempt for attempt in bench.newest() if attempt.state == "submitted")
-        queue.command("scancel", str(attempt.job.id))
-        bench.await_end([attempt])
-        told = bench.command("status", name).stdout
-        assert "cancelled: the job was cancelled" in told  # its controller remembers that a while
-    finally:
-        say(bench.surroundings, SCRIPTS / "up", "yes" if kept else "no")

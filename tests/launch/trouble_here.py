@@ -18,7 +18,7 @@ import psutil
 
 from analysis.records.files import read_json
 from analysis.records.store import Store
-from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, await_, faults_in, left_of, processes_of
+from tests.launch.troubled import DEADLINE_S, SLOW, STEPS, WORDS, await_, faults_in, left_of, processes_of
 from tests.worker.runs import start_python, workers_of
 
 SENTENCE = re.compile(r"(?m)^(experiments: |topk-.*run again to go on)")  # what a command that failed says
@@ -49,6 +49,11 @@ def tell_twice(case: Case) -> None:
     os.killpg(case.process.pid, signal.SIGINT)
     time.sleep(0.2)
     os.killpg(case.process.pid, signal.SIGINT)
+
+
+def tell_child_to_stop(case: Case) -> None:
+    children = psutil.Process(case.process.pid).children()
+    next(child for child in children if "experiments" in child.cmdline()).send_signal(signal.SIGUSR2)
 
 
 def reboot(case: Case) -> None:
@@ -86,7 +91,7 @@ TROUBLES = {
     "group-term": tell(signal.SIGTERM, group=True), "twice": tell_twice, "worker": kill_one_worker,
     "reboot": reboot, "logs": remove("rank*.jsonl"), "manifest": remove("run.json"),
     "results": remove_results, "torchrun-kill": tell(signal.SIGKILL),
-    "torchrun-int": tell(signal.SIGINT, group=True),
+    "torchrun-int": tell(signal.SIGINT, group=True), "torchrun-stop": tell_child_to_stop,
 }  # fmt: skip
 WHERE = ("virtual", "virtual", "local")  # in turn: two ranks in one process, and in two
 
@@ -100,7 +105,8 @@ def run(name: str, folder: Path, number: int) -> list[str]:
     results = folder / f"{name}-{number}"
     starter = TORCHRUN if name.startswith("torchrun") else ()
     where = "local" if starter else WHERE[number % len(WHERE)]
-    words = (*starter, "-m", "experiments", "run", *WORDS, f"cluster={where}", "task.batch_size=16")
+    slow = SLOW if starter else ()
+    words = (*starter, "-m", "experiments", "run", *WORDS, *slow, f"cluster={where}", "task.batch_size=16")
     first = Case(results, start_python(results, *words))
     at = random.Random(f"{name} {number}").randrange(1, STEPS * 3 // 4)
     await_(lambda: first.step() >= at or first.process.poll() is not None, f"step {at}", pause=0.02)
@@ -109,8 +115,8 @@ def run(name: str, folder: Path, number: int) -> list[str]:
     faults = []
     for process in (first.process, start_python(results, *words)):
         _, errors = process.communicate(timeout=DEADLINE_S)
-        is_explained = process.returncode <= 0 or SENTENCE.search(errors)
-        if not starter and ("Traceback" in errors or not is_explained):
+        is_ended = process.returncode <= 0 or name in ("torchrun-kill", "torchrun-int")
+        if not (is_ended or SENTENCE.search(errors)) or ("Traceback" in errors and not starter):
             faults.append(f"it said {errors!r}")
     if first.process.returncode == 0:
         faults.append("it was quicker than its trouble")

@@ -23,7 +23,7 @@ from experiments.launch.attempt import UNFINISHED
 from experiments.launch.status import StatusView
 from slurm import environment, jobs
 from tests.conftest import environment_for, fine, process, python, there
-from tests.launch.troubled import DEADLINE_S, STEPS, WORDS, await_, seed_of
+from tests.launch.troubled import DEADLINE_S, SLOW, STEPS, WORDS, await_, seed_of
 from tests.slurm.devcluster import NAMES, SCRIPTS, say
 
 SETTLE_S = 10.0  # in which SLURM requeues a job whose node died
@@ -178,14 +178,6 @@ def cancel_and_submit_again(bench: Bench, attempt: Attempt) -> None:
         submit_again(bench, attempt, STILL_SLOWER)
 
 
-def kill_its_task(bench: Bench, attempt: Attempt) -> None:
-    """kill -9 of a task's process, whose child a worker is"""
-    start = there(bench.newest_start(attempt))
-    worker = there(read_json(next(start.glob("worker*.json"))))
-    with contextlib.suppress(psutil.NoSuchProcess):  # it was quicker
-        psutil.Process(psutil.Process(worker["pid"]).ppid()).kill()
-
-
 def kill_its_script(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of the batch script, and submit again"""
     array, _, task = str(attempt.job.id).partition("_")
@@ -238,8 +230,6 @@ DYING = "n4"  # the others' jobs stay away from it
 CANCELLED = f"ON {DYING} CANCELLED AT"  # as SLURM says of a step that it ended
 ELSEWHERE = (f"cluster.exclude={DYING}",)
 THERE = ("cluster.workers_per_node=2", f"cluster.sbatch=['--nodelist={DYING}']")
-# Steps wait, or most runs are over before they are told: 8 s in all, however fast the machine is.
-SLOW = ("late.draw=constant", "late.s=0.02")
 SLOWER = (*ELSEWHERE, *SLOW)
 SLOWEST = ("late.draw=constant", "late.s=0.05")  # 20 s
 STILL_SLOWER = (*ELSEWHERE, *SLOWEST)  # the command that cancels takes seconds
@@ -250,7 +240,6 @@ TROUBLES: dict[str, tuple[Trouble, tuple[str, ...]]] = {
     "kill": (kill_a_worker, SLOWER),
     "signal": (tell_to_stop, SLOWER),
     "cancel": (cancel_and_submit_again, STILL_SLOWER),
-    "task": (kill_its_task, SLOWER),
     "batch": (kill_its_script, SLOWER),
     "node": (kill_its_node, (*THERE, *SLOW)),
     "time": (let_it_run, ONE_MINUTE),

@@ -45,8 +45,7 @@ echo "Have a nice day."
 """
 EXPORTED = {
     "SBATCH_EXPORT": "PATH", "SBATCH_CONSTRAINT": "nvlink", "SBATCH_PARTITION": "urgent", "SBATCH_WAIT": "1",
-    "SQUEUE_STATES": "PENDING", "SQUEUE_PARTITION": "urgent", "SQUEUE_FORMAT": "%j", "SACCT_FORMAT": "user",
-    "SLURM_TIME_FORMAT": "%s", "LOGNAME": "nobody", "USER": "nobody",
+    "SQUEUE_STATES": "PENDING", "SACCT_FORMAT": "user", "SLURM_TIME_FORMAT": "%s", "USER": "nobody",
 }  # fmt: skip
 
 
@@ -66,17 +65,3 @@ def test_a_sites_own_sbatch_and_what_its_manual_advises_to_export(
     (attempt,) = bench.folders.store.all_valid()
     job = say(bench.environment, "scontrol", "--oneliner", "show", "job", str(attempt.job.id)).split()
     assert {"Partition=devel", "Features=nvlink"} <= {*job}
-
-
-def test_what_waits_is_queued_and_what_was_cancelled_is_not(bench: Bench) -> None:
-    name = fine(bench.command("submit", *SMOKE, bench.conf, "cluster.sbatch=['--hold']")).stdout.strip()
-    assert "1 queued" in bench.command("status", name).stdout
-    assert "cancelled 1 job" in fine(bench.command("cancel", name)).stdout
-    (attempt,) = bench.newest()
-    bench.await_end([attempt])
-    for words in (
-        ("status", name),
-        ("list",),
-        ("why", attempt.run_id),
-    ):  # no two of them tell of it otherwise
-        assert "cancelled" in fine(bench.command(*words)).stdout

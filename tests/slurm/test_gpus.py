@@ -123,11 +123,5 @@ def test_a_real_node_is_as_nvidia_smi_prints_it() -> None:
     names = [gpu.bus for gpu in node]
     for row, entries in topology(printed("topo", "-m")).items():
         assert node[row].links == {names[column]: entry for column, entry in entries.items()}
-    fields = "pci.bus_id,name,driver_version,pcie.link.gen.max,pcie.link.width.max"
-    for gpu, line in zip(
-        node, printed(f"--query-gpu={fields}", "--format=csv,noheader").splitlines(), strict=True
-    ):
-        bus, name, version, generation, width = line.split(", ")
-        assert (gpu.bus, gpu.name, gpu.driver) == (bus.upper(), name, version)
-        if generation.isdigit() and width.isdigit():
-            assert gpu.pcie == pcie_rate(int(generation), int(width))
+    told = printed("--query-gpu=pci.bus_id,name,driver_version", "--format=csv,noheader").splitlines()
+    assert [f"{gpu.bus}, {gpu.name}, {gpu.driver}" for gpu in node] == told

@@ -24,17 +24,18 @@ ROWS = (
     + """12_0|RUNNING|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh
 12_1|{}|None|n1|N/A|s-a0|/results/sweeps/s/a0/1.sh"""
 )
+RUNNING = ROWS.format("RUNNING")
 BRACKETS = f"""{HEAD}12_[0-3,7%2]|PENDING|Priority||N/A|s-a0|/results/sweeps/s/a0/1.sh
 14_[1-9...]|PENDING|Priority||N/A|a|/elsewhere/1.sh"""
-RENAMED = ROWS.format("RUNNING").replace("|s-a0", "|another")
-COPIED = ROWS.format("RUNNING").replace("/results/", "/spool/")
+RENAMED = RUNNING.replace("|s-a0", "|another")
+COPIED = RUNNING.replace("/results/", "/spool/")
 ANOTHERS = RENAMED.replace("/results/", "/spool/")  # it has the id, and is another job
 NONE = HEAD + "13|RUNNING|None|n1|N/A|other|/elsewhere/1.sh"
 
 
 # A job, what squeue, sacct and scontrol print, and what is known of the job then.
 SHOWN = [
-    (JOB, ROWS.format("RUNNING"), "", HERE, "queued", "RUNNING"),
+    (JOB, RUNNING, "", HERE, "queued", "RUNNING"),
     (THEIRS, ROWS.format("PENDING"), "", PRIVATE, "queued", "PENDING"),
     (JOB, ROWS.format("REQUEUE_HOLD"), "", HERE, "queued", "REQUEUE_HOLD"),
     (JOB, ROWS.format("NODE_FAIL"), "", HERE, "ended", "NODE_FAIL"),
@@ -102,7 +103,7 @@ def test_an_error_is_no_answer_except_that_there_is_no_such_job(programs: Progra
 
 
 def test_what_a_person_exported_hides_no_job(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs.prints("squeue", ROWS.format("RUNNING"))
+    programs.prints("squeue", RUNNING)
     programs.prints("scontrol", HERE)
     exported = {
         "SQUEUE_STATES", "SQUEUE_PARTITION", "SQUEUE_FORMAT", "SQUEUE_USERS", "SCANCEL_USER",

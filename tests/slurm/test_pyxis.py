@@ -15,7 +15,9 @@ from slurm.environment import WorkerPlace
 from slurm.images import ImageChoice
 from slurm.worker_process import WorkerCommand, WorkerStart
 from tests.conftest import Command, fine, refused, there
+from tests.slurm.programs import Programs, programs
 
+__all__ = ["programs"]  # a fixture is found by its name in this module
 REGISTRY = "nvcr.io#nvidia/pytorch:25.01-py3"
 ON_SLURM = ("method=topk", "profile=smoke", "task=cnn_digits", "cluster=devcluster", "container=thin")
 # As its wiki shows it; the page has more options than these.
@@ -82,16 +84,11 @@ def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == f"-m x ORDERS {tmp_path}\n"
 
 
-def test_where_srun_knows_no_container_nothing_is_queued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    srun = tmp_path / "srun"
-    srun.write_text("#!/bin/sh\necho 'Usage: srun [OPTIONS(0)...]'\n")
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+def test_where_srun_knows_no_container_nothing_is_queued(tmp_path: Path, programs: Programs) -> None:
+    programs.prints("srun", "Usage: srun [OPTIONS(0)...]")
     with pytest.raises(ValueError, match="srun has no --container-image here, so this site has no pyxis"):
         container.check(choice(REGISTRY))
-    srun.write_text(f"#!/bin/sh\ncat <<'END'\n{HELP}END\n")
+    programs.prints("srun", HELP)
     container.check(choice(REGISTRY))
     with pytest.raises(ValueError, match=r"there is no image .*x.sqsh; make it with `enroot import -o "):
         container.check(choice(str(tmp_path / "x.sqsh")))

@@ -53,25 +53,25 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
 
 CHOSEN = "container= decides"
 # What a person exported, and why it is set aside; empty: it counts.
-EXPORTED = [
-    ("SBATCH_ACCOUNT=mine", ""),
-    ("SBATCH_PARTITION=cpu", "--partition=gpu counts"),
-    ("SBATCH_TIMELIMIT=9", "--time=5 counts"),
-    ("SBATCH_GPUS_PER_NODE=8", "--gres=gpu:2 counts"),
-    ("SBATCH_NO_REQUEUE=1", "--requeue counts"),
-    ("SBATCH_WAIT=1", "sbatch is to return at once"),
-    ("SBATCH_ARRAY_INX=0-3", "a job for each run"),
-    ("SBATCH_CONTAINER=/bundle", CHOSEN),
-]
+EXPORTED = {
+    "SBATCH_ACCOUNT=mine": "",
+    "SBATCH_PARTITION=cpu": "--partition=gpu counts",
+    "SBATCH_TIMELIMIT=9": "--time=5 counts",
+    "SBATCH_GPUS_PER_NODE=8": "--gres=gpu:2 counts",
+    "SBATCH_NO_REQUEUE=1": "--requeue counts",
+    "SBATCH_WAIT=1": "sbatch is to return at once",
+    "SBATCH_ARRAY_INX=0-3": "a job for each run",
+    "SBATCH_CONTAINER=/bundle": CHOSEN,
+}
 # Of containers, names alone are told: values may be secret.
-OF_CONTAINERS = [
-    ("PYXIS_CONTAINER_IMAGE", CHOSEN),
-    ("APPTAINER_BIND", CHOSEN),
-    ("APPTAINERENV_OMP_NUM_THREADS", CHOSEN),
-    ("SINGULARITY_DOCKER_PASSWORD", CHOSEN),
-    ("APPTAINER_CACHEDIR", ""),
-    ("ENROOT_CACHE_PATH", ""),
-]
+OF_CONTAINERS = {
+    "PYXIS_CONTAINER_IMAGE": CHOSEN,
+    "APPTAINER_BIND": CHOSEN,
+    "APPTAINERENV_OMP_NUM_THREADS": CHOSEN,
+    "SINGULARITY_DOCKER_PASSWORD": CHOSEN,
+    "APPTAINER_CACHEDIR": "",
+    "ENROOT_CACHE_PATH": "",
+}
 
 
 def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
@@ -79,7 +79,7 @@ def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
 ) -> None:
     programs.prints("sbatch", "7")
     planned = sbatch_text(tmp_path, OPTIONS, "python", 1)
-    for number, (exports, aside) in enumerate([*EXPORTED, *OF_CONTAINERS]):
+    for number, (exports, aside) in enumerate((EXPORTED | OF_CONTAINERS).items()):
         name, _, value = exports.partition("=")
         with monkeypatch.context() as patch:
             patch.setenv(name, value or "of the person")

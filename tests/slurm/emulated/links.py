@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from slurm.emulated import network, switch
@@ -51,15 +52,9 @@ def opened(link: EmulatedLink, *how: Any) -> Iterator[EmulatedNetwork]:
 
 def processes(link: EmulatedLink) -> list[int]:
     """Return the processes that were told of this link: its network's holder, and others that name it."""
-    told = f'"alpha_s": {link.alpha_s}'.encode()
-    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if told in _content(path)]
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # its process has ended
-        return b""
+    told = f'"alpha_s": {link.alpha_s}'
+    every = psutil.process_iter(["cmdline"])
+    return [process.pid for process in every if told in " ".join(process.info["cmdline"] or ())]
 
 
 def devices() -> set[str]:

@@ -171,10 +171,8 @@ def test_root_comes_first_then_a_user_namespace_then_the_reasons(
     fresh: None, monkeypatch: pytest.MonkeyPatch, allowed: tuple[str, ...] | None
 ) -> None:
     def run(command: list[str], **_: Any) -> SimpleNamespace:
-        fine = tuple(command[:-1]) == allowed
-        return SimpleNamespace(
-            returncode=not fine, stderr="" if fine else f"{len(command)} words: not permitted\n"
-        )
+        is_refused = tuple(command[:-1]) != allowed
+        return SimpleNamespace(returncode=is_refused, stderr=f"{len(command)} words: not permitted\n")
 
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
@@ -200,36 +198,7 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         check(a_link(FAST), 2)
 
 
-RATES = [10**exponent for exponent in range(6, 12)]  # bits per second
-
-
-def numbers(rate: int) -> dict[str, int]:
-    words = switch.bucket(rate).split()[1:]
-    return {name: int(value.removesuffix("bit")) for name, value in zip(words[::2], words[1::2], strict=True)}
-
-
-def test_bandwidth_is_the_inverse_of_beta_in_bits() -> None:
-    assert switch.bandwidth(8e-9) == 10**9
-    assert switch.bandwidth(8e-10) == 10**10
-
-
-def test_every_bundle_fits_the_small_bucket_and_that_fits_the_large_one() -> None:
-    for rate in RATES:
-        said = numbers(rate)
-        assert 1500 < switch.bundle(rate) < said["mtu"] <= said["burst"] < said["limit"]
-        assert said["rate"] == rate < said["peakrate"] <= 1.1 * rate
-
-
-def test_a_message_is_not_flattered_by_what_passes_after_a_pause() -> None:
-    """At most 0.2 ms of data pass at once, and 1 ms of data at a tenth above the rate."""
-    for rate in (10**9, 10**10):
-        said = numbers(rate)
-        assert 8 * said["mtu"] / rate <= 2.01e-4
-        assert 8 * said["burst"] / rate <= 1.01e-3
-
-
 def test_nodes_have_different_addresses_of_one_network() -> None:
     addresses = {switch.address(node) for node in range(switch.MOST_NODES)}
     assert len(addresses) == switch.MOST_NODES
-    assert switch.address(0) == "10.77.0.1"
     assert switch.address(255) == "10.77.1.0"
