@@ -48,15 +48,6 @@ def test_randomk_differs_between_ranks_and_buckets(selector: Selector) -> None:
     assert len(orders) == 4
 
 
-@pytest.mark.parametrize("selector", [RandomK(shared=True), BlockRandomK(shared=True)], ids=repr)
-def test_a_shared_seed_draws_alike_on_all_ranks_and_anew_in_every_step(selector: Selector) -> None:
-    acc = torch.zeros(1000)
-    first, second = (selector.init(acc, BucketContext(0, rank, 0)) for rank in range(2))
-    drawn = [choose(selector, acc, 10, first).tolist() for _ in range(3)]
-    assert drawn == [choose(selector, acc, 10, second).tolist() for _ in range(3)]
-    assert drawn[0] != drawn[1] != drawn[2]
-
-
 @pytest.mark.parametrize(
     ("selector", "starts"),
     [(BlockRandomK(), set(range(10))), (BlockRandomK(aligned=True), {0, 4})],  # 8 and 9 are never chosen

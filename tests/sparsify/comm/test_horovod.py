@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import sparsify
 from analysis.records.store import Store
 from experiments import commands
 from experiments.config import compose
@@ -25,7 +24,6 @@ from sparsify.comm import virtual
 from sparsify.methods import per_step
 from tests.conftest import ROOT, Command, environment_for, fine, process, python, refused
 from tests.sparsify import worker_functions
-from tests.sparsify.laws import live
 from tests.sparsify.worker_functions import on_processes
 from tests.worker.runs import carry_out, orders, recorded
 
@@ -72,18 +70,6 @@ def test_who_loses_a_worker_says_so_in_a_sentence(tmp_path: Path) -> None:
     found = on_processes(worker_functions.loss_of_a_worker, 3, tmp_path, "horovod")
     assert found[0]["right"]
     assert found[2]["right"]
-
-
-@pytest.mark.parametrize("name", ["topk", "randomk"])
-def test_values_and_indices_in_flight_together_still_count_as_two_collectives(name: str) -> None:
-    apart, packed = (
-        live(sparsify.build(name, density=0.05, packed=is_packed), 4) for is_packed in (False, True)
-    )
-    for ours, theirs in zip(apart, packed, strict=True):
-        assert ours.counted_bytes == ours.wire_bytes
-        # k values of 8 bytes and k indices of 4, as many as a packed message has with indices of 32 bits
-        assert ours.wire_bytes == [k * 3 * 12 for k in ours.selected]
-        assert all(torch.equal(a, b) for a, b in zip(ours.updates, theirs.updates, strict=True))
 
 
 def run(results: Path, *words: str, how: str, workers: int) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsify.core.chunks import Tiles, cut, largest_divisor, share_of
+from sparsify.core.chunks import Tiles, cut, share_of
 from sparsify.core.packing import pack_places, packed, packed_nbytes, places_nbytes, unpack_places, unpacked
 from sparsify.method import num_selected
 from sparsify.types import Sparse
@@ -113,8 +113,6 @@ def test_a_matrix_is_cut_into_tiles_and_a_vector_into_runs() -> None:
     assert grid.of(torch.arange(24)).reshape(-1, 6).tolist() == [
         [0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11], [12, 13, 14, 18, 19, 20], [15, 16, 17, 21, 22, 23],
     ]  # fmt: skip
-    for n in range(1, 300):
-        assert largest_divisor(n, 64) == max(d for d in range(1, 65) if n % d == 0)
 
 
 @settings(max_examples=100, deadline=None)

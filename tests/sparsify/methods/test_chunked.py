@@ -150,20 +150,16 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
         virtual.run(1, body)
 
 
-def check_alike(method: Sparsifier, other: Sparsifier, **how: Any) -> None:
-    for ours, theirs in zip(live(method, 2), live(other, 2, **how), strict=True):
-        assert all(map(torch.equal, ours.updates, theirs.updates))
-        assert torch.equal(ours.residual, theirs.residual)
-
-
-def test_it_also_goes_through_an_ordinary_exchange() -> None:
+def test_chunks_go_through_an_ordinary_exchange_and_decay_alike_together_and_alone() -> None:
     plain = Sparsifier(0.05, ChunkTopK(8), ErrorFeedback(), AllGather(), "global")
-    check_alike(plain, build(code="as_is", side=8))
-
-
-def test_decay_of_several_buckets_together_is_that_of_each() -> None:
-    method = Sparsifier(0.05, TopK(), DecayedFeedback(0.9), AllGather(), "layer")
-    check_alike(method, method, together=False)
+    decaying = Sparsifier(0.05, TopK(), DecayedFeedback(0.9), AllGather(), "layer")
+    for one, other in (
+        (live(plain, 2), live(build(code="as_is", side=8), 2)),
+        (live(decaying, 2), live(decaying, 2, together=False)),
+    ):
+        for ours, theirs in zip(one, other, strict=True):
+            assert all(map(torch.equal, ours.updates, theirs.updates))
+            assert torch.equal(ours.residual, theirs.residual)
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.5])

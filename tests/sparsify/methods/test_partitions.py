@@ -30,7 +30,7 @@ NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 @dataclass
 class ExclusiveChooser:
-    """MiCRO's algorithm; with `blocks`, ExDyna's."""
+    """MiCRO's algorithm; with `blocks`, ExDyna's, whose `rebalance` is tested by itself."""
 
     n: int
     workers: int
@@ -58,7 +58,7 @@ class ExclusiveChooser:
             union.extend(chosen)
         self.follow(len(union) / self.k)
         if self.blocks:
-            self.rebalance(loads)
+            rebalance(self.held, loads, self.unit * sum(loads) / self.n)
         return [np.array(union)] * self.workers
 
     def follow(self, r: float) -> None:
@@ -68,25 +68,6 @@ class ExclusiveChooser:
             self.threshold *= 1.00125 if self.rule == "published" or r > 1 else 0.9987
         else:
             self.threshold *= 0.995
-
-    def rebalance(self, loads: list[int]) -> None:
-        total = sum(loads)
-        mean = total / self.workers
-        moved = int(self.unit * total / self.n)
-        for i in range(self.workers - 1):
-            left = loads[i] / mean
-            right = loads[i + 1] / mean
-            if left > 1.05 and right < 0.95238:
-                source, target = i, i + 1
-            elif left < 0.95238 and right > 1.05:
-                source, target = i + 1, i
-            else:
-                continue
-            if self.held[source] - 1 >= self.blocks / (4 * self.workers):
-                self.held[source] -= 1
-                self.held[target] += 1
-                loads[source] -= moved
-                loads[target] += moved
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -200,20 +181,21 @@ def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest(
 
 
 @pytest.mark.parametrize(
-    ("blocks", "loads", "expected"),
+    ("blocks", "loads", "of_block", "expected"),
     [
-        ([8, 8, 8], [20, 10, 6], [7, 9, 8]),  # mean 12: the second pair are both below it
-        ([7, 9, 8], [6, 20, 10], [8, 7, 9]),  # one to the left, one to the right
-        ([8, 8, 8], [12, 12, 12], [8, 8, 8]),
-        ([2, 8, 14], [30, 3, 3], [2, 8, 14]),  # a quarter of 8 stays
+        ([8, 8, 8], [20, 10, 6], 1.0, [7, 9, 8]),  # mean 12: the second pair are both below it
+        ([7, 9, 8], [6, 20, 10], 1.0, [8, 7, 9]),  # one to the left, one to the right
+        ([8, 8, 8], [12, 12, 12], 1.0, [8, 8, 8]),
+        ([2, 8, 14], [30, 3, 3], 1.0, [2, 8, 14]),  # a quarter of 8 stays
+        ([8, 8, 8], [6, 15, 9], 5.9, [9, 7, 8]),  # nothing is left to give to the right: 15 - 5
+        ([8, 8, 8], [15, 6, 9], 5.9, [7, 8, 9]),  # what came from the left is too much: 6 + 5
     ],
 )
 def test_one_block_moves_from_a_neighbour_with_too_much_to_one_with_too_little(
-    blocks: list[int], loads: list[int], expected: list[int]
+    blocks: list[int], loads: list[int], of_block: float, expected: list[int]
 ) -> None:
-    held = list(blocks)
-    rebalance(held, list(loads), 1.0)
-    assert held == expected
+    rebalance(blocks, loads, of_block)
+    assert blocks == expected
 
 
 def test_deft_shares_k_by_the_norms() -> None:

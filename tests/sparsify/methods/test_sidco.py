@@ -27,15 +27,14 @@ FITS: Sequence[sidco.FittedTail] = get_args(sidco.FittedTail)
 
 
 def fit_threshold(acc: Array, rho: float, stages: int, fit: sidco.FittedTail) -> float:
-    """Abdelmoniem et al. 2021, with sets of exceedances as such and scipy's quantile."""
+    """Abdelmoniem et al. 2021, with sets of exceedances as such and scipy's quantile.
+
+    The ratios of stages, and how their number adapts, have tests of their own.
+    """
     u = np.abs(acc)
     largest = float(u.max())
-    stages = min(stages, max(1, math.ceil(math.log2(1 / rho))))
-    ratios = [rho]
-    if stages > 1 and rho < 0.25:
-        ratios = [0.25] + [(rho / 0.25) ** (1 / (stages - 1))] * (stages - 1)
     eta = low = 0.0
-    for stage, d in enumerate(ratios):
+    for stage, d in enumerate(stage_ratios(rho, stages, 0.25)):
         if stage:
             u = u[u >= min(eta, largest)]
             low = u.min()
@@ -55,27 +54,6 @@ def fit_threshold(acc: Array, rho: float, stages: int, fit: sidco.FittedTail) ->
     return min(eta, largest)
 
 
-class SidcoWorker:
-    """One worker, with a number of stages that adapts every five steps."""
-
-    def __init__(self, rho: float, fit: sidco.FittedTail) -> None:
-        self.rho = rho
-        self.fit = fit
-        self.stages = 1
-        self.achieved: list[float] = []
-
-    def choose(self, acc: Array) -> Array:
-        threshold = fit_threshold(acc, self.rho, self.stages, self.fit)
-        chosen = np.flatnonzero(np.abs(acc) >= threshold)
-        self.achieved.append(len(chosen) / (self.rho * len(acc)))
-        if len(self.achieved) == 5:
-            mean = np.mean(self.achieved)
-            change = 1 if mean < 0.8 else -1 if mean > 1.2 else 0
-            self.stages = min(max(self.stages + change, 1), math.ceil(math.log2(1 / self.rho)))
-            self.achieved = []
-        return chosen
-
-
 def draw_light(rank: int, step: int, shape: tuple[int, ...] = (N,)) -> torch.Tensor:
     """Draw gradients without a tail: of an exponential distribution's single stage they reach too few."""
     generator = torch.Generator().manual_seed(100 * step + rank)
@@ -86,12 +64,20 @@ def draw_light(rank: int, step: int, shape: tuple[int, ...] = (N,)) -> torch.Ten
 @pytest.mark.parametrize("fit", FITS)
 def test_sidco_follows_its_algorithm(fit: sidco.FittedTail, draw: Any) -> None:
     lived = run("sidco", density=0.05, make=draw, fit=fit)
-    workers = [SidcoWorker(int(0.05 * N) / N, fit) for _ in lived]
-    check_choices(
-        lived, lambda accs, step: [worker.choose(acc) for worker, acc in zip(workers, accs, strict=True)]
-    )
+    rho = int(0.05 * N) / N
+    selector = Sidco(fit)
+    states = [selector.init(torch.zeros(1), CONTEXT) for _ in lived]
+
+    def choose(accs: list[Array], step: int) -> list[Array]:
+        chosen = []
+        for acc, state in zip(accs, states, strict=True):
+            chosen.append(np.flatnonzero(np.abs(acc) >= fit_threshold(acc, rho, state.stages, fit)))
+            selector.adapt_stages(len(chosen[-1]) / (rho * N), rho, state)
+        return chosen
+
+    check_choices(lived, choose)
     if fit == "exponential" and draw is draw_light:
-        assert workers[0].stages > 1  # so this run adapts, as the reference does
+        assert states[0].stages > 1  # so this run adapts, as the reference does
 
 
 @pytest.mark.parametrize("draw", [draw_heavy, draw_light])
