@@ -9,7 +9,6 @@ import pytest
 from sparsify.comm import Comm, CountingComm
 from sparsify.doors.engine import StepReport
 from sparsify.doors.toll import LAST, Toll, advice_for
-from tests.sparsify.laws import ALONE
 
 
 class Clock:
@@ -27,12 +26,23 @@ class Clock:
         watched.end(StepReport(10, 100, 2_000_000, 1, 3))
 
 
-@pytest.mark.parametrize(("own_s", "is_told"), [(0.03, True), (0.011, True), (0.009, False)])
-def test_what_exceeds_a_tenth_is_told_once(
-    own_s: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+class Worker:
+    """As much of a communicator of two workers as is asked for its name."""
+
+    size, algorithm, links, priced = 2, Comm.algorithm, Comm.links, Comm.priced
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+
+@pytest.mark.parametrize(
+    ("rank", "own_s", "is_told"), [(0, 0.03, True), (0, 0.011, True), (0, 0.009, False), (1, 0.03, False)]
+)
+def test_what_exceeds_a_tenth_is_told_once_by_rank_0(
+    rank: int, own_s: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
-    watched = Toll(CountingComm(ALONE), advice_for(False, 42))
+    watched = Toll(CountingComm(cast(Comm, Worker(rank))), advice_for(False, 42))
     for at in range(3 * LAST):
         clock.step(watched, 5.0 if at < 3 else own_s, 9.0 if at < 3 else 0.1)  # the first ones warm up
         assert bool(caplog.messages) is (is_told and at + 1 >= LAST)
@@ -42,13 +52,3 @@ def test_what_exceeds_a_tenth_is_told_once(
             f"averaging takes {own_s / 0.1:.0%} of a step ({1e3 * own_s:.1f} of 100.0 ms, "
         )
         assert "sends 2.00 MB in 3 collectives; this method sends its 42 buckets one after the other" in line
-
-
-def test_only_rank_0_tells(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    class Other:
-        rank, size, algorithm, links, priced = 1, 2, Comm.algorithm, Comm.links, Comm.priced
-
-    clock, watched = Clock(monkeypatch), Toll(CountingComm(cast(Comm, Other())), "")
-    for _ in range(2 * LAST):
-        clock.step(watched, 0.05, 0.1)
-    assert not caplog.messages

@@ -138,6 +138,22 @@ def test_together_tensors_become_what_they_become_one_by_one(
         assert together[0][1] < apart[0][1]
 
 
+def test_two_tensors_travel_in_as_many_messages_as_one() -> None:
+    def collectives(comm: Comm) -> list[int]:
+        found = []
+        for bias in (False, True):
+            counting = CountingComm(comm)
+            model = nn.Linear(3, 2, bias=bias)
+            optimiser = wrapped(INNER.sgd, model, sparsify.diloco(every=1), counting)
+            before = counting.collectives
+            step_randomly(model, optimiser, torch.Generator())
+            found.append(counting.collectives - before)
+        return found
+
+    for one, two in virtual.run(2, collectives):
+        assert one == two
+
+
 def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_messages, "MOST_BYTES", 10)
     assert list(groups([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]

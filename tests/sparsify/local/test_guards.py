@@ -5,7 +5,7 @@ trained is undone in silence. Those of shards are among the uses of sharded mode
 from __future__ import annotations
 
 import copy
-import io
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,27 +125,6 @@ def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
     (own, anchor), (other_own, other_anchor) = virtual.run(2, body)
     assert torch.equal(anchor, other_anchor)
     assert not torch.equal(own, other_own)
-
-
-def test_at_the_anchor_a_model_may_be_moved_and_left_in_any_order() -> None:
-    def body(comm: Comm) -> None:
-        moved, plain = (Worker(sparsify.diloco(every=3), comm) for _ in range(2))
-        plain.train(8)
-        for step in range(1, 9):
-            moved.train(step)
-            own = moved.own()
-            first, second = moved.optimiser.at_anchor(), moved.optimiser.at_anchor()
-            first.__enter__()
-            anchor = moved.own()
-            moved.model.share_memory()  # moves it
-            second.__enter__()
-            first.__exit__(None, None, None)
-            assert torch.equal(moved.own(), anchor)
-            second.__exit__(None, None, None)
-            assert torch.equal(moved.own(), own)
-        assert torch.equal(moved.own(), plain.own())
-
-    virtual.run(2, body)
 
 
 class Half(Outer):
@@ -365,10 +344,7 @@ def test_a_copied_or_saved_model_is_nobody_s() -> None:
     def body(comm: Comm) -> None:
         worker = Worker(DILOCO, comm)
         worker.train(2)
-        file = io.BytesIO()
-        torch.save(worker.model, file)
-        file.seek(0)
-        for other in (copy.deepcopy(worker.model), torch.load(file, weights_only=False)):
+        for other in (copy.deepcopy(worker.model), pickle.loads(pickle.dumps(worker.model))):
             other.load_state_dict(model_of(seed=1).state_dict())
         worker.train(4)
 

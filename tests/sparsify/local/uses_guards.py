@@ -156,6 +156,18 @@ def evaluate_anchor(wrapped: Wrapped) -> None:
     assert not torch.equal(evaluate(wrapped), before)
 
 
+def leave_anchor_in_any_order(wrapped: Wrapped) -> None:
+    """And move the model there, as to save it elsewhere."""
+    first, second = wrapped.optimiser.at_anchor(), wrapped.optimiser.at_anchor()
+    first.__enter__()
+    anchor = evaluate(wrapped)
+    move(wrapped)
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.equal(evaluate(wrapped), anchor)
+    second.__exit__(None, None, None)
+
+
 def resume(wrapped: Wrapped) -> None:
     saved = copy.deepcopy(wrapped.optimiser.state_dict())
     weights = copy.deepcopy(wrapped.model.state_dict())
@@ -178,6 +190,7 @@ NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
     "swapped and put back": swap,
     "evaluated": evaluate,
     "evaluated at the anchor": evaluate_anchor,
+    "left the anchor in any order": leave_anchor_in_any_order,
     "resumed": resume,
     "loaded, and then resumed": load_others_and_resume,
 }
