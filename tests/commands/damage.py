@@ -151,17 +151,16 @@ def paths(folders: Folders, template: str) -> list[Path]:
 
 VALUES: dict[str, Any] = {
     "missing": KeyError,
-    "null": None, "true": True, "-1": -1, "1.5": 1.5, "2**70": 2**70, "10**400": 10**400, "inf": float("inf"),
-    "nan": float("nan"), "text": "x", "nothing": "", "surrogate": "\ud800", "escape": "\x1b[2J\n\0", "[]": [],
-    "[5]": [5], "{}": {}, "{x: 5}": {"x": 5}, "{x: 2**70}": {"x": 2**70}, "5": 5, "0": 0, "long": "x" * 5_000,
+    "null": None, "true": True, "-1": -1, "1.5": 1.5, "10**400": 10**400, "inf": float("inf"),
+    "nan": float("nan"), "text": "x", "nothing": "", "surrogate": "\ud800", "escape": "\x1b[2J\n\0",
+    "[5]": [5], "{}": {}, "{x: 2**70}": {"x": 2**70}, "0": 0, "long": "x" * 5_000,
     "a day": "2026-01-01", "an offset": "2026-01-01T00:00:00+02:00", "a fraction": "2026-01-01T00:00:00.5Z",
     "year 1": "0001-01-01T00:00:00+14:00", "year 9999": "9999-12-31T23:59:59-14:00",
     "a path": "../../etc/passwd", "above": "..", "fewer": [1.0], "more": [1.0, 1.0, 1.0],
 }  # fmt: skip
 CONTENTS: dict[str, bytes] = {
-    "empty": b"", "NUL": b"\0", "NULs": bytes(4096), "not UTF-8": b'{"state": "\xff\xfe"}',
-    "UTF-16": '{"state": "ok"}'.encode("utf-16"), "5": b"5", "null": b"null", "true": b"true",
-    "text": b'"text"', "[]": b"[]", "{}": b"{}", "[{}]": b"[{}]", "NaN": b"NaN",
+    "empty": b"", "NULs": bytes(4096), "not UTF-8": b'{"state": "\xff\xfe"}',
+    "UTF-16": '{"state": "ok"}'.encode("utf-16"), "5": b"5", "null": b"null", "{}": b"{}", "[{}]": b"[{}]",
     "nested lists": b"[" * 100_000, "nested objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
     "many digits": b'{"state": ' + b"9" * 10_000 + b"}", "HTML": b"<html>quota exceeded</html>",
     "escapes": b"\x1b[2J\x1b]0;x\x07\r\xc2\x9b2J\xe2\x80\xae\n", "escape": b'{"id": "\\u001b[2J"}',

@@ -86,5 +86,4 @@ def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
         assert sorted(map(run_key, found)) == sorted(map(run_key, configs))
     frames = of_attempt(attempt)[0]
     assert figure["table"](frames).header() == ["method", "density", "validation accuracy (%)", "runs"]
-    for name, answer in {"thesis_density": "is there already", "../density": "can't be a name"}.items():
-        refused(here("compare", "source=own", "x=method.density", "--save", name), answer)
+    refused(here("compare", "source=own", "x=method.density", "--save", "../density"), "can't be a name")

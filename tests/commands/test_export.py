@@ -45,11 +45,9 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, folders: Folders) ->
     synthetic.timed(folders.store, synthetic.config("dense"))
     assert f"tensorboard --logdir {board}" in fine(here("export", "method=topk,dense")).stderr
     curves = read(board)
-    assert len(curves) == 2
     fine(here("export", "method=topk,dense"))
     assert read(board) == curves  # each point once
-    (name,) = (name for name in curves if name.startswith("topk"))
-    assert attempt.key[:8] in name
+    (name,) = (name for name in curves if attempt.key[:8] in name)
     steps = of_attempt(attempt)[0].steps
     logged = steps.loc[steps["rank"] == 0, ["step", "step_s"]]
     points = [number for point in curves[name]["step/step_s"] for number in point]

@@ -175,8 +175,7 @@ def give_labels(runtime: Path, attributes: Mapping[str, Any]) -> None:
 def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
     sif = a_sif(tmp_path / "x.sif")
     first = there(container.facts(choice(sif)))
-    assert first["runtime_version"] == "apptainer 9.9.9"
-    assert (first["file"], first["arch"], first["definition"]) == ("x.sif", "amd64", None)
+    assert (first["runtime_version"], first["arch"]) == ("apptainer 9.9.9", "amd64")
     assert container.facts(choice(sif)) == first
     assert runtime.with_name("apptainer.log").read_text().count("inspect") == 1
     a_sif(sif, b"04")
