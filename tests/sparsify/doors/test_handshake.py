@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,17 +21,17 @@ from tests.sparsify.worker_functions import on_processes
 ODD = 1  # its rank
 
 
-@dataclass
 class Parts:
     """What is wrapped."""
 
-    model: Any = field(default_factory=net)
-    kind: type[torch.optim.Optimizer] = torch.optim.SGD
-    of_optimiser: dict[str, Any] = field(default_factory=lambda: {"lr": LR})
-    method: str = "topk"
-    of_method: dict[str, Any] = field(default_factory=lambda: {"density": 0.1, "scope": "layer"})
-    options: dict[str, Any] = field(default_factory=dict)
-    of_ddp: dict[str, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.model: Any = net()
+        self.kind: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+        self.of_optimiser = {"lr": LR}
+        self.method = "topk"
+        self.of_method: dict[str, Any] = {"density": 0.1, "scope": "layer"}
+        self.options: dict[str, Any] = {}
+        self.of_ddp: dict[str, Any] = {}
 
     def wrap(self, wrapper: str, comm: Comm | None) -> object:
         parameters = [p for p in self.model.parameters() if p.requires_grad]

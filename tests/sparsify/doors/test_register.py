@@ -69,11 +69,10 @@ def test_a_nan_stops_before_anything_is_delivered(scaler: torch.amp.GradScaler |
 def test_an_optimiser_with_a_closure_works() -> None:
     ends = []
     for is_registered in (False, True):
-        model = net()
-        called = DistributedDataParallel(model) if is_registered else model
+        model = called = net()
         if is_registered:
-            whole = sparsify.build("topk", density=1.0, scope="layer", feedback="none")
-            sparsify.register(called, whole)
+            called = DistributedDataParallel(model)
+            sparsify.register(called, sparsify.topk(density=1.0, scope="layer", feedback="none"))
         optimiser = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
         def closure(optimiser: Any = optimiser, called: Any = called) -> float:

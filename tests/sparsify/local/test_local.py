@@ -119,7 +119,14 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
 ) -> None:
     """With two half batches in a closure, a clipped norm, and a schedule of whichever optimizer."""
 
-    def train(optimiser: Any, schedule: torch.optim.lr_scheduler.LambdaLR, model: nn.Module) -> Tensor:
+    def train(comm: Comm | None) -> Tensor:
+        model = model_of()
+        alone = inner([*model.parameters()])
+        early = schedule_of(alone) if "before" in scheduled else None
+        optimiser: Any = alone
+        if comm is not None:
+            optimiser = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
+        schedule = early or schedule_of(alone if scheduled == "inner" else optimiser)
         for step in range(6):
 
             def closure(step: int = step) -> Tensor:
@@ -132,18 +139,7 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
             schedule.step()
         return flat(model)
 
-    def body(comm: Comm) -> Tensor:
-        model = model_of()
-        alone = inner([*model.parameters()])
-        early = schedule_of(alone) if "before" in scheduled else None
-        optimiser = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
-        late = early or schedule_of(alone if scheduled == "inner" else optimiser)
-        return train(optimiser, late, model)
-
-    model = model_of()
-    alone = inner([*model.parameters()])
-    expected = train(alone, schedule_of(alone), model)
-    assert torch.equal(virtual.run(1, body)[0], expected)
+    assert torch.equal(virtual.run(1, train)[0], train(None))
 
 
 @pytest.mark.parametrize(
