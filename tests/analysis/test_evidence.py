@@ -134,13 +134,6 @@ def test_intervals_over_launches_cover_the_truth_and_no_effect_is_rarely_called_
     assert words.count("inconclusive") >= 0.93 * draws
 
 
-def test_the_interval_over_blocks_of_one_launch_covers_it_half_as_often() -> None:
-    """Which is why it decides nothing."""
-    values = drawn("selection", 300, launches=1)
-    assert {value.of for value in values} == {"blocks"}
-    assert coverage(values) < 0.6
-
-
 # --- links
 
 

@@ -29,16 +29,6 @@ def test_a_picture_has_its_panels_in_rows_and_each_label_once() -> None:
         plots.picture([], 2.0)
 
 
-def test_a_legend_is_as_wide_as_its_entries_and_never_wider_than_the_figure() -> None:
-    for entries, rows in ((2, 1), (11, 3)):
-        looks = [OURS._replace(label=f"a method, H = {at}") for at in range(entries)]
-        figure = plots.picture([plots.curves([plots.Curve(look, [1], [1]) for look in looks])], 2.0)
-        (legend,) = figure.legends
-        assert legend.get_window_extent().width <= figure.bbox.width
-        figure.draw_without_rendering()  # which puts the texts into their places
-        assert len({round(text.get_window_extent().y0) for text in legend.get_texts()}) == rows
-
-
 def test_a_curve_is_of_numbers_of_values_or_of_a_table_and_one_without_an_x_goes_across() -> None:
     table = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]})
     lines: list[plots.Curve | plots.Band] = [

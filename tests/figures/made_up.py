@@ -10,6 +10,7 @@ import pandas as pd
 from analysis.claims import Verdict
 from analysis.records.frames import Frames, empty, runs_frame, typed
 from experiments import figures
+from experiments.config.run import Run
 
 Row = Mapping[str, Any]
 PROFILES = ("smoke", "laptop", "paper")
@@ -22,6 +23,11 @@ TURNS = {
     "alternated.half_width": 0.04,
     "alternated.stopped": "half-width",
 }
+
+
+def settings_of(words: str) -> Row:
+    """Return the settings that words of the command line mean."""
+    return Run.of(words.split()).settings
 
 
 class RecordBuilder:

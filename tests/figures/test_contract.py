@@ -114,18 +114,6 @@ def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, h
     refused(here("plan", "density", "cluster=generic_slurm"), f"{path}, line 9")
 
 
-def test_a_broken_file_is_named_and_stops_no_other_figure(
-    write: Write, here: Command, tmp_path: Path
-) -> None:
-    sound = write(LEAST, "own_sound.py")
-    broken = write("TITLE = 1 +\n")
-    assert set(figures.items()) == {"density", "sound"}
-    figures.check("sound")
-    done = here("figures")
-    assert f"left out density: {broken}, line 1" in done.stderr
-    assert str(sound) not in done.stderr
-
-
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
     texts = [each.claim.text for item in figures.shipped() for each in figures.judge(item, empty())]
     for paper in papers.names():

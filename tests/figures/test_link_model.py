@@ -11,7 +11,7 @@ from experiments import figures
 from experiments.figures import survey_link_model as link_model
 from sparsify.cost import Cost, Link
 from tests.conftest import there
-from tests.figures.made_up import RecordBuilder
+from tests.figures.made_up import RecordBuilder, settings_of
 
 pytestmark = pytest.mark.usefixtures("one_launch_decides")
 
@@ -25,10 +25,10 @@ def frames(*runs: tuple[str, int, float]) -> Frames:
     """Return a run of two workers for each method, its bytes and how many times its exchange takes as long as
     predicted: one step a turn, in which worker 0 only sends and is done in half the time.
     """
-    records = RecordBuilder({
-        "method.density": 0.01, "workers": 2, "cluster.link.name": "ethernet_1g", "task.name": "vector",
-        "timing.mode": "serialised", link_model.COMPUTING: COMPUTING_S,
-    })  # fmt: skip
+    words = """
+    method.density=0.01 workers=2 cluster.link.name=ethernet_1g task.name=vector timing.mode=serialised
+    """
+    records = RecordBuilder(settings_of(words), {link_model.COMPUTING: COMPUTING_S})
     for method, wire_bytes, times in runs:
         exact_s = EXACT.seconds(Cost(2, wire_bytes))
         took_s = (COMPUTING_S + exact_s) * times
@@ -68,11 +68,3 @@ def test_a_sender_that_is_done_first_does_not_shorten_a_tree() -> None:
     spans = pd.DataFrame(rows, columns=["rank", "start_s", "duration_s"])
     frames = empty()._replace(spans=spans.assign(key="a", step=3, phase="transfer"))
     assert timeline.stretch(frames, "a") == pytest.approx(2.0 / 1.1)
-
-
-def test_runs_without_a_probe_are_left_out(measured: Frames) -> None:
-    measured.steps["predicted_s"] = 0.0
-    assert not len(link_model.cases(measured))
-    with pytest.raises(ValueError, match="no run of this item has a probed link"):
-        link_model.draw(measured, "laptop")
-    assert [verdict.word for verdict in figures.judge("link-model", measured)] == ["not run"] * 2

@@ -17,7 +17,7 @@ from sparsify.core.selections import Generated, Statistics
 from sparsify.replay import Replay
 from sparsify.types import Sparse
 from tests.conftest import there
-from tests.figures.made_up import TURNS, RecordBuilder, page
+from tests.figures.made_up import TURNS, RecordBuilder, page, settings_of
 
 COMPUTE_S = 0.5
 SELECT_S = {
@@ -27,10 +27,11 @@ SELECT_S = {
 
 def frames() -> Frames:
     """Return records of two processes whose methods took turns, as both kinds of runs leave them."""
-    records = RecordBuilder(TURNS, {
-        "group": "g", "task.name": "vector", "workers": 2, "task.elements": MODEL, "cluster.where": "local",
-        "cluster.link.name": "loopback", "timing.mode": "serialised", "timing.warmup_steps": 1,
-    })  # fmt: skip
+    words = f"""
+    group=g task.name=vector workers=2 task.elements={MODEL} cluster.where=local cluster.link.name=loopback
+    timing.mode=serialised timing.warmup_steps=1
+    """
+    records = RecordBuilder(TURNS, settings_of(words))
     for name, select_s in {"dense": 0.0, **SELECT_S}.items():
         density = None if name == "dense" else 0.001
         settings = {"variant": name, "method.name": name.partition("-")[0], "method.density": density}

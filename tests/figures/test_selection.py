@@ -10,7 +10,7 @@ from analysis.records.frames import Frames
 from experiments.figures import shi2019_shi_selection as selection
 from tests.conftest import there
 from tests.figures import made_up
-from tests.figures.made_up import TURNS, RecordBuilder
+from tests.figures.made_up import TURNS, RecordBuilder, settings_of
 
 pytestmark = pytest.mark.usefixtures("one_launch_decides")
 
@@ -29,10 +29,11 @@ def frames(changed: dict[str, float] | None = None, gpu: str | None = None, sele
     """Return records of one process; milliseconds of single methods are `changed` at the larger size only,
     and `selected` is what Gaussian-k as published finds over k.
     """
-    records = RecordBuilder(TURNS, {
-        "method.density": 0.001, "task.name": "vector", "workers": 1, "threads": 1, "cluster.where": "local",
-        "timing.mode": "serialised", "timing.warmup_steps": 1, "provenance.gpu": gpu,
-    })  # fmt: skip
+    words = """
+    method.density=0.001 task.name=vector workers=1 threads=1 cluster.where=local timing.mode=serialised
+    timing.warmup_steps=1
+    """
+    records = RecordBuilder(TURNS, settings_of(words), {"provenance.gpu": gpu})
     for size in (SMALL, LARGE):
         took_ms = TOOK_MS | (changed or {}) if size == LARGE else TOOK_MS
         for name in TOOK_MS:

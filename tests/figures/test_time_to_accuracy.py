@@ -14,7 +14,7 @@ from analysis.times.reaching import Reached, reached, seconds_to, sooner
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
 from tests.conftest import there
-from tests.figures.made_up import RecordBuilder
+from tests.figures.made_up import RecordBuilder, settings_of
 
 EVERY, EPOCHS = 49, 12
 SEEDS = (0, 1, 2)
@@ -22,22 +22,22 @@ STEP_S = {item.DENSE: 0.4, item.TOPK: 0.1}
 # % of top-1 that an epoch adds, up to the end
 GAINS, ENDS = {item.DENSE: 10.0, item.TOPK: 8.0}, {item.DENSE: 80.0, item.TOPK: 90.0}
 OF_METHOD = {
-    item.DENSE: {"method.name": "dense", "method.scope": 1.0, "overlap": True, "select": "auto"},
-    item.TOPK: {
-        "method.name": "topk", "method.scope": "global", "method.density": 0.01, "overlap": False,
-        "select": "fused",
-    },
-}  # fmt: skip
+    item.DENSE: settings_of("method.name=dense overlap=true select=auto"),
+    item.TOPK: settings_of(
+        "method.name=topk method.scope=global method.density=0.01 overlap=false select=fused"
+    ),
+}
+EVERYWHERE = """
+task.name=slimvgg_cifar10 task.batch_size=32 workers=2 cluster.where=netns cluster.link.beta_s_per_byte=4e-8
+train.validate_every=1 provenance.machine.link.together_gbit_s=0.15 task.lr_milestones='[35,53]'
+train.validate=epoch timing.mode=production
+"""
 
 
 def frames(topk_ends: float = ENDS[item.TOPK], topk_step_s: float = STEP_S[item.TOPK]) -> Frames:
     """Return trainings of both methods, validated every epoch; seeds end 1 % apart."""
-    records = RecordBuilder({
-        "task.name": "slimvgg_cifar10", "task.batch_size": 32, "workers": 2, "cluster.where": "netns",
-        "cluster.link.name": item.LINK, "cluster.link.beta_s_per_byte": 4e-8, "train.validate_every": 1,
-        "provenance.machine.link.together_gbit_s": 0.15, "task.lr_milestones": "[35, 53]",
-        "train.validate": "epoch", "timing.mode": "production", "steps_total": EPOCHS * EVERY,
-    })  # fmt: skip
+    more = {"cluster.link.name": item.LINK, "steps_total": EPOCHS * EVERY}
+    records = RecordBuilder(settings_of(EVERYWHERE), more)
     ends = ENDS | {item.TOPK: topk_ends}
     step_s = STEP_S | {item.TOPK: topk_step_s}
     for (name, settings), seed in product(OF_METHOD.items(), SEEDS):
@@ -48,7 +48,7 @@ def frames(topk_ends: float = ENDS[item.TOPK], topk_step_s: float = STEP_S[item.
             }
             for epoch in range(1, EPOCHS + 1)
         ]  # fmt: skip
-        records.add_run(f"{name}-{seed}", settings | {"seed": seed}, epochs=epochs)
+        records.add_run(f"{name}-{seed}", {**settings, "seed": seed}, epochs=epochs)
     return records.frames()
 
 

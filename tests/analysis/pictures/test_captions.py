@@ -110,12 +110,10 @@ def test_what_joins_simulated_nodes_is_told(tmp_path: Path) -> None:
 
 def test_of_many_launches_the_turns_are_told_together_and_runs_of_no_group_are_left_out() -> None:
     launches = captions.FEW + 1
-    rows: list[dict[str, Any]] = [
-        {"group": f"g{at}", "variant": variant, "alternate.block_steps": 3, "alternate.limit_min": 1.0,
-         "alternated.half_width": 0.01 * (at + 1), "alternated.stopped": "limit"}
-        for at in range(launches)
-        for variant in ("dense", "topk")
-    ]  # fmt: skip
-    text = captions.turns(empty()._replace(runs=pd.DataFrame([*rows, {"group": None, "variant": None}])))
+    of_group = pd.DataFrame({"group": [f"g{at}" for at in range(launches)], "alternated.stopped": "limit"})
+    of_group["alternated.half_width"] = 0.01 * (1 + of_group.index)
+    of_group[["alternate.block_steps", "alternate.limit_min"]] = (3, 1.0)
+    runs = pd.concat([of_group.assign(variant="dense"), of_group.assign(variant="topk"), pd.DataFrame([{}])])
+    text = captions.turns(empty()._replace(runs=runs))
     assert f"half-width of 1 to {launches} %: {launches} launches ended" in text
     assert "ratio to dense had" in text

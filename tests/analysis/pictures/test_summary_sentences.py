@@ -64,10 +64,6 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
         "Top-k at density 0.01",
     ]
     assert all(line.endswith("points of top-1 below dense (3 runs)") for line in told)
-    # Trainings that differ in more than their seed and density are not taken together.
-    for density in (0.001, 0.01):
-        trained(store, "topk", density=density, momentum=0.5)
-    assert summary.in_words(synthetic.frames_of(store), THEIRS) == []
 
 
 def test_of_nothing_it_tells_nothing() -> None:

@@ -95,13 +95,4 @@ def test_an_iteration_is_least_mean_and_greatest_over_ranks(tmp_path: Path) -> N
     assert dense["comp_mean_us"].isna().all()  # which dense training does not print
 
 
-def test_an_iteration_whose_lines_mix_is_left_out_and_still_counted(tmp_path: Path) -> None:
-    mixed = [comp(0.1), comm(0.1), comp(0.1), comm(0.1)]
-    table = read_iterations(log(tmp_path, [*ITERATION, *mixed, *ITERATION]), SPARSE)
-    assert table["iteration"].to_list() == [0, 2]
-    # Four together look whole here, but the first line of communication is of the iteration before.
-    late = [*ITERATION[:3], comp(0.2), comp(0.2), comm(0.1), comm(0.2), *mixed, comm(0.3)]
-    assert len(read_iterations(log(tmp_path, late), SPARSE)) == 0
-
-
 ITERATION = [comp(0.1), comp(0.1), comm(0.1), comm(0.1)]

@@ -5,26 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from analysis.records.configs import run_id, run_key
 from analysis.records.log import Disturbed, RankLog
 from analysis.records.store import Attempt, Store
+from tests.analysis import synthetic
 
-CONFIG: dict[str, Any] = {
-    "method": {"name": "topk", "density": 0.001},
-    "task": {"name": "vgg16_cifar10"},
-    "cluster": {"where": "local"},
-    "workers": 2,
-    "seed": 0,
-    "timing": {"mode": "serialised", "warmup_steps": 1},
-    "train": {"validate": "never"},
-    "data": {"root": "somewhere"},
-    "profile": "laptop",
-    "recipe": "yoon2022",
-}
+CONFIG = synthetic.config("topk", data={"root": "somewhere"}, profile="laptop", recipe="yoon2022")
 STEPS = 3
 
 
@@ -155,8 +144,7 @@ def test_a_manifest_that_was_removed_is_not_made_up_again(tmp_path: Path) -> Non
     with pytest.raises(Disturbed, match=r"run\.json was removed or damaged"):
         attempt.update(state="running")
     attempt.fail("its run.json was removed", "disturbed")
-    assert attempt.manifest["run_id"] == run_id(CONFIG)
-    assert attempt.manifest["key"] == run_key(CONFIG)
+    assert attempt.manifest.items() >= {"run_id": run_id(CONFIG), "key": run_key(CONFIG)}.items()
 
 
 def test_what_was_taken_up_again_forgets_why_it_had_ended(tmp_path: Path) -> None:

@@ -57,15 +57,6 @@ def test_who_is_late_in_one_part_only_is_blamed_for_it_alone() -> None:
     assert share(recorded({}, begin_s=0.01), REST) == pytest.approx(100)  # which no part measures
 
 
-def test_several_causes_share_the_blame_by_their_spread() -> None:
-    """Of two independent spreads, one three times as wide as the other, the wider explains most."""
-    frames = recorded({"select": 0.03, "backward": 0.01})
-    selection, passes = (there(explained(frames, ["k"], cause)) for cause in ("selection", "FP + BP"))
-    assert selection.value + passes.value == pytest.approx(100)
-    assert there(selection.low) > 50 > passes.value > 0
-    assert (selection.n, selection.of) == (BLOCKS, "blocks")
-
-
 def test_of_communication_only_the_wait_is_explained() -> None:
     frames = recorded({"select": 0.02})
     share = explained(frames, ["k"], "selection", COMMUNICATION)
