@@ -173,7 +173,7 @@ def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
             "pieces": torch.cat(pieces),
             "permuted": torch.zeros(0) if moved is None else moved,
         }
-        found |= {f"{dtype} {name}": value.double() for name, value in results.items()}
+        found |= prefixed(str(dtype), {name: value.double() for name, value in results.items()})
     found["nothing to all"] = torch.cat(comm.all_to_all(torch.zeros(0), [0, 0, 0], [0, 0, 0]))
     found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
     found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
@@ -224,7 +224,7 @@ def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
             "broadcast": comm.broadcast(laid_out(mine), comm.size - 1).clone(),
             "permuted": torch.zeros(0) if moved is None else moved,
         }
-        found |= {f"{memory} {name}": value for name, value in results.items()}
+        found |= prefixed(memory, results)
     return found
 
 
@@ -236,14 +236,14 @@ def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, to
     some = cast(dist.ProcessGroup, dist.new_group([1, 2]))  # for others it is a number
     if comm.rank:
         part = TorchComm(some)
-        found |= {f"part {name}": value for name, value in any_memory(part, now).items()}
+        found |= prefixed("part", any_memory(part, now))
         part.close()
     else:
-        found["outside"] = torch.tensor(raised(lambda: TorchComm(some)) == "ValueError")
+        found["outside"] = torch.tensor("ValueError" in words_of(lambda: TorchComm(some)))
     of_all = any_memory(comm, now) | words_of_votes(comm, now)  # the group of all is still there
-    found |= {f"all {name}": value for name, value in of_all.items()}
+    found |= prefixed("all", of_all)
     comm._gathers_into_one = False  # as over a backend that knows lists only
-    found |= {f"listed {name}": value for name, value in any_memory(comm, now).items()}
+    found |= prefixed("listed", any_memory(comm, now))
     errors = {
         "type": lambda: comm.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)),
         "pieces": lambda: comm.all_to_all(torch.zeros(3), [1, 1, 1], [1, 1]),
@@ -251,17 +251,21 @@ def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, to
         "layout": lambda: comm.broadcast(torch.ones(2).to_sparse()),
     }
     for name, error in errors.items():
-        found[f"lost {name}"] = torch.tensor(raised(error) in ("", "WorkerLost"))
+        found[f"lost {name}"] = torch.tensor(words_of(error).startswith(("nothing", "WorkerLost")))
     return found
 
 
-def raised(attempt: Callable[[], object]) -> str:
-    """The name of what it raises."""
+def words_of(act: Callable[[], object]) -> str:
+    """Return the kind and the words of the error in which it ends."""
     try:
-        attempt()
+        act()
     except Exception as error:
-        return type(error).__name__
-    return ""
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def prefixed(prefix: str, found: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix} {name}": value for name, value in found.items()}
 
 
 def methods_collectives_and_votes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
@@ -282,10 +286,9 @@ def over_horovod(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor
 
     found, some = methods_collectives_and_votes(comm, now), hvd.add_process_set([1, 2])
     if comm.rank:
-        of_part = any_memory(HorovodComm(process_set=some), now)
-        found |= {f"part {name}": value for name, value in of_part.items()}
+        found |= prefixed("part", any_memory(HorovodComm(process_set=some), now))
     else:
-        found["outside"] = torch.tensor(raised(lambda: HorovodComm(process_set=some)) == "ValueError")
+        found["outside"] = torch.tensor("ValueError" in words_of(lambda: HorovodComm(process_set=some)))
     return found
 
 

@@ -16,7 +16,7 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.doors.handshake import Disagreement
 from tests.sparsify.doors.user_acts import AVERAGING, LR, Act, Training, net, whole
-from tests.sparsify.worker_functions import on_processes
+from tests.sparsify.worker_functions import on_processes, words_of
 
 ODD = 1  # its rank
 
@@ -158,15 +158,6 @@ def told(case: str, wrapper: str, comm: Comm, is_simulated: bool = True) -> str:
     return words_of(lambda: parts.wrap(wrapper, comm if is_simulated else None))
 
 
-def words_of(act: Callable[[], object]) -> str:
-    """Return the words of the disagreement in which it ends."""
-    try:
-        act()
-    except Disagreement as error:
-        return str(error)
-    return "nothing"
-
-
 def told_in_a_step(wrapper: str, rank: int, freezes: bool = False) -> str:
     """Return what this worker is told with `debug`, where one is odd in the second step."""
     training = Training(Act(options={"debug": True}), wrapper, rank)
@@ -207,7 +198,7 @@ def test_all_workers_raise_the_same_words(case: str, heard: list[dict[str, str]]
             groups.append(virtual.run(3, partial(told, case, wrapper)))
         for first, *others in groups:
             assert sentence in first, wrapper
-            assert first.startswith("the workers disagree on ")
+            assert first.startswith("Disagreement: the workers disagree on ")
             same = "Give every worker the same model, optimiser, method and options"
             assert first.endswith(f"{same}, and call the same, equally often")
             assert others == [first, first]

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 import sparsify
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local
+from tests.sparsify.worker_functions import words_of
 
 EVERY, BEFORE, STEPS = 3, 4, 10  # steps of a round, before the change, in all
 
@@ -216,9 +217,5 @@ def lived(
 
 
 def told(wrap: Wrap, rank: int, change: Callable[[Wrapped], object]) -> str:
-    """The sentence with which a change is refused."""
-    try:
-        lived(wrap, rank, change)
-    except ValueError as error:
-        return str(error)
-    return "nothing"
+    """Return the sentence with which a change is refused."""
+    return words_of(lambda: lived(wrap, rank, change))
