@@ -79,3 +79,13 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
         "rank 1, step 3: the gradient of weight has a NaN or Inf; noticed after step 4, so weights and "
         "residuals may hold it: go back to the last checkpoint"
     ] * 3  # fmt: skip
+
+
+def test_in_production_a_window_waits_for_the_device_when_it_closes_and_not_before() -> None:
+    waits = list[int]()
+    timer = PhaseTimer("production", synchronise=lambda: waits.append(timer.num_steps))
+    for _ in range(3):
+        with timer.step(), timer.phase("select"):
+            pass
+    timer.resolve(lambda mine: [mine])
+    assert waits == [3]

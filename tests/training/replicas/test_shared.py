@@ -115,3 +115,16 @@ def test_bits_are_compared_and_not_numbers() -> None:
         return [bool(comm.same(tensor.to(dtype))) for dtype in dtypes for tensor in (nan, zero, of_last)]
 
     assert virtual.run(SIZE, body) == [[True, False, False] * 3] * SIZE
+
+
+def test_ranks_at_other_collectives_or_with_other_shapes_are_told_so() -> None:
+    def gather_alone(comm: virtual.VirtualComm) -> None:
+        collective = comm.all_reduce if comm.rank else comm.all_gather
+        collective(torch.zeros(2))
+
+    def reduce_another_shape(comm: virtual.VirtualComm) -> None:
+        comm.all_reduce(torch.zeros(2 + comm.rank))
+
+    for body in (gather_alone, reduce_another_shape):
+        with pytest.raises(RuntimeError, match="the ranks do not stand at the same collective"):
+            virtual.run(2, body)

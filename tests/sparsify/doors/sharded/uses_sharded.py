@@ -30,11 +30,11 @@ from torch.utils.checkpoint import checkpoint
 import sparsify
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.engine import NonFinite
 from sparsify.local.strategy import Local
 from tests.sparsify import laws
 from tests.sparsify.doors.user_acts import Act, Training, live, mesh_of, seeded, whole
 from tests.sparsify.local import uses_guards
+from tests.sparsify.worker_functions import words_of
 
 GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
 KINDS_OF_MESH = ("both", "shards")  # of replicas and shards, or of shards alone
@@ -510,6 +510,14 @@ def overflow_locally(grid: Grid) -> None:
     uses_guards.step(wrapped, 0, grid.rank)
 
 
+def hook_later_locally(grid: Grid) -> None:
+    model: Any = uses_guards.net()
+    whole = fully_shard(model, mesh=grid.mesh)
+    wrapped = sparsify.shard(model, optimiser_of(model), sparsify.diloco(every=2))
+    whole.set_all_reduce_hook(lambda grad: None)
+    wrapped.step()
+
+
 def load_of_another_shard(grid: Grid) -> None:
     wrapped = wrap(grid.mesh, "both", True, sparsify.diloco(every=2))
     own = wrapped.optimiser.state_dict()
@@ -592,6 +600,10 @@ REFUSED: dict[str, Refusal] = {
         lambda grid: grid.backward(lambda model: model.set_all_reduce_hook(lambda grad: None)),
         "the whole model was given another all-reduce hook after sparsify.shard",
     ),
+    "hooked later, local": (
+        hook_later_locally,
+        "the whole model was given another all-reduce hook after sparsify.shard",
+    ),
     "half wrapped": (wrap_half, "output.weight is trained, and no optimiser of local steps has it"),
     "NaN, local": (
         overflow_locally,
@@ -614,15 +626,6 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
-def told(act: Callable[[Grid], object], grid: Grid) -> str:
-    """Return the sentence with which it is refused."""
-    try:
-        act(grid)
-    except (ValueError, NonFinite, RuntimeError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
 def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
     """Return everything, on all grids of this many workers, by grid and part."""
     torch.set_num_threads(1)
@@ -642,7 +645,9 @@ def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
         if grid == GRIDS[0]:
             with shared_folder() as folder:
                 parts["resumed"] = resumed(mesh, rank, folder)
-            parts["refused"] = {case: told(act, Grid(mesh, rank)) for case, (act, _) in REFUSED.items()}
+            parts["refused"] = {
+                case: words_of(partial(act, Grid(mesh, rank))) for case, (act, _) in REFUSED.items()
+            }
             parts["guarded"] = guarded(mesh, rank)
         found[str(grid)] = parts
     return found
