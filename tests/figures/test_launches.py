@@ -61,13 +61,11 @@ def test_launches_are_spread_and_drawn_after_each_and_all_else_is_carried_out_to
     rounds = reproduce.in_rounds(timed)
     assert [set(seeds(each)) for each in rounds] == [{0}, {1}, {2}]
     assert [run for each in rounds for run in each] == timed
-    assert seeds(timed) == sorted(seeds(timed))
-    (together,) = reproduce.in_rounds(planned("fig3"))
-    assert seeds(together) == sorted(seeds(together))
-    assert reproduce.in_rounds([]) == [[]]
     queued = planned("fig4", "laptop", "cluster=generic_slurm")  # jobs are submitted at once
-    assert len(queued) == 3
-    assert reproduce.in_rounds(queued) == [queued]
+    trained = planned("fig3")
+    for runs in (trained, queued, []):
+        assert reproduce.in_rounds(runs) == [runs]
+    assert seeds(trained) == sorted(seeds(trained))
 
 
 def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
-from analysis.pictures import timeline
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames
 from experiments import figures
 from experiments.figures import survey_link_model as link_model
 from sparsify.cost import Cost, Link
@@ -60,11 +58,3 @@ def test_aims_are_of_large_messages_only(measured: Frames) -> None:
     assert (half.word, most.word) == ("does not hold", "does not hold")
     alone = figures.judge("link-model", frames(("dense", LARGE, 1)))
     assert [verdict.word for verdict in alone] == ["holds", "holds"]
-
-
-def test_a_sender_that_is_done_first_does_not_shorten_a_tree() -> None:
-    """Two messages, the first from worker 1 to worker 0 and the second back; who sends is done at once."""
-    rows = [(0, 0.0, 1.0), (0, 1.0, 0.1), (1, 0.0, 0.1), (1, 1.0, 1.0)]
-    spans = pd.DataFrame(rows, columns=["rank", "start_s", "duration_s"])
-    frames = empty()._replace(spans=spans.assign(key="a", step=3, phase="transfer"))
-    assert timeline.stretch(frames, "a") == pytest.approx(2.0 / 1.1)

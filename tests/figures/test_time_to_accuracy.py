@@ -22,10 +22,10 @@ STEP_S = {item.DENSE: 0.4, item.TOPK: 0.1}
 # % of top-1 that an epoch adds, up to the end
 GAINS, ENDS = {item.DENSE: 10.0, item.TOPK: 8.0}, {item.DENSE: 80.0, item.TOPK: 90.0}
 OF_METHOD = {
-    item.DENSE: settings_of("method.name=dense overlap=true select=auto"),
-    item.TOPK: settings_of(
-        "method.name=topk method.scope=global method.density=0.01 overlap=false select=fused"
-    ),
+    item.DENSE: settings_of("method.name=dense method.scope=1.0 overlap=true select=auto"),
+    item.TOPK: settings_of("""
+        method.name=topk method.scope=global method.density=0.01 overlap=false select=fused
+    """),
 }
 EVERYWHERE = """
 task.name=slimvgg_cifar10 task.batch_size=32 workers=2 cluster.where=netns cluster.link.beta_s_per_byte=4e-8

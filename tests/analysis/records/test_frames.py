@@ -7,7 +7,6 @@ import json
 import os
 import re
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,19 +16,6 @@ from analysis.records.files import Damaged
 from analysis.records.frames import Frames, combine, empty, keys_of, label, remembered, runs_frame, typed
 from analysis.records.store import Store
 from tests.analysis import synthetic
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
-
-
-@pytest.fixture
-def frames(store: Store) -> Frames:
-    for method in ("dense", "topk"):
-        synthetic.timed(store, synthetic.config(method))
-    synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
-    return synthetic.frames_of(store)
 
 
 def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns(frames: Frames) -> None:

@@ -19,17 +19,6 @@ from tests.analysis import synthetic
 from tests.conftest import ROOT, environment_for, python
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "runs")
-
-
-@pytest.fixture
-def frames(tmp_path: Path) -> Frames:
-    configs = synthetic.config("dense"), synthetic.config("topk"), synthetic.learning_config("topk", epochs=3)
-    return synthetic.frames_with(tmp_path / "runs", *configs)
-
-
 def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
     frames: Frames, tmp_path: Path
 ) -> None:
