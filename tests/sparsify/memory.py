@@ -8,7 +8,6 @@ import ctypes
 import gc
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -28,29 +27,9 @@ SCALE = 0.001  # of the gradients: fixed thresholds then select about as few as 
 STEPS, SETTLED = 7, 6  # what is held is looked at from so many steps on
 EVERY, ROUNDS = 8, 2  # local steps, and how often they are averaged
 LOCAL = ("localsgd", "diloco", "streaming_diloco", "sparseloco", "muloco", "desloc", "noloco")
-LOCALLY = "exchange"  # what of theirs is looked at in the place of a search
 SEARCHES = ("fused", "torch")  # in the order of the columns
 HEADING = "memory"  # of the first of them
 QUIET, WAIT_S = 3, 0.001  # looks that find the same: gloo's threads let go of a message somewhat later
-
-
-class Memory(NamedTuple):
-    """In n floats, besides gradient and residual."""
-
-    held: float  # between steps
-    taken: float  # by a step, beyond that, at most
-
-    def __str__(self) -> str:
-        return " + ".join(f"{max(number, 0.0):.1f}".removesuffix(".0") for number in self)
-
-    @classmethod
-    def of(cls, cell: str) -> Memory:
-        """The inverse of `str`."""
-        return cls(*map(float, cell.split(" + ")))
-
-    def fits(self, other: Memory, tolerance: float) -> bool:
-        """Whether the other's numbers are as near as that."""
-        return all(abs(mine - theirs) <= tolerance for mine, theirs in zip(self, other, strict=True))
 
 
 class Counter:
@@ -88,7 +67,7 @@ def memory_of_methods(comm: Comm, now: Callable[[], float]) -> dict[str, torch.T
     return found | {name: torch.tensor(memory_of_local(name, comm)) for name in LOCAL}
 
 
-def memory_of(name: str, select: str, comm: Comm) -> Memory:
+def memory_of(name: str, select: str, comm: Comm) -> tuple[float, float]:
     """What it takes in some steps over normal gradients, less what is left when all is deleted."""
     counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
     method, parameter = build(name, DENSITY, "global"), Parameter(torch.zeros(SIDE, SIDE))
@@ -106,10 +85,10 @@ def memory_of(name: str, select: str, comm: Comm) -> Memory:
     del aggregator, parameter
     gc.collect()
     bare += counter.live()
-    return Memory((max(between[SETTLED:]) - bare) / NBYTES, max(taken) / NBYTES)
+    return (max(between[SETTLED:]) - bare) / NBYTES, max(taken) / NBYTES
 
 
-def memory_of_local(name: str, comm: Comm) -> Memory:
+def memory_of_local(name: str, comm: Comm) -> tuple[float, float]:
     """What local steps hold beyond parameters, gradients and AdamW's state, and what an exchange takes."""
     counter, own = Counter(), torch.Generator().manual_seed(comm.rank)
     side = SIDE // 2
@@ -128,19 +107,21 @@ def memory_of_local(name: str, comm: Comm) -> Memory:
     del optimiser, model, parameter
     gc.collect()
     bare = 4 * NBYTES + counter.live()
-    return Memory((max(between[last]) - bare) / NBYTES, max(taken[last]) / NBYTES)
+    return (max(between[last]) - bare) / NBYTES, max(taken[last]) / NBYTES
 
 
-def table() -> dict[str, dict[str, Memory]]:
-    """What docs/methods.md states of each method, by search, and of local steps."""
+def table() -> dict[str, list[float]]:
+    """Return what docs/methods.md states: of each method and search, and of local steps, what is held between
+    steps and what a step takes beyond that, at most. In n floats, besides gradient and residual.
+    """
     lines = (ROOT / "docs/methods.md").read_text().splitlines()
-    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-    at, at_locally = (row.index(HEADING) for row in cells if row[1:2] == ["name"] and HEADING in row)
-    named = {row[1].strip("`"): row for row in cells if len(row) > at_locally}
-    every_step = {
-        name: dict(zip(SEARCHES, map(Memory.of, named[name][at : at + len(SEARCHES)]), strict=True))
-        for name in METHODS
-        if name in named
-    }
-    locally = {name: {LOCALLY: Memory.of(named[name][at_locally])} for name in LOCAL if name in named}
-    return every_step | locally
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
+    at, at_locally = (row.index(HEADING) for row in rows if row[1:2] == ["name"] and HEADING in row)
+    cells = dict[str, str]()
+    for row in rows:
+        name = row[1].strip("`") if len(row) > at_locally else ""
+        if name in METHODS:
+            cells |= {f"{name} {select}": row[at + i] for i, select in enumerate(SEARCHES)}
+        elif name in LOCAL:
+            cells[name] = row[at_locally]
+    return {key: list(map(float, cell.split(" + "))) for key, cell in cells.items()}

@@ -126,6 +126,8 @@ def choices(name: str) -> Iterator[dict[str, Any]]:
             is_word = isinstance(word, str | bool | float) and word != sparsify.defaults(name).get(key)
             if is_word and key not in ("scope", "index"):
                 yield {key: word}
+                if word == "allreduce":  # randomk's needs both
+                    yield {key: word, "shared": True}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -43,12 +43,6 @@ def test_a_value_is_let_through_or_refused_in_a_sentence(
         assert sentence in str(refusal.value)
 
 
-def test_every_type_of_this_module_has_its_own_words() -> None:
-    for name, allowed in vars(ranges).items():
-        if hasattr(allowed, "__metadata__"):
-            assert "another kind" not in ranges.described(allowed), name
-
-
 @pytest.mark.parametrize(
     ("value", "written"),
     [

@@ -19,18 +19,6 @@ from sparsify.cost import Link, Network
 LINK = Link(alpha_s=1.0, beta_s_per_byte=0.5)
 
 
-def test_ranks_take_turns_in_order_and_switch_only_at_collectives() -> None:
-    order: list[tuple[str, int]] = []
-
-    def body(comm: VirtualComm) -> None:
-        order.append(("before", comm.rank))
-        comm.barrier()
-        order.append(("after", comm.rank))
-
-    virtual.run(3, body)
-    assert order == [("before", 0), ("before", 1), ("before", 2), ("after", 0), ("after", 1), ("after", 2)]
-
-
 def test_what_is_gathered_is_a_snapshot() -> None:
     def body(comm: VirtualComm) -> list[float]:
         mine = torch.tensor([float(comm.rank)])

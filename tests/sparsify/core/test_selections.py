@@ -25,18 +25,6 @@ def test_they_are_as_asked() -> None:
         assert found.skew == pytest.approx(skew, abs=0.15 * skew + 0.15), (overlap, skew)
 
 
-def test_the_union_grows_as_the_beta_binomial_has_it() -> None:
-    """Of 16 workers at overlap 0.3: n E[1 - (1-p)^16] for Beta-distributed popularities."""
-    together = (1 - 0.3) / (0.3 - 0.01)
-    b = (1 - 0.01) * together
-    missed = 1.0
-    for worker in range(16):
-        missed *= (b + worker) / (together + worker)
-    parts = list(Generated(Statistics(0.01, 0.3), N, 16))
-    union = torch.cat([part.indices for part in parts]).unique().numel()
-    assert union == pytest.approx(N * (1 - missed), rel=0.03)
-
-
 def test_a_worker_selects_the_same_whenever_it_is_asked() -> None:
     statistics = Statistics(0.01, 0.3)
     first, second, again, other = (

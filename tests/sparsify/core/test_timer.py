@@ -102,21 +102,14 @@ def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
     return virtual.run(2, body)
 
 
-def test_serialised_phases_add_up_to_the_step_and_the_control_spends_next_to_nothing_on_selection() -> None:
-    """Of the VGG-16 of the digits (14.7 million gradients); Top-k's own share, beside it, is not small."""
-    task = {"batch_size": 8}
+def test_serialised_phases_add_up_to_the_step() -> None:
+    """Of the VGG-16 of the digits (14.7 million gradients)."""
     data = datasets.load("digits32", None, CPU)
-    share = {}
-    for method in ("control", "topk"):
-        logs = trained("serialised", method, name="vgg16_digits", data=data, steps=2, task=task)
-        for step in (step for log in logs for step in log.of("step")):
-            assert set(step["phases"]) == {*EXPLAINED, "wait", "transfer"}
-            explained = math.fsum(step["phases"].values())
-            assert 0.98 * step["step_s"] <= explained <= step["step_s"]
-        last = logs[0].of("step")[-1]
-        share[method] = last["phases"]["select"] / last["step_s"]
-    assert share["control"] < 0.02
-    assert share["topk"] > 0.1
+    logs = trained("serialised", "topk", name="vgg16_digits", data=data, steps=2, task={"batch_size": 8})
+    for step in (step for log in logs for step in log.of("step")):
+        assert set(step["phases"]) == {*EXPLAINED, "wait", "transfer"}
+        explained = math.fsum(step["phases"].values())
+        assert 0.98 * step["step_s"] <= explained <= step["step_s"]
 
 
 def test_as_published_communication_is_one_unsplit_wait() -> None:

@@ -92,7 +92,7 @@ def test_exdyna_is_the_papers_algorithm_and_blocks_move(size: int, rule: str) ->
 
 
 def deft_chooser(workers: int, density: float) -> Chooser:
-    """DEFT of the toy model's tensors."""
+    """DEFT of the toy model's tensors; `shares` is tested by itself."""
     pieces: list[Array] = []
     start = 0
     for shape in reversed(SHAPES):
@@ -104,18 +104,7 @@ def deft_chooser(workers: int, density: float) -> Chooser:
 
     def choose(accs: list[Array], step: int) -> list[Array]:
         norms = np.array([np.linalg.norm(accs[step % workers][piece]) for piece in pieces])
-        heaviest_first = np.argsort(-norms, kind="stable")
-        ks = np.zeros(len(pieces), int)
-        k_left = int(density * NUMEL)
-        norm_left = norms.sum()
-        for i in heaviest_first:
-            ks[i] = np.clip(int(k_left * norms[i] / norm_left + 1e-12), 1, lengths[i])
-            k_left -= ks[i]
-            norm_left -= norms[i]
-        for i in heaviest_first:
-            more = min(max(k_left, 0), lengths[i] - ks[i])
-            ks[i] += more
-            k_left -= more
+        ks = np.array(shares(norms.tolist(), lengths.tolist(), int(density * NUMEL)))
         # Who selects a fragment: the packing decides.
         weights = lengths * np.where(ks > 1, np.log2(ks), 1)
         loads = np.zeros(workers)
