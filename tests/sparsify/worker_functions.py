@@ -130,30 +130,6 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
     return found
 
 
-def anchors_of_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """Parameters and anchor in mid-round, by strategy; of late ones also from an overlapping thread, where
-    there are processes.
-    """
-    from tests.sparsify.local import rounds
-
-    found = {}
-    for name, strategy in rounds.STRATEGIES.items():
-        found[name] = rounds.lived(strategy, comm)
-        if strategy.delay and isinstance(comm, TorchComm):
-            found[f"{name} overlapped"] = rounds.lived(strategy, None, overlap=True)
-    return found
-
-
-def sent_by_local_steps(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
-    """See `rounds.sent_in_two_rounds`, by strategy."""
-    from tests.sparsify.local import rounds
-
-    own = os.environ["GLOO_SOCKET_IFNAME"]
-    return {
-        name: rounds.sent_in_two_rounds(strategy, comm, own) for name, strategy in rounds.STRATEGIES.items()
-    }
-
-
 def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """What each collective returns, by type of element; three workers."""
     found = dict[str, torch.Tensor]()

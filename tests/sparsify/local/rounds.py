@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import psutil
@@ -13,6 +15,7 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
+from sparsify.comm.torch import TorchComm
 from sparsify.doors.engine import StepReport
 from sparsify.local.optimiser import LocalOptimiser
 from sparsify.local.strategy import Local, Nesterov, Outer
@@ -37,9 +40,9 @@ def matrices(parameters: list[nn.Parameter]) -> list[nn.Parameter]:
 class Inner(NamedTuple):
     """Inner optimizers by name."""
 
-    sgd: MakeInner = lambda ps: torch.optim.SGD(ps, lr=0.05)
-    momentum: MakeInner = lambda ps: torch.optim.SGD(ps, lr=0.05, momentum=0.9)
-    adamw: MakeInner = lambda ps: torch.optim.AdamW(ps, lr=0.01)
+    sgd: MakeInner = partial(torch.optim.SGD, lr=0.05)
+    momentum: MakeInner = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    adamw: MakeInner = partial(torch.optim.AdamW, lr=0.01)
     muon: MakeInner = lambda ps: torch.optim.Muon(matrices(ps), lr=0.01)
 
 
@@ -159,6 +162,23 @@ def local(name: str, outer: Outer | None = None, every: int = EVERY, **others: A
     return Local(every, method, outer or Nesterov(), **others)
 
 
+def anchors_of_all(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
+    """Return parameters and anchor (2, n) in mid-round, by strategy; of late ones also from an overlapping
+    thread, where there are processes.
+    """
+    found = {}
+    for name, strategy in STRATEGIES.items():
+        found[name] = lived(strategy, comm)
+        if strategy.delay and isinstance(comm, TorchComm):
+            found[f"{name} overlapped"] = lived(strategy, None, overlap=True)
+    return found
+
+
+def sent_by_all(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
+    """Return `sent_in_two_rounds`, by strategy."""
+    return {name: sent_in_two_rounds(strategy, comm) for name, strategy in STRATEGIES.items()}
+
+
 def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
     """(2, n): parameters and anchor at the end, in mid-round."""
     worker = Worker(strategy, comm, **options)
@@ -173,8 +193,9 @@ def step_randomly(model: nn.Module, optimiser: LocalOptimiser, draws: torch.Gene
     optimiser.step()
 
 
-def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
+def sent_in_two_rounds(strategy: Local, comm: Comm) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
     counting = CountingComm(comm)
     model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))
     optimiser = wrapped(INNER.adamw, model, strategy, counting)

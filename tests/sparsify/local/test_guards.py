@@ -23,7 +23,7 @@ from sparsify.local.strategy import Local, Outer
 from sparsify.method import Method
 from tests.conftest import there
 from tests.sparsify.local.rounds import INNER, MakeInner, Worker, fill, flat, model_of, step_randomly, wrapped
-from tests.sparsify.local.uses_guards import NEUTRAL, REFUSED, Wrapped, lived, net, told
+from tests.sparsify.local.uses_guards import NEUTRAL, NEUTRAL_OF_WHOLE, REFUSED, Wrapped, lived, net, told
 
 EVERY_2 = sparsify.diloco(every=2)
 
@@ -47,7 +47,8 @@ def test_what_an_exchange_would_undo_is_refused() -> None:
 
 def test_what_changes_no_weights_changes_no_training() -> None:
     def body(comm: Comm) -> None:
-        ends = {case: lived(partial(wrap, comm), comm.rank, change) for case, change in NEUTRAL.items()}
+        changes = {**NEUTRAL, **NEUTRAL_OF_WHOLE}
+        ends = {case: lived(partial(wrap, comm), comm.rank, change) for case, change in changes.items()}
         for case, end in ends.items():
             assert torch.equal(end, ends["nothing"]), case
 
@@ -245,10 +246,10 @@ def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_
 
 INNERS: dict[str, MakeInner] = {
     "SGD": INNER.momentum,
-    "Muon": lambda ps: torch.optim.Muon(ps, lr=0.02),
-    "Adafactor": lambda ps: torch.optim.Adafactor(ps, lr=0.02),
-    "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.02),
-    "one's own": lambda ps: Master(ps, lr=0.02),
+    "Muon": partial(torch.optim.Muon, lr=0.02),
+    "Adafactor": partial(torch.optim.Adafactor, lr=0.02),
+    "RMSprop": partial(torch.optim.RMSprop, lr=0.02),
+    "one's own": partial(Master, lr=0.02),
 }
 METHODS: list[Method | Local] = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
 

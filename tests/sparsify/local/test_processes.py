@@ -10,15 +10,14 @@ import torch
 from slurm.emulated.network import EmulatedNetwork
 from sparsify.comm import virtual
 from tests.slurm.emulated.links import a_link, needs_namespaces
-from tests.sparsify import worker_functions
-from tests.sparsify.local.rounds import STRATEGIES
+from tests.sparsify.local.rounds import STRATEGIES, anchors_of_all, sent_by_all
 from tests.sparsify.worker_functions import on_processes
 
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_local_steps_are_the_same_on_virtual_ranks_and_on_gloo_processes(size: int, tmp_path: Path) -> None:
-    real = on_processes(worker_functions.anchors_of_local_steps, size, tmp_path)
-    simulated = virtual.run(size, lambda comm: worker_functions.anchors_of_local_steps(comm, comm.now))
+    real = on_processes(anchors_of_all, size, tmp_path)
+    simulated = virtual.run(size, lambda comm: anchors_of_all(comm, comm.now))
     for ours, theirs in zip(simulated, real, strict=True):
         for name in STRATEGIES:
             if size == 2 or name in ("noloco", "sparseloco", "streaming", "late Top-k"):  # gather in order
@@ -35,7 +34,7 @@ def test_local_steps_are_the_same_on_virtual_ranks_and_on_gloo_processes(size: i
 def test_what_is_counted_leaves_by_the_interface_and_nothing_between_exchanges(tmp_path: Path) -> None:
     nodes = EmulatedNetwork(a_link(1e9), 2)
     try:
-        found = on_processes(worker_functions.sent_by_local_steps, 2, tmp_path, nodes=nodes)
+        found = on_processes(sent_by_all, 2, tmp_path, nodes=nodes)
     finally:
         nodes.close()
     acknowledgements = 400  # bytes, of what came at the end of the step before

@@ -184,6 +184,9 @@ def load_others_and_resume(wrapped: Wrapped) -> None:
     wrapped.optimiser.load_state_dict(saved)
 
 
+NEUTRAL_OF_WHOLE: Mapping[str, Callable[[Wrapped], object]] = {
+    "left the anchor in any order": leave_anchor_in_any_order,  # torch does not move shards
+}
 NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
     "nothing": lambda wrapped: None,
     "loaded again": load_again,
@@ -191,7 +194,6 @@ NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
     "swapped and put back": swap,
     "evaluated": evaluate,
     "evaluated at the anchor": evaluate_anchor,
-    "left the anchor in any order": leave_anchor_in_any_order,
     "resumed": resume,
     "loaded, and then resumed": load_others_and_resume,
 }
