@@ -12,21 +12,19 @@ from experiments.bench import auto, local
 from experiments.commands._advice import Known
 from experiments.config import compose
 from experiments.config.folders import Folders
-from sparsify import kernels
 from tests.bench.conftest import Record, RunBench, last_of, lines_of
 from tests.conftest import ROOT, Command, environment_for, fine, process, python
 
 
 def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_path: Path) -> None:
     words = ("--n", "64", "20000", "--layers", "--density", "0.1", "--seconds", "0")
-    last = bench("auto", *words, "--device", "cpu")
+    bench("auto", *words, "--device", "cpu")
     _, *rows, layers = lines_of(tmp_path, "auto")
     assert [row["k"] for row in rows] == [6, 2000]
     for row in rows:
         assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
         assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
     assert (layers["n"], layers["buckets"]) == (14_728_266, 54)
-    assert (len(last["cases"]), last["fused_from"]) == (3, kernels.NATIVE_FROM)
 
 
 def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> None:
@@ -57,8 +55,7 @@ def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_pat
     assert [record["row"] for record in records] == rows
     for record in records:
         ratios = [without / with_ for without, with_ in record["samples_ms"]]
-        gain = last["without_over_with"][record["row"]]
-        assert (gain["low"], gain["high"], gain["n"]) == pytest.approx((min(ratios), max(ratios), 2), 1e-4)
+        assert last["without_over_with"][record["row"]]["high"] == pytest.approx(max(ratios), 1e-4)
         assert record["communication_ms"] == pytest.approx(record["backward_ms"])
 
 
