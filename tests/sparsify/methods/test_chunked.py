@@ -18,7 +18,7 @@ from sparsify.ranges import AverageOver, Code
 from sparsify.select import TopK
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Sparse
 from tests.conftest import there
-from tests.sparsify.laws import check_excuses, check_laws, gradient, live
+from tests.sparsify.laws import check_alike, check_excuses, check_laws, gradient, live
 from tests.sparsify.methods.replays import CONTEXT
 
 WIDE: list[tuple[int, ...]] = [(64, 128), (67,), (0, 3), (67, 65), (64,)]  # tiles, runs, nothing, runs, a run
@@ -39,9 +39,7 @@ def test_the_laws_hold_of_every_code(code: Code) -> None:
         (1, 0.01, torch.float64, {}),
         (2, 1 / 64, torch.float64, {"side": 4}),
         (3, 0.3, torch.float64, {"clip": True}),
-        (3, 0.05, torch.float64, {}),
         (3, 0.05, torch.float32, {"clip": True, "average": "senders"}),
-        (2, 0.3, torch.float32, {}),
         (3, 0.05, torch.bfloat16, {"clip": True, "average": "senders"}),
     ]
     for size, density, dtype, choices in settings:
@@ -153,13 +151,8 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
 def test_chunks_go_through_an_ordinary_exchange_and_decay_alike_together_and_alone() -> None:
     plain = Sparsifier(0.05, ChunkTopK(8), ErrorFeedback(), AllGather(), "global")
     decaying = Sparsifier(0.05, TopK(), DecayedFeedback(0.9), AllGather(), "layer")
-    for one, other in (
-        (live(plain, 2), live(build(code="as_is", side=8), 2)),
-        (live(decaying, 2), live(decaying, 2, together=False)),
-    ):
-        for ours, theirs in zip(one, other, strict=True):
-            assert all(map(torch.equal, ours.updates, theirs.updates))
-            assert torch.equal(ours.residual, theirs.residual)
+    check_alike(live(plain, 2), live(build(code="as_is", side=8), 2))
+    check_alike(live(decaying, 2), live(decaying, 2, together=False))
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.5])
