@@ -203,15 +203,14 @@ def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None
 
 
 def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    synthetic.learned(store, synthetic.learning_config())
+    frames = synthetic.frames_with(tmp_path, synthetic.learning_config())
     for flips_at, text in (
         (Value(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
         (Value(math.inf, n=3), "same direction (not so at the end of every run)"),
         (None, "same direction"),
     ):
         ordering = claim("ordering", 1.0, 0.0, three(1.0), flips_at=lambda frames, at=flips_at: at)
-        assert word_and_reason(verdict(ordering, synthetic.frames_of(store))) == text
+        assert word_and_reason(verdict(ordering, frames)) == text
 
 
 PAPER: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pandas as pd
 import pytest
 from matplotlib.text import Text
 
@@ -27,22 +26,6 @@ def test_a_picture_has_its_panels_in_rows_and_each_label_once() -> None:
     assert words(legend.get_texts()) == ["ours"]
     with pytest.raises(ValueError, match="nothing to draw: there is no run"):
         plots.picture([], 2.0)
-
-
-def test_a_curve_is_of_numbers_of_values_or_of_a_table_and_one_without_an_x_goes_across() -> None:
-    table = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5]})
-    lines: list[plots.Curve | plots.Band] = [
-        plots.Curve(OURS, [0, 1], [1.0, 2.0], plots.DOTTED),
-        plots.Curve(OURS, [0, 1], [Value(1.0, 0.5, 1.5), Value(2.0)]),
-        plots.Curve(THEIRS, [0, 1], table),
-        plots.Curve(THEIRS._replace(label="level"), None, Value(1.0)),
-        plots.Band(OURS, [0, 1], [0, 0], [1, 1]),
-    ]
-    figure = plots.picture([plots.curves(lines, log=(1, 2), grid=None)], 2.0)
-    (axes,), (legend,) = figure.axes, figure.legends
-    assert axes.get_yscale() == "log"
-    assert words(legend.get_texts()) == ["ours", "theirs", "level"]
-    assert len(axes.collections) == 2  # the interval of the table, and the band
 
 
 def test_bars_show_their_parts_and_texts_in_rows_or_places() -> None:

@@ -20,23 +20,22 @@ SHARING = settings(
 
 def values(tree: Any) -> int:
     """Lists, sections, keys and what they lead to, counted wherever they stand."""
-    if isinstance(tree, dict):
-        return 1 + sum(map(values, tree.keys())) + sum(map(values, tree.values()))
-    return 1 + sum(map(values, tree)) if isinstance(tree, list) else 1
+    parts = [*tree, *tree.values()] if isinstance(tree, dict) else tree
+    return 1 + sum(map(values, parts)) if isinstance(tree, dict | list) else 1
 
 
 def height(tree: Any) -> int:
-    parts = [*tree.values()] if isinstance(tree, dict) else tree
+    parts = tree.values() if isinstance(tree, dict) else tree
     return 1 + max(map(height, parts), default=0) if isinstance(tree, dict | list) else 0
 
 
 def larger(trees: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     """Lists and sections, some of which hold the same one several times: an alias in YAML."""
-    several = st.tuples(trees, st.integers(1, 4))
+    several = st.builds(lambda tree, number: [tree] * number, trees, st.integers(1, 4))
     return st.one_of(
         st.lists(trees, max_size=3),
-        several.map(lambda both: [both[0]] * both[1]),
-        several.map(lambda both: {f"k{at}": both[0] for at in range(both[1])}),
+        several,
+        several.map(lambda parts: {f"k{at}": part for at, part in enumerate(parts)}),
     )
 
 

@@ -53,11 +53,10 @@ def test_what_is_simulated_is_drawn_and_told_as_such_and_never_called_reproduced
 
 
 def test_waiting_and_transferring_are_left_out_of_what_was_measured() -> None:
-    parts = there(_predicted.measured(frames(), "topk"))
-    assert parts.compute_s == pytest.approx(COMPUTE_S)
-    assert parts.select_s == pytest.approx(SELECT_S["topk"], rel=0.06)
-    twice = there(_predicted.measured(frames(), "topk", 2 * MODEL))
-    assert twice.select_s == pytest.approx(2 * parts.select_s)
+    for elements, times in ((MODEL, 1), (2 * MODEL, 2)):
+        parts = there(_predicted.measured(frames(), "topk", elements))
+        assert parts.select_s == pytest.approx(times * SELECT_S["topk"], rel=0.06)
+    assert there(_predicted.measured(frames(), "topk")).compute_s == pytest.approx(COMPUTE_S)
     assert _predicted.measured(frames(), "sparcml") is None
 
 

@@ -55,12 +55,6 @@ def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered
     assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
     assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
     assert (found.contained, found.same_word) == (1, 1)
-    first, second = (
-        [replace(MISSED, entry=entry, step_ms=step) for entry, step in zip("cd", steps, strict=True)]
-        for steps in ((quick, slow), (slow, quick))
-    )
-    (found,) = agreements(first, second)
-    assert (found.tau, found.steps_tau) == (1, -1)
 
 
 def test_even_a_perfect_repetition_does_not_always_contain_the_other() -> None:

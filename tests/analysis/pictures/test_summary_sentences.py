@@ -43,14 +43,6 @@ def test_of_trainings_it_tells_where_they_end_without_the_link_that_times_have(t
     assert summary.precision(frames) == ""
     (line,) = summary.in_words(frames, THEIRS)
     assert re.fullmatch(r"Top-k ends 1.* points of top-1 below dense \(paper: 1\.47 below\) \(3 runs\)", line)
-    synthetic.alternated(store, ["dense", "topk"], blocks=4)
-    runs = synthetic.frames_of(store).runs
-    link = runs["cluster.link.name"].mask(runs["workers"] == 8, "simulated")
-    both = synthetic.frames_of(store)._replace(runs=runs.assign(**{"cluster.link.name": link}))
-    ends, takes = sorted(summary.in_words(both, THEIRS), key=lambda line: "an iteration" in line)
-    assert "loopback: an iteration with Top-k takes" in takes
-    assert "Top-k ends" in ends
-    assert "simulated" not in ends
 
 
 def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_one(tmp_path: Path) -> None:

