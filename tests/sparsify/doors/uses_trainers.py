@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import sparsify
 from sparsify.doors.ddp import DDPHook
@@ -54,19 +54,17 @@ USES: dict[str, dict[str, Use]] = {
 }  # fmt: skip
 
 
-class Examples(Dataset[dict[str, Tensor]]):
-    """Made-up inputs of three classes."""
+def examples() -> list[dict[str, Tensor]]:
+    """Return made-up inputs of three classes."""
+    labels = torch.arange(EXAMPLES) % 3
+    inputs = torch.randn(EXAMPLES, 8, generator=torch.Generator().manual_seed(0))
+    inputs[torch.arange(EXAMPLES), labels] += 2
+    return [{"inputs": row, "labels": label} for row, label in zip(inputs, labels, strict=True)]
 
-    def __init__(self) -> None:
-        self.labels = torch.arange(EXAMPLES) % 3
-        self.inputs = torch.randn(EXAMPLES, 8, generator=torch.Generator().manual_seed(0))
-        self.inputs[torch.arange(EXAMPLES), self.labels] += 2
 
-    def __len__(self) -> int:
-        return EXAMPLES
-
-    def __getitem__(self, at: int) -> dict[str, Tensor]:
-        return {"inputs": self.inputs[at], "labels": self.labels[at]}
+def loader() -> Any:
+    examples_of_any_kind: Any = examples()  # torch's annotation asks for a Dataset, and it takes a list
+    return DataLoader(examples_of_any_kind, BATCH)
 
 
 Seen = list[tuple[dict[str, Tensor], float]]
@@ -116,7 +114,7 @@ def in_accelerate(net: Remembering, use: Use, folder: Path, is_resumed: bool) ->
     accelerator = accelerate.Accelerator(
         cpu=True, gradient_accumulation_steps=use.accumulated, mixed_precision=precision
     )
-    batches, parts = DataLoader(Examples(), BATCH), (net, net.optimiser, net.schedule)
+    batches, parts = loader(), (net, net.optimiser, net.schedule)
     recipe("Accelerate", use.method, use.max_norm)["train"](
         accelerator, *parts, batches, folder, int(is_resumed)
     )
@@ -132,7 +130,7 @@ def in_transformers(net: Remembering, use: Use, folder: Path, is_resumed: bool) 
     )  # fmt: skip
     parts = (net.optimiser, net.schedule)
     trainer = transformers.Trainer(
-        net, settings, train_dataset=Examples(), eval_dataset=Examples(), optimizers=parts
+        net, settings, train_dataset=examples(), eval_dataset=examples(), optimizers=parts
     )
     trainer.add_callback(
         recipe("Transformers' Trainer", use.method, use.max_norm)["Sparsify"](trainer, eval(use.method))
@@ -181,7 +179,7 @@ def in_lightning(net: Remembering, use: Use, folder: Path, is_resumed: bool) -> 
         callbacks=[own(eval(use.method)), kept], enable_progress_bar=False,
         enable_model_summary=False, **precision, **({} if use.by_hand else automatic),
     )  # fmt: skip
-    batches = [DataLoader(Examples(), BATCH) for _ in range(2)]
+    batches = [loader() for _ in range(2)]
     trainer.fit(Module(), *batches, ckpt_path=str(folder / "epoch=0.ckpt") if is_resumed else None)
 
 

@@ -12,8 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-from unittest.mock import patch
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,47 +21,33 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import start_processes
-from torch.utils.data import DataLoader
 
-import sparsify
-from sparsify.doors.sharded.hook import ShardHook
+import sparsify as sparsify  # the methods' texts name it
 from tests.sparsify.doors.sharded.uses_sharded import NAMES
-from tests.sparsify.doors.uses_trainers import BATCH, EPOCHS, Examples, Remembering, Use, recipe
+from tests.sparsify.doors.uses_trainers import BATCH, EPOCHS, Remembering, Use, examples, loader, recipe
 
 REPLICAS, SHARDS, MAX_NORM = 2, 2, 0.5
 DENSE, SPARSE = "sparsify.dense()", 'sparsify.build("topk", density=0.2, scope="bucket")'
 
 
-class Way(NamedTuple):
-    """How it is trained."""
-
-    method: str | None  # None: by the trainer alone
-    is_resumed: bool = False
-
-
-WAYS = {
-    "alone": Way(None),
-    "dense": Way(DENSE),
-    "sparse": Way(SPARSE),
-    "sparse, resumed": Way(SPARSE, is_resumed=True),
-}
+METHODS = {"alone": None, "dense": DENSE, "sparse": SPARSE, "sparse, resumed": SPARSE}  # None: no method
 
 
 def optimiser_of(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(net.parameters(), lr=0.01)
 
 
-def in_accelerate(net: Remembering, way: Way, folder: Path) -> nn.Module:
+def in_accelerate(net: Remembering, method: str | None, folder: Path, is_resumed: bool) -> nn.Module:
     accelerate: Any = importlib.import_module("accelerate")
     sharding(accelerate)
     own = accelerate.Accelerator(
         fsdp_plugin=plugin(accelerate),
         parallelism_config=accelerate.ParallelismConfig(dp_replicate_size=REPLICAS, dp_shard_size=SHARDS),
     )
-    batches, optimiser = DataLoader(Examples(), BATCH), optimiser_of(net)
+    batches, optimiser = loader(), optimiser_of(net)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
-    trained: nn.Module = recipe("Accelerate, sharded", way.method)["train"](
-        own, net, optimiser, schedule, batches, folder, int(way.is_resumed)
+    trained: nn.Module = recipe("Accelerate, sharded", method)["train"](
+        own, net, optimiser, schedule, batches, folder, int(is_resumed)
     )
     return trained
 
@@ -81,7 +66,7 @@ def sharding(accelerate: Any) -> None:
     state.distributed_type = accelerate.DistributedType.MULTI_XPU
 
 
-def in_lightning(net: Remembering, way: Way, folder: Path) -> nn.Module:
+def in_lightning(net: Remembering, method: str | None, folder: Path, is_resumed: bool) -> nn.Module:
     lightning: Any = importlib.import_module("lightning.pytorch")
     strategies: Any = importlib.import_module("lightning.pytorch.strategies")
 
@@ -104,19 +89,19 @@ def in_lightning(net: Remembering, way: Way, folder: Path) -> nn.Module:
             return optimiser_of(self.net)
 
     kept = lightning.callbacks.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
-    own = recipe("Lightning, sharded", way.method)["Sparsify"]
-    callbacks = [kept, *([own(eval(way.method))] if way.method else [])]
+    own = recipe("Lightning, sharded", method)["Sparsify"]
+    callbacks = [kept, *([own(eval(method))] if method else [])]
     trainer = lightning.Trainer(
         accelerator="cpu", devices=REPLICAS * SHARDS, max_epochs=EPOCHS, logger=False,
         strategy=strategies.ModelParallelStrategy(REPLICAS * SHARDS, tensor_parallel_size=1),
         callbacks=callbacks, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    first = str(folder / "epoch=0.ckpt") if way.is_resumed else None
-    trainer.fit(Module(), DataLoader(Examples(), BATCH), ckpt_path=first)
+    first = str(folder / "epoch=0.ckpt") if is_resumed else None
+    trainer.fit(Module(), loader(), ckpt_path=first)
     return net
 
 
-def in_transformers(net: Remembering, way: Way, folder: Path) -> nn.Module:
+def in_transformers(net: Remembering, method: str | None, folder: Path, is_resumed: bool) -> nn.Module:
     transformers: Any = importlib.import_module("transformers")
     accelerate: Any = importlib.import_module("accelerate")
     settings = transformers.TrainingArguments(
@@ -130,17 +115,15 @@ def in_transformers(net: Remembering, way: Way, folder: Path) -> nn.Module:
         parallelism_config=accelerate.ParallelismConfig(dp_replicate_size=REPLICAS, dp_shard_size=SHARDS),
     )  # fmt: skip
     sharding(accelerate)  # after these, which begin anew
-    trainer = transformers.Trainer(net, settings, train_dataset=Examples())
-    if way.method:
-        trainer.add_callback(
-            recipe("Transformers, sharded", way.method)["Sparsify"](trainer, eval(way.method))
-        )
+    trainer = transformers.Trainer(net, settings, train_dataset=examples())
+    if method:
+        trainer.add_callback(recipe("Transformers, sharded", method)["Sparsify"](trainer, eval(method)))
     first = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))[:1]
-    trainer.train(resume_from_checkpoint=str(first[0]) if way.is_resumed else None)
+    trainer.train(resume_from_checkpoint=str(first[0]) if is_resumed else None)
     return cast(nn.Module, trainer.model_wrapped)
 
 
-Trainer = Callable[[Remembering, Way, Path], nn.Module]
+Trainer = Callable[[Remembering, str | None, Path, bool], nn.Module]
 PACKAGES = {
     "accelerate": ["accelerate.utils"], "transformers": ["accelerate.utils", "transformers.trainer"],
     "lightning": ["lightning.pytorch.strategies"],
@@ -160,23 +143,13 @@ def main(trainer: str, folder: Path) -> None:
 def work(rank: int, trainer: str, folder: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
-    hooks, shard = list[ShardHook](), sparsify.shard
-    found: dict[str, Any] = {}
-
-    def noted(*parts: Any, **choices: Any) -> ShardHook:
-        hooks.append(shard(*parts, **choices))
-        return hooks[-1]
-
-    with patch.object(sparsify, "shard", noted):
-        for name, way in WAYS.items():
-            net = Remembering(Use(), seed=int(way.is_resumed))
-            trained = TRAINERS[trainer](net, way, folder / name.split(",")[0])
-            whole = [getattr(p.detach(), "full_tensor", p.detach)() for p in trained.parameters()]
-            found[name] = {"weights": nn.utils.parameters_to_vector(whole)}
-            if way.method:
-                hook = hooks.pop()
-                found[name] |= {"steps": hook.steps, "report": tuple(cast(Any, hook.last_report))}
-            assert not hooks
+    found: dict[str, Tensor] = {}
+    for name, method in METHODS.items():
+        is_resumed = name.endswith("resumed")
+        net = Remembering(Use(), seed=int(is_resumed))
+        trained = TRAINERS[trainer](net, method, folder / name.split(",")[0], is_resumed)
+        whole = [getattr(p.detach(), "full_tensor", p.detach)() for p in trained.parameters()]
+        found[name] = nn.utils.parameters_to_vector(whole)
     torch.save(found, folder / f"{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()
