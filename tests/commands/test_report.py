@@ -100,9 +100,8 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
         assert data(report, f"run/{row['id']}")["timeline"]
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
     assert "python -m experiments reproduce fig1 profile=laptop" in page
-    for kind in ("pdf", "png", "csv", "tex", "md", "bib"):
-        shown = (report / "files" / f"fig1-laptop.{kind}").read_bytes()
-        assert shown == (Folders().shipped / "figures" / f"fig1-laptop.{kind}").read_bytes()
+    for path in (Folders().shipped / "figures").glob("fig1-laptop.[!j]*"):
+        assert (report / "files" / path.name).read_bytes() == path.read_bytes()
     assert not (tmp_path / "results" / "figures").exists()
     first = tree(report)
     fine(here("report"))

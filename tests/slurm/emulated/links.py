@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from slurm.emulated import network, switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork
+from tests.launch.troubled import await_
 
 NUMBERS = itertools.count(1)
 GONE_S = 10.0
@@ -63,7 +63,4 @@ def devices() -> set[str]:
 
 
 def await_gone(link: EmulatedLink) -> None:
-    deadline = time.monotonic() + GONE_S
-    while processes(link):
-        assert time.monotonic() < deadline, processes(link)
-        time.sleep(0.02)
+    await_(lambda: not processes(link), "the end of a network's processes", GONE_S)

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from slurm.emulated import relay, switch
 from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_netem, has_root
 from slurm.worker_process import lifeline
 from tests.conftest import ROOT
+from tests.launch.troubled import await_
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, opened
 
 WAY_S, UP, DOWN = 0.02, 2e6, 8e6  # seconds one way; bytes a second up and down
@@ -115,11 +115,9 @@ def test_what_gets_lost_or_takes_longer_comes_whole_and_in_order_all_the_same() 
 
 def wait_for_packets(statistics: Path) -> dict[str, float]:
     """Return what the relay has told, after the next time that it tells."""
-    before, deadline = statistics.read_text(), time.monotonic() + 30
-    while (now := statistics.read_text()) == before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    told: dict[str, float] = json.loads(now)
+    before = statistics.read_text()
+    await_(lambda: statistics.read_text() != before, "what the relay tells", 30)
+    told: dict[str, float] = json.loads(statistics.read_text())
     return told
 
 
