@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count, groupby
 from typing import Any
 
@@ -118,19 +119,15 @@ def test_a_signal_ends_the_turns_with_the_round_once_there_are_as_many_as_asked(
         assert len(lines) == len(METHODS) * TURNS.steps(4)
 
 
-def test_a_signal_before_that_leaves_nothing() -> None:
-    for told_after in (1, len(METHODS), len(METHODS) * TURNS.steps(2)):
+def test_a_signal_before_that_or_in_a_round_that_would_take_too_long_leaves_nothing() -> None:
+    steps = len(METHODS) * TURNS.steps(3)
+    for told_after, seconds in ((1, 0), (len(METHODS), 0), (steps - 6, 0), (steps + 1, 20)):
+
+        def clock(_: int, seconds: float = seconds) -> Callable[[], float]:
+            return partial(next, count(0.0, seconds))  # so many seconds a turn
+
         with pytest.raises(Preempted, match="before anything was saved"):
-            alternated(with_rules(until=0.0), told_after=told_after)
-
-
-def test_a_round_that_would_take_too_long_is_not_finished() -> None:
-    def slow(rank: int) -> Callable[[], float]:
-        times = count(0, 20)  # seconds a turn
-        return lambda: float(next(times))
-
-    with pytest.raises(Preempted):
-        alternated(with_rules(until=0.0), slow, told_after=len(METHODS) * TURNS.steps(3) + 1)
+            alternated(with_rules(until=0.0), clock, told_after)
 
 
 def test_the_half_width_is_that_of_the_least_certain_paired_ratio() -> None:

@@ -162,5 +162,4 @@ def test_without_the_folder_the_task_on_synthetic_images_is_named(tmp_path: Path
 def test_synthetic_images_are_always_the_same_and_say_what_they_are_for() -> None:
     data = datasets.load("images224", None, CPU)
     assert data.name == "synthetic images, for timing only"
-    assert (data.classes, data.pixels) == (1000, 224)
     assert data.digest == "02f21bd9e32106bd66ae99c4780708ed055f04c8f878b40ece48b57f86c3be2b"

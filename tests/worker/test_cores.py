@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import platform
 from pathlib import Path
 
 import pytest
 
-from analysis.pictures import captions
-from analysis.records import loading
 from experiments.worker import cores
 from experiments.worker.cores import OwnCores, crowded, spare
 from tests.conftest import Command, fine
@@ -45,7 +42,7 @@ def test_the_last_core_is_to_spare_where_the_others_are_enough(monkeypatch: pyte
 @pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
 def test_a_run_whose_workers_are_bound_to_one_core_says_so(command: Command, tmp_path: Path) -> None:
-    """As SLURM binds them to two threads of one core; captions say it too."""
+    """As SLURM binds them to two threads of one core."""
     cpus = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cpus)})
     try:
@@ -57,5 +54,3 @@ def test_a_run_whose_workers_are_bound_to_one_core_says_so(command: Command, tmp
     (manifest,) = manifests(tmp_path / "results")
     assert sentence in manifest["provenance"]["machine"]["crowded"][0]
     assert sentence in told
-    frames = loading.load(tmp_path / "results", ("runs",))
-    assert f"*Too few cores*: {platform.node()}: {sentence}." in captions.setting(frames)
