@@ -268,6 +268,6 @@ def test_a_p_value_says_what_the_interval_says() -> None:
     assert value.p_value(2.0) == pytest.approx(1.0)
     assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
     assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
-    assert Value(1.0).p_value(0.0) == 1.0
+    assert Value(1.0).p_value(0.0) == Value(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
     assert Value(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
     assert Value(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from analysis.stats import Value
-from analysis.tables import Table, markdown, save
+from analysis.tables import Table, save
 
 HOSTILE = (
     r"a|b <script>alert('x')</script> $x_1^2 & 5% #1 {\input{y}} `c` *d* ~e [f](g) \\" + "\x1b[31m\n=1+1"
@@ -38,7 +38,6 @@ def test_markdown_has_units_intervals_and_numbers_at_the_right() -> None:
         "| Top-k | 90 | - |\n"
         "\nTwo runs.\n"
     )
-    assert markdown([small(), small()]) == f"{small().markdown()}\n{small().markdown()}"
 
 
 def test_csv_has_every_number_unrounded_and_intervals_apart() -> None:
