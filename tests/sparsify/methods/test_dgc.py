@@ -79,16 +79,6 @@ def test_a_sampled_threshold_gives_the_largest_and_about_k_of_them(k: int, power
         assert 1 <= waits <= 11
 
 
-def test_what_is_cut_is_cut_by_magnitude() -> None:
-    """1100 candidates for k = 1000, the smallest of which come first."""
-    acc = torch.full((100_000,), 1e-6)
-    acc[:100] = 1.0
-    acc[-1000:] = 2.0
-    for chosen, _ in choose(acc, 1000, DgcSample(sample=0.5), steps=5):
-        assert chosen.min() >= 99_000
-        assert len(chosen) == 1000
-
-
 def test_the_threshold_is_lowered_until_enough_reach_it() -> None:
     acc = gradient(0, 0, (20_000,))
     few = [len(chosen) for chosen, _ in choose(acc, 20, DgcSample(adaptations=0), steps=50)]
