@@ -19,7 +19,6 @@ SIZE = 2
         ("production", "dense", 0),
         ("production", "topk", 0),
         ("production", "topk layer", 0),
-        ("production", "randomk", 0),
         ("serialised", "topk layer", 1),  # a NaN must not reach a residual
         ("as_published", "topk", 1),  # the loss
     ],

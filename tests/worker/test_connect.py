@@ -26,8 +26,6 @@ from tests.conftest import there
 from tests.worker.runs import orders
 
 CPU = torch.device("cpu")
-
-
 SOON = timedelta(seconds=5)
 
 
