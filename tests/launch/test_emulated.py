@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from analysis.pictures import captions
@@ -88,7 +89,7 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
     own = ("method=dense", "train.steps=100000", "cluster.link.alpha_s=0.002126")
     starter = start_command(tmp_path / "results", "run", *RUN, *LONG, *own, TMPDIR=str(tmp_path))
     wait_for(tmp_path, "results/launch/*/worker2.json")
-    (relay,) = [pid for pid in processes(alone("0.002126")) if program_of(pid).startswith("relay-")]
+    (relay,) = [pid for pid in processes(alone("0.002126")) if psutil.Process(pid).exe().count("/relay-")]
     os.kill(relay, signal.SIGKILL)
     _, said = starter.communicate(timeout=60)
     assert starter.returncode == 1
@@ -97,10 +98,6 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
     (attempt,) = store.attempts(*store.runs())
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "killed")
     await_gone(alone("0.002126"))
-
-
-def program_of(pid: int) -> str:
-    return (Path("/proc") / str(pid) / "exe").resolve().name
 
 
 @needs_namespaces

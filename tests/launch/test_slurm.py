@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,18 +139,13 @@ def test_a_block_is_one_job(bench: Bench) -> None:
     assert begun == sorted(begun)
 
 
-def blame(bench: Bench, node: str) -> None:
-    """Note that it failed at two times, the second time under two jobs."""
-    bench.folders.scratch.mkdir(parents=True, exist_ok=True)
-    for job, at in (("1", "2026-01-01T00:00:00"), ("2", "2026-01-02T00:00:00"), ("3", "2026-01-02T00:00:01")):
-        note_failure(bench.folders.scratch / "node-failures.jsonl", node, job, at)
-
-
 def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(bench: Bench) -> None:
     """And that stays away from those that it was told to avoid."""
     submit(bench, "method=topk", HOLD, "cluster.workers_per_node=2", "cluster.exclude='n[1-2]'")
     (attempt,) = bench.newest()
-    blame(bench, "n3")
+    ledger = bench.folders.scratch / "node-failures.jsonl"
+    for job, day in (("1", 1), ("2", 2), ("3", 2)):  # two times, the second time under two jobs
+        note_failure(ledger, "n3", job, f"2026-01-0{day}T00:00:0{job}")
     name = submit(bench, "method=dense", HOLD)
     (script,) = (bench.folders.sweeps / name / "a0").glob("*_submission.sh")
     assert "#SBATCH --exclude=n3\n" in script.read_text()
@@ -165,20 +159,12 @@ def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(benc
     assert "n3 failed before: asking for other nodes" in log.read_text()
 
 
-def without_python(nodes: Sequence[str], folder: Path) -> str:
-    """Name a Python that these nodes do not have."""
-    path = folder / "python"
-    lacks = "|".join(nodes)
-    path.write_text(
-        f'#!/bin/sh\ncase $SLURMD_NODENAME in {lacks}) exit 127;; esac\nexec {sys.executable} "$@"\n'
-    )
-    path.chmod(0o755)
-    return f"cluster.python={path}"
-
-
 def test_a_node_without_python_swallows_no_run_and_is_avoided(bench: Bench, tmp_path: Path) -> None:
     """Neither one that begins a job, nor one beside it."""
-    words = ("cluster.exclusive=true", without_python(["n1"], tmp_path))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n1 ] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = ("cluster.exclusive=true", f"cluster.python={python}")
     submit(bench, "method=topk", "workers=1", "seed=0,1,2,3", *words)
     submit(bench, "method=topk", "workers=2", *words, "cluster.exclude=n4")
     attempts = bench.newest()

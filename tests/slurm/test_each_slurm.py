@@ -27,9 +27,7 @@ def bench(each_slurm: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return Bench.reached(tmp_path / "results", each_slurm, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    "words", [["--oversubscribe"], [], ["--exclusive"]], ids=["shared", "own", "exclusive"]
-)
+@pytest.mark.parametrize("words", [["--oversubscribe"], [], ["--exclusive"]], ids=str)
 def test_only_an_exclusive_job_has_its_nodes_alone(bench: Bench, words: list[str]) -> None:
     call = ["sbatch", "--parsable", "--output=/dev/null", *words, "--wrap", "sleep 60"]
     job = say(bench.environment, *call).strip()
