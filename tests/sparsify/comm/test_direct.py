@@ -23,7 +23,6 @@ def brought(rank: int) -> list[Tensor]:
         torch.zeros(0),
         torch.randn(6, 4, generator=drawn)[:, ::2],  # with gaps
         torch.randint(9, (5,), generator=drawn),
-        torch.randn(11, dtype=torch.float64, generator=drawn),
     ]
 
 

@@ -25,8 +25,6 @@ LOAD = 0
 STORE = 1
 ATOMIC = 2
 KINDS = {"create_masked_load": LOAD, "create_masked_store": STORE, "create_atomic_rmw": ATOMIC}
-# Where the interpreter's functions that access memory are given a mask.
-MASKS = {LOAD: 1, STORE: 2, ATOMIC: 3}
 
 
 def interpreter() -> Any:
@@ -100,7 +98,7 @@ def checking_memory(seed: int = 0) -> Iterator[None]:
     def noted(kind: int, access: Callable[..., Any]) -> Callable[..., Any]:
         def note_and_access(*given: Any) -> Any:
             pointers = given[kind == ATOMIC]  # that of an atomic is behind what it does
-            mask = np.asarray(given[MASKS[kind]].data)
+            mask = np.asarray(given[kind + 1].data)  # the second argument of a load, and so on
             launch.note(builder.grid_idx[0], kind, pointers.data[mask].reshape(-1))
             return access(*given)
 

@@ -152,7 +152,6 @@ def give_away(path: Path) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path], None]] = {
-    "empty": lambda path: os.truncate(path, 0),
     "a bit flipped": flip_a_bit,
     "a link": replace_by_a_link,
     "a pipe": replace_by_a_pipe,
