@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -49,11 +48,9 @@ def check_same_bits(ranks: list[Lived], others: list[Lived], error: float = 0.0,
     """Check that weights and residuals are the same on each worker, up to a relative error."""
     for rank, other in zip(ranks, others, strict=True):
         found, expected = ((one.end, one.owed, one.report["sent"]) for one in (other, rank))
-        torch.testing.assert_close(found, expected, rtol=error, atol=error, msg=partial(explain, case))
-
-
-def explain(case: str, text: str) -> str:
-    return f"{case}: {text}"
+        torch.testing.assert_close(
+            found, expected, rtol=error, atol=error, msg=lambda text: f"{case}: {text}"
+        )
 
 
 @pytest.mark.parametrize("name", ["resumed", "by closures"])

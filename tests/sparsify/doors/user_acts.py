@@ -31,10 +31,6 @@ REGISTER = ("register", "register, overlapped")
 WRAPPERS = (*DISTRIBUTE, *REGISTER, "shard", "local steps")
 WHOLE = (*DISTRIBUTE, *REGISTER, "local steps")  # each worker has the whole model
 AVERAGING = WRAPPERS[:-1]  # in every step
-OTHERS = {
-    **dict([DISTRIBUTE, REGISTER]),
-    **dict([DISTRIBUTE[::-1], REGISTER[::-1]]),
-}  # with overlap and without
 SCOPES = ("layer", "bucket", "global", MANY_BUCKETS)
 Loss = Callable[[nn.Module, int, int], Tensor]
 
@@ -474,7 +470,7 @@ def train(
         training.step()
         for holder in training.holders if training.wrapper != "local steps" else ():
             assert holder.steps == step + 1
-            assert holder.last_report.num_elements > 0
+            assert holder.last_report.density == holder.last_report.sent_density <= 1
 
 
 def accumulate(training: Training, tells: bool = True, ends: bool = True) -> None:
@@ -655,7 +651,10 @@ def resume(training: Training) -> None:
     without, or the other way round.
     """
     act = training.act
-    wrapper = OTHERS.get(training.wrapper, training.wrapper) if act.scope == "layer" else training.wrapper
+    wrapper = training.wrapper
+    if act.scope == "layer" and wrapper in (*DISTRIBUTE, *REGISTER):
+        wrapper, is_overlapped, _ = wrapper.partition(", overlapped")
+        wrapper += "" if is_overlapped else ", overlapped"
     first = Training(act, wrapper, training.rank, training.shards)
     train(first, steps=2)
     training.model.load_state_dict(first.model.state_dict())
