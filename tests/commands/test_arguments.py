@@ -142,12 +142,6 @@ def test_a_choice_is_explained_alone(here: Command) -> None:
         assert hidden not in helped, words
 
 
-def test_figures_are_listed_with_their_titles(here: Command) -> None:
-    helped = here("figures", "--help").stdout
-    assert "fig4                      Breakdown of an iteration\n" in helped
-    assert "settings" not in helped
-
-
 def test_help_fits_the_terminal(here: Command) -> None:
     long = {"  cluster.link.beta_s_per_byte=4.35e-12", "{dense:'method=dense',sparse:'method=topk"}
     for columns in (80, 100):

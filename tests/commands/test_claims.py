@@ -47,5 +47,4 @@ def test_each_claim_is_printed_with_a_verdict_and_the_last_line_counts_them(
     found = json.loads(last)
     assert sum(found["verdicts"].values()) == found["rows"]
     undecided = sum(found["verdicts"].get(word, 0) for word in ("not judged", "not run", "not comparable"))
-    assert undecided > 0
     assert found["measured or re-derived"] == found["rows"] - undecided

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pandas as pd
@@ -13,7 +12,7 @@ from experiments.commands import _listing
 from experiments.commands._listing import every_run, filtered, table
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
-from tests.conftest import Command, fine, refused, there
+from tests.conftest import Command, fine, refused
 
 
 @pytest.fixture
@@ -97,4 +96,3 @@ def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folder
     trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
     outcomes = _listing._outcomes(trained.to_dict("records"))
     assert outcomes == {"top-1": [71.0, None], "loss": [None, 1.25]}
-    assert re.fullmatch(r"\d{4} d", there(_listing._age({"ended": "2020-01-01T00:00:00Z"})))

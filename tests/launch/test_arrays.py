@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from analysis.records.configs import run_id
 from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
@@ -68,8 +67,8 @@ def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> No
     found = arrays.arrays(sweep, block=False)
     assert [len(array.jobs) for array in found] == [10, 10, 5, 10, 10, 5]
     assert len({array.shape for array in found}) == 2
-    everything = [run_id(run.config) for array in found for job in array.jobs for run in job]
-    assert sorted(everything) == sorted(run_id(run.config) for run in sweep)
+    everything = [run for array in found for job in array.jobs for run in job]
+    assert sorted(everything, key=sweep.index) == sweep
 
 
 def test_a_block_holds_each_repetition_of_all_methods_in_an_order_of_its_own() -> None:

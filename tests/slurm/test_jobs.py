@@ -37,7 +37,6 @@ NONE = HEAD + "13|RUNNING|None|n1|N/A|other|/elsewhere/1.sh"
 SHOWN = [
     (JOB, RUNNING, "", HERE, "queued", "RUNNING"),
     (THEIRS, ROWS.format("PENDING"), "", PRIVATE, "queued", "PENDING"),
-    (JOB, ROWS.format("REQUEUE_HOLD"), "", HERE, "queued", "REQUEUE_HOLD"),
     (JOB, ROWS.format("NODE_FAIL"), "", HERE, "ended", "NODE_FAIL"),
     (JOB, NONE, "12_1|TIMEOUT|2026-01-01T00:00:00|n1|s-a0", HERE, "ended", "TIMEOUT"),
     (JOB, NONE, "12_[0-3,7%2]|CANCELLED by 7|Unknown|None assigned|s-a0", HERE, "ended", "CANCELLED"),

@@ -52,8 +52,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         workers.cancel()
 
 
-def end_of(workers: LocalWorkers, timeout_s: float = 30) -> dict[int, int]:
-    deadline = time.monotonic() + timeout_s
+def end_of(workers: LocalWorkers) -> dict[int, int]:
+    deadline = time.monotonic() + 30
     while (ended := workers.poll()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.02)
