@@ -174,7 +174,7 @@ def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest(
     [
         ([8, 8, 8], [20, 10, 6], 1.0, [7, 9, 8]),  # mean 12: the second pair are both below it
         ([7, 9, 8], [6, 20, 10], 1.0, [8, 7, 9]),  # one to the left, one to the right
-        ([8, 8, 8], [12, 12, 12], 1.0, [8, 8, 8]),
+        ([3, 8, 13], [30, 3, 3], 1.0, [2, 9, 13]),
         ([2, 8, 14], [30, 3, 3], 1.0, [2, 8, 14]),  # a quarter of 8 stays
         ([8, 8, 8], [6, 15, 9], 5.9, [9, 7, 8]),  # nothing is left to give to the right: 15 - 5
         ([8, 8, 8], [15, 6, 9], 5.9, [7, 8, 9]),  # what came from the left is too much: 6 + 5
