@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,8 +50,7 @@ CASES = """
 """
 
 
-def build(words: str) -> Method:
-    name, choices = parse_choices(words)
+def build(name: str, **choices: Any) -> Method:
     return laws.build(name, DENSITY, **{"scope": sparsify.defaults(name).get("scope"), **choices})
 
 
@@ -90,9 +89,9 @@ def replay(method: Method, lived: list[Lived]) -> list[BucketTraffic]:
     return [replay.next([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("words", CASES.strip().splitlines())
-def test_a_replay_counts_what_the_exchange_sent(words: str) -> None:
-    method = build(words)
+@pytest.mark.parametrize(("name", "choices"), [*map(parse_choices, CASES.strip().splitlines())])
+def test_a_replay_counts_what_the_exchange_sent(name: str, choices: dict[str, Any]) -> None:
+    method = build(name, **choices)
     for size, skew in ((1, 0.0), (2, 2.0), (4, 0.0), (7, 2.0), (8, 0.0), (8, 2.0)):
         lived = live(method, size, skew)
         for step, traffic in enumerate(replay(method, lived)):

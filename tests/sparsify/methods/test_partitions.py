@@ -189,6 +189,7 @@ def test_one_block_moves_from_a_neighbour_with_too_much_to_one_with_too_little(
 
 def test_deft_shares_k_by_the_norms() -> None:
     assert shares([6.0, 3.0, 1.0], [5, 100, 100], 20) == [5, 11, 4]  # a full fragment's share goes to others
+    assert shares([3.0, 2.0, 1.0], [7, 9, 1], 13) == [7, 5, 1]  # what is left, as far as there is room
     assert shares([0.0, 0.0], [10, 10], 4) == [3, 1]
     assert shares([1e4, 1e-13, 3.0], [7, 7, 7], 21) == [7, 7, 7]
     assert sum(shares([float("nan"), float("inf"), 1.0], [7, 7, 7], 9)) >= 9

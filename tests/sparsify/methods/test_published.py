@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -45,11 +47,18 @@ BYTES: list[tuple[str, int, list[tuple[int, ...]], torch.dtype, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("words", "size", "shapes", "dtype", "nbytes"), BYTES)
+@pytest.mark.parametrize(
+    ("name", "choices", "size", "shapes", "dtype", "nbytes"),
+    [(*parse_choices(words), *case) for words, *case in BYTES],
+)
 def test_messages_take_the_published_bytes(
-    words: str, size: int, shapes: list[tuple[int, ...]], dtype: torch.dtype, nbytes: int
+    name: str,
+    choices: dict[str, Any],
+    size: int,
+    shapes: list[tuple[int, ...]],
+    dtype: torch.dtype,
+    nbytes: int,
 ) -> None:
-    name, choices = parse_choices(words)
     assert live(build(name, **choices), size, 2, shapes=shapes, dtype=dtype)[0].counted_bytes == [nbytes] * 2
 
 
@@ -72,9 +81,12 @@ WAITS: list[tuple[int, list[tuple[int, ...]], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("waits", "shapes", "words"), WAITS)
-def test_the_host_waits_as_often_as_stated(waits: int, shapes: list[tuple[int, ...]], words: str) -> None:
-    name, choices = parse_choices(words)
+@pytest.mark.parametrize(
+    ("name", "choices", "waits", "shapes"), [(*parse_choices(words), *case) for *case, words in WAITS]
+)
+def test_the_host_waits_as_often_as_stated(
+    name: str, choices: dict[str, Any], waits: int, shapes: list[tuple[int, ...]]
+) -> None:
     method = sparsify.build(name, **choices)
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         assert live(method, 3, 4, shapes=shapes, dtype=dtype)[0].host_syncs == [waits] * 4
