@@ -31,7 +31,6 @@ def test_the_last_line_is_one_object_with_the_ratios(benched: Benched) -> None:
             assert "not run" in line["why"][name]
         else:
             assert line[name]["n"] == 2
-    assert line["eager_over_numpy"] is not None
 
 
 def test_every_row_is_recorded_with_what_a_reader_needs(benched: Benched) -> None:
@@ -141,7 +140,6 @@ def test_real_gradients_come_from_training_and_are_kept(
     made = gradients.real("small", tmp_path, CPU)
     assert made.gradients.shape == (gradients.KEPT, size)
     assert (made.residual == 0).sum() >= int(gradients.DENSITY * size)  # what was sent in the step before
-    assert made.source.startswith("small on digits 32 x 32, steps 2 to 6")
     monkeypatch.setattr(gradients, "trained", None)
     again = gradients.real("small", tmp_path, CPU)
     assert torch.equal(again.gradients, made.gradients)

@@ -16,20 +16,16 @@ from tests.conftest import ROOT, Command, environment_for, fine, process, python
 HEAVY = {"torch", "pandas", "numpy", "hydra", "omegaconf", "griffe", "matplotlib"}
 OFFERED = {  # behind `python -m experiments` -> some words that are offered, and at the end one that is not
     "": ["run", "reproduce", "--version", "_make"],
-    "re": ["reproduce", "run"],
     "run m": ["method=", "method.", "method.density="],
     "run method=dg": ["method=dgc", "method=topk"],
     "run method=topk,ran": ["method=topk,randomk", "method=topk,randomk_feedback", "method=topk,dgc"],
     "run method=dgc --force method.mo": ["method.momentum=", "method.density="],
     "run method=randomk_feedback method.": ["method.unbiased=", "method.momentum="],
     "run cluster=generic_slurm cluster.": ["cluster.partition=", "cluster.link.", "cluster.name="],
-    "run --force timing.mode=": ["timing.mode=production", "timing.mode="],
     "run overlap=": ["overlap=true", "overlap=false", "overlap="],
-    "run method=nothing se": ["seed=", "select=", "method="],
     "reproduce fig4 --": ["--all", "--force", "--ship"],
     "reproduce fig": ["fig4", "fig3-logs", "speed"],
     "why --against n": ["none-0-abcd", "seed="],
-    "list method=dg": ["method=dgc", "method=topk"],
     "compare method=dgc x=method.m": ["x=method.momentum", "x=method.density"],
     "completion ": ["bash", "zsh", "fish", "run"],
 }

@@ -22,14 +22,14 @@ from tests.conftest import Command, refused
 # Few, for each choice takes a tenth of a second to compose.
 GROUPS = {"method": ("topk", "dgc", "terngrad"), "cluster": ("virtual", "generic_slurm")}
 ODD = [
-    "", " ", "nan", "inf", "-1", "-0.0", "0", "1.5", "1e-300", "1e400", "9" * 400, "9" * 5000, "true",
-    "maybe", "null", "None", "???", "abc", "[]", "[-1]", "[[1]]", "[a,b]", "[1,", "{}", "{a:{b:1}}", "1,2",
+    "", " ", "nan", "inf", "-1", "-0.0", "0", "1.5", "1e400", "9" * 400, "9" * 5000, "true",
+    "null", "None", "???", "abc", "[]", "[-1]", "[[1]]", "[a,b]", "[1,", "{}", "{a:{b:1}}", "1,2",
     "int32,int64", "topk,dgc", "range(0,3)", "range(3,0)", "range(0,3,0)", "range(0,999999999999)",
-    "range(0,nan)", "glob(top*)", "interval(0,1)", "shuffle(range(0,999999999))", "choice()", "sort(3,1)",
-    "int(x)", "json_str({a:1})", "extend_list(1)", "tag(a,b)", "${seed}", "${oc.env:HOME}", "${nothing}",
-    "$(touch x)", "`id`", ";id", "&", "x/../../..", "..", "/etc/passwd", "'a\n#SBATCH --uid=0'", "'\x1b[31m'",
-    "'\x07'", "\x1b]0;x\x07", "\u202etxt", "\udcff", "'\udcff'", "é", "日本", "'", '"', "\\", "(", "[" * 200,
-    "'" * 3, "a=b", "a:b", "%s", "{0}", "--x", "-h", "@", "x" * 6000, "0x10", "1_000", "01", "a,,b", "foo()",
+    "range(0,nan)", "glob(top*)", "interval(0,1)", "shuffle(range(0,999999999))", "choice()",
+    "int(x)", "extend_list(1)", "tag(a,b)", "${seed}", "${oc.env:HOME}", "${nothing}",
+    "$(touch x)", "`id`", ";id", "x/../../..", "..", "/etc/passwd", "'a\n#SBATCH --uid=0'", "'\x1b[31m'",
+    "\x1b]0;x\x07", "\u202etxt", "\udcff", "'\udcff'", "日本", "'", '"', "\\", "(", "[" * 200,
+    "'" * 3, "a=b", "a:b", "{0}", "-h", "@", "x" * 6000, "0x10", "1_000", "01", "a,,b", "foo()",
     "--", "=", "\0", "+1", "\u0661", "off",
 ]  # fmt: skip
 
