@@ -137,6 +137,7 @@ REFUSED = {
     b'{"state": "o': "is no JSON",
     b"[" * 100_000: "is nested too deeply",
     b"[" * 100 + b"]" * 100: "nested too deeply",
+    b'{"more": ' * 100 + b"5" + b"}" * 100: "nested too deeply",
     b'{"state": "ok", "more": ' + b"9" * 10_000 + b"}": "is no JSON",
     b'{"state": "ok", "more": 9223372036854775808}': "more than 64 bits",
     b'{"state": "ok", "more": "\\ud800"}': "half of a character",
