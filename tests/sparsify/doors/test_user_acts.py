@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,24 +14,32 @@ from tests.sparsify.doors.user_acts import ACTS, AVERAGING, METHODS, Lived, chec
 from tests.sparsify.worker_functions import on_processes
 
 Ranks = list[dict[str, Any]]
+Used = Callable[[int], Ranks]
 
 
 @pytest.fixture(scope="module")
-def used(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Return what two gloo processes lived through, by rank."""
-    return on_processes(user_acts.all_acts, 2, tmp_path_factory.mktemp("acts"))
+def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
+    """Return what two gloo processes lived through, by rank, given the part of all acts."""
+
+    @cache
+    def run(part: int) -> Ranks:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(user_acts.PART, str(part))
+            return on_processes(user_acts.acts_of_part, 2, tmp_path_factory.mktemp("acts"))
+
+    return run
 
 
-def lived(used: Ranks, name: str, scope: str | float, wrapper: str) -> list[Lived]:
+def lived(used: Used, name: str, scope: str | float, wrapper: str) -> list[Lived]:
     """Return what each rank lived through."""
-    ranks = [found[f"{name}|{scope}|{wrapper}"] for found in used]
+    ranks = [found[f"{name}|{scope}|{wrapper}"] for found in used(user_acts.part_of(name))]
     for rank in ranks:
         assert not isinstance(rank, str), f"{name}, {scope}, {wrapper}: {rank}"
     return [Lived(*rank) for rank in ranks]
 
 
 @pytest.mark.parametrize("name", ACTS)
-def test_an_act_loses_nothing_and_ends_alike_on_all_workers_and_with_overlap(name: str, used: Ranks) -> None:
+def test_an_act_loses_nothing_and_ends_alike_on_all_workers_and_with_overlap(name: str, used: Used) -> None:
     act = ACTS[name]
     for scope in act.scopes:
         wrappers = act.in_scope(scope).wrappers
@@ -54,7 +64,7 @@ def check_same_bits(ranks: list[Lived], others: list[Lived], error: float = 0.0,
 
 
 @pytest.mark.parametrize("name", ["resumed", "by closures"])
-def test_an_act_ends_where_plain_training_does(name: str, used: Ranks) -> None:
+def test_an_act_ends_where_plain_training_does(name: str, used: Used) -> None:
     act = ACTS[name]
     for scope in act.scopes:
         if scope == "bucket":  # DDP begins with other buckets than it has after a step
@@ -64,11 +74,11 @@ def test_an_act_ends_where_plain_training_does(name: str, used: Ranks) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "warm-up", "scheduled: factors"])
-def test_an_act_ends_alike_under_ddp(name: str, used: Ranks) -> None:
+def test_an_act_ends_alike_under_ddp(name: str, used: Used) -> None:
     check_same_bits(lived(used, name, "layer", "distribute"), lived(used, name, "layer", "register"))
 
 
-def test_float32_is_searched_and_written_at_once_to_the_bits_of_torch(used: Ranks) -> None:
+def test_float32_is_searched_and_written_at_once_to_the_bits_of_torch(used: Used) -> None:
     act = ACTS["in float32"]
     for scope in act.scopes:
         for wrapper in act.in_scope(scope).wrappers:
@@ -79,7 +89,7 @@ def test_float32_is_searched_and_written_at_once_to_the_bits_of_torch(used: Rank
 
 
 @pytest.mark.parametrize("wrapper", AVERAGING)
-def test_each_worker_reports_what_it_sends(wrapper: str, used: Ranks) -> None:
+def test_each_worker_reports_what_it_sends(wrapper: str, used: Used) -> None:
     for rank in lived(used, "nothing", "layer", wrapper):
         sizes = [p.numel() for p in rank.end.values()]
         selected = sum(max(1, n // 10) for n in sizes)
@@ -89,7 +99,7 @@ def test_each_worker_reports_what_it_sends(wrapper: str, used: Ranks) -> None:
         assert rank.report["sent"].tolist() == [[sum(sizes), sum(sizes)]]
 
 
-def test_every_method_ends_alike_with_every_wrapper(used: Ranks) -> None:
+def test_every_method_ends_alike_with_every_wrapper(used: Used) -> None:
     """To the bit, but for sums that DDP makes in another order: those of dense, and of a norm to clip to."""
     for name, act in METHODS.items():
         error = 1e-12 if name in ("dense", "clipped dgc") else 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -31,6 +32,8 @@ REGISTER = ("register", "register, overlapped")
 WRAPPERS = (*DISTRIBUTE, *REGISTER, "shard", "local steps")
 WHOLE = (*DISTRIBUTE, *REGISTER, "local steps")  # each worker has the whole model
 AVERAGING = WRAPPERS[:-1]  # in every step
+PART = "PART_OF_ACTS"  # of the environment
+NUM_PARTS = 4
 SCOPES = ("layer", "bucket", "global", MANY_BUCKETS)
 Loss = Callable[[nn.Module, int, int], Tensor]
 
@@ -838,11 +841,23 @@ def trainings() -> Iterator[tuple[str, str | float, str, Act]]:
                 yield name, scope, wrapper, scoped
 
 
-def all_acts(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
-    """Return what this worker lived through, or the error that ended it, by act, scope and wrapper."""
+def part_of(name: str) -> int:
+    """Return the part of all trainings in which an act or a method is: they run part by part."""
+    names = [*ACTS, *METHODS]
+    return names.index(name) * NUM_PARTS // len(names)
+
+
+def acts_of_part(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Return what this worker lived through, or the error that ended it, by act, scope and wrapper.
+
+    The environment tells which part of all trainings.
+    """
     torch.set_num_threads(1)
+    part = int(os.environ[PART])
     found = dict[str, Any]()
     for name, scope, wrapper, act in trainings():
+        if part_of(name) != part:
+            continue
         try:
             lived: Any = tuple(live(act, wrapper, comm.rank))
         except Exception:
