@@ -32,19 +32,19 @@ def main() -> None:
     scaler = torch.amp.GradScaler(device.type)
     method = sparsify.build("topk", density=0.05)
     inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimiser = sparsify.distribute(inner, model, method, scaler=scaler)
+    optimizer = sparsify.distribute(inner, model, method, scaler=scaler)
 
     for step in range(STEPS):
         inputs, labels = batch(BATCH, draws)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         with torch.autocast(device.type, dtype=torch.float16):
             loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
         scaler.scale(loss).backward()
-        optimiser.aggregate()  # divides by the scale, too
+        optimizer.aggregate()  # divides by the scale, too
         norm = nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-        scaler.step(optimiser)
+        scaler.step(optimizer)
         scaler.update()
-        report = optimiser.last_report  # None: a gradient has overflowed, and all workers skipped the step
+        report = optimizer.last_report  # None: a gradient has overflowed, and all workers skipped the step
         if rank == 0 and step % 100 == 0 and report is not None:
             print(
                 f"step {step}: loss {loss.item():.3f}, norm {norm.item():.2f}, "

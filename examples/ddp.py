@@ -35,16 +35,16 @@ def main() -> None:
 
     net = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, CLASSES)).to(device)
     model = DistributedDataParallel(net)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sparsify.register(model, sparsify.build("topk", density=0.05), optimiser)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sparsify.register(model, sparsify.build("topk", density=0.05), optimizer)
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for inputs, labels in batches:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
 

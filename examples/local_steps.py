@@ -51,19 +51,19 @@ def main() -> None:
 
     model = Decoder().to(device)
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimiser = sparsify.distribute(adamw, model, sparsify.diloco(every=10))
+    optimizer = sparsify.distribute(adamw, model, sparsify.diloco(every=10))
 
     for step in range(STEPS):
         words = text(BATCH, draws).to(device)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         loss.backward()
-        optimiser.step()
-        if rank == 0 and step % 50 == 9 and (report := optimiser.last_report):
+        optimizer.step()
+        if rank == 0 and step % 50 == 9 and (report := optimizer.last_report):
             print(f"step {step + 1}: loss {loss.item():.3f}, {report.wire_bytes} bytes", flush=True)
 
     words = text(64, torch.Generator().manual_seed(0)).to(device)
-    with torch.no_grad(), optimiser.at_anchor():
+    with torch.no_grad(), optimizer.at_anchor():
         accuracy = (model(words[:, :-1]).argmax(2) == words[:, 1:]).float().mean().item()
     if rank == 0:
         print(f"accuracy {accuracy:.3f}", flush=True)

@@ -28,15 +28,15 @@ def main() -> None:
     draws = torch.Generator().manual_seed(1 + rank)
 
     model = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, CLASSES)).to(device)
-    optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimiser = sparsify.distribute(optimiser, model, sparsify.build("topk", density=0.05))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sparsify.distribute(optimizer, model, sparsify.build("topk", density=0.05))
 
     for step in range(STEPS):
         inputs, labels = batch(BATCH, draws)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if rank == 0 and step % 100 == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
 

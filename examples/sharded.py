@@ -59,16 +59,16 @@ def main() -> None:
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    hook = sparsify.shard(model, optimiser, sparsify.topk(density=0.05, scope="bucket"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    hook = sparsify.shard(model, optimizer, sparsify.topk(density=0.05, scope="bucket"))
 
     for step in range(STEPS):
         words = text(BATCH, draws).to(device)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimiser.step()
+        optimizer.step()
         if rank == 0 and step % 50 == 9 and (report := hook.last_report):
             print(f"step {step + 1}: loss {loss.item():.3f}, {report.wire_bytes} bytes", flush=True)
 

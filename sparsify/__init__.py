@@ -18,10 +18,8 @@ from sparsify.core.checks import check_unmixed, needs_torch
 from sparsify.methods import build, builder, defaults, names
 
 if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
-    from sparsify.doors.ddp import DDPHook as register
-    from sparsify.doors.redistribution import redistribute
-    from sparsify.local.distributing import distribute
-    from sparsify.local.sharding import shard
+    from sparsify.local.distribute import distribute
+    from sparsify.local.shard import shard
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.arctopk import arctopk as arctopk
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
@@ -56,6 +54,8 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.streaming_diloco import streaming_diloco as streaming_diloco
     from sparsify.methods.terngrad import terngrad as terngrad
     from sparsify.methods.topk import topk as topk
+    from sparsify.wrappers.ddp import DDPHook as register
+    from sparsify.wrappers.redistribution import redistribute
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register", "shard"]
 __version__ = "0.1.0"
@@ -64,10 +64,10 @@ check_unmixed(Path(__file__).parent)
 
 # What needs torch is imported when it is asked for.
 WITH_TORCH = {
-    "distribute": ("sparsify.local.distributing", "distribute"),
-    "redistribute": ("sparsify.doors.redistribution", "redistribute"),
-    "register": ("sparsify.doors.ddp", "DDPHook"),
-    "shard": ("sparsify.local.sharding", "shard"),
+    "distribute": ("sparsify.local.distribute", "distribute"),
+    "redistribute": ("sparsify.wrappers.redistribution", "redistribute"),
+    "register": ("sparsify.wrappers.ddp", "DDPHook"),
+    "shard": ("sparsify.local.shard", "shard"),
 }
 
 

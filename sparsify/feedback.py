@@ -191,7 +191,7 @@ class LearningRateFeedback(Feedback):
     """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
     Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
 
-    Written in units of the gradient, so that any optimiser can follow: p / lr = g + e / lr. So a residual
+    Written in units of the gradient, so that any optimizer can follow: p / lr = g + e / lr. So a residual
     that was left at one rate is replayed at that rate, however small the rate has become since. At rate 0, as
     schedules begin, nothing can be applied: zeros are delivered, and the residual waits.
 
@@ -246,7 +246,7 @@ class MomentumCorrection(Feedback):
     """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
 
     u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
-    The optimiser behind it must have no momentum of its own.
+    The optimizer behind it must have no momentum of its own.
     """
 
     momentum: MomentumFactor = 0.9

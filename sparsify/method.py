@@ -37,7 +37,7 @@ class Step(NamedTuple):
     """Values that change from step to step, and are the same for all workers."""
 
     step_density: float  # k/n to send in this step
-    lr: float = 1.0  # of the optimiser
+    lr: float = 1.0  # of the optimizer
     watch: Watch | None = None  # a sparsifier tells it of (n,) that it selects from, and of what it will send
 
 
@@ -58,12 +58,12 @@ class Method(ABC):
 
     @property
     def momentum_inside(self) -> bool:
-        """True if it applies momentum itself, so that the optimiser must have none."""
+        """True if it applies momentum itself, so that the optimizer must have none."""
         return False
 
     @property
     def needs_lr(self) -> bool:
-        """True if `Step.lr` must be the optimiser's learning rate."""
+        """True if `Step.lr` must be the optimizer's learning rate."""
         return False
 
     @property

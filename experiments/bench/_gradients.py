@@ -25,9 +25,9 @@ from experiments.training.replicas.shared import set_learning_rate
 from experiments.training.task import Task
 from sparsify.comm import virtual
 from sparsify.core import huge_pages
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
 from sparsify.types import BucketContext, Sparse
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFinite
 
 SCALE = 1e-3  # of synthetic gradients, as in training
 KEPT = 4  # gradients of a training that are kept

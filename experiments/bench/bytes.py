@@ -12,13 +12,13 @@ from experiments.bench._runner import WRONG, Bench, Record
 from experiments.bench._timing import device_of, facts
 from sparsify import cost
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
 from sparsify.method import Method, num_selected
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
 from sparsify.ranges import Count
 from sparsify.types import SeenStep
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 
 WORKERS, DENSITIES, STEPS = (2, 4, 8, 16), (0.001, 0.01, 0.1), 3
 ROW = 100  # gradients are a matrix, as PowerSGD needs

@@ -22,8 +22,8 @@ from experiments.bench._step_launches import CLOCKS, WARM_UP, Samples, taken
 from experiments.bench._timing import device_of, facts, no_collection
 from experiments.training.language.networks import GPT
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
 from sparsify.ranges import Count, Share
+from sparsify.wrappers.aggregator import Aggregator
 
 Part = Literal["exchange", "step"]
 NEVER = 10**9  # steps of a round that does not end

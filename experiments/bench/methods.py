@@ -17,9 +17,9 @@ from experiments.bench._timing import Clock, device_of, facts, synchronise
 from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
 from sparsify.ranges import Count
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 
 SIZES = (270_000, 14_700_000, 25_600_000)  # ResNet-20, VGG-16, ResNet-50
 WORKERS, SETTLING, DENSITY, WIDTH = 2, 3, 0.001, 500

@@ -34,7 +34,7 @@ from experiments.training.replicas.local import LocalSteps
 from experiments.training.replicas.shared import of_all
 from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
 from sparsify.comm import Comm, gather_json
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 
 if TYPE_CHECKING:
     from experiments.training.step_log import StepLog

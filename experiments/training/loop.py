@@ -27,13 +27,13 @@ from experiments.training.task import Metrics, Task
 from sparsify.comm import Comm, InstrumentedComm
 from sparsify.comm.virtual import VirtualComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
-from sparsify.doors.overlap import Overlap
-from sparsify.doors.wrapping import check_momentum
 from sparsify.local.strategy import Local
 from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.overlap import Overlap
+from sparsify.wrappers.wrapping import check_momentum
 
 STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
 TOGETHER = 8  # workers in a published iteration

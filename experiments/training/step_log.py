@@ -18,8 +18,8 @@ from experiments.training.task import Metrics
 from sparsify.comm import Comm
 from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite, StepReport
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFinite, StepReport
 
 EPOCH_MEANS = tuple(fields_of(Averaged))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step

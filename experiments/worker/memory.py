@@ -20,9 +20,9 @@ from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
 from sparsify.local.strategy import Local
 from sparsify.method import Method
+from sparsify.wrappers.aggregator import Aggregator
 
 SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
 TENSORS = 5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers

@@ -36,7 +36,7 @@ from slurm.emulated import counters
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.engine import NonFinite
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm

@@ -49,7 +49,7 @@ class FlatGradients:
     are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps, in the
     order of `in_backward_order`.
 
-    A complex number is two real ones here, as in PyTorch's optimisers.
+    A complex number is two real ones here, as in PyTorch's optimizers.
 
     Args:
         scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
@@ -62,7 +62,7 @@ class FlatGradients:
         self,
         parameters: Iterable[tuple[str, Parameter]],
         scope: str | float,
-        anew: str = "give each kind an optimiser of its own, and wrap each of them",
+        anew: str = "give each kind an optimizer of its own, and wrap each of them",
         holds: bool = True,
     ) -> None:
         ranges.check("scope", scope, AnyScope)
@@ -181,7 +181,7 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     if hasattr(tensor, "_in_backward_optimizers"):
         raise ValueError(
             f"{name} is stepped within the backward pass, by _apply_optimizer_in_backward, before anything "
-            "is averaged; make a plain optimiser of it instead"
+            "is averaged; make a plain optimizer of it instead"
         )
 
 

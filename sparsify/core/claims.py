@@ -38,5 +38,5 @@ class ParameterClaim:
         if self.is_superseded:
             raise ValueError(
                 "these parameters were wrapped anew since; go on with what that returned, and give each "
-                "optimiser parameters of its own"
+                "optimizer parameters of its own"
             )

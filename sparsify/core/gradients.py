@@ -1,4 +1,4 @@
-"""A model's gradients: where they lie between backpropagation, averaging and the optimiser's step."""
+"""A model's gradients: where they lie between backpropagation, averaging and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class OwnGradients(FlatGradients):
                     "it, or build the method's state anew"
                 )
         if order_of(p.shape, p.stride()) != order_of(p.shape, self.strides[at]):
-            # Fused optimisers take it that both lie in memory alike, without looking.
+            # Fused optimizers take it that both lie in memory alike, without looking.
             raise ValueError(
                 f"the strides of {name} were {self.strides[at]} and are now {p.stride()}; convert the model "
                 "to its memory format first, then wrap it, or build the method's state anew"
@@ -120,7 +120,7 @@ class OwnGradients(FlatGradients):
 
 class Gradients(OwnGradients):
     """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
-    the optimiser reads the average from them without a copy.
+    the optimizer reads the average from them without a copy.
 
     Clear with `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into
     the tensor, `collect` brings it back.

@@ -17,15 +17,15 @@ from sparsify.core.bucket import FlatGradients, TensorKind, local_part
 from sparsify.core.gradients import finite_elements, flattened, layout_of
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.engine import Engine, NonFinite, StepReport
-from sparsify.doors.handshake import shake_hands
-from sparsify.doors.states import StateMismatch, check_finite, check_keys, check_part, dump, restore
 from sparsify.kernels.joint import split_like
-from sparsify.local.at_once import moved
-from sparsify.local.few_messages import whole
+from sparsify.local.fused_exchange import moved
+from sparsify.local.packed_messages import whole
 from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
 from sparsify.ranges import stable_repr
+from sparsify.wrappers.engine import Engine, NonFinite, StepReport
+from sparsify.wrappers.handshake import shake_hands
+from sparsify.wrappers.saved_states import StateMismatch, check_finite, check_keys, check_part, dump, restore
 
 BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
 APART = 0x9E3779B9  # between the seeds of two fragments
@@ -40,7 +40,7 @@ class NonFiniteDrift(NonFinite):
         self.where = f"rank {rank}, round {step}: {layer} has a NaN or Inf after the local steps"
         self.args = (
             f"{self.where}; nothing of it was exchanged, and the anchor is as it was: go on from it "
-            "(`with optimiser.at_anchor():`) or from a checkpoint, with a lower learning rate",
+            "(`with optimizer.at_anchor():`) or from a checkpoint, with a lower learning rate",
         )
 
 
@@ -56,7 +56,7 @@ class FragmentState(NamedTuple):
 class Fragment:
     """Some of a model's parameters, their anchor, and the method that averages their drift.
 
-    Besides the optimiser's it takes the memory of the anchor, of the outer step's state and of the method's.
+    Besides the optimizer's it takes the memory of the anchor, of the outer step's state and of the method's.
     The drift lies in the parameters' own memory, unless some of them outlives the exchange.
 
     Args:
@@ -129,7 +129,7 @@ class Fragment:
                 now = f"{TensorKind.of(part)}{laid_out}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
                     f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
-                    "first, then wrap the optimiser anew: its anchor can't follow"
+                    "first, then wrap the optimizer anew: its anchor can't follow"
                 )
         return [flattened(part) for part in parts]
 
@@ -211,7 +211,7 @@ class Fragment:
 
     @torch.no_grad()
     def average_states(self, step: int, inner: torch.optim.Optimizer) -> list[StepReport]:
-        """Average what the inner optimiser remembers and is due after this local step. Collective.
+        """Average what the inner optimizer remembers and is due after this local step. Collective.
 
         Raises:
             ValueError: on all workers, where any remembers nothing of that name.
@@ -226,7 +226,7 @@ class Fragment:
                 if not all(theirs):
                     raise ValueError(
                         f"{type(inner).__name__} keeps no {state.key!r} of {self.names[theirs.index(0)]} to "
-                        f"be averaged (rank {rank}); take an inner optimiser like AdamW, and give all "
+                        f"be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
                         "parameters a gradient in the first step"
                     )
             pieces = [flattened(local_part(inner.state[p][state.key])) for _, p in self.parameters]

@@ -172,8 +172,8 @@ def refuse(name: str) -> NoReturn:
     raise ValueError(
         f"{name} was loaded or written to after the model was wrapped, and the anchor, to which the next "
         "exchange returns, is still the old one. Load weights before sparsify.distribute or sparsify.shard, "
-        "or load this optimiser's saved state after them; a change that belongs to each step of a worker, "
-        "such as clipping its weights, goes into a hook: optimiser.register_step_post_hook(...)"
+        "or load this optimizer's saved state after them; a change that belongs to each step of a worker, "
+        "such as clipping its weights, goes into a hook: optimizer.register_step_post_hook(...)"
     )
 
 
@@ -195,8 +195,8 @@ class LocalityGuard:
         comm: of the workers that must not meet within a step. None: a thread uses it meanwhile.
     """
 
-    def __init__(self, optimiser: torch.optim.Optimizer, comm: Comm | None) -> None:
-        self.optimiser = optimiser
+    def __init__(self, optimizer: torch.optim.Optimizer, comm: Comm | None) -> None:
+        self.optimizer = optimizer
         self.groups = list[Any]()  # process groups; torch does not declare what is asked of them
         inner = comm.comm if isinstance(comm, CountingComm) else comm
         if isinstance(inner, TorchComm):
@@ -210,14 +210,14 @@ class LocalityGuard:
         Raises:
             ValueError: it communicated.
         """
-        hooks = [*self.optimiser._optimizer_step_pre_hooks, *self.optimiser._optimizer_step_post_hooks]
+        hooks = [*self.optimizer._optimizer_step_pre_hooks, *self.optimizer._optimizer_step_post_hooks]
         before = self._num_collectives()
         yield
         if len(hooks) == OWN_HOOKS and self._num_collectives() != before:
             raise ValueError(
-                f"{type(self.optimiser).__name__} communicates with other workers within its step, so steps "
+                f"{type(self.optimizer).__name__} communicates with other workers within its step, so steps "
                 "are not local, and it would take their parameters or gradients for its own; take an "
-                "optimiser without communication, such as the one that it wraps, or a method of every step"
+                "optimizer without communication, such as the one that it wraps, or a method of every step"
             )
 
     def _num_collectives(self) -> list[int]:
@@ -233,22 +233,22 @@ def counts_collectives(group: Any) -> bool:
     return True
 
 
-def check_local(optimiser: torch.optim.Optimizer) -> None:
+def check_local(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer of which it is known that it communicates within its step, or that it keeps weights
     beside the parameters.
 
     Raises:
         ValueError: it does.
     """
-    if hasattr(optimiser, "train") and hasattr(optimiser, "eval"):
+    if hasattr(optimizer, "train") and hasattr(optimizer, "eval"):
         raise ValueError(
-            f"{type(optimiser).__name__} has the modes train and eval, so it keeps weights beside the "
-            "parameters (as optimisers without schedules do), which an exchange would not reach; take a "
-            "method of every step, or an optimiser with a schedule"
+            f"{type(optimizer).__name__} has the modes train and eval, so it keeps weights beside the "
+            "parameters (as optimizers without schedules do), which an exchange would not reach; take a "
+            "method of every step, or an optimizer with a schedule"
         )
-    if isinstance(optimiser, ZeroRedundancyOptimizer):
+    if isinstance(optimizer, ZeroRedundancyOptimizer):
         raise ValueError(
             "ZeroRedundancyOptimizer shares the parameters out among the workers and sends them within its "
-            "step, so steps would not be local; hand over the optimiser that it wraps, made of all "
+            "step, so steps would not be local; hand over the optimizer that it wraps, made of all "
             "parameters, or take a method of every step"
         )

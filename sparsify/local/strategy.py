@@ -2,7 +2,7 @@
 
 With R workers, a common anchor theta and H = `every`, a round is:
 
-    1. each worker takes H steps of its own optimiser from theta, to theta_r;
+    1. each worker takes H steps of its own optimizer from theta, to theta_r;
     2. its drift is theta - theta_r, which points as a gradient does;
     3. a method of this library averages the drift, with its residual from round to round;
     4. the outer step moves theta by the average, and each worker goes on from there.
@@ -97,7 +97,7 @@ class HeavyBall(WithMomentum):
 
 @dataclass(frozen=True)
 class AveragedState:
-    """A part of the inner optimiser's state that is averaged, too, every so many steps."""
+    """A part of the inner optimizer's state that is averaged, too, every so many steps."""
 
     key: str  # `exp_avg` of AdamW, ...
     every: Count
@@ -111,7 +111,7 @@ class Local:
     """Any method of this library, every H steps instead of every step. For `sparsify.distribute`.
 
     Args:
-        every: H, steps of each worker's own optimiser from one exchange to the next.
+        every: H, steps of each worker's own optimizer from one exchange to the next.
         method: averages the drift, as it would average gradients.
         outer: what follows the average.
         fragments: the model is exchanged in so many parts, in turns spread evenly over a round; see
@@ -119,7 +119,7 @@ class Local:
         delay: steps from when a part is sent to when its average is applied, in which workers step on.
         mix: the share of its own parameters that a worker keeps when an average is applied, from which its
             replica then differs: theta_r <- mix theta_r + (1 - mix) theta.
-        states: of the inner optimiser, averaged as they are; by default each worker keeps its own.
+        states: of the inner optimizer, averaged as they are; by default each worker keeps its own.
 
     Raises:
         ValueError: a number out of range, more fragments than steps, a delay of a whole round, or momentum

@@ -42,7 +42,7 @@ def demo(
     transform, chunk by chunk, and steps by the sign. Peng et al. 2024 (ICLR 2026), arXiv:2411.19870.
 
     d <- decay d + g; c = DCT(d) in chunks; S = Top-k of |c| in each; d <- d - DCT^-1(c[S]); u = sign of
-    DCT^-1(mean over those who sent a coefficient). The user's optimiser is SGD without momentum, at the rate
+    DCT^-1(mean over those who sent a coefficient). The user's optimizer is SGD without momentum, at the rate
     of a sign. Theirs puts the rate inside of d, where it matters only while it changes. Their code sends
     int64 and fp32, 12 bytes a coefficient; here places take 12 bits. Besides d two (n,) buffers.
 

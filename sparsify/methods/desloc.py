@@ -9,7 +9,7 @@ def desloc(every: Count = 30, first_moment: Count = 3, second_moment: Count = 6)
     2025 (ICLR 2026), arXiv:2505.22549.
 
     A moment changes as slowly as its half-life, ln 0.5 / ln beta, is long, so it is averaged more rarely. The
-    inner optimiser is the user's own, and must keep `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
+    inner optimizer is the user's own, and must keep `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
 
     Args:
         every: steps between two averages of the parameters.

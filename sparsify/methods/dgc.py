@@ -51,7 +51,7 @@ def dgc(
     arXiv:1712.01887.
 
     Facts where the paper leaves them open from synxlin/deep-gradient-compression. Momentum is inside: the
-    optimiser must have none. Weight decay is the optimiser's; in the public code it has a momentum of its
+    optimizer must have none. Weight decay is the optimizer's; in the public code it has a momentum of its
     own.
 
     Args:

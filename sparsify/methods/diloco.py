@@ -8,7 +8,7 @@ def diloco(every: Count = 30, lr: Positive = 0.7, momentum: MomentumFactor = 0.9
     """DiLoCo: AdamW inside, and every H steps Nesterov's momentum on the average drift. Douillard et al. 2023
     (arXiv:2311.08105), algorithm 1.
 
-    The inner optimiser is the user's own (theirs AdamW); its state is each worker's, kept from round to
+    The inner optimizer is the user's own (theirs AdamW); its state is each worker's, kept from round to
     round, never averaged.
 
     Args:

@@ -11,7 +11,7 @@ def ef21(density: Density = 0.001, scope: Scope = "global", eta: Share = 1.0) ->
     """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
     Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2.
 
-    The optimiser steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors besides the
+    The optimizer steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors besides the
     residual.
 
     Args:

@@ -7,7 +7,7 @@ from sparsify.ranges import Count, Positive, checked
 def localsgd(every: Count = 30, lr: Positive = 1.0) -> Local:
     """Local SGD: average the models every H steps. McMahan et al. 2017 (FedAvg); Stich 2019 (1805.09767).
 
-    The inner optimiser is the user's own; its state is each worker's, kept from round to round, never
+    The inner optimizer is the user's own; its state is each worker's, kept from round to round, never
     averaged.
 
     Args:

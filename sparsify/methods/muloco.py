@@ -11,7 +11,7 @@ from sparsify.ranges import Count, MomentumFactor, Positive, checked
 def muloco(
     every: Count = 30, lr: Positive = 0.9, momentum: MomentumFactor = 0.8, bits: Literal[4, 8, 32] = 32
 ) -> Local:
-    """MuLoCo: DiLoCo with Muon as the inner optimiser of matrices. Therien et al. 2025, arXiv:2505.23725.
+    """MuLoCo: DiLoCo with Muon as the inner optimizer of matrices. Therien et al. 2025, arXiv:2505.23725.
 
     Muon is the user's to give: `torch.optim.Muon` for matrices, AdamW for the rest; in the harness
     task.optimiser=muon. This is the outer side, with the rates of the paper's configurations.

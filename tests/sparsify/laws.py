@@ -13,8 +13,6 @@ import sparsify
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
 from sparsify.kernels import kernel_for
 from sparsify.method import Method, Step, num_selected
 from sparsify.methods import per_step
@@ -26,6 +24,8 @@ from sparsify.methods.dgc import WithDenseVectors
 from sparsify.methods.sparcml import TopKOfEach
 from sparsify.methods.stable_topk import StableBlocks
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
 METHODS = per_step()

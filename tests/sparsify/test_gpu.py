@@ -17,7 +17,7 @@ from experiments.training import datasets
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import MODES, PhaseTimer, cuda_event
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify.laws import METHODS, build, check_laws, gradient, live
 from tests.training import digits
 
@@ -144,16 +144,16 @@ def test_overlap_on_a_stream_of_its_own_changes_no_bit(entry: str) -> None:
     for overlap in (False, True):
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).cuda().double()
-        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         method = build("topk", 0.05, "layer")
         if entry == "ddp":
             model = DistributedDataParallel(model, bucket_cap_mb=1)
-            sparsify.register(model, method, optimiser, overlap=overlap)
+            sparsify.register(model, method, optimizer, overlap=overlap)
         else:
-            optimiser = sparsify.distribute(optimiser, model, method, overlap=overlap)
+            optimizer = sparsify.distribute(optimizer, model, method, overlap=overlap)
         for _ in range(5):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             model(torch.ones(4096, 1024, device="cuda", dtype=torch.float64)).square().mean().backward()
-            optimiser.step()
+            optimizer.step()
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*ends)

@@ -17,8 +17,8 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
 from sparsify.types import DENSE_AT_DENSITY_1
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import there
 from tests.sparsify.laws import (
     METHODS,

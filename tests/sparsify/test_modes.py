@@ -15,10 +15,12 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.core.modes import autocast_kinds, outside_of_modes
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import ROOT
 from tests.sparsify import worker_functions
-from tests.sparsify.doors.uses_modes import (
+from tests.sparsify.laws import METHODS, build
+from tests.sparsify.worker_functions import on_processes
+from tests.sparsify.wrappers.uses_modes import (
     MODES,
     OF_PROCESSES,
     OF_STEPS,
@@ -32,8 +34,6 @@ from tests.sparsify.doors.uses_modes import (
     methods,
     strategies,
 )
-from tests.sparsify.laws import METHODS, build
-from tests.sparsify.worker_functions import on_processes
 
 SIZE = 2
 SEARCHES = [
@@ -104,7 +104,7 @@ WRAPPED = {**methods(), **strategies()}
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None:
+def test_steps_of_a_wrapped_optimizer_are_alike_in_every_mode(name: str) -> None:
     def train(mode: str) -> list[Tensor]:
         with MODES[mode]():  # around all ranks, which take turns within steps
             return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm))
@@ -128,12 +128,12 @@ def test_trainings_of_processes_are_alike_in_every_mode(tmp_path: Path) -> None:
 def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_parameters() -> None:
     model, inputs = nn.Linear(4, 4), torch.ones(2, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.5)
-    optimiser = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
+    optimizer = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
     model(inputs).square().mean().backward()
-    optimiser.step()
+    optimizer.step()
 
     def evaluate(at_anchor: bool) -> Any:
-        with optimiser.at_anchor() if at_anchor else nullcontext():
+        with optimizer.at_anchor() if at_anchor else nullcontext():
             return model(inputs).detach().clone()
 
     with torch.autocast("cpu", torch.bfloat16):

@@ -11,10 +11,10 @@ from torch.nn import Parameter
 import sparsify
 from sparsify.comm import virtual
 from sparsify.cost import Link, Network
-from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
 from sparsify.replay import BucketTraffic, Replay, balance
 from sparsify.types import Sparse
+from sparsify.wrappers.aggregator import Aggregator
 
 N = 1600
 DENSITY = 0.05

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from sparsify.comm import virtual
 from sparsify.core import host_sync
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify.laws import METHODS, build, gradient
 from tests.training.waits import Watch, watched
 

@@ -15,8 +15,6 @@ from torch.nn import Parameter
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.core.gradients import OwnGradients
-from sparsify.doors import engine
-from sparsify.doors.aggregator import Aggregator
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import JointKernel, kernel_for, norms_of, trouble_with_native
@@ -24,6 +22,8 @@ from sparsify.kernels.native import NativeJoint
 from sparsify.method import Sparsifier
 from sparsify.select import TopK
 from sparsify.types import Delivery, Sparse
+from sparsify.wrappers import engine
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, live
 

@@ -32,8 +32,8 @@ from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.direct import DirectComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
 from sparsify.methods import per_step
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.laws import SHAPES
@@ -302,14 +302,14 @@ def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
 
 def ddp_methods() -> list[str]:
     """Return the names of methods as `ddp_and_wrapper` has them, but for dense."""
-    from tests.sparsify.doors.user_acts import METHODS as ACTS_OF_METHODS
+    from tests.sparsify.wrappers.user_acts import METHODS as ACTS_OF_METHODS
 
     return [name for name in ACTS_OF_METHODS if name != "dense"]
 
 
 def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Weights after some steps under DDP's hook and under the wrapper, by method."""
-    from tests.sparsify.doors import user_acts
+    from tests.sparsify.wrappers import user_acts
 
     torch.set_num_threads(1)
     found: dict[str, torch.Tensor] = {}
@@ -330,7 +330,7 @@ def ddp_and_wrapper(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Ten
 
 def trainings_in_modes(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Return what this worker ended with by each way, with each method, in each mode."""
-    from tests.sparsify.doors import uses_modes
+    from tests.sparsify.wrappers import uses_modes
 
     return uses_modes.of_processes(comm)
 

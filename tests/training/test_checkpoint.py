@@ -22,7 +22,7 @@ from experiments.training import checkpoint
 from experiments.training.stop import Preempted
 from experiments.worker import errors, run
 from experiments.worker.orders import Orders
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.engine import NonFinite
 from tests.worker.runs import StopAt, carry_out, orders, recorded, stopped_and_straight
 
 STEPS = 12

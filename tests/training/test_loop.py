@@ -16,7 +16,7 @@ from experiments.training.looks import CapturedEnergy
 from experiments.training.settings import Train
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.training.digits import CPU, Lines, trainer
 
 

@@ -13,8 +13,8 @@ from experiments.training.step_log import StepLog
 from experiments.training.task import Metrics
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFinite
 from tests.training.digits import Lines
 
 METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)

@@ -1,5 +1,5 @@
 """Sparsified gradients in one's own training: what the optimizer wrapper refuses, and that DDP's hook does
-the same. Acts of users are told in tests/sparsify/doors.
+the same. Acts of users are told in tests/sparsify/wrappers.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
-from sparsify.doors.handshake import Disagreement
-from sparsify.doors.optimiser import DistributedOptimiser
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
+from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.handshake import Disagreement
 from tests.conftest import there
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import METHODS, build
 from tests.sparsify.worker_functions import on_processes
 
 
-def wrapped(model: nn.Module, name: str, momentum: float, comm: Comm) -> DistributedOptimiser:
+def wrapped(model: nn.Module, name: str, momentum: float, comm: Comm) -> DistributedOptimizer:
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
-    return DistributedOptimiser(inner, model, build(name, 0.2), comm)
+    return DistributedOptimizer(inner, model, build(name, 0.2), comm)
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> None:
@@ -54,7 +54,7 @@ def test_momentum_twice_and_late_parameters_are_refused() -> None:
         optimiser = wrapped(layer, "dgc", 0.0, comm)
         with pytest.raises(ValueError, match="wrap the model anew"):
             optimiser.add_param_group({"params": []})
-        assert "DistributedOptimiser" in repr(optimiser)
+        assert "DistributedOptimizer" in repr(optimiser)
 
     virtual.run(1, body)
     with pytest.raises(ValueError, match=r"no process group; call torch.distributed.init_process_group"):

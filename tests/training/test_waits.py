@@ -9,7 +9,7 @@ from torch import nn
 import sparsify
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.optimiser import DistributedOptimiser
+from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
 from tests.sparsify import laws
 from tests.training.digits import trainer
 from tests.training.waits import watched
@@ -57,7 +57,7 @@ def test_the_promise_of_the_wrapper_costs_one_wait_a_step(
         model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         method = sparsify.build("topk", density=0.1, scope="layer")
-        optimiser = DistributedOptimiser(inner, model, method, comm, check=check)
+        optimiser = DistributedOptimizer(inner, model, method, comm, check=check)
         for _ in range(3):
             optimiser.zero_grad()
             model(torch.ones(2, 6)).sum().backward()

@@ -14,11 +14,11 @@ from experiments.training.replicas.shared import MakeOptimiser, set_learning_rat
 from sparsify.comm import Comm
 from sparsify.core.gradients import Gradients
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.engine import StepReport
-from sparsify.doors.states import agree_to_load
-from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local
 from sparsify.types import SearchStats
+from sparsify.wrappers.engine import StepReport
+from sparsify.wrappers.saved_states import agree_to_load
 
 
 class LocalSteps:
@@ -44,7 +44,7 @@ class LocalSteps:
             comm.broadcast(buffer)
         self.model, self.inner, self.comm = model, make(model), comm
         # NaN and Inf are what the log looks for, as under a method.
-        self.optimiser = LocalOptimiser(
+        self.optimiser = LocalOptimizer(
             self.inner, model, strategy, comm, seed, check=False, select=select, timer=timer
         )
         self.gradients = Gradients(model.named_parameters(), "global")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
-from sparsify.doors.wrapping import broadcast
+from sparsify.wrappers.wrapping import broadcast
 
 T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]

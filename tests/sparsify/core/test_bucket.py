@@ -13,8 +13,8 @@ import sparsify
 from sparsify.core import bucket
 from sparsify.core.bucket import shape_of
 from sparsify.core.gradients import Gradients
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import check_unchanged
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import check_unchanged
 from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, live
 

@@ -164,7 +164,7 @@ class TestTogether:
         method = build("topk", 0.05, "layer")
         arguments: dict[str, Any] = {"steps": 2, "dtype": torch.float32, "device": DEVICE.type}
         alone = live(method, 2, select="torch", together=False, **arguments)
-        monkeypatch.setattr("sparsify.doors.engine.joint_kernel_for", joint_kernel_for)
+        monkeypatch.setattr("sparsify.wrappers.engine.joint_kernel_for", joint_kernel_for)
         for ours, theirs in zip(live(method, 2, **arguments), alone, strict=True):
             assert all(map(torch.equal, ours.updates, theirs.updates))
             assert torch.equal(ours.residual, theirs.residual)

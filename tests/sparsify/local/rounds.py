@@ -13,10 +13,10 @@ from torch.nn import functional
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.doors.engine import StepReport
-from sparsify.local.optimiser import LocalOptimiser
+from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local, Nesterov, Outer
 from sparsify.method import Method
+from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -71,10 +71,10 @@ def flat(model: nn.Module) -> Tensor:
 
 def wrapped(
     inner: MakeInner, model: nn.Module, method: Local | Method, comm: Comm | None, **options: Any
-) -> LocalOptimiser:
+) -> LocalOptimizer:
     found: Any = sparsify.distribute(inner([*model.parameters()]), model, method, comm, **options)
-    assert isinstance(found, LocalOptimiser) == isinstance(method, Local)
-    return cast(LocalOptimiser, found)
+    assert isinstance(found, LocalOptimizer) == isinstance(method, Local)
+    return cast(LocalOptimizer, found)
 
 
 class Worker:
@@ -89,19 +89,19 @@ class Worker:
         **options: Any,
     ) -> None:
         self.model = model or model_of()
-        self.optimiser = wrapped(inner, self.model, method, comm, **options)
-        self.rank = self.optimiser.comm.rank
+        self.optimizer = wrapped(inner, self.model, method, comm, **options)
+        self.rank = self.optimizer.comm.rank
 
     def backward(self) -> None:
         """Take the gradients of the next batch."""
-        self.optimiser.zero_grad()
-        fill(self.model, self.rank, self.optimiser.steps)
+        self.optimizer.zero_grad()
+        fill(self.model, self.rank, self.optimizer.steps)
 
     def train(self, until: int) -> None:
         """Step until so many steps have been made in all."""
-        while self.optimiser.steps < until:
+        while self.optimizer.steps < until:
             self.backward()
-            self.optimiser.step()
+            self.optimizer.step()
 
     def own(self) -> Tensor:
         """(n,) a copy of the parameters."""
@@ -109,11 +109,11 @@ class Worker:
 
     def anchor(self) -> Tensor:
         """(n,) a copy of the anchor."""
-        with self.optimiser.at_anchor():
+        with self.optimizer.at_anchor():
             return flat(self.model)
 
     def report(self) -> StepReport:
-        return there(self.optimiser.last_report)
+        return there(self.optimizer.last_report)
 
 
 class History(NamedTuple):
@@ -140,9 +140,9 @@ def live(
         for _ in range(steps):
             before = counting.sent_bytes
             worker.backward()
-            worker.optimiser.step_alone()
+            worker.optimizer.step_alone()
             history.drifts.append(worker.anchor() - worker.own())
-            worker.optimiser.exchange()
+            worker.optimizer.exchange()
             history.own.append(worker.own())
             history.anchors.append(worker.anchor())
             history.sent.append(worker.report().wire_bytes)
@@ -167,21 +167,21 @@ def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
     return torch.stack([worker.own(), worker.anchor()])
 
 
-def step_randomly(model: nn.Module, optimiser: LocalOptimiser, draws: torch.Generator | None = None) -> None:
+def step_randomly(model: nn.Module, optimizer: LocalOptimizer, draws: torch.Generator | None = None) -> None:
     """Step by gradients that are drawn."""
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=draws).to(p)
-    optimiser.step()
+    optimizer.step()
 
 
 def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
     counting = CountingComm(comm)
     model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))
-    optimiser = wrapped(INNER.adamw, model, strategy, counting)
+    optimizer = wrapped(INNER.adamw, model, strategy, counting)
     sent = [(left_by(interface), counting.sent_bytes)]
     for _ in range(2 * EVERY):
-        step_randomly(model, optimiser)
+        step_randomly(model, optimizer)
         sent.append((left_by(interface), counting.sent_bytes))
     return torch.tensor(sent).diff(dim=0)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.kernels import trouble_with_native
-from sparsify.local import at_once, few_messages
-from sparsify.local.few_messages import groups
+from sparsify.local import fused_exchange, packed_messages
+from sparsify.local.packed_messages import groups
 from sparsify.local.strategy import Local
 from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
@@ -42,16 +42,16 @@ def lived(
 
     def body(comm: Comm) -> Tensor:
         model = model_of(dtype)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm, **options)
-        (fragment,) = optimiser.fragments
+        optimizer = wrapped(INNER.sgd, model, strategy, comm, **options)
+        (fragment,) = optimizer.fragments
         fragment.watch = (lambda average: None) if is_watched else None
         draws = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
-            step_randomly(model, optimiser, draws)
+            step_randomly(model, optimizer, draws)
         held = [*fragment.own(), *fragment.anchor, *fragment.engine.residuals().values()]
         return torch.cat([piece.reshape(-1).double() for piece in held])
 
-    original = at_once.moved
+    original = fused_exchange.moved
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparsify.local.fragments.moved", noted)
         return virtual.run(size, body), were
@@ -115,12 +115,12 @@ def trained(comm: Comm, name: str, settings: dict[str, Any]) -> tuple[list[Tenso
     model = nn.ParameterList([nn.Parameter(torch.randn(size, generator=drawn)) for size in SIZES])
     counting = CountingComm(comm)
     inner = INNER.adamw if name == "desloc" else INNER.sgd
-    optimiser = wrapped(inner, model, sparsify.build(name, every=2, **settings), counting)
+    optimizer = wrapped(inner, model, sparsify.build(name, every=2, **settings), counting)
     own = torch.Generator().manual_seed(1 + comm.rank)
     before = 0
     for _ in range(6):
         before = counting.collectives
-        step_randomly(model, optimiser, own)
+        step_randomly(model, optimizer, own)
     return [*model.parameters()], counting.collectives - before
 
 
@@ -129,7 +129,7 @@ def test_together_tensors_become_what_they_become_one_by_one(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
     together = virtual.run(3, lambda comm: trained(comm, name, settings))
-    monkeypatch.setattr(few_messages, "MOST_BYTES", 1)
+    monkeypatch.setattr(packed_messages, "MOST_BYTES", 1)
     apart = virtual.run(3, lambda comm: trained(comm, name, settings))
     for (ours, few), (theirs, many) in zip(together, apart, strict=True):
         assert all(map(torch.equal, ours, theirs))
@@ -139,6 +139,6 @@ def test_together_tensors_become_what_they_become_one_by_one(
 
 
 def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_messages, "MOST_BYTES", 10)
+    monkeypatch.setattr(packed_messages, "MOST_BYTES", 10)
     assert list(groups([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
     assert list(groups([])) == []

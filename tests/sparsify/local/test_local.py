@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.states import StateMismatch
 from sparsify.local.fragments import NonFiniteDrift, fragments_of
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense, Method
 from sparsify.methods import per_step
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
+from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
 from tests.sparsify.local.rounds import (
     EVERY,
@@ -87,7 +87,7 @@ def test_nothing_of_the_drift_is_lost(name: str) -> None:
     seen = torch.zeros_like(averaged_once())
     num_owed = 0
     for history in histories:
-        residuals = history.worker.optimiser.engine.residuals()
+        residuals = history.worker.optimizer.engine.residuals()
         named = history.worker.model.named_parameters()
         held = torch.cat([residuals.get(key, torch.zeros(p.numel())) for key, p in named])
         seen += (torch.stack(history.drifts[EVERY - 1 :: EVERY]).sum(0) - held) / SIZE
@@ -114,8 +114,8 @@ def test_momentum_is_applied_once() -> None:
                 assert Local(EVERY, method, outer).outer == outer
 
 
-def schedule_of(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (1 + step))
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
 @pytest.mark.parametrize(
@@ -128,21 +128,21 @@ def schedule_of(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.La
     ],
     ids=["sgd", "momentum", "adamw", "muon"],
 )
-def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
+def test_one_worker_with_a_plain_outer_step_is_the_inner_optimizer_to_the_bit(
     inner: MakeInner, scheduled: str
 ) -> None:
     """With two half batches in a closure, a clipped norm, and a schedule of whichever optimizer."""
 
-    def train(optimiser: Any, schedule: torch.optim.lr_scheduler.LambdaLR, model: nn.Module) -> Tensor:
+    def train(optimizer: Any, schedule: torch.optim.lr_scheduler.LambdaLR, model: nn.Module) -> Tensor:
         for step in range(6):
 
             def closure(step: int = step) -> Tensor:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = fill(model, 0, step) + fill(model, 0, step, share=1)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 return loss
 
-            assert float(optimiser.step(closure)) > 0
+            assert float(optimizer.step(closure)) > 0
             schedule.step()
         return flat(model)
 
@@ -150,9 +150,9 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
         model = model_of()
         alone = inner([*model.parameters()])
         early = schedule_of(alone) if "before" in scheduled else None
-        optimiser = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
-        late = early or schedule_of(alone if scheduled == "inner" else optimiser)
-        return train(optimiser, late, model)
+        optimizer = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
+        late = early or schedule_of(alone if scheduled == "inner" else optimizer)
+        return train(optimizer, late, model)
 
     model = model_of()
     alone = inner([*model.parameters()])
@@ -170,10 +170,10 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
 def test_the_outer_step_is_torchs_own_on_the_mean_drift(outer: Outer, theirs: dict[str, Any]) -> None:
     histories = live(Local(EVERY, Dense(), outer), inner=INNER.sgd)
     p = nn.Parameter(flat(model_of()))
-    optimiser = torch.optim.SGD([p], **theirs)
+    optimizer = torch.optim.SGD([p], **theirs)
     for last in range(EVERY - 1, 3 * EVERY, EVERY):
         p.grad = torch.stack([history.drifts[last] for history in histories]).mean(0)
-        optimiser.step()
+        optimizer.step()
         torch.testing.assert_close(histories[0].anchors[last], p.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -202,7 +202,7 @@ def test_desloc_averages_each_moment_at_its_own_period() -> None:
         alike = list[tuple[bool, ...]]()
         for step in range(1, 13):
             worker.train(step)
-            state = worker.optimiser.optimiser.state[weight]
+            state = worker.optimizer.inner_optimizer.state[weight]
             tensors = weight.detach(), state["exp_avg"], state["exp_avg_sq"]
             alike.append(tuple(torch.equal(*comm.all_gather(tensor.contiguous())) for tensor in tensors))
         return alike
@@ -217,11 +217,11 @@ def test_a_moment_that_a_worker_lacks_is_refused_by_all() -> None:
         worker.backward()
         if comm.rank == rank:
             worker.model.get_parameter("2.bias").grad = None
-        name = type(worker.optimiser.optimiser).__name__
+        name = type(worker.optimizer.inner_optimizer).__name__
         with pytest.raises(
             ValueError, match=rf"{name} keeps no 'exp_avg' of 2\.bias to be averaged \(rank {rank}\)"
         ):
-            worker.optimiser.step()
+            worker.optimizer.step()
 
     virtual.run(2, lambda comm: body(comm, INNER.sgd, 0))
     virtual.run(2, lambda comm: body(comm, INNER.adamw, 1))
@@ -234,7 +234,7 @@ ALL = STRATEGIES | {str(how): local("topk", **how) for how in STREAMING}
 
 
 @pytest.mark.parametrize("strategy", ALL)
-def test_anchors_stay_alike_and_move_with_every_inner_optimiser_and_replicas_meet_at_them(
+def test_anchors_stay_alike_and_move_with_every_inner_optimizer_and_replicas_meet_at_them(
     strategy: str,
 ) -> None:
     """But where a strategy breaks this law and says so; a mix, or another fragment, keeps replicas apart."""
@@ -280,12 +280,12 @@ def test_a_saved_state_goes_on_in_mid_round_to_the_bit(strategy: str) -> None:
         states = []
         for stop in (3, 6, 8):
             worker.train(stop)
-            states.append(copy.deepcopy(worker.optimiser.state_dict()))
+            states.append(copy.deepcopy(worker.optimizer.state_dict()))
         worker.train(12)
         for state in states:
             again = Worker(ALL[strategy], comm, model=model_of(7))
-            again.optimiser.load_state_dict(state)
-            assert again.optimiser.steps == state["local"]["step"]
+            again.optimizer.load_state_dict(state)
+            assert again.optimizer.steps == state["local"]["step"]
             again.train(12)
             assert torch.equal(again.own(), worker.own())
             assert torch.equal(again.anchor(), worker.anchor())
@@ -297,7 +297,7 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
     def body(comm: Comm) -> list[str]:
         worker = Worker(local("topk"), comm)
         worker.train(1)
-        saved = worker.optimiser.state_dict()
+        saved = worker.optimizer.state_dict()
         before = worker.own()
         broken = copy.deepcopy(saved)
         broken["local"]["fragments"][0]["state"]["anchor"][0][0] = torch.nan
@@ -307,7 +307,7 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
         said = []
         for other in (*others, without, broken):
             with pytest.raises(StateMismatch) as refused:
-                worker.optimiser.load_state_dict(other)
+                worker.optimizer.load_state_dict(other)
             said.append(str(refused.value))
         assert torch.equal(before, worker.own())
         return said
@@ -335,7 +335,7 @@ def test_after_a_nan_that_is_named_all_go_on_from_the_anchor(delay: int) -> None
             if (comm.rank, step) == (1, EVERY):
                 there(worker.model.get_parameter("2.weight").grad)[0] = torch.nan
             try:
-                worker.optimiser.step()
+                worker.optimizer.step()
             except NonFiniteDrift as error:
                 said.append(str(error))
                 with torch.no_grad():
@@ -355,7 +355,7 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
         worker = Worker(local("topk"), comm)
         for step in range(2 * EVERY):
             if comm.rank == 1 and step in (1, 3):
-                worker.optimiser.skip()
+                worker.optimizer.skip()
             else:
                 worker.train(step + 1)
         return worker.own()
@@ -367,16 +367,16 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
 def test_a_grad_scaler_skips_alone_and_the_step_counts() -> None:
     def body(comm: Comm) -> tuple[Tensor, float]:
         model = model_of(dtype=torch.float32)
-        optimiser = wrapped(INNER.sgd, model, local("dense", Plain()), comm)
+        optimizer = wrapped(INNER.sgd, model, local("dense", Plain()), comm)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(EVERY):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             draws = torch.Generator().manual_seed(step)
             loss = model(torch.randn(8, 6, generator=draws)).square().mean()
             if (comm.rank, step) == (1, 2):
                 loss = loss * torch.inf
             scaler.scale(loss).backward()
-            scaler.step(optimiser)
+            scaler.step(optimizer)
             scaler.update()
         return flat(model), scaler.get_scale()
 
@@ -400,14 +400,14 @@ def test_strategies_that_make_no_sense_are_refused_in_a_sentence() -> None:
             Local(**{"every": 4, "method": Dense(), **how})
 
 
-def test_models_and_optimisers_that_can_not_be_wrapped_are_refused_in_a_sentence() -> None:
+def test_models_and_optimizers_that_can_not_be_wrapped_are_refused_in_a_sentence() -> None:
     def body(comm: Comm) -> None:
         model = model_of()
-        optimiser = wrapped(INNER.sgd, model, local("topk"), comm)
+        optimizer = wrapped(INNER.sgd, model, local("topk"), comm)
         with pytest.raises(ValueError, match="wrapped already"):
-            sparsify.distribute(optimiser, model, local("topk"), comm)
+            sparsify.distribute(optimizer, model, local("topk"), comm)
         with pytest.raises(ValueError, match="parameters can't join later"):
-            optimiser.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with pytest.raises(ValueError, match="overlap=True averages while the steps of a delay go on"):
             wrapped(INNER.sgd, model, local("topk"), comm, overlap=True)
         gappy = nn.Linear(6, 4, dtype=torch.float64)
@@ -421,9 +421,9 @@ def test_models_and_optimisers_that_can_not_be_wrapped_are_refused_in_a_sentence
             held.step()
         model.get_parameter("0.weight").requires_grad_(False)
         for _ in range(EVERY - 1):
-            optimiser.step()
+            optimizer.step()
         with pytest.raises(ValueError, match=r"0\.weight was .* and is now .*, frozen, in the middle"):
-            optimiser.step()
+            optimizer.step()
 
     virtual.run(1, body)
 
@@ -433,11 +433,11 @@ def test_a_model_of_real_and_complex_parameters_is_trained_as_its_parts_alone() 
 
     def body(comm: Comm, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
         model = nn.ParameterList([torch.ones(5, dtype=dtype) for dtype in dtypes])
-        optimiser = wrapped(INNER.momentum, model, sparsify.diloco(every=2), comm)
+        optimizer = wrapped(INNER.momentum, model, sparsify.diloco(every=2), comm)
         for step in range(5):
             for p in model:
                 p.grad = torch.full_like(p, step + comm.rank)
-            optimiser.step()
+            optimizer.step()
         return [*model]
 
     together = virtual.run(2, partial(body, dtypes=types))

@@ -46,7 +46,7 @@ def anchors(strategy: Local, size: int = SIZE, **options: Any) -> list[Tensor]:
         for turn in range(ROUNDS):
             for step in range(EVERY):
                 model.weight.grad = drift(comm.rank, turn) / 0.05 * (step == 0)
-                worker.optimiser.step()
+                worker.optimizer.step()
         return worker.anchor().view(SHAPE)
 
     return virtual.run(size, body)
@@ -146,7 +146,7 @@ def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_th
     n = flat(model_of()).numel()
     nbytes = n * torch.float64.itemsize * (size > 1)
     for history in histories:
-        assert history.worker.optimiser.num_elements == n
+        assert history.worker.optimizer.num_elements == n
         assert history.sent == history.counted == [*[0] * (EVERY - 1), 2 * nbytes] * ROUNDS
     seen = SeenStep(((n,),), n, torch.float64, size, 0, [])
     assert strategy.method.promised(seen) == (nbytes, nbytes)
@@ -163,7 +163,7 @@ def test_a_chunk_of_4096_takes_112_bytes_and_a_tensor_its_scales() -> None:
         model = nn.Linear(256, 128, bias=False)  # eight chunks of 64 x 64
         worker = Worker(sparsify.sparseloco(every=1), comm, INNER.sgd, model)
         model.weight.grad = torch.randn(128, 256, generator=torch.Generator().manual_seed(comm.rank))
-        worker.optimiser.step()
+        worker.optimizer.step()
         return worker.report().wire_bytes
 
     assert virtual.run(2, body) == [8 * 112 + 16] * 2
@@ -174,13 +174,13 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
 
     def body(comm: Comm) -> tuple[Tensor, int]:
         model = nn.Linear(8, 1, bias=False)
-        optimiser = begin_at_zero(model, strategy, comm).optimiser
-        optimiser.step()
+        optimizer = begin_at_zero(model, strategy, comm).optimizer
+        optimizer.step()
         model.weight.grad = torch.tensor([[1.0, -0.7, 0.3, 0.2, 0.05, 0.009, 0.007, -0.0]]) / 0.05
         averages: list[Tensor] = []
-        optimiser.fragments[0].watch = lambda average: averages.extend(piece.clone() for piece in average)
-        optimiser.step()
-        return averages[0], there(optimiser.last_report).wire_bytes
+        optimizer.fragments[0].watch = lambda average: averages.extend(piece.clone() for piece in average)
+        optimizer.step()
+        return averages[0], there(optimizer.last_report).wire_bytes
 
     (average, nbytes), _ = virtual.run(2, body)
     assert average.tolist() == [1.0, -0.5, 0.25, 0.25, 0.0625, 0.015625, 0.0, 0.0]
@@ -234,7 +234,7 @@ def test_fragments_delay_and_mix_give_torchfts_published_numbers(delay: int, mix
         for step in range(1 - delay, 16):
             for p in model.parameters():
                 p.grad = torch.full_like(p, 2.0 if step > 0 else 0.0)
-            worker.optimiser.step()
+            worker.optimizer.step()
             if step > 0 and step % 3 == 0:
                 which = 1 if step % 2 else 0  # ours exchanges the first fragment at the end of a round
                 own.append(float(worker.own()[which]))

@@ -1,0 +1,54 @@
+"""One verb for a plain training loop, whether each step's gradients are averaged or the drift of many."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+
+from sparsify.comm import Comm
+from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.strategy import Local
+from sparsify.method import Method
+from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
+
+
+@overload
+def distribute(
+    optimizer: torch.optim.Optimizer, model: nn.Module, method: Method, *values: Any, **options: Any
+) -> DistributedOptimizer: ...
+@overload
+def distribute(
+    optimizer: torch.optim.Optimizer, model: nn.Module, method: Local, *values: Any, **options: Any
+) -> LocalOptimizer: ...
+def distribute(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    method: Method | Local,
+    comm: Comm | None = None,
+    seed: int = 0,
+    check: bool = True,
+    debug: bool = False,
+    select: str = "auto",
+    *,
+    group: dist.ProcessGroup | DeviceMesh | None = None,
+    steps_per_epoch: int | None = None,
+    scaler: GradScaler | None = None,
+    overlap: bool = False,
+) -> DistributedOptimizer | LocalOptimizer:
+    """`optimizer`, whose steps all workers make together, or now and then together.
+
+    Args:
+        method: averages each step's gradients, and then `DistributedOptimizer` says what the options mean and
+            what is refused; or is a strategy of local steps, and then `LocalOptimizer` does.
+    """
+    options: dict[str, Any] = {
+        "group": group, "steps_per_epoch": steps_per_epoch, "scaler": scaler, "overlap": overlap,
+    }  # fmt: skip
+    if isinstance(method, Local):
+        return LocalOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)
+    return DistributedOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)

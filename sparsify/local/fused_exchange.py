@@ -1,0 +1,48 @@
+"""The exchange of a fragment at once, where all that follows the average is a plain outer step.
+
+Anchor and parameters then differ from the anchor before in those elements only that some worker has sent. So
+one pass over memory, 20 bytes per float32 element, adds the drift to the residual, searches that, and puts
+the parameters back to the anchor; all else is done in those elements. One after the other, drift, average,
+outer step and copy take 56 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sparsify.method import Sparsifier, Step, Together
+from sparsify.wrappers.engine import MOST_TOGETHER, Engine, StepReport
+
+
+def moved(engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step: Step) -> StepReport | None:
+    """Average the drift, anchor less own, of all that an engine has; anchor and own become the anchor less
+    `step.lr` times that, to the bit what `Plain` makes of it. Collective. None where it can't be had here,
+    on all workers or on some: what they send is the same, and nothing has changed.
+
+    Args:
+        own, anchor: tensors (m,) that follow each other, of the same lengths.
+    """
+    method, ats = engine.method, range(len(engine.buckets))
+    if type(method) is not Sparsifier or not method.takes_pieces:  # one with a step of its own takes that
+        return None
+    if len(set(engine.kinds)) > 1 or engine.num_elements > MOST_TOGETHER:  # they travel in several messages
+        return None
+    joint = engine.joint_for(ats, own, False)
+    if joint is None:
+        return None
+    those = Together(joint, own, engine.sizes, [step] * len(ats), engine.states)
+    with engine.timer.phase("select"):
+        found = method.select_at_once(those, anchor)
+    if found is None:
+        return None
+    part, _ = found
+
+    def act() -> int:
+        total = method.exchange_together(part, those, engine.comm, engine.timer)
+        with engine.timer.phase("scatter"):
+            joint.move(anchor, own, total, 1 / engine.comm.size if method.average else 1.0, -step.lr)
+        return part.indices.numel()
+
+    return engine.report(ats, step, act)

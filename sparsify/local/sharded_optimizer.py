@@ -1,0 +1,113 @@
+"""Local steps of a sharded model: each replica steps by itself, and what its shards have moved meets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from sparsify.comm import Comm
+from sparsify.local.fragments import Fragment
+from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.strategy import Local
+from sparsify.wrappers.handshake import agree
+from sparsify.wrappers.saved_states import check_unmarked
+from sparsify.wrappers.sharded.checks import check_optimizer, check_owned, inner_of
+from sparsify.wrappers.sharded.grid import ShardGrid
+from sparsify.wrappers.sharded.hook import grid_of, local_of, named_parameters, share_out
+from sparsify.wrappers.sharded.units import leave_replicas, units_of
+from sparsify.wrappers.wrapping import group_in
+
+# Models that step locally -> their workers.
+GRIDS: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
+
+
+class ShardedLocal(LocalOptimizer):
+    """`optimizer` of a model sharded by `fully_shard` within each replica. Every so many steps the workers
+    that have the same shard average what they have moved, each its own shard. As `LocalOptimizer` in
+    everything else; a method's buckets are those of the shards.
+
+    Within a round replicas differ, so nothing may average between them: of a model on a mesh of replicas and
+    shards (HSDP) the all-reduce is taken away, and its parameters become DTensors on the mesh of shards. So
+    all that is trained must be some optimizer's of local steps: of this one, or of others of the same model.
+
+    `skip()` is called by all workers of a replica, or by none.
+
+    Raises:
+        ValueError: as `sparsify.shard`; or an overlap is asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        strategy: Local,
+        replicas: dist.ProcessGroup | DeviceMesh | None = None,
+        seed: int = 0,
+        check: bool = True,
+        select: str = "auto",
+        *,
+        steps_per_epoch: int | None = None,
+        debug: bool = False,
+    ) -> None:
+        earlier = GRIDS.get(model)
+        self.units = units_of(model, may_be_ours=earlier is not None)
+        self.grid = earlier or grid_of(self.units, group_in(replicas))
+        super().__init__(
+            inner_of(optimizer), model, strategy, self.grid.replicas, seed, check, debug, select,
+            steps_per_epoch=steps_per_epoch,
+        )  # fmt: skip
+        for unit in self.units:
+            if unit.hook is None:
+                unit.step_alone(self.grid.mesh["shard"])
+        leave_replicas(self.inner_optimizer, self.grid.mesh["shard"])
+        GRIDS[model] = self.grid
+
+    def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        check_optimizer(optimizer)
+        check_owned(optimizer, model)
+        check_unmarked(optimizer)
+
+    def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
+        shards = nn.ParameterList(map(local_of, named_parameters(self.units)))
+        agree(self.grid.everyone(), shards, facts)
+
+    def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
+        found = list[Fragment]()
+
+        def facts() -> dict[str, Any]:
+            found.extend(build())  # of shards that may be smaller than other workers', or empty
+            return {}
+
+        self._agree(self.comm, self._model, facts)
+        return found
+
+    def _share_start(self, model: nn.Module) -> None:
+        share_out(model, self.grid)
+
+    def _check_unchanged(self) -> None:
+        super()._check_unchanged()
+        averaged = {id(p) for other in self._find_sharing() for p in other._known}
+        for name, p in named_parameters(self.units):
+            if p.requires_grad and id(p) not in averaged:
+                raise ValueError(
+                    f"{name} is trained, and no optimizer of local steps has it, so that its replicas would "
+                    "drift apart; call sparsify.shard for its optimizer, too, before the first step, or "
+                    "freeze it"
+                )
+
+    def _global_rank(self, replica: int) -> int:
+        return replica * self.grid.shards.size + self.grid.shards.rank
+
+    def _everyone(self) -> Comm:
+        return self.grid.everyone()
+
+    def _reshard(self) -> None:
+        for unit in self.units:
+            unit.check_hook()
+            unit.module.reshard()

@@ -1,0 +1,95 @@
+"""A method applied to one worker's model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsify.comm import Comm
+from sparsify.core.gradients import Gradients, OwnGradients
+from sparsify.core.timer import PhaseTimer
+from sparsify.method import Method, Step, Watch, num_selected
+from sparsify.ranges import stable_repr
+from sparsify.wrappers.engine import Engine, StepReport
+from sparsify.wrappers.handshake import of_tensors, shake_hands
+
+
+class Aggregator(Engine):
+    """A method applied to one worker's model: its buckets, and the method's state for each.
+
+    Args:
+        comm: is wrapped in a `CountingComm`, unless it counts already.
+        debug: before each step compare method, step, k and parameters over the workers, by one small
+            allgather; without it, workers that disagree hang, or exchange nonsense.
+        select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
+            `auto`. See `sparsify.kernels.kernel_for`. It decides how fast a step is; of equal magnitudes at
+            the border each may take others.
+        together: False: each bucket is searched and sent by itself, as papers describe it.
+        in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
+            where it computes them, for methods that can read them there.
+
+    Raises:
+        ValueError: the density selects nothing of this model, or `select` can't be had here.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        parameters: Iterable[tuple[str, Parameter]],
+        comm: Comm,
+        timer: PhaseTimer | None = None,
+        seed: int = 0,
+        debug: bool = False,
+        select: str = "auto",
+        together: bool = True,
+        in_place: bool = True,
+    ) -> None:
+        make = Gradients if in_place or not method.takes_pieces else OwnGradients
+        self.source, self.debug = make(parameters, method.scope), debug
+        self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
+        super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
+
+    @property
+    def gradients(self) -> Gradients:
+        """The flat gradients, where there are any: not with `in_place=False`."""
+        assert isinstance(self.source, Gradients)
+        return self.source
+
+    def aggregate(
+        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, watch: Watch | None = None
+    ) -> StepReport:
+        """Replace all gradients by their averages over the workers.
+
+        Args:
+            epoch: counted from 0, for the density schedule.
+            lr: the optimizer's, for feedback in the learning-rate domain; or one for each bucket.
+            watch: see `Step`.
+        """
+        return self.aggregate_collected(self.gradients.views, epoch, lr, watch)
+
+    def aggregate_collected(
+        self,
+        grads: Sequence[Tensor],
+        epoch: int = 0,
+        lr: float | Sequence[float] = 1.0,
+        watch: Watch | None = None,
+    ) -> StepReport:
+        """The same, given what `source.collect` returned."""
+        steps = self.begin(epoch, lr, watch)
+        return self.average(range(len(steps)), self.source.in_space(grads), steps)
+
+    def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
+        """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
+        step = Step(self.method.density_at(epoch), watch=watch)
+        if self.debug:
+            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
+            facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+            facts |= of_tensors("parameter", self.source.parameters)
+            shake_hands(self.comm, {**facts, **self.more_facts()}, self.source.flat)
+        self.step += 1
+        if isinstance(lr, Sequence):
+            return [step._replace(lr=rate) for rate in lr]
+        return [step._replace(lr=lr)] * len(self.states)

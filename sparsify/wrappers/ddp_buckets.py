@@ -1,0 +1,257 @@
+"""Parts of the hook under DistributedDataParallel: what is refused when it is registered, and DDP's buckets,
+which are handed over full and get back their average.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsify.comm.torch import TorchComm
+from sparsify.core.bucket import TensorKind
+from sparsify.method import Dense, Method
+from sparsify.wrappers.wrapping import check_gradient_types, check_momentum, check_overlap, parameters_of
+
+Flags = Sequence[bool] | None  # None: all
+
+
+class KnownBucket(NamedTuple):
+    """A bucket of DDP's, as it is known until its parameters change."""
+
+    ids: list[int]  # of its parameters
+    kind: TensorKind  # of its buffer
+    names: list[str]
+    sizes: list[int]  # real numbers of each
+    strides: list[tuple[int, ...]]
+
+
+class FullBucket(NamedTuple):
+    """A bucket of DDP's whose gradients are all there."""
+
+    buffer: Tensor  # (n,)
+    numbers: Tensor  # the same as real numbers
+    known: KnownBucket
+    used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
+    averaged: Future[Tensor]
+    back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
+    filled: Any  # an event on the stream that filled it; None on the CPU
+
+    def grads(self) -> Sequence[Tensor]:
+        """(m,) of each tensor, views."""
+        return torch.split(self.numbers, self.known.sizes)
+
+
+def used_anywhere(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
+    """Return, of each tensor of these buckets, whether any worker has used it since the last step.
+
+    Args:
+        ask: agrees on that with the others; None: there is nothing to agree on.
+    """
+    flags, sizes = (
+        [[True] * len(one.known.names) for one in full],
+        [n for one in full for n in one.known.sizes],
+    )
+    if ask is None or not any(sizes):
+        return flags
+    knows = full[0].used is not None
+    used = [flag for one in full for flag in one.used or []] if knows else None
+    names = [name for one in full for name in one.known.names]
+    anywhere = iter(ask([one.numbers for one in full], names, sizes, used))
+    return [[next(anywhere) for _ in own] for own in flags] if knows else flags
+
+
+def dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """(n,), and the way back: a sparse embedding's gradient lies alone in its bucket, as a sparse tensor."""
+    if not buffer.is_sparse:
+        return buffer, unchanged
+    return buffer.to_dense().view(-1), partial(sparse, like=buffer)
+
+
+def unchanged(average: Tensor) -> Tensor:
+    """The average as it is."""
+    return average
+
+
+def sparse(average: Tensor, like: Tensor) -> Tensor:
+    """(n,) in the shape of the sparse tensor `like`; rows of zeros are left out."""
+    return average.view(like.shape).to_sparse(like.sparse_dim())
+
+
+def ddp_in(model: nn.Module) -> DistributedDataParallel:
+    """The one that takes a hook: the model, or what `torch.compile` or a trainer has wrapped once more."""
+    parts = list(model.modules()) if isinstance(model, nn.Module) else []
+    inside = [part for part in parts if isinstance(part, DistributedDataParallel)]
+    if len(inside) != 1:
+        sharded = any(hasattr(p, "device_mesh") for part in parts for p in part.parameters())
+        why = "has no buckets" if not inside else f"has {len(inside)} inside, to be registered one by one"
+        why = "shards its gradients, and sparsification needs whole ones" if sharded else why
+        raise ValueError(
+            f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
+            "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
+        )
+    (found,) = inside
+    check_options(found)
+    check_ignored(found)
+    return found
+
+
+def check_options(model: DistributedDataParallel) -> None:
+    """Refuse settings with which DDP does not hand all gradients to a hook.
+
+    Raises:
+        ValueError: names the setting, and what to do instead.
+    """
+    if getattr(model, "mixed_precision", None) is not None:
+        raise ValueError(
+            "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
+        )
+    if getattr(model, "_use_python_reducer", False):
+        raise ValueError(
+            'torch._dynamo.config.optimize_ddp="python_reducer" lets DDP average each parameter by itself, '
+            "without buckets that a hook could take; leave it at True, or take sparsify.distribute"
+        )
+    if getattr(model, "_delay_all_reduce_params", []):
+        raise ValueError(
+            "DDP averages delay_all_reduce_named_params in a hook of its own, all of them and whole; leave "
+            "that option out"
+        )
+    if getattr(model, "skip_all_reduce_unused_params", False):
+        raise ValueError(
+            "with skip_all_reduce_unused_params DDP hands over other buckets in each step, while what nobody "
+            "used may still be owed; leave that option out: find_unused_parameters=True alone is right"
+        )
+
+
+def check_ignored(model: DistributedDataParallel) -> None:
+    """Refuse parameters that DDP was told to ignore, and averages nevertheless.
+
+    Raises:
+        ValueError: such a parameter is the outermost module's own, or has another name that was not told.
+    """
+    told = model.parameters_to_ignore
+    ignored = {id(p) for name, p in model.module.named_parameters() if name in told}
+    for path, module in model.module.named_modules():
+        for name, p in module.named_parameters(recurse=False):
+            if id(p) in ignored and p.requires_grad and f"{path}.{name}" not in told:
+                raise ValueError(
+                    f"DDP was told to ignore {f'{path}.{name}'.strip('.')}, and averages it nevertheless: it "
+                    "ignores parameters of submodules only, and those only of which all names were told; "
+                    "tell all names, move it into a submodule, or let DDP average it"
+                )
+
+
+def register_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+    """Hand DDP a communication hook, unless it has one."""
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        if "only be called once" not in str(error):
+            raise
+        raise ValueError(
+            "this model has a communication hook already, and DDP takes no other; leave that one out, or "
+            "wrap `model.module` in a DistributedDataParallel anew"
+        ) from error
+
+
+def check_hook(
+    model: DistributedDataParallel,
+    method: Method,
+    optimizer: torch.optim.Optimizer | None,
+    scaler: GradScaler | None,
+    overlap: bool,
+) -> None:
+    """Refuse what can't average in DDP's hook.
+
+    Raises:
+        ValueError: the method, or what it is combined with.
+    """
+    check_method(method, optimizer, model)
+    check_gradient_types(model.module.named_parameters())
+    if overlap and not isinstance(method, Dense):
+        check_overlap(scaler)
+        check_tensorwise(method)
+
+
+def check_method(
+    method: Method, optimizer: torch.optim.Optimizer | None, model: DistributedDataParallel
+) -> None:
+    """Refuse what is no method, or can't work without the optimizer."""
+    if hasattr(method, "every"):
+        raise ValueError(
+            "under DistributedDataParallel gradients are averaged in every backward pass, so nothing would "
+            "be left to exchange after local steps; train the model inside (`model = model.module`) with "
+            "sparsify.distribute(optimizer, model, strategy)"
+        )
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    if method.scope == "bucket" and not method.mixes_tensors:
+        raise ValueError(
+            "scope='bucket' chooses the largest of several tensors, and this method does not; take "
+            "scope='layer', or a size in MB"
+        )
+    if isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer):
+        raise ValueError(
+            "sparsify.distribute's optimizer averages by itself; give register the inner one, or leave it out"
+        )
+    if optimizer is None and (method.needs_lr or method.momentum_inside):
+        why = "follows the learning rate" if method.needs_lr else "applies momentum itself"
+        raise ValueError(
+            f"the method {why}, so it must know the optimizer: sparsify.register(model, method, optimizer)"
+        )
+    if optimizer is not None:
+        check_momentum(optimizer, method)
+        known = set(map(id, parameters_of(optimizer)))
+        for name, p in model.module.named_parameters():
+            if method.needs_lr and p.requires_grad and id(p) not in known:
+                raise ValueError(
+                    f"the method follows each parameter's learning rate, and {name} is not the optimizer's"
+                )
+
+
+def check_tensorwise(method: Method) -> None:
+    """Refuse to overlap, under DDP, what needs more gradients than are there."""
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
+            "leave one of them out"
+        )
+    if method.scope not in ("layer", "bucket"):
+        raise ValueError(
+            f"overlap=True sends each of DDP's buckets as soon as it is full, and scope={method.scope!r} "
+            "spans several; take scope='layer' or 'bucket', or leave overlap out"
+        )
+
+
+def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """DDP's own group, or another one of the same members."""
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
+        raise ValueError(
+            f"DDP keeps the model alike on the workers {members}, so they must average together; leave group "
+            "out, or give it to DistributedDataParallel(process_group=...)"
+        )
+    return TorchComm(group or model.process_group)
+
+
+def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+    """Another group than DDP's own, whose collectives those of a thread would meet."""
+    if group is not None and group is not model.process_group:
+        return group_of(model, group)
+    members = dist.get_process_group_ranks(model.process_group)
+    if group is None and len(members) == dist.get_world_size():
+        return TorchComm.beside()
+    raise ValueError(
+        f"overlap=True averages in a thread, and the group of the workers {members} is DDP's own; make "
+        "another one of them, on all workers of the default group, and hand it over: "
+        f"sparsify.register(..., group=torch.distributed.new_group({members}))"
+    )

@@ -1,0 +1,99 @@
+"""What can be averaged unit by unit, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparsify.method import Dense, Method
+from sparsify.wrappers.wrapping import check_momentum, parameters_of
+
+Named = Sequence[tuple[str, nn.Parameter]]
+
+
+def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose steps can be watched: Accelerate and Lightning hide it in one of their own."""
+    for name in ("optimizer", "_optimizer"):
+        if isinstance(inner := getattr(optimizer, name, None), torch.optim.Optimizer):
+            return inner_of(inner)
+    return optimizer
+
+
+def scatter_of(within: Method | None) -> Any:
+    """The reduce-scatter of this method; None of none.
+
+    Raises:
+        ValueError: it has none, or one that would keep a residual.
+    """
+    if within is None:
+        return None
+    found = within.reduce_scatter() if isinstance(within, Method) else None
+    if found is None:
+        raise ValueError(
+            f"within={within!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
+            "for torch's own"
+        )
+    return found
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse what is no optimizer, or averages by itself.
+
+    Raises:
+        ValueError: says what to hand over.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"{type(optimizer).__name__} is no optimizer; sparsify.shard takes a model, its optimizer, and a "
+            "method, in this order"
+        )
+    if isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer):
+        raise ValueError(
+            "this optimizer averages by itself; hand over the one inside (`optimizer.inner_optimizer`)"
+        )
+
+
+def check_owned(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Refuse an optimizer of parameters that the model does not have.
+
+    Raises:
+        ValueError: it has one.
+    """
+    known = set(map(id, model.parameters()))
+    for p in parameters_of(optimizer):
+        if id(p) not in known:
+            raise ValueError(
+                f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have; make "
+                "the optimizer after fully_shard, which replaces the parameters"
+            )
+
+
+def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
+    """Refuse what can't average unit by unit, or does not fit together."""
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
+    check_momentum(optimizer, method)
+    known = set(map(id, parameters_of(optimizer)))
+    for name, p in parameters:
+        if id(p) not in known:
+            raise ValueError(
+                f"{name} is not the optimizer's, with whose state its residual is saved; make one optimizer "
+                "of all that is trained, after fully_shard, which replaces the parameters"
+            )
+    if isinstance(method, Dense):
+        return
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "clip_norm needs the norm of the whole gradient, and units are exchanged one after the other; "
+            "leave it out, and clip the average after backward (clip_grad_norm_)"
+        )
+    if method.scope == "global":
+        raise ValueError(
+            "scope='global' chooses from the gradient of the whole model, and FSDP reduces it unit by unit; "
+            "take scope='layer', a size in MB, or, for Top-k, 'bucket': a unit"
+        )

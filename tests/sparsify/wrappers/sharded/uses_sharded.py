@@ -1,0 +1,733 @@
+"""What users do with sharded models, each with a method between the replicas; and the same by torch alone."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import sparsify
+from sparsify.comm import Comm
+from sparsify.comm.torch import TorchComm
+from sparsify.local.strategy import Local
+from sparsify.wrappers.engine import NonFinite
+from tests.sparsify import laws
+from tests.sparsify.local import uses_guards
+from tests.sparsify.wrappers.user_acts import Act, live, mesh_of, seeded, whole
+
+GRIDS = [(2, 2), (2, 3), (3, 2)]  # replicas, shards
+KINDS_OF_MESH = ("both", "shards")  # of replicas and shards, or of shards alone
+# But for what torch itself refuses, or does not do.
+REFUSED_OF_SHARDS = [case for case in uses_guards.REFUSED if case not in ("converted", "given other memory")]
+NAMES = ("replicate", "shard")
+STEPS = 3
+
+
+class Blocks(nn.Module):
+    """An embedding whose weights are the last layer's as well, and blocks whose sizes no grid divides."""
+
+    def __init__(self, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 5)
+        self.checkpoints = checkpoints
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 5, bias=False)) for _ in range(2)
+        )
+        self.scale = nn.Parameter(torch.ones(1))  # on some workers there is nothing of it
+        self.output = nn.Linear(5, 11, bias=False)
+        self.output.weight = self.words.weight
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden: Tensor = self.words(words)
+        for block in self.blocks:
+            inner: Any = checkpoint(block, hidden, use_reentrant=False) if self.checkpoints else block(hidden)
+            hidden = hidden + inner * self.scale
+        scores: Tensor = self.output(hidden)
+        return scores
+
+
+def loss_of(model: nn.Module, rank: int, step: int, part: int = 0) -> Tensor:
+    own = torch.Generator().manual_seed(1000 * step + 10 * rank + part)
+    words = torch.randint(11, (6, 4), generator=own)
+    return nn.functional.cross_entropy(model(words).flatten(0, 1), words.roll(1, 1).flatten())
+
+
+def blocks(seed: int = 0, **options: Any) -> Any:
+    return seeded(partial(Blocks, **options), seed).float()
+
+
+def sharded(model: Any, mesh: DeviceMesh, **options: Any) -> Any:
+    """Make a unit of each block, and one of what is left."""
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
+    return model
+
+
+def weights(model: nn.Module) -> Tensor:
+    """Return all of them, whole, one after the other."""
+    return torch.cat([whole(p).flatten().float() for p in model.parameters()])
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+
+
+def mesh_and_replicas(mesh: DeviceMesh, kind: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """Return the mesh to shard a model on, and what is handed over as replicas."""
+    return (mesh, None) if kind == "both" else (mesh["shard"], mesh["replicate"])
+
+
+Train = Callable[[Any, torch.optim.Optimizer], object]
+
+
+def plainly(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: range = range(STEPS),
+    max_norm: float = math.inf,
+) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        if max_norm < math.inf:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+
+
+def in_microbatches(switch: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Run two backward passes a step; the first one reduces nothing, or not between replicas."""
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2):
+            getattr(model, switch)(part == 1)
+            (loss_of(model, dist.get_rank(), step, part) / 2).backward()
+        optimizer.step()
+
+
+def divided(factor: float, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Divide sums over all workers by a number of one's own (of tokens, perhaps)."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(factor)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    plainly(model, optimizer)
+
+
+def evaluated_between(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Run forward passes without backward, after which the outermost unit stays gathered."""
+    for step in range(STEPS):
+        with torch.no_grad():
+            loss_of(model, 0, 0)
+        plainly(model, optimizer, range(step, step + 1))
+
+
+def compiled(model: Any, optimizer: torch.optim.Optimizer) -> None:
+    for block in model.blocks:
+        block.compile(backend="eager")
+    plainly(model, optimizer)
+
+
+BFLOAT16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+HALF_SUMS = MixedPrecisionPolicy(reduce_dtype=torch.float16)
+SINGLE_SUMS = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+class Way(NamedTuple):
+    """How a sharded model is trained, with a method that leaves every average as it is, or by torch alone."""
+
+    train: Train = plainly
+    of_model: Mapping[str, Any] = {}
+    of_shards: Mapping[str, Any] = {}
+
+
+WAYS: dict[str, Way] = {
+    "plainly": Way(),
+    "in bfloat16": Way(of_shards={"mp_policy": BFLOAT16}),
+    "clipped": Way(partial(plainly, max_norm=0.05)),
+    "in microbatches": Way(partial(in_microbatches, "set_requires_gradient_sync")),
+    "reduced within": Way(partial(in_microbatches, "set_requires_all_reduce")),
+    "checkpointed": Way(of_model={"checkpoints": True}),
+    "compiled": Way(compiled),
+    "divided by 1": Way(partial(divided, 1.0)),
+    "divided by 8": Way(partial(divided, 8.0)),
+    "evaluated between": Way(evaluated_between),
+    "kept whole": Way(of_shards={"reshard_after_forward": False}),
+    "summed in half precision": Way(of_shards={"mp_policy": HALF_SUMS}),
+    "summed in single precision": Way(of_shards={"mp_policy": SINGLE_SUMS}),
+}
+WHOLE: dict[str, tuple[str, str | float]] = {
+    "dense": ("dense", "layer"),
+    "topk bucket": ("topk", "bucket"),
+    "topk layer": ("topk", "layer"),
+    "topk 25": ("topk", 25.0),
+    "gtopk layer": ("gtopk", "layer"),
+}
+
+
+def ends(mesh: DeviceMesh) -> dict[str, dict[str, Tensor]]:
+    """Return weights at the end of each way, by torch, and with each of WHOLE: on the first grid all of them,
+    on both kinds of mesh.
+    """
+    found = dict[str, dict[str, Tensor]]()
+    for way, (train, of_model, of_shards) in [*WAYS.items()][: None if mesh.shape == GRIDS[0] else 2]:
+        model = sharded(blocks(**of_model), mesh, **of_shards)
+        train(model, optimizer_of(model))
+        found[way] = {"torch": weights(model)}
+        is_whole = way == "plainly" and mesh.shape == GRIDS[0]
+        for name, (method, scope) in [*WHOLE.items()][: None if is_whole else 2]:
+            for kind in KINDS_OF_MESH if is_whole else KINDS_OF_MESH[:1]:
+                own, replicas = mesh_and_replicas(mesh, kind)
+                # The first replica's weights are what all begin with.
+                model = sharded(blocks(mesh.get_local_rank("replicate"), **of_model), own, **of_shards)
+                optimizer = optimizer_of(model)
+                built = laws.build(method, 1.0, scope)
+                hook = sparsify.shard(model, optimizer, built, replicas, debug=True)
+                train(model, optimizer)
+                found[way][f"{name}, {kind}"] = weights(model)
+                assert hook.steps == STEPS
+    return found
+
+
+SPARSE: dict[str, dict[str, Any]] = {
+    "topk": {"scope": "bucket"},
+    "gtopk": {},
+    "oktopk": {},
+    "topk layer": {},
+    "topk MB": {"scope": 0.0002},
+    "randomk": {"feedback": "gradient"},
+    "gaussiank": {},
+    "efsignsgd": {},
+}
+
+
+def sparse(mesh: DeviceMesh, rank: int) -> dict[str, tuple[dict[str, Tensor], ...]]:
+    """Return what this worker lived through with sparse methods; see `user_acts`."""
+    found = {}
+    for name, choices in [*SPARSE.items()][: None if mesh.shape == GRIDS[0] else 3]:
+        act = Act(
+            kind=Blocks, loss=loss_of, method=name.partition(" ")[0], choices={"density": 0.2, **choices}
+        )
+        found[name] = tuple(live(act, "shard", rank, mesh.shape[1]))
+    return found
+
+
+# --- saved
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "topk": {},
+    "dgc": {"clip_norm": None, "momentum": 0.9},
+    "randomk": {"feedback": "gradient"},
+    "powersgd": {"rank": 2},
+    "stable_topk": {},
+    "qsgd": {},
+    "hardthreshold": {},
+}
+
+
+def resumed(mesh: DeviceMesh, folder: Path) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return where a training ends that was not interrupted, and one that was half-way."""
+    found = {}
+    for name, choices in RESUMED.items():
+        begun = []
+        for _ in range(2):
+            model = sharded(blocks(), mesh)
+            optimizer = optimizer_of(model)
+            if name == "dgc":  # which has momentum of its own
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+            hook = sparsify.shard(model, optimizer, laws.build(name, 0.2, **choices))
+            begun.append((model, optimizer, hook))
+        (model, optimizer, _), (again, stepping, hook) = begun
+        plainly(model, optimizer, range(2))
+        state: dict[str, Any] = {
+            "model": get_model_state_dict(model),
+            "own": get_optimizer_state_dict(model, optimizer),
+        }
+        state_dict_saver.save(state, checkpoint_id=folder / name)
+        plainly(model, optimizer, range(2, STEPS))
+        state = {"model": get_model_state_dict(again), "own": get_optimizer_state_dict(again, stepping)}
+        state_dict_loader.load(state, checkpoint_id=folder / name)
+        set_model_state_dict(again, state["model"])
+        set_optimizer_state_dict(again, stepping, optim_state_dict=state["own"])
+        assert hook.steps == 2
+        plainly(again, stepping, range(2, STEPS))
+        found[name] = (weights(model), weights(again))
+    return found
+
+
+# --- within a replica
+
+
+def rounded(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return gradients reduced within replicas by `qgz`, beside torch's; and bytes."""
+    found = dict[str, Tensor]()
+    for name in ("plain", "rounded"):
+        model = sharded(blocks(), mesh)
+        if name == "rounded":
+            within = sparsify.qgz(bits=8, block=64)
+            hook = sparsify.shard(model, optimizer_of(model), sparsify.dense(), within=within)
+        loss_of(model, rank, 0).backward()
+        found[name] = torch.cat([whole(p.grad).flatten() for p in model.parameters()])
+    assert hook.scatter is not None
+    found["bytes"] = torch.tensor(hook.scatter.sent_bytes)
+    found["sizes"] = torch.tensor([sum(unit.sizes) for unit in hook.units])
+    return found
+
+
+# --- local steps
+
+TWO_ROUNDS, ONE_MORE = range(4), range(4, 5)
+
+
+def average_within(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Average the gradients of whole models within each replica."""
+    for p in model.parameters():
+        assert p.grad is not None
+        dist.all_reduce(p.grad, group=mesh["shard"].get_group())
+        p.grad.div_(mesh["shard"].size())
+
+
+def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return where local steps of sharded replicas end; and those of whole models, each with its replica's
+    gradients, in double precision.
+    """
+    found = dict[str, Tensor]()
+    for name in ("localsgd", "diloco"):
+        strategy = sparsify.build(name, every=2)
+        for kind in KINDS_OF_MESH:
+            own, replicas = mesh_and_replicas(mesh, kind)
+            model = sharded(blocks().double(), own)
+            plainly(model, sparsify.shard(model, optimizer_of(model), strategy, replicas), TWO_ROUNDS)
+            found[f"{name}, {kind}"] = weights(model)
+        model = blocks().double()
+        replicated = TorchComm(mesh["replicate"].get_group())
+        optimizer = sparsify.distribute(optimizer_of(model), model, strategy, replicated)
+        for step in TWO_ROUNDS:
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            average_within(model, mesh)
+            optimizer.step()
+        found[f"{name}, whole"] = weights(model)
+    strategy = sparsify.build("sparseloco", every=2, density=0.2)
+    model, other = (sharded(blocks(), mesh) for _ in range(2))
+    optimizer, again = (sparsify.shard(part, optimizer_of(part), strategy) for part in (model, other))
+    plainly(model, optimizer, TWO_ROUNDS)
+    found["sparseloco"] = weights(model)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    plainly(model, optimizer, ONE_MORE)
+    plainly(other, again, ONE_MORE)
+    found["sparseloco, on"], found["sparseloco, resumed"] = weights(model), weights(other)
+    for way, train in (("averaged", plainly), ("divided", partial(divided, 2.0))):
+        for by in ("torch", "local steps"):
+            model = sharded(blocks().double(), mesh)
+            stepping: Any = torch.optim.SGD(model.parameters(), lr=0.2)
+            if by == "local steps":
+                stepping = sparsify.shard(model, stepping, sparsify.localsgd(every=1))
+            train(model, stepping)
+            found[f"{way} by {by}"] = weights(model)
+    return found
+
+
+def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_guards.Wrapped:
+    """Wrap a model of two units whose outermost one, with parameters of its own, torch keeps gathered."""
+    model = uses_guards.net()
+    own, replicas = mesh_and_replicas(mesh, kind)
+    fully_shard(model.body, mesh=own, reshard_after_forward=reshards)
+    fully_shard(model, mesh=own, reshard_after_forward=reshards)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    return uses_guards.Wrapped(model, inner, sparsify.shard(model, inner, strategy, replicas))
+
+
+def guarded(mesh: DeviceMesh, rank: int) -> dict[str, Any]:
+    """Return what is said of each change between local steps that must be refused, and where trainings end
+    with those that change nothing, by the kind of mesh.
+    """
+    found = dict[str, Any]()
+    refused = {case: uses_guards.REFUSED[case][0] for case in REFUSED_OF_SHARDS}
+    for kind in KINDS_OF_MESH:
+        make = partial(wrap, mesh, kind, True)
+        for case, act in {**refused, "read in place": read_others_in_place}.items():
+            found[f"{case}, {kind}"] = uses_guards.told(make, rank, act)
+        make = partial(wrap, mesh, kind, kind == "shards")  # with and without gathering anew
+        for case, act in uses_guards.NEUTRAL.items():
+            found[f"{case}, {kind}"] = uses_guards.lived(make, rank, act)
+    return found
+
+
+def read_others_in_place(wrapped: uses_guards.Wrapped) -> None:
+    """Read as `torch.distributed.checkpoint.load` does: into the tensors that a state has."""
+    with shared_folder() as folder:
+        others = {name: torch.zeros_like(p) for name, p in wrapped.model.state_dict().items()}
+        state_dict_saver.save(others, checkpoint_id=folder)
+        state_dict_loader.load(wrapped.model.state_dict(), checkpoint_id=folder)
+
+
+def by_two_optimizers(mesh: DeviceMesh, rank: int) -> dict[str, list[Tensor]]:
+    """Return where local steps end of one optimizer for all layers, and of one for each, by the kind of mesh;
+    the last one is wrapped anew after some rounds.
+    """
+    strategy = sparsify.localsgd(every=2)
+    found = dict[str, list[Tensor]]()
+    for kind in KINDS_OF_MESH:
+        own, replicas = mesh_and_replicas(mesh, kind)
+        found[kind] = []
+        for names in (("",), ("body", "output")):
+            model = uses_guards.net()
+            fully_shard(model, mesh=own)
+            inners = [torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.1) for name in names]
+            optimizers = [sparsify.shard(model, inner, strategy, replicas) for inner in inners]
+            for number in range(7):
+                if number == 4:
+                    optimizers[-1] = sparsify.shard(model, inners[-1], strategy, replicas)
+                draws = torch.Generator().manual_seed(100 * number + rank)
+                model.zero_grad()
+                model(torch.randn(8, 6, generator=draws)).square().mean().backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+            with optimizers[0].at_anchor():
+                found[kind].append(weights(model))
+    return found
+
+
+def orthogonally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
+    """Return where local steps of Muon end, which computes with whole matrices: of shards, and of whole
+    replicas. The optimizer has made a step before, and shards have a GradScaler.
+    """
+    found = dict[str, Tensor]()
+    muloco = sparsify.muloco(every=2)
+    for kind in (*KINDS_OF_MESH, "whole"):
+        model: Any = seeded(
+            lambda: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 4, bias=False))
+        ).float()
+        scaler = torch.amp.GradScaler("cpu", enabled=kind != "whole")
+        own, replicas = mesh_and_replicas(mesh, kind)
+        for module in (model[0], model) if kind != "whole" else ():
+            fully_shard(module, mesh=own)
+        inner = torch.optim.Muon(model.parameters(), lr=0.02)
+        optimizer: Any = inner
+        for step in range(6):
+            if step == 1 and kind == "whole":
+                optimizer = sparsify.distribute(
+                    inner, model, muloco, TorchComm(mesh["replicate"].get_group())
+                )
+            elif step == 1:
+                optimizer = sparsify.shard(model, inner, muloco, replicas)
+            # Of the step before wrapping, that of all workers is the same.
+            images = torch.Generator().manual_seed(10 * step + (rank if step else 0))
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(5, 6, generator=images)).square().mean()).backward()
+            if kind == "whole":
+                average_within(model, mesh)
+            scaler.step(optimizer)
+            scaler.update()
+        found[kind] = weights(model)
+    return found
+
+
+# --- refused
+
+TOPK = laws.build("topk", 0.2)
+
+
+class Grid(NamedTuple):
+    """Workers, and how they are called to do what is refused."""
+
+    mesh: DeviceMesh
+    rank: int
+
+    def shard(self, method: Any = TOPK, own: DeviceMesh | None = None, **options: Any) -> Any:
+        """Shard a model, and return it with its optimizer."""
+        model = sharded(blocks(), own or self.mesh)
+        optimizer = optimizer_of(model)
+        sparsify.shard(model, optimizer, method, **options)
+        return model, optimizer
+
+    def lose(self, model: nn.Module) -> Tensor:
+        return loss_of(model, self.rank, 0)
+
+    def backward(self, change: Callable[[Any], object] = lambda model: None) -> torch.optim.Optimizer:
+        """Change a sharded model, and compute its gradients."""
+        model, optimizer = self.shard()
+        change(model)
+        self.lose(model).backward()
+        stepping: torch.optim.Optimizer = optimizer
+        return stepping
+
+
+def shard_a_plain_model(grid: Grid) -> None:
+    plain = blocks()
+    sparsify.shard(plain, optimizer_of(plain), TOPK)
+
+
+def hook_before(grid: Grid) -> None:
+    model = sharded(blocks(), grid.mesh["shard"])
+    model.set_all_reduce_hook(lambda grad: None)
+    sparsify.shard(model, optimizer_of(model), TOPK, grid.mesh["replicate"])
+
+
+def shard_twice(grid: Grid) -> None:
+    sparsify.shard(*grid.shard(), TOPK)
+
+
+def shard_on_two_meshes(grid: Grid) -> None:
+    model = blocks()
+    fully_shard(model.blocks[0], mesh=grid.mesh["shard"])
+    fully_shard(model, mesh=grid.mesh["replicate"])
+    sparsify.shard(model, optimizer_of(model), TOPK, grid.mesh["replicate"])
+
+
+def shard_a_part(grid: Grid) -> None:
+    model = blocks()
+    for block in model.blocks:
+        fully_shard(block, mesh=grid.mesh)
+    sparsify.shard(model, optimizer_of(model), TOPK)
+
+
+def shard_after_the_optimizer_was_made(grid: Grid) -> None:
+    model = blocks()
+    optimizer = optimizer_of(model)
+    sparsify.shard(sharded(model, grid.mesh), optimizer, TOPK)
+
+
+def overflow(grid: Grid) -> None:
+    model, _ = grid.shard()
+    (grid.lose(model) * (torch.nan if grid.rank == 1 else 1.0)).backward()
+
+
+def scale(grid: Grid) -> None:
+    model, optimizer = grid.shard()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(grid.lose(model)).backward()
+    scaler.step(optimizer)
+
+
+def unfreeze_later(grid: Grid) -> None:
+    model = blocks()
+    model.blocks[0].requires_grad_(False)
+    sharded(model, grid.mesh)
+    sparsify.shard(model, optimizer_of(model), TOPK)
+    model.blocks[0].requires_grad_(True)
+    grid.lose(model).backward()
+
+
+def load_of_none(grid: Grid) -> None:
+    plain = sharded(blocks(), grid.mesh)
+    inner = optimizer_of(plain)
+    plainly(plain, inner, range(1))
+    grid.shard()[1].load_state_dict(inner.state_dict())
+
+
+def load_of_another_method(grid: Grid) -> None:
+    model, optimizer = grid.shard(laws.build("topk", 0.5))
+    plainly(model, optimizer, range(1))
+    grid.shard()[1].load_state_dict(optimizer.state_dict())
+
+
+def load_before(grid: Grid) -> None:
+    model, optimizer = grid.shard()
+    plainly(model, optimizer, range(1))
+    other = sharded(blocks(), grid.mesh)
+    inner = optimizer_of(other)
+    inner.load_state_dict(optimizer.state_dict())
+    sparsify.shard(other, inner, TOPK)
+
+
+def flatten(grid: Grid) -> None:
+    model, optimizer = grid.shard()
+    plainly(model, optimizer, range(1))
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    set_optimizer_state_dict(model, optimizer, optim_state_dict=state, options=options)
+
+
+def wrap_half(grid: Grid) -> None:
+    model = uses_guards.net()
+    fully_shard(model, mesh=grid.mesh)
+    inner = torch.optim.SGD(model.body.parameters(), lr=0.1)
+    sparsify.shard(model, inner, sparsify.diloco(every=2)).step()
+
+
+def spoil(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Put a NaN into the parameters, as a step does whose gradient has one."""
+    optimizer.param_groups[0]["params"][0].to_local().detach().fill_(torch.nan)
+
+
+def overflow_locally(grid: Grid) -> None:
+    wrapped = wrap(grid.mesh, "both", True, sparsify.localsgd(every=1))
+    if grid.rank == 3:
+        wrapped.inner.register_step_post_hook(spoil)
+    uses_guards.step(wrapped, 0, grid.rank)
+
+
+def load_of_another_shard(grid: Grid) -> None:
+    wrapped = wrap(grid.mesh, "both", True, sparsify.diloco(every=2))
+    own = wrapped.optimizer.state_dict()
+    states: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(states, own["local"])
+    wrapped.optimizer.load_state_dict({**own, "local": states[grid.rank ^ 1]})
+
+
+def leave_nothing_to_some(grid: Grid) -> None:
+    model = nn.Linear(5, 1, bias=False)
+    fully_shard(model, mesh=grid.mesh)
+    sparsify.shard(model, optimizer_of(model), sparsify.diloco(every=2))
+
+
+Refusal = tuple[Callable[[Grid], object], str]
+REFUSED: dict[str, Refusal] = {
+    "a plain model": (
+        shard_a_plain_model,
+        "shard takes a model that is sharded, and this Blocks is not; call torch.distr",
+    ),
+    "no replicas": (
+        lambda grid: grid.shard(own=grid.mesh["shard"]),
+        "says nothing of replicas; hand over the other one: sparsify.shard(..., replicas=",
+    ),
+    "the shards as replicas": (
+        lambda grid: grid.shard(own=grid.mesh["shard"], replicas=grid.mesh["shard"]),
+        "who share a replica, are among them; hand over the other dimension",
+    ),
+    "both dimensions": (
+        lambda grid: grid.shard(own=grid.mesh["shard"], replicas=grid.mesh),
+        "has a group for each of its 2 dimensions; hand over the one whose",
+    ),
+    "global": (
+        lambda grid: grid.shard(sparsify.topk(density=0.2)),
+        "scope='global' chooses from the gradient of the whole model, and FSDP reduces it unit by unit",
+    ),
+    "clipped": (
+        lambda grid: grid.shard(laws.build("dgc", clip_norm=1.0, momentum=0.0)),
+        "clip_norm needs the norm of the whole gradient",
+    ),
+    "momentum twice": (
+        lambda grid: grid.shard(laws.build("dgc", momentum=0.9)),
+        "the method applies momentum itself, and the optimizer has 0.9 too",
+    ),
+    "within": (
+        lambda grid: grid.shard(within=TOPK),
+        "has no reduce-scatter; within a replica take sparsify.qgz(bits=8)",
+    ),
+    "no method": (lambda grid: grid.shard("topk"), "'topk' is not a method; build one"),
+    "hooked": (hook_before, "the whole model has an all-reduce hook already, and takes no other"),
+    "twice": (shard_twice, "sparsify.shard was called for this model already; go on with what that returned"),
+    "two meshes": (shard_on_two_meshes, "shard exchanges all units between the same replicas"),
+    "partly": (
+        shard_a_part,
+        "is trained and in no unit, so that nobody would average it; call fully_shard on the",
+    ),
+    "before sharding": (
+        shard_after_the_optimizer_was_made,
+        "is not the optimizer's, with whose state its residual is saved; make one optimizer",
+    ),
+    "differently": (
+        lambda grid: grid.shard(laws.build("topk", 0.1 * (1 + grid.rank % 2))),
+        "Disagreement: the workers disagree on method: ranks [0, 2] have ",
+    ),
+    "NaN": (
+        overflow,
+        "NonFiniteShard: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no",
+    ),
+    "scaled": (scale, "a GradScaler steps the optimizer, so residuals would hold gradients of different sc"),
+    "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
+    "frozen later": (
+        lambda grid: grid.backward(lambda model: model.scale.requires_grad_(False)),
+        "a parameter was not used in this step, or frozen or unfrozen since",
+    ),
+    "unfrozen": (
+        unfreeze_later,
+        "blocks.0.0.weight was frozen when sparsify.shard was called, and is trained now",
+    ),
+    "hooked later": (
+        lambda grid: grid.backward(lambda model: model.set_all_reduce_hook(lambda grad: None)),
+        "the whole model was given another all-reduce hook after sparsify.shard",
+    ),
+    "half wrapped": (wrap_half, "output.weight is trained, and no optimizer of local steps has it"),
+    "NaN, local": (
+        overflow_locally,
+        "NonFiniteDrift: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
+    ),
+    "of another shard": (load_of_another_shard, "and this is rank"),
+    "nothing on some": (
+        leave_nothing_to_some,
+        "ranks [1, 3] have no: there is nothing to aggregate: all parameters are empty",
+    ),
+    "flattened": (
+        flatten,
+        "With flatten_optimizer_state_dict=True torch reads back only what the optimizer itself",
+    ),
+    "of none": (
+        load_of_none,
+        "torch reads back only what the optimizer itself remembers: save and load without it",
+    ),
+    "of another method": (
+        load_of_another_method,
+        "the saved state is of another method, or of a model with other units",
+    ),
+    "loaded before": (load_before, "residuals that would be lost; load it after sparsify.shard"),
+}
+
+
+def told(act: Callable[[Grid], object], grid: Grid) -> str:
+    """Return the sentence with which it is refused."""
+    try:
+        act(grid)
+    except (ValueError, NonFinite, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Return everything, on all grids of this many workers, by grid and part."""
+    torch.set_num_threads(1)
+    rank = comm.rank
+    found = dict[str, Any]()
+    for grid in GRIDS:
+        if math.prod(grid) != comm.size:
+            continue
+        mesh = mesh_of(*grid)
+        parts: dict[str, Any] = {
+            "ends": ends(mesh),
+            "sparse": sparse(mesh, rank),
+            "rounded": rounded(mesh, rank),
+        }
+        parts["locally"] = locally(mesh, rank)
+        if grid == GRIDS[0]:
+            with shared_folder() as folder:
+                parts["resumed"] = resumed(mesh, folder)
+            parts["refused"] = {case: told(act, Grid(mesh, rank)) for case, (act, _) in REFUSED.items()}
+            parts["guarded"] = guarded(mesh, rank)
+            parts["orthogonally"] = orthogonally(mesh, rank)
+            parts["by two optimizers"] = by_two_optimizers(mesh, rank)
+        found[str(grid)] = parts
+    return found
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Give all workers one folder."""
+    with tempfile.TemporaryDirectory() as own:
+        folders: list[Any] = [own]
+        dist.broadcast_object_list(folders)
+        yield Path(folders[0])
+        dist.barrier()

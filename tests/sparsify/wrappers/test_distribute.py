@@ -1,0 +1,422 @@
+"""The optimizer that `distribute` returns, beside what it has in common with the other wrappers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import init_device_mesh
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+import sparsify
+from sparsify.comm import Comm, virtual
+from sparsify.comm.torch import TorchComm
+from sparsify.wrappers import wrapping
+from tests.conftest import there
+from tests.sparsify import laws
+from tests.sparsify.wrappers.test_refused import Scaled, ignore, sgd
+from tests.sparsify.wrappers.user_acts import LR, loss_of, net, weights
+
+TOPK = sparsify.build("topk", density=0.2, scope="layer")
+
+
+def averaging(model: Any, comm: Comm | None = None, method: Any = TOPK, **options: Any) -> Any:
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return sparsify.distribute(torch.optim.SGD(trained, lr=LR), model, method, comm, **options)
+
+
+def step(model: nn.Module, optimizer: Any, rank: int = 0, number: int = 0) -> None:
+    optimizer.zero_grad()
+    loss_of(model, rank, number).backward()
+    optimizer.step()
+
+
+def check_alike(body: Callable[[Comm], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Run it on two virtual ranks, check that both return the same, and return that."""
+    first, second = virtual.run(2, body)
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+    return first
+
+
+def test_what_nobody_uses_and_what_is_frozen_stands_still() -> None:
+    """Under momentum and weight decay, as without the wrapper; what one worker uses moves on all."""
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        layers = nn.ModuleDict({name: nn.Linear(3, 3) for name in ("always", "never", "freezes", "one")})
+        inner = torch.optim.SGD(layers.parameters(), lr=LR, momentum=0.9, weight_decay=0.1)
+        optimizer = sparsify.distribute(inner, layers, laws.build("topk", 0.5), comm)
+        for number, moves in enumerate(({"freezes"}, {"freezes"}, set[str](), {"one"}, {"one"})):
+            if number == 2:
+                layers["freezes"].requires_grad_(False)
+            before = weights(layers)
+            optimizer.zero_grad()
+            used = ["always", "freezes", *(["one"] if comm.rank == 1 and number >= 3 else [])]
+            inputs = torch.ones(3) + comm.rank
+            # A gradient of zero is one: weight decay moves what one worker uses.
+            sum((name != "one") * layers[name](inputs).pow(2).sum() for name in used).backward()
+            nn.utils.clip_grad_norm_(layers.parameters(), 1e9)
+            optimizer.step()
+            after = weights(layers)
+            moved = {name.partition(".")[0] for name in after if not torch.equal(before[name], after[name])}
+            assert moved == {"always"} | moves, number
+        return weights(layers)
+
+    check_alike(body)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_layer_may_be_frozen_between_two_wrappers_of_an_optimizer(overlap: bool) -> None:
+    """The gradient that the first wrapper left there is cleared, as PyTorch's `zero_grad` does."""
+    model = net()
+    inner = torch.optim.SGD(model.parameters(), lr=LR)
+    step(model, sparsify.distribute(inner, model, TOPK, overlap=overlap))
+    frozen, *others = model.parameters()
+    frozen.requires_grad_(False)
+    before = [p.detach().clone() for p in (frozen, *others)]
+    optimizer = sparsify.distribute(inner, model, TOPK, overlap=overlap)
+    for number in range(2):
+        step(model, optimizer, number=number)
+    assert torch.equal(frozen, before[0])
+    assert not torch.equal(others[0], before[1])
+
+
+def test_a_step_may_be_skipped_after_averaging() -> None:
+    """As loops with a scaler of their own do where it overflows; the next step averages as ever."""
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        model = net()
+        optimizer = averaging(model, comm)
+        for number in range(3):
+            optimizer.zero_grad()
+            (loss_of(model, comm.rank, number) * 8).backward()
+            if number == 1 and comm.rank == 1:
+                model.output.bias.grad[0] = torch.nan
+            if optimizer.aggregate(8.0) is None:
+                assert number == 1
+                continue
+            for p in model.parameters():
+                there(p.grad).div_(8.0)
+            optimizer.step()
+        return weights(model)
+
+    check_alike(body)
+
+
+def test_a_batch_is_skipped_under_a_scaler_that_has_not_scaled_yet() -> None:
+    def body(comm: Comm) -> dict[str, Tensor]:
+        model, scaler = net(), torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = averaging(model, comm, scaler=scaler)
+        for number in range(3):
+            optimizer.zero_grad()
+            if comm.rank == 1 and number < 2:
+                optimizer.skip()
+            else:
+                scaler.scale(loss_of(model, comm.rank, number)).backward()
+                scaler.step(optimizer)
+            scaler.update()
+        return {**weights(model), "scale": torch.tensor(scaler.get_scale())}
+
+    check_alike(body)
+
+
+def test_methods_wake_up_from_rate_0() -> None:
+    def body(comm: Comm) -> dict[str, Tensor]:
+        for name in ("powersgd", "efsignsgd", "qsgd", "topk"):
+            model = net()
+            optimizer = averaging(model, comm, laws.build(name, 0.2, feedback="learning_rate"))
+            optimizer.param_groups[0]["lr"] = 0.0
+            before = weights(model)
+            step(model, optimizer, comm.rank)
+            assert all(torch.equal(before[key], p) for key, p in weights(model).items())
+            optimizer.param_groups[0]["lr"] = LR
+            for number in (1, 2):
+                step(model, optimizer, comm.rank, number)
+            assert not any(torch.equal(before[key], p) for key, p in weights(model).items())
+        return weights(model)
+
+    check_alike(body)
+
+
+@pytest.mark.parametrize("method", [TOPK, sparsify.localsgd(every=1)], ids=["topk", "localsgd"])
+def test_what_ddp_is_told_to_ignore_is_each_workers_own(method: Any) -> None:
+    """Buffers and frozen parameters, of whatever shape and kind."""
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        model = net(comm.rank)
+        model.frozen = nn.Parameter(Scaled(torch.ones(3 + comm.rank)), requires_grad=False)
+        model.register_buffer("own", torch.full((2 + comm.rank,), float(comm.rank)))
+        model.register_buffer("common", torch.full((2,), float(comm.rank)))
+        ignore(model, "frozen", "own")
+        step(model, averaging(model, comm, method), comm.rank)
+        assert model.own.tolist() == [float(comm.rank)] * (2 + comm.rank)
+        trained = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        return {**trained, "common": model.common}
+
+    assert check_alike(body)["common"].tolist() == [0.0, 0.0]
+
+
+CLIPPED = 0.01  # the norm of an average that is clipped
+
+
+def test_what_is_clipped_after_aggregate_is_the_average() -> None:
+    def body(comm: Comm) -> dict[str, Tensor]:
+        model = net()
+        optimizer = averaging(model, comm)
+        loss_of(model, comm.rank, 0).backward()
+        optimizer.aggregate()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIPPED)
+        assert norm > 2 * CLIPPED
+        before = weights(model)
+        optimizer.step()
+        return {"norm": norm, **{name: (before[name] - p) / LR for name, p in weights(model).items()}}
+
+    found = check_alike(body)
+    del found["norm"]
+    length = torch.cat([part.flatten() for part in found.values()]).norm()
+    assert length.item() == pytest.approx(CLIPPED, rel=1e-4)
+
+
+def test_the_density_falls_as_epochs_go_by() -> None:
+    def body(comm: Comm) -> None:
+        model = net()
+        n = sum(p.numel() for p in model.parameters())
+        warmed = sparsify.build("topk", density=0.2, density_warmup=[1.0, 0.5])
+        for options in ({"steps_per_epoch": 2}, dict[str, Any]()):
+            optimizer = averaging(model, comm, warmed, **options)
+            selected = []
+            for number in range(6):
+                if not options:
+                    optimizer.epoch = number // 2
+                step(model, optimizer, comm.rank, number)
+                selected.append(optimizer.last_report.selected)
+            assert selected == [n, n, n // 2, n // 2, n // 5, n // 5]
+
+    virtual.run(2, body)
+
+
+@pytest.mark.parametrize("wrapper", ["distribute", "register"])
+@pytest.mark.parametrize(
+    ("epochs", "choices", "is_told"),
+    [
+        ([0] * 9, {"density_warmup": [1.0]}, True),  # said again, it is not advanced
+        ([0, 0, 0, 1, 1, 1, 2, 2, 2], {"density_warmup": [1.0, 0.5]}, False),  # it is over in time
+        ([None] * 9, {"density_warmup": [1.0], "steps_per_epoch": 6}, False),  # advances by itself
+        ([0] * 9, {"density_warmup": [0.2]}, False),  # nothing falls
+    ],
+    ids=["stuck", "over", "by itself", "none"],
+)
+def test_a_warm_up_that_nobody_advances_is_told_once_by_rank_0(
+    wrapper: str,
+    epochs: list[int | None],
+    choices: dict[str, Any],
+    is_told: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    group_of_one: None,
+) -> None:
+    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+    options = {key: value for key, value in choices.items() if key == "steps_per_epoch"}
+    method = sparsify.build("topk", density=0.2, density_warmup=choices["density_warmup"])
+
+    def body(comm: Comm) -> None:
+        model = net()
+        called, optimizer = model, sgd(model)
+        if wrapper == "register":
+            called = DistributedDataParallel(model)
+            holder: Any = sparsify.register(called, method, optimizer, **options)
+        else:
+            holder = optimizer = averaging(model, comm, method, **options)
+        for number, epoch in enumerate(epochs):
+            if epoch is not None:
+                holder.epoch = epoch
+            step(called, optimizer, comm.rank, number)
+            assert number >= 3 or comm.rank or not caplog.messages
+
+    virtual.run(1 if wrapper == "register" else 2, body)
+    assert len(caplog.messages) == is_told
+    for message in caplog.messages:
+        stays = "so the density stays at 1 and does not fall to 0.2 (density_warmup); unless"
+        assert message.startswith(f".epoch has been 0 for 3 steps, {stays}")
+        assert message.endswith("set .epoch before each one, or pass steps_per_epoch=len(batches)")
+
+
+def test_the_last_report_has_density_and_bytes() -> None:
+    def body(comm: Comm) -> None:
+        model = net()
+        optimizer = averaging(model, comm, sparsify.build("topk", density=0.2))
+        before = optimizer.last_report
+        assert before is None
+        step(model, optimizer, comm.rank)
+        n = sum(p.numel() for p in model.parameters())
+        k = n // 5
+        report: Any = optimizer.last_report
+        assert (report.selected, report.num_elements, report.sent_density) == (k, n, k / n)
+        assert report.density == report.sent_density
+        assert report.wire_bytes == k * (4 + next(model.parameters()).element_size())  # to one other worker
+
+    virtual.run(2, body)
+
+
+def test_hooks_see_the_average_once_a_step() -> None:
+    everywhere: list[torch.optim.Optimizer] = []
+
+    def body(comm: Comm) -> dict[str, Tensor]:
+        model = net()
+        optimizer = averaging(model, comm)
+        seen = list[Tensor]()
+
+        def note(stepped: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            assert stepped is optimizer
+            seen.append(model.output.bias.grad.clone())
+
+        optimizer.register_step_pre_hook(note)
+        optimizer.register_step_post_hook(note)
+        step(model, optimizer, comm.rank)
+        before, after = seen
+        assert torch.equal(before, after)
+        return {"seen": before}
+
+    handle = register_optimizer_step_pre_hook(lambda stepped, *_: everywhere.append(stepped))
+    try:
+        check_alike(body)
+    finally:
+        handle.remove()
+    assert len(everywhere) == 2  # one a worker
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_state_dict_hooks_run() -> None:
+    model, order = net(), []
+    optimizer = averaging(model)
+    optimizer.register_state_dict_pre_hook(lambda saving: order.append("before saving"))
+    optimizer.register_state_dict_post_hook(lambda saving, saved: {**saved, "note": 7})
+    optimizer.register_load_state_dict_pre_hook(
+        lambda loading, saved: {key: value for key, value in saved.items() if key != "note"}
+    )
+    optimizer.register_load_state_dict_post_hook(lambda loading: order.append("after loading"))
+    step(model, optimizer)
+    saved = optimizer.state_dict()
+    assert saved["note"] == 7
+    optimizer.load_state_dict(saved)
+    assert order == ["before saving", "after loading"]
+
+
+def test_a_saved_state_reads_like_any_optimizers_and_older_ones_are_read() -> None:
+    def body(comm: Comm) -> None:
+        model = net()
+        inner = torch.optim.Adam(model.parameters(), lr=LR)
+        optimizer = sparsify.distribute(inner, model, TOPK, comm)
+        step(model, optimizer, comm.rank)
+        saved = copy.deepcopy(optimizer.state_dict())
+        assert saved["param_groups"][0]["lr"] == LR
+        named: dict[str, Any] = get_optimizer_state_dict(model, optimizer)
+        assert torch.equal(named["state"]["output.bias"]["exp_avg"], saved["state"][3]["exp_avg"])
+        with pytest.raises(ValueError, match=r"has no residuals.*Save .*state_dict.. on every worker"):
+            set_optimizer_state_dict(model, optimizer, named)
+        older = {"optimiser": inner.state_dict(), "method": saved["method"], "epoch": 3}
+        step(model, optimizer, comm.rank, 1)
+        later = optimizer.engine.residuals()["output.bias"].clone()
+        optimizer.load_state_dict(older)
+        assert optimizer.epoch == 3
+        assert not torch.equal(optimizer.engine.residuals()["output.bias"], later)
+        set_optimizer_state_dict(model, inner, named)  # without residuals, as the sentence says
+        inner.load_state_dict(saved)  # and so is rank 0's, where there is no other
+
+    virtual.run(2, body)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_group_or_a_mesh_of_one_dimension_is_used() -> None:
+    model, mesh = net(), init_device_mesh("cpu", (1,))
+    plane = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))["replicate"]
+    groups: list[tuple[Any, Any]] = [(mesh, mesh.get_group()), (plane, plane.get_group())]
+    own = dist.new_group([0])
+    for handed, group in [*groups, (own, own)]:
+        optimizer = averaging(model, group=handed)
+        hook = sparsify.register(DistributedDataParallel(net()), TOPK, group=handed)
+        for comm in (optimizer.comm, hook.comm):
+            assert isinstance(comm, TorchComm)
+            assert comm.group is group
+        step(model, optimizer)
+
+
+class WithModes(torch.optim.SGD):
+    """As optimizers without schedules are: weights in evaluation are others than in training."""
+
+    is_training = False
+
+    def train(self) -> None:
+        self.is_training = True
+
+    def eval(self) -> None:
+        self.is_training = False
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_the_modes_of_an_optimizer_are_reached_through_the_wrapper() -> None:
+    model = net()
+    inner = WithModes(model.parameters(), lr=LR)
+    optimizer = sparsify.distribute(inner, model, TOPK)
+    optimizer.train()
+    assert inner.is_training
+    optimizer.eval()
+    assert not inner.is_training
+    assert not hasattr(averaging(model), "train")
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, backend="aot_eager")
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("overlap", [False, pytest.param(True, marks=pytest.mark.extended)])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # at which the compiler looks
+def test_a_compiled_step_is_the_same_to_the_bit(overlap: bool) -> None:
+    """Of the optimizer alone, or of the whole training."""
+    ends = []
+    for compiles_step, compiles_all in ((False, False), (True, False), (False, True)):
+        torch.compiler.reset()
+        model = net()
+        inner = sgd(model, momentum=0.9)
+        optimizer = sparsify.distribute(inner, model, TOPK, overlap=overlap)
+        update = compiled(optimizer.step) if compiles_step else optimizer.step
+
+        def train(number: int, model: Any, update: Any, optimizer: Any) -> None:
+            loss_of(model, 0, number).backward()
+            update()
+            optimizer.zero_grad()
+
+        for number in range(3):
+            (compiled(train) if compiles_all else train)(number, model, update, optimizer)
+        ends.append(weights(model))
+    for end in ends[1:]:
+        torch.testing.assert_close(end, ends[0], rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_model_that_is_wrapped_once_more_trains_as_the_bare_one() -> None:
+    for wrapper in ("distribute", "register"):
+        ends = []
+        for wraps in (lambda model: model, compiled, nn.Sequential):
+            model = net()
+            optimizer: Any = sgd(model)
+            called = wraps(DistributedDataParallel(model) if wrapper == "register" else model)
+            if wrapper == "register":
+                loss_of(called, 0, 0).backward()
+                sparsify.register(called, TOPK, optimizer)
+            else:
+                optimizer = sparsify.distribute(optimizer, called, sparsify.topk(density=0.2, scope=0.0001))
+                assert len(optimizer.aggregator.buckets) > 2
+            for number in range(3):
+                step(called, optimizer, 0, number)
+            ends.append(weights(model))
+        for end in ends[1:]:
+            torch.testing.assert_close(end, ends[0], rtol=1e-12, atol=1e-12)
