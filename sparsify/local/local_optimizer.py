@@ -44,8 +44,8 @@ from sparsify.wrappers.wrapping import Door, OwnSteps, broadcast, check_wrapped,
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimizer's
 TOP = ("strategy", "step", "rank", "size", "fragments")
 ANEW = (
-    "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the residual and the "
-    "outer step's momentum are zero"
+    "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the residual and "
+    "the outer step's momentum are zero"
 )
 LIVE: WeakSet[LocalOptimizer] = WeakSet()  # all of this process
 
