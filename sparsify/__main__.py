@@ -58,7 +58,7 @@ def machine() -> Iterator[str]:
 
     yield f"PyTorch {torch.__version__}"
     why = trouble_with_native()
-    kernel = f"numpy, slower than C++: {why}" if why else f"C++ ({native.best_level()})"
+    kernel = f"torch.topk, slower than C++: {why}" if why else f"C++ ({native.best_level()})"
     yield f"on the CPU selects {kernel}"
     for number in range(torch.cuda.device_count()):
         why = trouble_with_gpu(torch.device("cuda", number))

@@ -23,7 +23,6 @@ from experiments.config.folders import ROOT
 from sparsify.core import huge_pages
 from sparsify.kernels import Eager, Kernel, Workspace
 from sparsify.kernels.native import Native, Unavailable
-from sparsify.kernels.vectorised import Vectorised
 from sparsify.methods.dgc import DgcSample, Sampling
 from sparsify.methods.gaussiank import GaussianThreshold
 from sparsify.select import Draws
@@ -149,12 +148,6 @@ def by_kernel(kernel: Kernel, k: int) -> Made:
     return Made(lambda acc, grad: emptied(acc, kernel.topk(acc, grad, k)), kernel)
 
 
-def numpy(setup: Setup) -> Made:
-    if setup.cuda:
-        raise NotRun("numpy is for CPUs")
-    return by_kernel(Vectorised(setup.like), setup.k)
-
-
 def eager_in_huge_pages(setup: Setup) -> Made:
     if setup.cuda:
         raise NotRun("is for CPUs")
@@ -185,7 +178,7 @@ def threshold(setup: Setup) -> Made:
     try:
         kernel = setup.fused()
     except NotRun:
-        kernel = Eager(setup.like) if setup.cuda else Vectorised(setup.like)
+        kernel = Eager(setup.like)
     return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
 
 
@@ -266,7 +259,6 @@ ROWS = {
     "add": StepKind(add),
     "copy": StepKind(copy, held=COPIED),
     "fused": StepKind(lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
-    "numpy": StepKind(numpy, exact=True),
     "eager": StepKind(eager, exact=True, passing=topk_memory),
     "eager_hugepages": StepKind(eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
     "fallback": StepKind(lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),

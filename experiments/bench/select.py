@@ -27,11 +27,12 @@ OTHERS_AT = 14_700_000  # elements, for the other distributions
 STANDARD = SelectCase(LARGE_N, DENSITY, NORMAL)  # of the last line
 NOT_MADE = "Not run"
 RATIOS = (
-    ("eager", "fused"), ("eager_hugepages", "fused"), ("eager", "numpy"), ("fused", "add"), ("fused", "copy"),
-    ("numpy", "add"), ("threshold", "add"),
+    ("eager", "fused"), ("eager_hugepages", "fused"), ("fused", "add"), ("fused", "copy"),
+    ("threshold", "add"),
 )  # fmt: skip
 FLOAT = 4
-CPU_ONLY, EAGER = ("numpy", "eager_hugepages"), ("eager", "eager_hugepages")
+CPU_ONLY = "eager_hugepages"
+EAGER = ("eager", CPU_ONLY)
 CLOCKS = {"": "samples", "cpu_": "cpu"}  # prefix of a ratio's name -> where its times are
 # What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
 TARGETS = {
@@ -74,7 +75,7 @@ def select(
         n: elements.
         density: k/n.
         distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18; real: the networks.
-        rows: some of add, copy, fused, numpy, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
+        rows: some of add, copy, fused, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
             compile, sort, paper_kernel; all by default.
         repeats: repetitions; 11 on a CPU, 50 on a GPU by default.
         seconds: after which a row stops repeating.
@@ -201,7 +202,7 @@ def summary(rows: list[Record]) -> Record:
     line: Record = {"torch": first["torch"], **case._asdict()}
     why, cpu_time = {}, {}
     for above, below in RATIOS:
-        if first["device"] == "cuda" and set(CPU_ONLY) & {above, below}:
+        if first["device"] == "cuda" and CPU_ONLY in (above, below):
             continue
         name = f"{above}_over_{below}"
         # A row knows how it compares with the floors, and with torch.topk.

@@ -1,8 +1,8 @@
 """The part of a step whose cost grows with n: add the gradient to the residual, and find the largest
 elements, always exactly.
 
-`Eager` is plain torch: the published operator, and the oracle of the others. `Native` (C++) and `Vectorised`
-(numpy) serve CPUs, `Gpu` (Triton) serves CUDA. They differ in speed only: what is selected is the same to the
+`Eager` is plain torch: the published operator, and the oracle of the others. `Native` (C++) serves CPUs, `Gpu`
+(Triton) serves CUDA. They differ in speed only: what is selected is the same to the
 bit, but for equal magnitudes at the border, of which the fast ones take the smallest indices and torch.topk
 any.
 """
@@ -22,11 +22,10 @@ from torch import Tensor
 from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
-from sparsify.kernels import native, vectorised
+from sparsify.kernels import native
 from sparsify.kernels.joint import JointKernel as JointKernel
-from sparsify.kernels.joint import cut
+from sparsify.kernels.joint import divide
 from sparsify.kernels.native import Native, NativeJoint, Unavailable
-from sparsify.kernels.vectorised import Vectorised
 from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
 from sparsify.types import Kernel as Kernel
 
@@ -34,7 +33,7 @@ CHOICES = ("auto", "torch", "fused")
 TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
 # From so many elements on `auto` takes a kernel, for torch's operators are faster below. On CPUs measured by
 # BENCH=auto at densities of 0.001 to 0.1; at 0.01 and above, C++ is faster from half of it on.
-NATIVE_FROM, NUMPY_FROM = 2**14, 2**20
+NATIVE_FROM = 2**14
 GPU_FROM = 2**17  # predicted from counts: 6 launches against the 20 of a large torch.topk; not yet measured
 # Up to so many elements a bucket is searched together with others: 12 bytes of memory traffic more for each
 # element take less time than six launches more. Predicted as well.
@@ -97,7 +96,7 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
 
     Args:
         choice: `torch`, the plain operators; `fused`, one pass over memory; `auto`: fused where it works on
-            this device, else numpy or torch; torch where n is too small for it to pay.
+            this device, else torch; torch where n is too small for it to pay.
 
     Raises:
         ValueError: an unknown choice, or `fused` where it does not work.
@@ -114,11 +113,9 @@ def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
                 f"select=fused does not work here: {why}; take select=auto, which does without it, or "
                 "select=torch"
             ) from why
-        does_pay = vectorised.supports(like) and like.numel() >= NUMPY_FROM
-        other = Vectorised(like) if does_pay else Eager(like)
         best = "Triton" if like.is_cuda else "C++"
-        tell(f"selecting with {other.name}, which is slower than {best}: {why}")
-        return other
+        tell(f"selecting with {Eager.name}, which is slower than {best}: {why}")
+        return Eager(like)
 
 
 def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice: str = "auto") -> JointKernel:
@@ -150,15 +147,13 @@ def norms_of(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """
     if not trouble_with_native() and (norms := native.norms(tensors, sizes)) is not None:
         return norms
-    stretches = [piece for own in cut(tensors, sizes) for piece in own or [tensors[0][:0]]]
+    stretches = [piece for own in divide(tensors, sizes) for piece in own or [tensors[0][:0]]]
     return torch.stack(torch._foreach_norm(stretches)).float()
 
 
 def pays_from(like: Tensor) -> int:
     """The least number of elements for which `auto` looks for a fused kernel."""
-    if like.is_cuda:
-        return GPU_FROM
-    return NATIVE_FROM if native.supports(like) else NUMPY_FROM
+    return GPU_FROM if like.is_cuda else NATIVE_FROM
 
 
 @cache
@@ -168,7 +163,7 @@ def tell(line: str) -> None:
 
 
 def fused(like: Tensor) -> Kernel:
-    """Triton on a GPU; C++ on a CPU, numpy for what C++ is not written for; or `Unavailable`."""
+    """Triton on a GPU; C++ on a CPU; or `Unavailable`."""
     if like.is_cuda:
         raise_if(trouble_with_gpu(like.device))
         from sparsify.kernels import gpu  # Triton takes its time to import
@@ -178,8 +173,6 @@ def fused(like: Tensor) -> Kernel:
     elif native.supports(like):
         raise_if(trouble_with_native())
         return Native(like)
-    elif vectorised.supports(like):
-        return Vectorised(like)
     raise Unavailable(f"no kernel is written for {like.dtype} on {like.device}")
 
 

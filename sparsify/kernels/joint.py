@@ -41,7 +41,7 @@ class JointKernel:
         elif grads:
             pairs = list(matched(accs, grads))
             torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
-        buckets = zip(self.kernels, cut(accs, self.sizes), added, ks, strict=True)
+        buckets = zip(self.kernels, divide(accs, self.sizes), added, ks, strict=True)
         return self.joined(
             kernel.topk(own[0] if len(own) == 1 else torch.cat(own), grad, k)
             for kernel, own, grad, k in buckets
@@ -106,27 +106,37 @@ def split_like(whole: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
     return [*whole.split([piece.numel() for piece in pieces])]
 
 
-def cut(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
-    """Tensors (m,) that follow each other, divided where stretches of these sizes end: of each stretch its
-    own.
+def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Divide tensors (m,) that follow each other into consecutive stretches.
+
+    Args:
+        sizes: elements of each stretch, which together are all.
+
+    Returns:
+        The pieces of each stretch: whole tensors, and views of those that lie in several stretches.
     """
     if [tensor.numel() for tensor in tensors] == [*sizes]:
         return [[tensor] for tensor in tensors]
-    found, rest = list[list[Tensor]](), list(reversed(tensors))
+    if len(tensors) == 1:
+        return [[piece] for piece in tensors[0].split([*sizes])]
+    stretches = list[list[Tensor]]()
+    rest = list(reversed(tensors))
     for size in sizes:
-        found.append([])
+        pieces = list[Tensor]()
         while size:
             tensor = rest.pop()
-            found[-1].append(tensor[:size] if tensor.numel() > size else tensor)
             if tensor.numel() > size:
                 rest.append(tensor[size:])
-            size -= found[-1][-1].numel()
-    return found
+                tensor = tensor[:size]
+            pieces.append(tensor)
+            size -= tensor.numel()
+        stretches.append(pieces)
+    return stretches
 
 
 def matched(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Two rows of tensors (m,) of as many elements, divided where any of them ends: pairs of one length."""
-    of_tensors = cut(others, [tensor.numel() for tensor in tensors])
+    of_tensors = divide(others, [tensor.numel() for tensor in tensors])
     for tensor, pieces in zip(tensors, of_tensors, strict=True):
         yield from zip(split_like(tensor, pieces), pieces, strict=True)
 

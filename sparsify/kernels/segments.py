@@ -20,7 +20,7 @@ from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import gpu
 from sparsify.kernels import segments_triton as on_device
-from sparsify.kernels.joint import JointKernel, cut, matched, split_like
+from sparsify.kernels.joint import JointKernel, divide, matched, split_like
 from sparsify.kernels.launches import Launch, Launcher, Launches
 from sparsify.types import Kernel, SearchStats, Sparse
 
@@ -226,7 +226,7 @@ class GpuSegments(JointKernel):
         """
         if not grads:
             return None
-        pieces = cut(grads, self.sizes)
+        pieces = divide(grads, self.sizes)
         if all(len(own) == 1 for own in pieces):
             whole = [own[0] for own in pieces]
             kinds = {grad.dtype if grad.is_contiguous() else None for grad in whole}
@@ -257,7 +257,7 @@ class GpuJoint(JointKernel):
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
         if self.segments is None or [acc.numel() for acc in accs] != self.sizes:
             return super().topk(accs, grads, ks)
-        added = cut(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
+        added = divide(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
         few = [ks[at] for at in self.small]
         of_small = [grad for at in self.small for grad in added[at]]
         found = self.segments.topk([accs[at] for at in self.small], of_small, few)

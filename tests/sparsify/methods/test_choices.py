@@ -13,7 +13,7 @@ import torch
 
 from sparsify import cost
 from sparsify.core import host_sync
-from sparsify.kernels.vectorised import Vectorised
+from sparsify.kernels import Eager
 from sparsify.methods import hardthreshold
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
 from sparsify.methods.stable_topk import Score, StableBlocks
@@ -111,13 +111,13 @@ def test_ef21_is_algorithm_2(eta: float) -> None:
 def test_only_the_leader_of_scalecom_runs_a_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     """In kljp's CLT-k all workers do, and all but one throw it away."""
     ks = []
-    original = Vectorised.topk
+    original = Eager.topk
 
-    def topk(kernel: Vectorised, acc: torch.Tensor, grad: None, k: int) -> Sparse:
+    def topk(kernel: Eager, acc: torch.Tensor, grad: None, k: int) -> Sparse:
         ks.append(k)
         return original(kernel, acc, grad, k)
 
-    monkeypatch.setattr(Vectorised, "topk", topk)
+    monkeypatch.setattr(Eager, "topk", topk)
     run("scalecom", density=0.05)
     assert ks == [K] * STEPS
 
