@@ -31,13 +31,13 @@ class Exchange(Part, ABC):
     """Part of a method that sums the workers' selections."""
 
     needs_shared: ClassVar[bool] = False  # are indices left unsent, so that all workers must choose alike?
-    joins: ClassVar[bool] = (
+    supports_groups: ClassVar[bool] = (
         False  # is the total of several buckets, exchanged as one, that of each by itself?
     )
 
     def __init_subclass__(cls) -> None:
-        if "exchange" in vars(cls) and "joins" not in vars(cls):
-            cls.joins = False  # said of another exchange
+        if "exchange" in vars(cls) and "supports_groups" not in vars(cls):
+            cls.supports_groups = False  # said of another exchange
 
     @property
     def needs_exact(self) -> bool:
@@ -59,7 +59,7 @@ class Exchange(Part, ABC):
     def exchange_together(
         self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
     ) -> Delivery:
-        """`exchange` of several buckets, whose space has n elements, where it `joins` them."""
+        """`exchange` of several buckets, whose space has n elements, where it supports groups."""
         return self.exchange(part, n, sum(ks), comm, None)
 
 
@@ -74,7 +74,7 @@ class AllGather(Exchange):
         uneven: the workers bring different numbers of elements: lengths are gathered first.
     """
 
-    joins: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
     wire: Wire = Wire()
     uneven: bool = False
@@ -133,7 +133,7 @@ class AllReduce(Exchange):
     """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
     needs_shared: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
     def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not part.values.numel():

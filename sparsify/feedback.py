@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparsify.core import huge_pages
 from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import cut, split_like
+from sparsify.kernels.joint import split_like
 from sparsify.ranges import MomentumFactor, NotNegative, Share
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -28,7 +28,7 @@ from sparsify.types import (
 class Feedback(Part, ABC):
     """Part of a method that keeps what was not sent."""
 
-    takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
+    accepts_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
 
     @property
     def weight(self) -> float | None:
@@ -38,7 +38,7 @@ class Feedback(Part, ABC):
         return None
 
     @property
-    def joins(self) -> bool:
+    def supports_groups(self) -> bool:
         """True if several buckets' can be kept at once: unless `retain` is its own, and for one alone."""
         own = type(self)
         return own.retain is Feedback.retain or own.retain_together is not Feedback.retain_together
@@ -67,26 +67,30 @@ class Feedback(Part, ABC):
                 part.add_to(residual, alpha=-1)
 
     def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Any]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """`operands` of several buckets of these sizes at once, as tensors (m,) that follow each other in
-        their space; the second may be none.
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        """Return `operands` of several buckets: (n,) of each, and the pieces (m,) to be added to it, if any.
 
         Args:
-            grads: such tensors, too; one of each bucket, unless `takes_pieces`.
+            gradients: of each bucket its pieces; one each, unless `accepts_pieces`.
+            lrs: the learning rate of each bucket's step.
         """
-        accs, addends, is_left = list[Tensor](), list[list[Tensor]](), True
-        for own, lr, state in zip(cut(grads, sizes), lrs, states, strict=True):
-            acc, addend = self.operands(own[0], lr, state)
+        accs = list[Tensor]()
+        addends = list[Sequence[Tensor]]()
+        for pieces, lr, state in zip(gradients, lrs, states, strict=True):
+            acc, addend = self.operands(pieces[0], lr, state)
             accs.append(acc)
-            addends.append(own if addend is own[0] else [] if addend is None else [addend])
-            is_left &= addend is not None
-        if is_left:
-            return accs, [piece for own in addends for piece in own]
-        for acc, own in zip(accs, addends, strict=True):
-            for part, piece in zip(split_like(acc, own), own, strict=True) if own else ():
+            if addend is None:
+                addends.append([])
+            else:
+                addends.append(pieces if addend is pieces[0] else [addend])
+        if all(addends):
+            return accs, addends
+        # Kernels add to all buckets or to none.
+        for acc, pieces in zip(accs, addends, strict=True):
+            for part, piece in zip(split_like(acc, pieces), pieces, strict=True) if pieces else ():
                 part.add_(piece)
-        return accs, []
+        return accs, [[] for _ in accs]
 
     def retain_together(self, delivery: Delivery, states: Sequence[Any], joint: JointKernel) -> None:
         """`retain` of several buckets at once, given what was delivered of their space."""
@@ -124,7 +128,7 @@ class ErrorFeedback(Feedback):
     The learning rate is not inside: residuals are replayed at the rate of the step that delivers them.
     """
 
-    takes_pieces: ClassVar[bool] = True
+    accepts_pieces: ClassVar[bool] = True
 
     @property
     def weight(self) -> float | None:
@@ -137,9 +141,9 @@ class ErrorFeedback(Feedback):
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
     def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
-        return [*states], grads
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        return [*states], [*gradients]
 
     def residual(self, state: Tensor) -> Tensor:
         return state
@@ -171,11 +175,11 @@ class DecayedFeedback(ErrorFeedback):
         return (state if self.decay == 1 else state.mul_(self.decay)), grad
 
     def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
         if self.decay != 1:
             torch._foreach_mul_([*states], self.decay)
-        return [*states], grads
+        return [*states], [*gradients]
 
 
 @dataclass
@@ -199,7 +203,7 @@ class LearningRateFeedback(Feedback):
         ValueError: in `operands`, lr is negative or NaN.
     """
 
-    takes_pieces: ClassVar[bool] = True
+    accepts_pieces: ClassVar[bool] = True
 
     def init(self, like: Tensor) -> Scaled:
         return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))

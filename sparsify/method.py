@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 
 from sparsify import cost, ranges
+from sparsify.bucket_group import GroupForm, GroupSupport
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange, scatter
-from sparsify.feedback import Feedback, LearningRateFeedback, sparse
-from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import cut, matched, split_like
+from sparsify.feedback import Feedback, LearningRateFeedback
+from sparsify.kernels import Workspace
 from sparsify.ranges import AnyScope, Density, Positive, Scope
 from sparsify.select import Selector, TopK
 from sparsify.types import (
@@ -29,16 +28,9 @@ from sparsify.types import (
     exactly,
     work_dtype,
 )
-
-Watch = Callable[[Tensor, Sparse], None]
-
-
-class Step(NamedTuple):
-    """Values that change from step to step, and are the same for all workers."""
-
-    step_density: float  # k/n to send in this step
-    lr: float = 1.0  # of the optimizer
-    watch: Watch | None = None  # a sparsifier tells it of (n,) that it selects from, and of what it will send
+from sparsify.types import Step as Step
+from sparsify.types import Watch as Watch
+from sparsify.types import num_selected as num_selected
 
 
 class Method(ABC):
@@ -85,19 +77,9 @@ class Method(ABC):
         return None
 
     @property
-    def joins(self) -> bool:
-        """True if several buckets can travel in one message: what is sent and kept of each stays the same."""
-        return False
-
-    @property
-    def takes_pieces(self) -> bool:
-        """True if a bucket's gradient may lie in several tensors."""
-        return False
-
-    @property
-    def mixes_tensors(self) -> bool:
-        """True if it can choose the largest of several buckets, each of which keeps a state of its own."""
-        return False
+    def group_support(self) -> GroupSupport:
+        """What this method can do with several buckets at once; by default nothing."""
+        return GroupSupport()
 
     @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
@@ -146,28 +128,8 @@ class SparsifierState(NamedTuple):
     total: Workspace | None  # half-precision gradients are summed in single precision
 
 
-class Together(NamedTuple):
-    """Several buckets in one step."""
-
-    joint: JointKernel  # of these buckets; or of one bucket that all of them make up
-    grads: Sequence[Tensor]  # (m,) each, that follow each other in its space
-    sizes: Sequence[int]  # of each bucket
-    steps: Sequence[Step]
-    states: Sequence[Any]
-
-    @property
-    def feedbacks(self) -> list[Any]:
-        """Feedback's states."""
-        return [state.feedback for state in self.states]
-
-    @property
-    def ks(self) -> list[int]:
-        """Elements that are asked for, of each bucket."""
-        return [num_selected(n, self.steps[0].step_density) for n in self.joint.sizes]
-
-
 @dataclass(frozen=True)
-class Sparsifier(FeedbackMethod):
+class Sparsifier(GroupForm, FeedbackMethod):
     """Send k of n, keep the rest.
 
     Args:
@@ -219,99 +181,21 @@ class Sparsifier(FeedbackMethod):
             scatter(delivery.total, scale, grad, state.total.buffer("total") if state.total else None)
         return part.indices.numel()
 
-    # The same steps for several buckets at once: one search, one message, one scatter.
-
-    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        """`aggregate` of several buckets."""
-        part, _ = self.select_together(those, comm, timer)
-        return self.deliver_together(part, those, comm, timer)
-
-    def select_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> tuple[Sparse, list[int]]:
-        """What this worker sends of their space, and how many elements that is of each bucket."""
-        joint = those.joint
-        with timer.phase("select"):
-            if (found := self.select_at_once(those)) is not None:
-                accs, (part, ks) = those.feedbacks, found
-            else:
-                accs, addends = self.feedback.operands_together(
-                    those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
-                )
-                if self.searches_together:
-                    part, ks = joint.topk(accs, addends, those.ks), those.ks
-                else:
-                    parts = [*self._select_each(those, accs, addends, comm)]
-                    part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
-        if any(step.watch for step in those.steps):
-            for step, acc, own in zip(those.steps, accs, joint.split(part, ks), strict=True):
-                if step.watch:
-                    step.watch(acc, own)
-        return part, ks
-
-    def _select_each(
-        self, those: Together, accs: Sequence[Tensor], addends: Sequence[Tensor], comm: Comm
-    ) -> Iterator[Sparse]:
-        """The same of one bucket after the other, given the feedback's operands."""
-        pieces = cut(addends, those.sizes) if addends else [list[Tensor]() for _ in accs]
-        for acc, rest, state, k in zip(accs, pieces, those.states, those.ks, strict=True):
-            if len(rest) > 1:
-                torch._foreach_add_(split_like(acc, rest), rest)
-            last = rest[0] if len(rest) == 1 else None
-            yield self.select.accumulate_and_select(acc, last, k, comm, state.select).of(acc)
-
-    def select_at_once(
-        self, those: Together, anchors: Sequence[Tensor] = ()
-    ) -> tuple[Sparse, list[int]] | None:
-        """The same by one pass over memory, see `Selector.search_together`."""
-        if (weight := self.feedback.weight) is None:
-            return None
-        states = [state.select for state in those.states]
-        return self.select.search_together(those.feedbacks, those.grads, those.ks, states, weight, anchors)
-
-    def exchange_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> list[Sparse]:
-        """Exchange what was chosen, and keep the rest. Their total."""
-        joint, states = those.joint, [state.exchange for state in those.states]
-        with timer.phase("exchange"):
-            delivery = self.exchange.exchange_together(part, joint.num_elements, those.ks, comm, states)
-        with timer.phase("select"):
-            self.feedback.retain_together(delivery, those.feedbacks, joint)
-        return sparse(delivery.total)
-
-    def deliver_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        """`deliver` of what `select_together` chose."""
-        joint, total = those.joint, self.exchange_together(part, those, comm, timer)
-        with timer.phase("scatter"):
-            wide = [state.total.buffer("total") for state in those.states if state.total]
-            scale = 1 / comm.size if self.average else 1.0
-            joint.add(wide or those.grads, total, scale, clears=True)
-            if wide:
-                pairs = list(matched(wide, those.grads))
-                torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
-        return part.indices.numel()
-
     @property
-    def joins(self) -> bool:
-        parts = self.exchange.joins and self.select.is_silent and self.feedback.joins
-        return parts and not self.unbiased and self._has_both_forms
-
-    @property
-    def takes_pieces(self) -> bool:
-        return self.joins and self.feedback.takes_pieces and not self.needs_whole_gradient
-
-    @property
-    def mixes_tensors(self) -> bool:
-        return self.joins and self.searches_together and not self.needs_whole_gradient
-
-    @property
-    def searches_together(self) -> bool:
-        """True if several buckets can be searched at once, though each may be exchanged by itself."""
-        return type(self.select) is TopK and self.feedback.joins and self._has_both_forms
-
-    @property
-    def _has_both_forms(self) -> bool:
-        """True unless a subclass has a step of its own for one bucket, and none for several."""
-        own = type(self)
-        changed = own.aggregate is not Sparsifier.aggregate
-        return not changed or own.aggregate_together is not Sparsifier.aggregate_together
+    def group_support(self) -> GroupSupport:
+        has_own_step = type(self).aggregate is not Sparsifier.aggregate
+        has_own_group_step = type(self).aggregate_group is not GroupForm.aggregate_group
+        if (has_own_step and not has_own_group_step) or not self.feedback.supports_groups:
+            return GroupSupport()
+        one_search = type(self.select) is TopK
+        one_message = self.exchange.supports_groups and self.select.is_silent and not self.unbiased
+        sees_all = one_message and not self.needs_whole_gradient
+        return GroupSupport(
+            one_search,
+            one_message,
+            pieces=sees_all and self.feedback.accepts_pieces,
+            shared_k=sees_all and one_search,
+        )
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState:
         wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)
@@ -392,8 +276,3 @@ class Dense(Method):
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return exactly(cost.all_reduce(seen.n * seen.dtype.itemsize, seen.size))
-
-
-def num_selected(n: int, density: float) -> int:
-    """k: the whole part of density times n, at least 1 of a bucket that is not empty. Shi et al.'s code."""
-    return min(n, max(1, int(density * n)))

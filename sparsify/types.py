@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from operator import add
 from typing import Any, ClassVar, NamedTuple
@@ -159,6 +159,17 @@ class Selection(NamedTuple):
         return Sparse(self.indices, acc[self.indices] if self.values is None else self.values)
 
 
+Watch = Callable[[Tensor, Sparse], None]
+
+
+class Step(NamedTuple):
+    """Values that change from step to step, and are the same for all workers."""
+
+    step_density: float  # k/n to send in this step
+    lr: float = 1.0  # of the optimizer
+    watch: Watch | None = None  # a sparsifier calls it with (n,) that it selects from, and its selection
+
+
 class Delivery(NamedTuple):
     """The result of an exchange."""
 
@@ -197,6 +208,14 @@ class BucketContext(NamedTuple):
         own = Generator(device=device)
         own.manual_seed(self.key())
         return own
+
+
+def num_selected(n: int, density: float) -> int:
+    """Return k: the whole part of density times n, at least 1 of a bucket that is not empty.
+
+    As in the code of Shi et al.
+    """
+    return min(n, max(1, int(density * n)))
 
 
 def index_dtype(n: int) -> torch.dtype:

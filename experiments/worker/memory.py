@@ -99,7 +99,7 @@ def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, setti
             parts = [aggregator.inner.state, *map(vars, aggregator.optimiser.fragments)]
         else:
             aggregator.aggregate()
-            parts = [*aggregator.states, aggregator.joints]
+            parts = [*aggregator.states, aggregator.group_kernels]
         storages = {
             storage.data_ptr(): storage.nbytes()
             for tensor in tensors([flat, *held, *parts])

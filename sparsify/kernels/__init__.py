@@ -132,11 +132,11 @@ def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice:
     if choice != "torch" and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32:
         trouble = trouble_with_gpu(likes[0].device) or trouble_with_segments(likes[0].device)
         if not trouble:
-            from sparsify.kernels import segments
+            from sparsify.kernels import triton_group_search
 
-            trouble = segments.obstacle(likes)
+            trouble = triton_group_search.obstacle(likes)
         if not trouble:
-            return segments.GpuJoint(likes, kernels, TOGETHER_UP_TO)
+            return triton_group_search.GpuJoint(likes, kernels, TOGETHER_UP_TO)
         tell(f"searching bucket by bucket, which takes more launches: {trouble}")
     return JointKernel(sizes, kernels)
 
@@ -166,10 +166,10 @@ def fused(like: Tensor) -> Kernel:
     """Triton on a GPU; C++ on a CPU; or `Unavailable`."""
     if like.is_cuda:
         raise_if(trouble_with_gpu(like.device))
-        from sparsify.kernels import gpu  # Triton takes its time to import
+        from sparsify.kernels import triton_search  # Triton takes its time to import
 
-        raise_if(gpu.obstacle(like))
-        return gpu.Gpu(like)
+        raise_if(triton_search.obstacle(like))
+        return triton_search.Gpu(like)
     elif native.supports(like):
         raise_if(trouble_with_native())
         return Native(like)
@@ -199,14 +199,14 @@ def trouble_with_gpu(device: torch.device) -> str | None:
     device, since they are compiled where they run, by the compiler that is installed there.
     """
     try:
-        from sparsify.kernels import gpu
+        from sparsify.kernels import triton_search
 
-        raise_if(gpu.obstacle(torch.empty(1, dtype=torch.float32, device=device)))
+        raise_if(triton_search.obstacle(torch.empty(1, dtype=torch.float32, device=device)))
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         acc = (numbers * GOLDEN % 1 - 0.5).float()
         theirs = Eager(acc).topk(acc.clone(), acc, TRIED // 100).indices.sort().values
         # As it comes, and what is done after a wrong guess; each twice: the second time with kept kernels.
-        tried = [kernel for bound in (None, gpu.TOO_HIGH) for kernel in 2 * [gpu.Gpu(acc, bound=bound)]]
+        tried = [kernel for bound in (None, triton_search.TOO_HIGH) for kernel in 2 * [triton_search.Gpu(acc, bound=bound)]]
         for kernel in tried:
             ours = kernel.topk(acc.clone(), acc, TRIED // 100).indices.long().sort().values
             if not torch.equal(ours, theirs):
@@ -221,7 +221,7 @@ def trouble_with_gpu(device: torch.device) -> str | None:
 def trouble_with_segments(device: torch.device) -> str | None:
     """The same of the kernels that search buckets together."""
     try:
-        from sparsify.kernels import segments
+        from sparsify.kernels import triton_group_search
 
         numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
         accs = [(numbers[:n] * GOLDEN % 1 - 0.5).float() for n in (64, TRIED // 3, TRIED)]
@@ -229,7 +229,7 @@ def trouble_with_segments(device: torch.device) -> str | None:
         alone = [Eager(acc).topk(acc.clone(), acc, k) for acc, k in zip(accs, ks, strict=True)]
         bases = [0, *accumulate(acc.numel() for acc in accs)]
         theirs = torch.cat([part.indices + base for part, base in zip(alone, bases, strict=False)])
-        kernel, memories = segments.GpuSegments(accs), list(torch.empty_like(whole).tensor_split(7))
+        kernel, memories = triton_group_search.GpuSegments(accs), list(torch.empty_like(whole).tensor_split(7))
         # A gradient as it comes, and one in two pieces; each twice: the second time with kept kernels.
         for pieces in (accs, [*accs[:-1], *accs[-1].split(TRIED // 2)]):
             for _ in range(2):

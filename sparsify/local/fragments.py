@@ -24,8 +24,8 @@ from sparsify.local.strategy import Local
 from sparsify.method import Dense, Step
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport
-from sparsify.wrappers.handshake import shake_hands
-from sparsify.wrappers.saved_states import StateMismatch, check_finite, check_keys, check_part, dump, restore
+from sparsify.wrappers.handshake import check_workers_agree
+from sparsify.wrappers.saved_states import StateMismatch, check_finite, check_keys, check_saved_part, dump, restore
 
 BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
 APART = 0x9E3779B9  # between the seeds of two fragments
@@ -76,7 +76,9 @@ class Fragment:
         everyone: Comm | None,
     ) -> None:
         method = strategy.method
-        pieces = method.takes_pieces or method.scope == "layer"  # then the drift is averaged where it lies
+        pieces = (
+            method.group_support.pieces or method.scope == "layer"
+        )  # then the drift is averaged where it lies
         self.strategy, self.offset, self.everyone = strategy, offset, everyone
         whole = dict(named)
         self.all_names = [name for name, _ in named]
@@ -154,7 +156,7 @@ class Fragment:
         step = Step(strategy.method.density_at(epoch), lr=strategy.outer.lr)
         if debug:
             facts = {"strategy": stable_repr(strategy), "round": engine.step, "density": step.step_density}
-            shake_hands(engine.comm, facts, own[0])
+            check_workers_agree(engine.comm, facts, own[0])
         if check and self.everyone is not None:
             self._check_finite(own, self.everyone)
         elif check:
@@ -259,7 +261,7 @@ class Fragment:
             raise StateMismatch(f"{where} is of other parameters; wrap the same model, in as many fragments")
         waiting = saved["state"]["drift"] if isinstance(saved["state"], dict) else []
         like = self.state()._replace(drift=self.anchor if waiting else [])
-        check_part(f"{where}.state", saved["state"], like)
+        check_saved_part(f"{where}.state", saved["state"], like)
         for name in ("anchor", "own", "drift"):
             given, expected = saved["state"][name], getattr(like, name)
             if len(given) != len(expected):

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sparsify.method import Sparsifier, Step, Together
+from sparsify.bucket_group import BucketGroup
+from sparsify.method import Sparsifier, Step
 from sparsify.wrappers.engine import MOST_TOGETHER, Engine, StepReport
 
 
@@ -24,25 +25,28 @@ def moved(engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step:
     Args:
         own, anchor: tensors (m,) that follow each other, of the same lengths.
     """
-    method, ats = engine.method, range(len(engine.buckets))
-    if type(method) is not Sparsifier or not method.takes_pieces:  # one with a step of its own takes that
+    method = engine.method
+    if (
+        type(method) is not Sparsifier or not method.group_support.pieces
+    ):  # one with a step of its own takes that
         return None
     if len(set(engine.kinds)) > 1 or engine.num_elements > MOST_TOGETHER:  # they travel in several messages
         return None
-    joint = engine.joint_for(ats, own, False)
-    if joint is None:
+    gradients = engine.gradients_of(own, [step] * len(engine.buckets))
+    kernel = engine.kernel_for_group(gradients)
+    if kernel is None:
         return None
-    those = Together(joint, own, engine.sizes, [step] * len(ats), engine.states)
+    group = BucketGroup(gradients, kernel)
     with engine.timer.phase("select"):
-        found = method.select_at_once(those, anchor)
+        found = method.search_group(group, anchor)
     if found is None:
         return None
-    part, _ = found
+    selection, _ = found
 
     def act() -> int:
-        total = method.exchange_together(part, those, engine.comm, engine.timer)
+        total = method.exchange_group(selection, group, engine.comm, engine.timer)
         with engine.timer.phase("scatter"):
-            joint.move(anchor, own, total, 1 / engine.comm.size if method.average else 1.0, -step.lr)
-        return part.indices.numel()
+            kernel.move(anchor, own, total, 1 / engine.comm.size if method.average else 1.0, -step.lr)
+        return selection.indices.numel()
 
-    return engine.report(ats, step, act)
+    return engine.report(gradients, act)

@@ -33,15 +33,17 @@ def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:
     method, count = engine.method, len(engine.buckets)
     alike = len(set(engine.kinds)) == 1 and len(pieces) == count
     if not alike or count == 1 or not isinstance(method, Dense | Packs):
-        return engine.average(range(count), pieces, [step] * count)
+        return engine.average(engine.gradients_of(pieces, [step] * count))
     reports = list[StepReport]()
     for ats in groups([piece.nbytes for piece in pieces]):
-        own, states = [pieces[at] for at in ats], [engine.states[at] for at in ats]
+        own = [pieces[at] for at in ats]
+        gradients = engine.gradients_of(own, [step] * len(ats), ats)
+        states = [gradient.state for gradient in gradients]
         if isinstance(method, Packs):
             act = partial(method.aggregate_each, own, step, states, engine.comm, engine.timer)
         else:
             act = partial(_averaged, method, own, step, engine)
-        reports.append(engine.report(ats, step, act))
+        reports.append(engine.report(gradients, act))
     return StepReport.total(reports)
 
 

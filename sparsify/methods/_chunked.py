@@ -150,7 +150,7 @@ class ChunkGather(Exchange):
         side: of the selector's chunks.
     """
 
-    joins: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
     code: Code = "symmetric2"
     average: AverageOver = "workers"

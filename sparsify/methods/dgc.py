@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsify.bucket_group import BucketGroup
 from sparsify.comm import Comm
 from sparsify.core import huge_pages
 from sparsify.core.timer import PhaseTimer
@@ -15,8 +16,8 @@ from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.kernels import Workspace
-from sparsify.kernels.joint import cut, split_like
-from sparsify.method import Dense, Sparsifier, SparsifierState, Step, Together
+from sparsify.kernels.joint import split_like
+from sparsify.method import Dense, Sparsifier, SparsifierState, Step
 from sparsify.ranges import (
     Density,
     Index,
@@ -166,15 +167,17 @@ class WithDenseVectors(Sparsifier):
             self.add_momentum(grad, state, comm.size)
         return grad.numel()
 
-    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        grads, vectors = those.grads, [state for state in those.states if isinstance(state, Momentum)]
-        if not vectors:  # buckets that travel together have states of one kind
-            return super().aggregate_together(those, comm, timer)
-        total = comm.all_reduce(torch.cat([*grads]))
+    def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
+        # Buckets that travel together have states of one kind.
+        if not isinstance(group.buckets[0].state, Momentum):
+            return super().aggregate_group(group, comm, timer)
+        pieces = group.pieces
+        total = comm.all_reduce(torch.cat(pieces))
         with timer.phase("scatter"):
-            torch._foreach_copy_(list(grads), split_like(total, grads))
-            for (grad,), state in zip(cut(grads, those.sizes), vectors, strict=True):
-                self.add_momentum(grad, state, comm.size)
+            torch._foreach_copy_(pieces, split_like(total, pieces))
+            for bucket in group.buckets:
+                (grad,) = bucket.pieces
+                self.add_momentum(grad, bucket.state, comm.size)
         return total.numel()
 
     def add_momentum(self, grad: Tensor, state: Momentum, size: int) -> None:

@@ -14,7 +14,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method, Step, Watch, num_selected
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.engine import Engine, StepReport
-from sparsify.wrappers.handshake import of_tensors, shake_hands
+from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
 
 
 class Aggregator(Engine):
@@ -47,7 +47,7 @@ class Aggregator(Engine):
         together: bool = True,
         in_place: bool = True,
     ) -> None:
-        make = Gradients if in_place or not method.takes_pieces else OwnGradients
+        make = Gradients if in_place or not method.group_support.pieces else OwnGradients
         self.source, self.debug = make(parameters, method.scope), debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
         super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
@@ -79,7 +79,7 @@ class Aggregator(Engine):
     ) -> StepReport:
         """The same, given what `source.collect` returned."""
         steps = self.begin(epoch, lr, watch)
-        return self.average(range(len(steps)), self.source.in_space(grads), steps)
+        return self.average(self.gradients_of(self.source.in_space(grads), steps))
 
     def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
@@ -87,8 +87,8 @@ class Aggregator(Engine):
         if self.debug:
             ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
             facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
-            facts |= of_tensors("parameter", self.source.parameters)
-            shake_hands(self.comm, {**facts, **self.more_facts()}, self.source.flat)
+            facts |= tensor_facts("parameter", self.source.parameters)
+            check_workers_agree(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1
         if isinstance(lr, Sequence):
             return [step._replace(lr=rate) for rate in lr]

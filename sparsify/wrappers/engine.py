@@ -11,6 +11,7 @@ from weakref import WeakMethod
 import torch
 from torch import Tensor
 
+from sparsify.bucket_group import BucketGradient, BucketGroup
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorKind
@@ -18,14 +19,15 @@ from sparsify.core.gradients import finite_elements
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, kernels_in, norms_of
-from sparsify.kernels.joint import cut, split_like
-from sparsify.method import Method, Sparsifier, Step, Together
+from sparsify.kernels.joint import divide, split_like
+from sparsify.method import Method, Sparsifier, Step
 from sparsify.ranges import stable_repr
-from sparsify.types import BucketContext, SearchStats
-from sparsify.wrappers.double_averaging import EqualGradients
-from sparsify.wrappers.saved_states import FORMAT, agree_to_load, check_fits, check_form, dump, restore
+from sparsify.types import BucketContext, SearchStats, Sparse
+from sparsify.wrappers.double_averaging import EqualGradientsMonitor
+from sparsify.wrappers.saved_states import FORMAT, check_all_can_load, check_saved_matches, check_saved_layout, dump, restore
 
-MOST_TOGETHER, MOST_JOINTS = 2**31 - 1, 64  # elements that travel together; kept kernels
+MOST_TOGETHER = 2**31 - 1  # elements that travel together
+MOST_GROUP_KERNELS = 64  # that are kept
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 
@@ -111,7 +113,7 @@ class Engine:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
         self.method, self.buckets, self.step = method, buckets, 0
-        self._equal_gradients = EqualGradients(comm.rank == 0)
+        self._equal_gradients = EqualGradientsMonitor(comm.rank == 0)
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
         self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
@@ -123,9 +125,10 @@ class Engine:
                 f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
-        self.select, self.together = select, together
+        self.select = select
+        self.groups_buckets = together
         self.sizes = [bucket.flat.numel() for bucket in buckets]
-        self.joints = dict[tuple[int, ...], JointKernel]()  # by the buckets that they are for
+        self.group_kernels = dict[tuple[int, ...], JointKernel]()  # by the numbers of their buckets
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(buckets)
@@ -136,114 +139,138 @@ class Engine:
         ]
 
     @property
-    def joins(self) -> bool:
+    def sends_one_message(self) -> bool:
         """True if several buckets travel in one message."""
-        return self.method.joins and self.together
+        return self.method.group_support.one_message and self.groups_buckets
 
-    @outside_of_modes
-    def average(
-        self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool = False
-    ) -> StepReport:
-        """Some buckets in one step, in place; those that can travel together do. To be called with the same
-        buckets in the same order on all workers.
+    def gradients_of(
+        self, tensors: Sequence[Tensor], steps: Sequence[Step], numbers: Sequence[int] | None = None
+    ) -> list[BucketGradient]:
+        """Return the gradients of buckets, given tensors (m,) that hold them one after the other.
 
         Args:
-            grads: their gradients, as tensors (m,) that follow each other.
-            steps: of each of them.
-            is_one: k is that of all of them together, see `Method.mixes_tensors`.
+            tensors: of any lengths; those that lie in several buckets are divided.
+            steps: of each bucket in turn.
+            numbers: of these buckets; None: all.
         """
-        sizes = [self.sizes[at] for at in ats]
-        if not self.method.takes_pieces:
-            whole = cut(grads, sizes)
-            if any(len(own) > 1 for own in whole):
-                return self._average_whole(ats, whole, steps)
-            grads = [own[0] for own in whole]
-        self.method.prepare([*grads], self.comm)
-        if len(set(self.kinds)) == 1 and sum(sizes) <= MOST_TOGETHER:
-            return StepReport.total(self._average(ats, grads, steps, is_one))
-        reports, pieces = list[StepReport](), cut(grads, sizes)
-        for places in self._groups(ats):
-            few = [piece for place in places for piece in pieces[place]]
-            reports += self._average(
-                [ats[place] for place in places], few, [steps[at] for at in places], is_one
-            )
-        return StepReport.total(reports)
-
-    def _average(
-        self, ats: Sequence[int], grads: Sequence[Tensor], steps: Sequence[Step], is_one: bool
-    ) -> list[StepReport]:
-        """The same of one group."""
-        method, comm, timer, states = self.method, self.comm, self.timer, [self.states[at] for at in ats]
-        joint, sizes = self.joint_for(ats, grads, is_one), [self.sizes[at] for at in ats]
-        if joint is None:
-            pieces = cut(grads, sizes)
-            return [
-                self.report([at], step, partial(method.aggregate, grad, step, state, comm, timer))
-                for at, (grad,), step, state in zip(ats, pieces, steps, states, strict=True)
-            ]
-        assert isinstance(method, Sparsifier)
-        those = Together(joint, grads, sizes, steps, states)
-        if method.joins:
-            return [self.report(ats, steps[0], partial(method.aggregate_together, those, comm, timer))]
-        parts, pieces = joint.split(*method.select_together(those, comm, timer)), cut(grads, sizes)
+        if numbers is None:
+            numbers = range(len(self.buckets))
+        sizes = [self.sizes[number] for number in numbers]
+        pieces_by_bucket = divide(tensors, sizes)
         return [
-            self.report([at], step, partial(method.deliver, own, grad, step, state, comm, timer))
-            for at, own, (grad,), step, state in zip(ats, parts, pieces, steps, states, strict=True)
+            BucketGradient(number, size, pieces, step, self.states[number])
+            for number, size, pieces, step in zip(numbers, sizes, pieces_by_bucket, steps, strict=True)
         ]
 
-    def _groups(self, ats: Sequence[int]) -> Iterator[list[int]]:
-        """Places of buckets that may travel together: of one kind, no more elements than int32 can count."""
-        kinds = dict[Any, list[int]]()
-        for place, at in enumerate(ats):
-            kinds.setdefault(self.kinds[at], []).append(place)
-        for places in kinds.values():
-            group, elements = list[int](), 0
-            for place in places:
-                n = self.sizes[ats[place]]
-                if group and elements + n > MOST_TOGETHER:
+    @outside_of_modes
+    def average(self, gradients: Sequence[BucketGradient], shares_k: bool = False) -> StepReport:
+        """Replace gradients by their average over the workers, in place. Buckets that can travel together do.
+        Collective: all workers call it with the same buckets in the same order.
+
+        Args:
+            shares_k: k is that of all buckets together, see `GroupSupport.shared_k`.
+        """
+        in_pieces = any(len(gradient.pieces) > 1 for gradient in gradients)
+        if in_pieces and not self.method.group_support.pieces:
+            return self._average_copies(gradients, shares_k)
+        self.method.prepare([piece for gradient in gradients for piece in gradient.pieces], self.comm)
+        reports = list[StepReport]()
+        for group in self._divide_into_groups(gradients):
+            reports += self._average_group(group, shares_k)
+        return StepReport.total(reports)
+
+    def _average_group(self, gradients: Sequence[BucketGradient], shares_k: bool) -> list[StepReport]:
+        """Average buckets of one kind: together as far as the method can, else one after the other."""
+        method = self.method
+        kernel = self.kernel_for_group(gradients, shares_k)
+        if kernel is None:
+            return [self._average_alone(gradient) for gradient in gradients]
+        assert isinstance(method, Sparsifier)
+        group = BucketGroup(gradients, kernel)
+        if method.group_support.one_message:
+            return [self.report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))]
+        selections = kernel.split(*method.select_group(group, self.comm, self.timer))
+        return [
+            self.report([gradient], partial(self._deliver, method, selection, gradient))
+            for gradient, selection in zip(gradients, selections, strict=True)
+        ]
+
+    def _average_alone(self, gradient: BucketGradient) -> StepReport:
+        (whole,) = gradient.pieces
+        act = partial(self.method.aggregate, whole, gradient.step, gradient.state, self.comm, self.timer)
+        return self.report([gradient], act)
+
+    def _deliver(self, method: Sparsifier, selection: Sparse, gradient: BucketGradient) -> int:
+        (whole,) = gradient.pieces
+        return method.deliver(selection, whole, gradient.step, gradient.state, self.comm, self.timer)
+
+    def _divide_into_groups(self, gradients: Sequence[BucketGradient]) -> Iterator[Sequence[BucketGradient]]:
+        """Yield buckets of one kind, no more elements than int32 can count."""
+        by_kind = dict[Any, list[BucketGradient]]()
+        for gradient in gradients:
+            by_kind.setdefault(self.kinds[gradient.number], []).append(gradient)
+        for alike in by_kind.values():
+            group = list[BucketGradient]()
+            num_elements = 0
+            for gradient in alike:
+                if group and num_elements + gradient.size > MOST_TOGETHER:
                     yield group
-                    group, elements = [], 0
-                group.append(place)
-                elements += n
-            yield group
+                    group = []
+                    num_elements = 0
+                group.append(gradient)
+                num_elements += gradient.size
+            if group:
+                yield group
 
-    def report(self, ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
-        """What an act, which averages these buckets and returns how many elements it sent, does."""
-        before, syncs_before = self.comm.counted, host_sync.num_syncs()
-        selected, n = act(), sum([self.sizes[at] for at in ats])
-        sent_bytes, messages, predicted_s = (a - b for a, b in zip(self.comm.counted, before, strict=True))
+    def report(self, gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
+        """Carry out `act`, which averages these buckets and returns how many elements it sent, and report."""
+        before = self.comm.counted
+        syncs_before = host_sync.num_syncs()
+        num_selected = act()
         syncs = host_sync.num_syncs() - syncs_before
-        return StepReport(selected, n, int(sent_bytes), syncs, int(messages), predicted_s)
+        sent_bytes, messages, predicted_s = (
+            after - earlier for after, earlier in zip(self.comm.counted, before, strict=True)
+        )
+        num_elements = sum([gradient.size for gradient in gradients])
+        return StepReport(num_selected, num_elements, int(sent_bytes), syncs, int(messages), predicted_s)
 
-    def _average_whole(
-        self, ats: Sequence[int], pieces: Sequence[Sequence[Tensor]], steps: Sequence[Step]
-    ) -> StepReport:
-        """The same, in the buckets' own memory."""
-        flats, grads = [self.buckets[at].flat for at in ats], [piece for own in pieces for piece in own]
-        views = [view for flat, own in zip(flats, pieces, strict=True) for view in split_like(flat, own)]
-        torch._foreach_copy_(views, grads)
-        report = self.average(ats, flats, steps)
-        torch._foreach_copy_(grads, views)
+    def _average_copies(self, gradients: Sequence[BucketGradient], shares_k: bool) -> StepReport:
+        """Average gradients in the buckets' own memory, for methods that can't read them in pieces."""
+        flats = [self.buckets[gradient.number].flat for gradient in gradients]
+        pieces = [piece for gradient in gradients for piece in gradient.pieces]
+        views = list[Tensor]()
+        for flat, gradient in zip(flats, gradients, strict=True):
+            views += split_like(flat, gradient.pieces)
+        torch._foreach_copy_(views, pieces)
+        whole = [gradient._replace(pieces=[flat]) for gradient, flat in zip(gradients, flats, strict=True)]
+        report = self.average(whole, shares_k)
+        torch._foreach_copy_(pieces, views)
         return report
 
-    def joint_for(self, ats: Sequence[int], grads: Sequence[Tensor], is_one: bool) -> JointKernel | None:
-        """What searches these buckets at once, and writes to them; None: each goes its own way."""
-        method = self.method
-        if not isinstance(method, Sparsifier) or not self.together:
+    def kernel_for_group(
+        self, gradients: Sequence[BucketGradient], shares_k: bool = False
+    ) -> JointKernel | None:
+        """Return the kernel that searches these buckets at once, and writes to them; None where each bucket
+        goes its own way.
+        """
+        support = self.method.group_support
+        is_worthwhile = support.one_message or (support.one_search and len(gradients) > 1)
+        if not (self.groups_buckets and is_worthwhile):
             return None
-        if not (method.joins or (method.searches_together and len(ats) > 1)):
-            return None
-        if (joint := self.joints.get(key := (is_one, *ats))) is None:
-            if len(self.joints) >= MOST_JOINTS:  # other parameters are used in each step
-                self.joints.clear()
-            likes = [self.buckets[at].flat for at in ats]
-            kernels = [kernel for at in ats for kernel in kernels_in(self.states[at])]
-            if is_one:
+        numbers = [gradient.number for gradient in gradients]
+        key = (shares_k, *numbers)
+        kernel = self.group_kernels.get(key)
+        if kernel is None:
+            if len(self.group_kernels) >= MOST_GROUP_KERNELS:  # other parameters are used in each step
+                self.group_kernels.clear()
+            likes = [self.buckets[number].flat for number in numbers]
+            kernels = [kernel for number in numbers for kernel in kernels_in(self.states[number])]
+            if shares_k:
                 likes = [likes[0].new_zeros(1).expand(sum(like.numel() for like in likes))]
                 kernels = [kernel_for(likes[0], self.select)]
-            joint = self.joints[key] = joint_kernel_for(likes, kernels, self.select)
-        is_plain = type(joint) is JointKernel
-        return None if is_plain and len(ats) == 1 and len(grads) == 1 else joint
+            kernel = self.group_kernels[key] = joint_kernel_for(likes, kernels, self.select)
+        is_one_tensor = len(gradients) == 1 and len(gradients[0].pieces) == 1
+        return None if is_one_tensor and type(kernel) is JointKernel else kernel
 
     def residuals(self) -> dict[str, Tensor]:
         """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
@@ -270,7 +297,7 @@ class Engine:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
-        searching: list[Kernel | JointKernel] = [*self.joints.values(), *kernels_in(self.states)]
+        searching: list[Kernel | JointKernel] = [*self.group_kernels.values(), *kernels_in(self.states)]
         kernels = [(kernel.name, kernel.stats()) for kernel in searching]
         # Where buckets are searched together, their own kernels have nothing to do.
         is_idle = not any(stats.steps for _, stats in kernels)
@@ -318,13 +345,13 @@ class Engine:
             torch.cat([fact.reshape(-1) for fact in facts])
         )
         if is_infinite:
-            stretches = [piece for own in cut(grads, sizes) for piece in own or [grads[0][:0]]]
+            stretches = [piece for own in divide(grads, sizes) for piece in own or [grads[0][:0]]]
             flags = among.all_gather(finite_elements(stretches).int())
             for rank, theirs in enumerate(host_sync.to_host(torch.stack(flags))):
                 if not all(theirs):  # else a norm has overflowed
                     raise error(rank, self.step, names[theirs.index(0)])
         if looks and is_any and among.size > 1:
-            self._equal_gradients.look(self.step, is_alike)
+            self._equal_gradients.record(self.step, is_alike)
         return anywhere if used is not None else [True] * len(sizes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -340,13 +367,13 @@ class Engine:
             StateMismatch: one is another method's, another model's, another worker's, of another step than
                 the others', or broken.
         """
-        agree_to_load(self.comm, self.buckets[0].flat.device, partial(self.check_state, saved))
+        check_all_can_load(self.comm, self.buckets[0].flat.device, partial(self.check_state, saved))
         self.restore_state(saved)
 
     def check_state(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's; returns what must be the same on all workers."""
-        check_form(saved)
-        check_fits(saved, self._described())
+        check_saved_layout(saved)
+        check_saved_matches(saved, self._described())
         return {"step": saved["step"]}
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
+from sparsify.bucket_group import BucketGradient
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
 from sparsify.kernels import kernel_for
-from sparsify.method import Method, Step, num_selected
+from sparsify.method import Method, num_selected
 from sparsify.methods import per_step
 from sparsify.methods._chunked import ChunkTopK
 from sparsify.methods._tracked import Tracked
@@ -181,11 +182,11 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
     """What the aggregator does from now on, message by message."""
     seen, original, buckets = list[Share](), aggregator.report, aggregator.buckets
 
-    def report(ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
+    def report(gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
         comm.announced = []
-        found = original(ats, step, act)
-        shapes = tuple(shape for at in ats for shape in buckets[at].shapes)
-        k = sum(num_selected(buckets[at].flat.numel(), step.step_density) for at in ats)
+        found = original(gradients, act)
+        shapes = tuple(shape for gradient in gradients for shape in buckets[gradient.number].shapes)
+        k = sum(num_selected(gradient.size, gradient.step.step_density) for gradient in gradients)
         seen.append(Share(shapes, k, found.selected, comm.announced))
         return found
 

@@ -134,12 +134,12 @@ def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> No
     assert isinstance(topk, Sparsifier)
     own_step = OwnStep(topk.density, topk.select, topk.feedback, topk.exchange, "layer")
     halving = replace(topk, feedback=HalvingFeedback())
-    assert topk.joins
-    assert not own_step.joins
-    assert not own_step.takes_pieces
-    assert not halving.joins
-    assert not replace(topk, exchange=OwnExchange()).joins
-    assert not replace(topk, select=OwnSelector()).searches_together
+    assert topk.group_support.one_message
+    assert not own_step.group_support.one_message
+    assert not own_step.group_support.pieces
+    assert not halving.group_support.one_message
+    assert not replace(topk, exchange=OwnExchange()).group_support.one_message
+    assert not replace(topk, select=OwnSelector()).group_support.one_search
     together, alone = (live(halving, 2, together=joined) for joined in (True, False))
     assert torch.equal(together[0].residual, alone[0].residual)
 

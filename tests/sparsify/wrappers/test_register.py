@@ -121,7 +121,7 @@ def test_float32_is_searched_and_written_at_once_to_the_same_bits(scope: str | f
         ddp = DistributedDataParallel(model, bucket_cap_mb=0.0001)
         optimizer = sgd(ddp, momentum=0.9)
         hook = sparsify.register(ddp, laws.build("topk", 0.1, scope), optimizer, select=select)
-        hook.engine.together = select == "auto" or scope != "layer"
+        hook.engine.groups_buckets = select == "auto" or scope != "layer"
         for number in range(5):
             optimizer.zero_grad()
             own = torch.Generator().manual_seed(number)
