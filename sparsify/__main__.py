@@ -54,14 +54,14 @@ def machine() -> Iterator[str]:
         return
     import torch
 
-    from sparsify.kernels import native, trouble_with_gpu, trouble_with_native
+    from sparsify.kernels import native, native_unavailable_reason, triton_unavailable_reason
 
     yield f"PyTorch {torch.__version__}"
-    why = trouble_with_native()
-    kernel = f"torch.topk, slower than C++: {why}" if why else f"C++ ({native.best_level()})"
+    why = native_unavailable_reason()
+    kernel = f"torch.topk, slower than C++: {why}" if why else f"C++ ({native.best_vector_level()})"
     yield f"on the CPU selects {kernel}"
     for number in range(torch.cuda.device_count()):
-        why = trouble_with_gpu(torch.device("cuda", number))
+        why = triton_unavailable_reason(torch.device("cuda", number))
         kernel = f"torch.topk, slower than Triton: {why}" if why else "Triton"
         yield f"on {torch.cuda.get_device_name(number)} selects {kernel}"
 
@@ -83,7 +83,7 @@ def explained(method: str) -> Iterator[str]:
     """
     from sparsify.core.spec import REQUIRED
     from sparsify.methods import REGISTRY
-    from sparsify.ranges import described
+    from sparsify.ranges import describe_type
 
     REGISTRY.check_name(method)
     parameters = REGISTRY.parameters(method)
@@ -92,7 +92,7 @@ def explained(method: str) -> Iterator[str]:
     yield f"{REGISTRY.docstring(method)}\n"
     for name, each in parameters.items():
         default = "" if each.default == REQUIRED else f"={each.default!r}"
-        yield f"{name}{default}  [{described(each.allowed)}]"
+        yield f"{name}{default}  [{describe_type(each.allowed)}]"
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparsify.core import huge_pages
 from sparsify.kernels import JointKernel, Workspace
 from sparsify.kernels.joint import split_like
-from sparsify.ranges import MomentumFactor, NotNegative, Share
+from sparsify.ranges import MomentumFactor, NonNegativeFloat, PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -161,7 +161,7 @@ class DecayedFeedback(ErrorFeedback):
         decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback.
     """
 
-    decay: Share = 0.95
+    decay: PositiveFraction = 0.95
 
     @property
     def weight(self) -> float | None:
@@ -187,7 +187,7 @@ class Scaled:
     """A residual in units of the learning rate that it was last seen with."""
 
     residual: Tensor  # (n,)
-    lr: NotNegative = 0.0  # 0: none seen yet
+    lr: NonNegativeFloat = 0.0  # 0: none seen yet
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class LowPass(Feedback):
     (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
     """
 
-    beta: Share = 1.0
+    beta: PositiveFraction = 1.0
 
     def broken_laws(self) -> dict[str, str]:
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}

@@ -16,7 +16,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange, scatter
 from sparsify.feedback import Feedback, LearningRateFeedback
 from sparsify.kernels import Workspace
-from sparsify.ranges import AnyScope, Density, Positive, Scope
+from sparsify.ranges import Density, PositiveFloat, Scope, ScopeOrBucket
 from sparsify.select import Selector, TopK
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -150,11 +150,11 @@ class Sparsifier(GroupForm, FeedbackMethod):
     select: Selector
     feedback: Feedback
     exchange: Exchange
-    scope: AnyScope = "global"
+    scope: ScopeOrBucket = "global"
     density_warmup: tuple[Density, ...] = ()
     unbiased: bool = False
     average: bool = True
-    clip_norm: Positive | None = None
+    clip_norm: PositiveFloat | None = None
 
     def aggregate(
         self, grad: Tensor, step: Step, state: SparsifierState, comm: Comm, timer: PhaseTimer

@@ -15,8 +15,8 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
-from sparsify.kernels import Eager, Workspace
-from sparsify.ranges import Natural
+from sparsify.kernels import TorchKernel, Workspace
+from sparsify.ranges import NonNegativeInt
 from sparsify.types import (
     BucketContext,
     Part,
@@ -42,7 +42,7 @@ class Selector(Part, ABC):
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         """The state for a bucket like this one; by default what searches it, of which nothing is saved."""
-        return Workspace.searching(like, context)
+        return Workspace.with_kernel(like, context)
 
     @abstractmethod
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
@@ -103,7 +103,7 @@ class Draws:
     """The number of draws so far; the next draw depends on it and on the context only."""
 
     context: BucketContext = field(metadata={"saved": False})
-    step: Natural = 0
+    step: NonNegativeInt = 0
 
     def key(self) -> int:
         """The next draw's own number."""
@@ -297,13 +297,13 @@ def mask_of(workspace: Workspace) -> Tensor:
 
 def prepare(acc: Tensor, workspace: Workspace) -> None:
     """Take magnitudes, before one or several calls of `reaching` with this acc."""
-    if isinstance(workspace.kernel, Eager):
+    if isinstance(workspace.kernel, TorchKernel):
         take_magnitudes(acc, workspace)
 
 
 def reaching(acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False) -> Selection:
     """Indices where |acc| >= threshold (> if strict), ascending; after `prepare`. One host sync."""
-    if isinstance(workspace.kernel, Eager):
+    if isinstance(workspace.kernel, TorchKernel):
         compare = torch.gt if strict else torch.ge
         mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_of(workspace))
         return Selection(host_sync.nonzero(mask))

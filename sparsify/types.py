@@ -184,7 +184,7 @@ class BucketContext(NamedTuple):
     rank: int
     bucket: int
     shapes: tuple[tuple[int, ...], ...] = ()  # of the tensors in the bucket, in order
-    select: str = "auto"  # which kernel searches the bucket, see `sparsify.kernels.kernel_for`
+    select: str = "auto"  # which kernel searches the bucket, see `sparsify.kernels.make_kernel`
 
     @property
     def sizes(self) -> list[int]:

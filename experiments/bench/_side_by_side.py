@@ -83,7 +83,7 @@ class SideBySide:
                 except NotRun as reason:
                     timed.why = str(reason)
         # Exact: it knows the threshold, and how the residual goes on.
-        self.guide = kernels.kernel_for(self.work)
+        self.guide = kernels.make_kernel(self.work)
         self.best = Sparse(torch.empty(0), torch.empty(0))  # what it chose in this turn
         self.cold = torch.full((self.flush // 4,), 1.0, device=self.device)
         self.clock = Clock(self.device)

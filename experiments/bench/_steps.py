@@ -21,8 +21,8 @@ from torch import Tensor
 
 from experiments.config.folders import ROOT
 from sparsify.core import huge_pages
-from sparsify.kernels import Eager, Kernel, Workspace
-from sparsify.kernels.native import Native, Unavailable
+from sparsify.kernels import Kernel, TorchKernel, Workspace
+from sparsify.kernels.native import KernelUnavailableError, NativeKernel
 from sparsify.methods.dgc import DgcSample, Sampling
 from sparsify.methods.gaussiank import GaussianThreshold
 from sparsify.select import Draws
@@ -100,20 +100,24 @@ class Setup:
     @cached_property
     def workspace(self) -> Workspace:
         """The plain operators' workspace; all their steps share it, for it holds nothing between steps."""
-        return Workspace.searching(self.like, CONTEXT)
+        return Workspace.with_kernel(self.like, CONTEXT)
 
     def fused(self, **options: int) -> Kernel:
         """The fused kernel of this device. Raises NotRun."""
         try:
             if self.cuda:
-                from sparsify.kernels import gpu
+                from sparsify.kernels import triton_search
 
-                return gpu.Gpu(self.like, **options)
-            return Native(self.like, None, **options)
+                return triton_search.TritonKernel(self.like, **options)
+            return NativeKernel(self.like, None, **options)
         except ImportError as error:
             raise NotRun(f"no Triton: {error}") from error
-        except (Unavailable, ValueError) as error:
-            why = "no compiler, or what it made does not run: " if isinstance(error, Unavailable) else ""
+        except (KernelUnavailableError, ValueError) as error:
+            why = (
+                "no compiler, or what it made does not run: "
+                if isinstance(error, KernelUnavailableError)
+                else ""
+            )
             raise NotRun(f"{why}{error}") from error
 
 
@@ -178,7 +182,7 @@ def threshold(setup: Setup) -> Made:
     try:
         kernel = setup.fused()
     except NotRun:
-        kernel = Eager(setup.like)
+        kernel = TorchKernel(setup.like)
     return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
 
 

@@ -15,7 +15,7 @@ from sparsify.comm import virtual
 from sparsify.method import Method, num_selected
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 from sparsify.types import SeenStep
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
@@ -29,7 +29,7 @@ SCHEMES = {
 }  # fmt: skip
 
 
-def bytes(*, n: Count = 100_000, methods: str = "") -> Bench:
+def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
     """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
 
     Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.

@@ -38,7 +38,7 @@ from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand
 from sparsify.comm import Comm, gather_json
 from sparsify.cost import Cost, Link
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 SMALLEST, STEP = 2**10, 4  # bytes
 POLL_S = 0.05
@@ -53,8 +53,8 @@ KINDS = (PING_PONG, "all_reduce", "all_gather", "all_to_all")
 def link(
     settings: Sequence[str] = (),
     *,
-    repeats: Count = 15,
-    largest: Count = 2**26,
+    repeats: PositiveInt = 15,
+    largest: PositiveInt = 2**26,
     name: str | None = None,
 ) -> Bench | int:
     """The alpha and beta of a link, as it really is, with intervals, from ping-pong and collectives over it.

@@ -17,7 +17,7 @@ from experiments.bench._timing import Clock, device_of, facts, synchronise
 from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
 
@@ -28,7 +28,11 @@ SCALE = 1e-3  # of the gradients, as in training
 
 
 def methods(
-    *, n: Sequence[Count] = SIZES, methods: str = "", repeats: Count = 5, device: Device | None = None
+    *,
+    n: Sequence[PositiveInt] = SIZES,
+    methods: str = "",
+    repeats: PositiveInt = 5,
+    device: Device | None = None,
 ) -> Bench:
     """Costs of each method apart from the network: select, exchange (packing, merging), retain, scatter.
 

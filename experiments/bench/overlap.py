@@ -27,7 +27,7 @@ from experiments.training import networks
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import Cost, Link
-from sparsify.ranges import Count, Positive, Share
+from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 LINK = "simulated link: injected delay"
 NETWORKS = {"vgg16": networks.vgg16, "small_cnn": networks.small_cnn}
@@ -58,14 +58,14 @@ class SlowComm(CountingComm):
 def overlap(
     *,
     rows: Sequence[EntryName] = ("dense-distribute", "topk-distribute", "topk-register"),
-    ratios: Sequence[Positive] = (0.25, 1.0, 4.0),
-    latency_ms: Positive = 0.1,
-    density: Share = 0.01,
-    bucket_mb: Positive = 4.0,
+    ratios: Sequence[PositiveFloat] = (0.25, 1.0, 4.0),
+    latency_ms: PositiveFloat = 0.1,
+    density: PositiveFraction = 0.01,
+    bucket_mb: PositiveFloat = 4.0,
     network: Literal["vgg16", "small_cnn"] = "vgg16",
-    batch: Count = 8,
-    workers: Count = 2,
-    repeats: Count = 9,
+    batch: PositiveInt = 8,
+    workers: PositiveInt = 2,
+    repeats: PositiveInt = 9,
 ) -> Bench:
     """The gain of overlapping on a slow network: whole training steps with overlap and without, side by side.
 

@@ -16,9 +16,9 @@ from experiments.config.compose import resolve
 from experiments.tasks import REGISTRY
 from experiments.training import datasets
 from experiments.training.task import Task
-from sparsify.core.selections import Generated, Statistics, measured, skewed
+from sparsify.core.synthetic_selections import Generated, Statistics, measured, skewed
 from sparsify.cost import Link, Network
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 from sparsify.replay import Replay, balance, sparse_part
 
 RESNET50 = 25_600_000  # parameters, rounded
@@ -29,13 +29,13 @@ STEPS = 2
 def replay(
     *,
     workers: str = "8,64,256,1024",
-    n: Count = RESNET50,
+    n: PositiveInt = RESNET50,
     density: float = 0.001,
     overlap: float = 0.3,
     skew: float = 4.0,
     task: str | None = None,
-    record: Count = 8,
-    steps: Count = 20,
+    record: PositiveInt = 8,
+    steps: PositiveInt = 20,
     methods: str = METHODS,
     link: str = "ethernet_10g",
 ) -> Bench:

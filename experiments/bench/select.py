@@ -18,7 +18,7 @@ from experiments.bench._steps import ROWS
 from experiments.bench._timing import REPEATS, device_of, facts
 from experiments.config.folders import Folders
 from sparsify.method import num_selected
-from sparsify.ranges import Count, Natural, NotNegative, Share, unknown
+from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, describe_unknown
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)
@@ -47,15 +47,15 @@ TARGETS = {
 
 def select(
     *,
-    n: Sequence[Count] = (),
-    density: Sequence[Share] = (),
+    n: Sequence[PositiveInt] = (),
+    density: Sequence[PositiveFraction] = (),
     distribution: Sequence[str] = (),
     rows: Sequence[str] = (),
-    repeats: Count | None = None,
-    seconds: NotNegative = 6.0,
+    repeats: PositiveInt | None = None,
+    seconds: NonNegativeFloat = 6.0,
     device: Device | None = None,
-    threads: Count | None = None,
-    flush: Natural | None = None,
+    threads: PositiveInt | None = None,
+    flush: NonNegativeInt | None = None,
     gradients: str | None = None,
 ) -> Bench:
     """Selecting k of n, whole steps side by side: acc += grad, select, indices and values out, zeros in acc.
@@ -86,7 +86,7 @@ def select(
     """
     for name in rows:
         if name not in ROWS:
-            raise ValueError(unknown("row", name, list(ROWS)))
+            raise ValueError(describe_unknown("row", name, list(ROWS)))
     plan, names = cases(n, density, distribution), [name for name in ROWS if name in (rows or ROWS)]
     on = device_of(device, threads)
     kept = Path(gradients) if gradients else Folders().results / "bench" / "gradients"
@@ -126,7 +126,7 @@ def cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str
     names = [name for each in distribution for name in (NETWORKS if each == REAL else [each])]
     for name in names:
         if name not in DISTRIBUTIONS:
-            raise ValueError(unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
+            raise ValueError(describe_unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
     plan = [*product(n or (LARGE_N,), density or (DENSITY,), names or (NORMAL,))]
     if not (n or density or names):
         others = (name for name in DISTRIBUTIONS if name != NORMAL)

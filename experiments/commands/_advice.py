@@ -26,7 +26,7 @@ from analysis.stats import Value
 from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
-from sparsify.core.selections import Generated, Statistics, skewed
+from sparsify.core.synthetic_selections import Generated, Statistics, skewed
 from sparsify.cost import Link, Network
 from sparsify.method import num_selected
 from sparsify.replay import Replay

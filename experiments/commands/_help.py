@@ -98,6 +98,6 @@ def _rows(config: Config, keys: Collection[str]) -> dict[str, str]:
         said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
     for key in keys:
         meaning = said.get(key) or meaning_of(leaves[key])
-        values = f"[{ranges.described(leaves[key])}]"
-        rows[f"{key}={ranges.word(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
+        values = f"[{ranges.describe_type(leaves[key])}]"
+        rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
     return rows

@@ -18,31 +18,43 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
 from sparsify.comm.direct import DIRECT
-from sparsify.core.selections import SLICES
+from sparsify.core.synthetic_selections import SLICES
 from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
-from sparsify.ranges import LARGEST, Count, Meta, Portion, Positive, Share, check, unknown
+from sparsify.ranges import (
+    LARGEST_FLOAT,
+    Constraint,
+    NonNegativeFraction,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    check_value,
+    describe_unknown,
+)
 from sparsify.replay import sparse_part
 
 GROUP = "results"
 SELECT = "select_s."
 NUMBER = r"\d*\.?\d+(e-?\d+)?"
 Seconds = (
-    Positive
-    | Annotated[str, Meta(pattern=rf"^{NUMBER}\.\.{NUMBER}\Z", description="a range such as 0.1..0.2")]
+    PositiveFloat
+    | Annotated[str, Constraint(pattern=rf"^{NUMBER}\.\.{NUMBER}\Z", description="a range such as 0.1..0.2")]
 )
-Names = Annotated[str, Meta(description="names with commas")]
+Names = Annotated[str, Constraint(description="names with commas")]
 Counts = Annotated[
-    str, Meta(pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30")
+    str,
+    Constraint(
+        pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30"
+    ),
 ]
 FAR = (1, 5, 15, 30)  # H, where the link has distance and nothing else is asked
 Elements = Annotated[
-    int, Meta(ge=1, le=LARGEST, description="a whole number, or the name of a published model")
+    int, Constraint(ge=1, le=LARGEST_FLOAT, description="a whole number, or the name of a published model")
 ]
 OWN: dict[str, Any] = {  # words that no run has
-    "compute_s": Seconds, "parameters": Elements | str, "density": Share, "overlap": Portion,
-    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, "every": Count | Counts,
+    "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction, "overlap": NonNegativeFraction,
+    "skew": Annotated[float, Constraint(ge=1, le=SLICES)], "methods": Names, "every": PositiveInt | Counts,
     SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001
@@ -173,8 +185,8 @@ def _range(name: str, given: Mapping[str, Any]) -> Range | None:
     if not isinstance(value, str):
         return None if value is None else Range.around(value, "given")
     low, high = map(float, value.split(".."))
-    check(name, low, Positive)
-    check(name, high, Annotated[float, Meta(ge=low, le=LARGEST)])
+    check_value(name, low, PositiveFloat)
+    check_value(name, high, Annotated[float, Constraint(ge=low, le=LARGEST_FLOAT)])
     return Range(low, (low * high) ** 0.5, high, "given")
 
 
@@ -182,8 +194,8 @@ def _elements(given: Mapping[str, Any], known: Known) -> int:
     if "parameters" in given:
         value = MODELS.get(given["parameters"], given["parameters"])
         if isinstance(value, str):
-            raise ValueError(unknown("published model", value, [*MODELS]))
-        check("parameters", value, Elements)
+            raise ValueError(describe_unknown("published model", value, [*MODELS]))
+        check_value("parameters", value, Elements)
         return int(value)
     found = known.elements()
     if found is None:

@@ -9,7 +9,7 @@ from experiments.bench import REGISTRY
 from experiments.bench._runner import run
 from experiments.commands._make import is_forced
 from experiments.commands._words import BenchName
-from sparsify.ranges import Positive
+from sparsify.ranges import PositiveFloat
 
 GROUP = "here"
 
@@ -19,7 +19,7 @@ def bench(
     *,
     force: bool = False,
     ship: bool = False,
-    minutes: Positive | None = None,
+    minutes: PositiveFloat | None = None,
     **options: Any,
 ) -> int:
     """A benchmark: medians with their spread, recorded; called again, it goes on where it was stopped.

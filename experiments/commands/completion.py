@@ -145,7 +145,7 @@ def _values(allowed: Any) -> Iterator[str]:
     elif allowed is type(None):
         yield "null"
     elif get_origin(allowed) is Literal:
-        yield from map(ranges.word, get_args(allowed))
+        yield from map(ranges.format_argument, get_args(allowed))
     else:
         for part in get_args(allowed):
             yield from _values(part)

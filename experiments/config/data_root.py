@@ -18,7 +18,7 @@ from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
 from sparsify.core.spec import BrokenFile, constant
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
@@ -70,7 +70,7 @@ def dataset_of(task: str) -> str:
     known = datasets(DATASETS)
     if dataset not in known:
         raise ValueError(
-            f"{unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
+            f"{describe_unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
         )
     return dataset
 

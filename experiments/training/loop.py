@@ -31,9 +31,9 @@ from sparsify.local.strategy import Local
 from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
 from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.checks import check_momentum_applied_once
 from sparsify.wrappers.engine import NonFinite
-from sparsify.wrappers.overlap import Overlap
-from sparsify.wrappers.wrapping import check_momentum
+from sparsify.wrappers.overlap import BackwardOverlap
 
 STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
 TOGETHER = 8  # workers in a published iteration
@@ -99,13 +99,13 @@ class Trainer:
         else:
             self.replica = replica(comm, self.model, task.optimiser)
             optimiser = self.replica.optimiser
-            check_momentum(optimiser, method)
+            check_momentum_applied_once(optimiser, method)
             # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
             together = timer.mode != "as_published"
             self.aggregator = aggregator = Aggregator(
                 method, named, instrumented, timer, seed, select=settings.select, together=together
             )
-            self.overlap = Overlap(aggregator) if settings.overlap else None
+            self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
         augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)

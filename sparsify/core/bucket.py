@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from sparsify import ranges
 from sparsify.core import huge_pages
-from sparsify.ranges import AnyScope
+from sparsify.ranges import ScopeOrBucket
 
 MEGABYTE = 2**20
 LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
@@ -65,7 +65,7 @@ class FlatGradients:
         anew: str = "give each kind an optimizer of its own, and wrap each of them",
         holds: bool = True,
     ) -> None:
-        ranges.check("scope", scope, AnyScope)
+        ranges.check_value("scope", scope, ScopeOrBucket)
         if scope == "bucket":
             raise ValueError(
                 "scope='bucket' is a bucket of DistributedDataParallel's, for sparsify.register; here take a "

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsify import ranges
 from sparsify.core import host_sync
 from sparsify.core.packing import MOST_PLACES
-from sparsify.ranges import Side
+from sparsify.ranges import ChunkSide
 from sparsify.types import Sparse, index_dtype
 
 SIDE = 64  # of a chunk, as published
@@ -213,7 +213,7 @@ class Tiles:
         device: torch.device | None = None,
         buckets: Sequence[int] = (),
     ) -> None:
-        ranges.check("side", side, Side)
+        ranges.check_value("side", side, ChunkSide)
         assert side * side <= MOST_PLACES
         self.shapes, self.side = tuple(map(tuple, shapes)), side
         self.grids = cut(self.shapes, side)

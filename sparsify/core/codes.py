@@ -20,7 +20,7 @@ from sparsify import ranges
 from sparsify.core import host_sync
 from sparsify.core.packing import packed, packed_nbytes, unpacked
 from sparsify.core.wire import Wire, joined, split
-from sparsify.ranges import Code, ValueType
+from sparsify.ranges import CodeName, ValueFormat
 
 SCALE = torch.float32  # what scales travel as
 POWERS = tuple(2.0**power for power in range(-6, 1))  # of E3M0, times the scale
@@ -80,7 +80,7 @@ class ValueCode(ABC):
 class PlainValues(ValueCode):
     """Values as numbers of some type, without scales; see `Wire` for what lies beyond its range."""
 
-    value: ValueType = "as_is"
+    value: ValueFormat = "as_is"
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
@@ -256,7 +256,7 @@ class Statistical2(Means):
 
 
 @cache
-def code_named(word: Code) -> ValueCode:
+def code_named(word: CodeName) -> ValueCode:
     """The code that methods offer by this word."""
     codes: dict[str, ValueCode] = {
         "as_is": PlainValues(),
@@ -268,5 +268,5 @@ def code_named(word: Code) -> ValueCode:
         "statistical2": Statistical2(),
     }
     if word not in codes:
-        raise ValueError(ranges.unknown("code", word, sorted(codes)))
+        raise ValueError(ranges.describe_unknown("code", word, sorted(codes)))
     return codes[word]

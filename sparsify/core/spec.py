@@ -77,7 +77,7 @@ class Registry:
     def check_name(self, name: str) -> None:
         """Refuse a name that no entry has."""
         if name not in self.names():
-            raise ValueError(ranges.unknown(self.noun, name, self.names()))
+            raise ValueError(ranges.describe_unknown(self.noun, name, self.names()))
 
     def sound(self) -> list[str]:
         """The entries whose file can be read."""
@@ -123,13 +123,13 @@ class Registry:
         for key, value in values.items():
             if key not in known:
                 listing = ", ".join(f"{k}={p.default}" for k, p in known.items()) or "none"
-                hint = ranges.did_you_mean(key, list(known))
+                hint = ranges.suggest_similar(key, list(known))
                 raise ValueError(
-                    f"{self.noun} {name!r} has no {ranges.shown(key)!r}{hint}; it has: {listing}"
+                    f"{self.noun} {name!r} has no {ranges.format_value(key)!r}{hint}; it has: {listing}"
                 )
             if isinstance(value, str) and value == REQUIRED:
                 raise ValueError(f"{self.noun} {name!r} needs {prefix}{key}, which has no default")
-            ranges.check(f"{prefix}{key}", value, known[key].allowed)
+            ranges.check_value(f"{prefix}{key}", value, known[key].allowed)
 
     def build(self, name: str, values: Mapping[str, Any]) -> Any:
         """Call the entry's function."""

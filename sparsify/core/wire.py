@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsify import ranges
-from sparsify.ranges import Index, ValueType
+from sparsify.ranges import IndexFormat, ValueFormat
 from sparsify.types import Sparse, index_dtype
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,8 +27,8 @@ class Wire:
             error stays in the residual.
     """
 
-    index: Index = "int32"
-    value: ValueType = "as_is"
+    index: IndexFormat = "int32"
+    value: ValueFormat = "as_is"
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)

@@ -10,23 +10,31 @@ import torch
 from torch import Tensor
 
 from sparsify.core.chunks import Tiles
-from sparsify.kernels.native import KINDS, LEVELS, Numbers, are_plain, empty_message, library
+from sparsify.kernels.native import (
+    KIND_BY_DTYPE,
+    VECTOR_LEVELS,
+    Array,
+    are_contiguous_on_cpu,
+    empty_selection,
+    library,
+)
 from sparsify.types import Sparse
 
 DRIFT = 4  # enum Kind
 
 
-class Lying(NamedTuple):
+class GridLocations(NamedTuple):
     """Where each grid lies among tensors that follow each other."""
 
     sizes: list[int]  # of these
-    at: Numbers  # which one
-    offset: Numbers  # elements of it before the grid
+    at: Array  # which one
+    offset: Array  # elements of it before the grid
 
 
-class NativeChunks:
-    """Searches the chunks of a bucket, or of several, in as many threads as torch has; raises `Unavailable`
-    where there is no native library. Of equal magnitudes the smallest places are taken.
+class NativeChunkSearch:
+    """Searches the chunks of a bucket, or of several, in as many threads as torch has; raises
+    `KernelUnavailableError` where there is no native library. Of equal magnitudes the smallest places are
+    taken.
 
     Args:
         tiles: the chunks.
@@ -36,10 +44,10 @@ class NativeChunks:
     def __init__(self, tiles: Tiles, level: str | None = None) -> None:
         self.library, self.tiles = library(), tiles
         best = int(self.library.sparsify_level())
-        self.level = best if level is None else min(best, LEVELS.index(level))
+        self.level = best if level is None else min(best, VECTOR_LEVELS.index(level))
         self.ks = tuple[int, ...]()
-        self.table: Numbers = np.zeros((len(tiles.grids), 11), dtype=np.int64)  # struct Grid of each
-        self.lying = [Lying([], self.table[:0, 0], self.table[:0, 0])] * 3
+        self.table: Array = np.zeros((len(tiles.grids), 11), dtype=np.int64)  # struct Grid of each
+        self.lying = [GridLocations([], self.table[:0, 0], self.table[:0, 0])] * 3
 
     def largest(
         self,
@@ -54,15 +62,20 @@ class NativeChunks:
 
         Args:
             accs: tensors (m,) float32 that follow each other, as the chunks do.
-            grads: such tensors, too, of any type that `KINDS` has; none where nothing is added.
+            grads: such tensors, too, of any type that `KIND_BY_DTYPE` has; none where nothing is added.
             weight: where nothing is added it has to be 1.
             anchors: tensors as `grads` of float32. Then anchor - grad is added instead, and what was `grads`
                 becomes a copy of the anchors.
         """
         quota, table = self.tiles.quota(ks), self.table
         kinds = {grad.dtype for grad in grads}
-        fits = are_plain(accs) and len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
-        if not fits or (anchors and not (are_plain(anchors) and kinds == {torch.float32})):
+        fits = (
+            are_contiguous_on_cpu(accs)
+            and len(kinds) < 2
+            and kinds <= {*KIND_BY_DTYPE}
+            and are_contiguous_on_cpu(grads, *kinds)
+        )
+        if not fits or (anchors and not (are_contiguous_on_cpu(anchors) and kinds == {torch.float32})):
             return None
         for column, tensors in enumerate((accs, grads, anchors)):
             if tensors and not self._find(column, tensors):
@@ -74,8 +87,8 @@ class NativeChunks:
                 for grid, few, first in rows
             ] or table[:, 3:]
             self.ks = tuple(ks)
-        found = empty_message(quota.total)
-        kind = DRIFT if anchors else KINDS[kinds.pop()] if kinds else 0
+        found = empty_selection(quota.total)
+        kind = DRIFT if anchors else KIND_BY_DTYPE[kinds.pop()] if kinds else 0
         self.library.sparsify_chunks(
             table.ctypes.data, len(table), weight, kind, self.tiles.n, self.level,
             torch.get_num_threads(), found.indices.data_ptr(), found.values.data_ptr(),
@@ -92,7 +105,7 @@ class NativeChunks:
             at = np.searchsorted(ends, starts, side="right") - 1
             if ends[-1] != self.tiles.n or (stops > ends[at + 1]).any():
                 return False
-            lying = self.lying[column] = Lying(sizes, at, starts - ends[at])
+            lying = self.lying[column] = GridLocations(sizes, at, starts - ends[at])
         addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
         width = tensors[0].element_size()
         self.table[:, column] = addresses[lying.at] + width * lying.offset

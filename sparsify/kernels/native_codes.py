@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsify.core.codes import Membership, Statistical2
-from sparsify.kernels.native import are_plain, library
+from sparsify.kernels.native import are_contiguous_on_cpu, library
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class NativeStatistical2(Statistical2):
     """
 
     def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        if not are_plain([values]):
+        if not are_contiguous_on_cpu([values]):
             return super().quantise(values, parts)
         counts = np.array(parts.counts, dtype=np.int64)
         assert counts.sum() == len(values)

@@ -36,15 +36,15 @@ TRIED, CHOSEN = 20_000, 50  # elements that it is tried with, enough for a sampl
 KINDS = {1: 4, 2: 2, 3: 2}  # of gradients, and bytes of an element: enum Kind of native.cpp
 
 
-class Unavailable(RuntimeError):
+class KernelUnavailableError(RuntimeError):
     """The library can't be built, or can't be loaded."""
 
 
-def ready() -> ctypes.CDLL:
+def load_or_build() -> ctypes.CDLL:
     """The library, from a cache or built now.
 
     Raises:
-        Unavailable: there is no compiler, or what it makes does not run here.
+        KernelUnavailableError: there is no compiler, or what it makes does not run here.
     """
     try:
         folders = [folder for folder in places() if is_private(folder)]
@@ -53,12 +53,14 @@ def ready() -> ctypes.CDLL:
                 return found
         writable = [folder for folder in folders if os.access(folder, os.W_OK)]
         if not writable:
-            raise Unavailable(f"no folder that its user alone may write: {', '.join(map(str, places()))}")
+            raise KernelUnavailableError(
+                f"no folder that its user alone may write: {', '.join(map(str, places()))}"
+            )
         folder, until = writable[0], time.monotonic() + LIMIT_S
         with turn(folder, until):
             return kept(folder) or load(built(folder, until))
     except OSError as error:
-        raise Unavailable(f"what was compiled can't be kept or loaded here: {error}") from error
+        raise KernelUnavailableError(f"what was compiled can't be kept or loaded here: {error}") from error
 
 
 def places() -> Iterator[Path]:
@@ -129,12 +131,12 @@ def is_as_built(path: Path) -> bool:
 @contextlib.contextmanager
 def turn(folder: Path, until: float) -> Iterator[None]:
     """Workers that start together build one after the other: the first builds, the others find it; or
-    `Unavailable`.
+    `KernelUnavailableError`.
     """
     with (folder / "lock").open("w") as lock:
         while is_locked_by_another(lock.fileno()):
             if time.monotonic() > until:
-                raise Unavailable(f"another process has been compiling it for {LIMIT_S:g} s")
+                raise KernelUnavailableError(f"another process has been compiling it for {LIMIT_S:g} s")
             time.sleep(POLL_S)
         yield
 
@@ -151,10 +153,10 @@ def is_locked_by_another(lock: int) -> bool:
 
 
 def built(folder: Path, until: float) -> Path:
-    """native.cpp compiled, tried, and put into this folder, named by its digest; or `Unavailable`."""
+    """native.cpp compiled, tried, and put into this folder, named by its digest; or `KernelUnavailableError`."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        raise Unavailable(f"no compiler: none of {', '.join(COMPILERS)} is installed")
+        raise KernelUnavailableError(f"no compiler: none of {', '.join(COMPILERS)} is installed")
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as place:
         made = Path(place) / "native.so"
         run([compiler, *FLAGS, str(SOURCE), "-o", str(made)], place, until, f"{compiler} {' '.join(FLAGS)}")
@@ -167,7 +169,9 @@ def built(folder: Path, until: float) -> Path:
 
 
 def run(command: Sequence[str], place: str, until: float, what: str) -> None:
-    """Raises Unavailable where it fails or takes too long; then it is killed, with all that it started."""
+    """Raises KernelUnavailableError where it fails or takes too long; then it is killed, with all that it
+    started.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -183,12 +187,12 @@ def run(command: Sequence[str], place: str, until: float, what: str) -> None:
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise Unavailable(f"{what} did not end within {LIMIT_S:g} s") from error
+                raise KernelUnavailableError(f"{what} did not end within {LIMIT_S:g} s") from error
             raise
     if process.returncode < 0:
-        raise Unavailable(f"{what} was ended by {signal.Signals(-process.returncode).name}")
+        raise KernelUnavailableError(f"{what} was ended by {signal.Signals(-process.returncode).name}")
     if process.returncode:
-        raise Unavailable(f"{what} failed: {said.strip()[-500:]}")
+        raise KernelUnavailableError(f"{what} failed: {said.strip()[-500:]}")
 
 
 def load(path: Path) -> ctypes.CDLL:

@@ -25,7 +25,14 @@ from sparsify.method import Dense, Step
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
-from sparsify.wrappers.saved_states import StateMismatch, check_finite, check_keys, check_saved_part, dump, restore
+from sparsify.wrappers.saved_states import (
+    StateMismatch,
+    check_finite,
+    check_keys,
+    check_saved_part,
+    dump,
+    restore,
+)
 
 BLOCK = re.compile(r"(?:^|.*?\.)\d+(?=\.)")  # `blocks.3` of `blocks.3.mlp.weight`
 APART = 0x9E3779B9  # between the seeds of two fragments

@@ -24,22 +24,29 @@ from sparsify.local.fragments import APART, Fragment, fragments_of
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
 from sparsify.local.master_weights import find_copies, update_copies
 from sparsify.local.strategy import Local
-from sparsify.ranges import Natural, stable_repr
-from sparsify.wrappers.double_averaging import OnlyAverage
+from sparsify.ranges import NonNegativeInt, stable_repr
+from sparsify.wrappers.checks import (
+    ForeignStepGuard,
+    WrapperBase,
+    broadcast_model,
+    check_optimizer_and_model,
+    make_comm,
+    parameters_of,
+)
+from sparsify.wrappers.double_averaging import DoubleAveragingGuard
 from sparsify.wrappers.engine import StepReport
-from sparsify.wrappers.handshake import agree, of_buffers, of_wrapping
-from sparsify.wrappers.optimizer_wrapper import Front, advised, uncompiled
-from sparsify.wrappers.overlap import Background
+from sparsify.wrappers.handshake import buffer_facts, check_arguments_agree, wrapping_facts
+from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
+from sparsify.wrappers.overlap import BackgroundStream
 from sparsify.wrappers.saved_states import (
     StateMismatch,
-    agree_to_load,
+    check_all_can_load,
     check_keys,
     check_value,
-    load_inner,
-    of_inner,
-    unless_refused,
+    load_inner_optimizer,
+    marked_state_dict,
+    restore_on_error,
 )
-from sparsify.wrappers.wrapping import Door, OwnSteps, broadcast, check_wrapped, communicator, parameters_of
 
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimizer's
 TOP = ("strategy", "step", "rank", "size", "fragments")
@@ -50,7 +57,7 @@ ANEW = (
 LIVE: WeakSet[LocalOptimizer] = WeakSet()  # all of this process
 
 
-class LocalOptimizer(Door, Front):
+class LocalOptimizer(WrapperBase, OptimizerWrapper):
     """`optimizer`, which steps on this worker alone; every so many steps all workers average what they have
     moved. See `sparsify.local.strategy` for what a round is.
 
@@ -90,7 +97,7 @@ class LocalOptimizer(Door, Front):
 
     Raises:
         ValueError: the parts don't fit together, or there is no process group.
-        Disagreement: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where they were not given the same.
     """
 
     # A GradScaler then leaves it to `step` to divide by the scale and to skip, so that skipped steps count.
@@ -127,19 +134,19 @@ class LocalOptimizer(Door, Front):
                     "overlap=True averages in a thread, where the inner optimizer's state would change while "
                     "it is averaged; leave overlap out, or states"
                 )
-            told = of_wrapping(
+            told = wrapping_facts(
                 model, optimizer, strategy.method, strategy=stable_repr(strategy), seed=seed, check=check,
                 debug=debug, overlap=overlap, steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
-            return {**told, **of_buffers(model)}
+            return {**told, **buffer_facts(model)}
 
-        meeting = communicator(comm, group)
+        meeting = make_comm(comm, group)
         self._agree(meeting, model, facts)
         if overlap and comm is None and group is None:
             meeting = TorchComm.beside()
         super().__init__(strategy.method, meeting, steps_per_epoch, None)
         self.strategy, self.check, self.debug = strategy, check, debug
-        self.stand_before(optimizer)
+        self.mirror_optimizer(optimizer)
         self._share_start(model)
         self._known = parameters_of(optimizer)
         mine = set(map(id, self._known))
@@ -147,8 +154,8 @@ class LocalOptimizer(Door, Front):
         named = [(name, p) for name, p in known if p.requires_grad]
         self._frozen = [(name, p) for name, p in known if not p.requires_grad]
         self._model = model
-        self._steps = OwnSteps(optimizer)
-        self._average_once = OnlyAverage(self._known)
+        self._step_guard = ForeignStepGuard(optimizer)
+        self._double_averaging = DoubleAveragingGuard(self._known)
         self._claim = ParameterClaim("average", self._known)
         self._locality = LocalityGuard(optimizer, None if overlap else self.comm)
 
@@ -170,7 +177,7 @@ class LocalOptimizer(Door, Front):
         self.fragments = self._build_fragments(build)
         self.engine = self.fragments[0].engine
         self.num_steps = 0  # local ones
-        self._background = Background(self.fragments[0].anchor[0].device) if overlap else None
+        self._background = BackgroundStream(self.fragments[0].anchor[0].device) if overlap else None
         self._sent = list[Fragment]()  # on their way, in a thread
         self._parameters = ParameterGuard(model, named)
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
@@ -186,7 +193,7 @@ class LocalOptimizer(Door, Front):
         """Number of local steps so far."""
         return self.num_steps
 
-    @uncompiled
+    @exclude_from_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of this worker, and whatever exchange is due after it. What the inner optimizer returns.
 
@@ -198,7 +205,7 @@ class LocalOptimizer(Door, Front):
         self.exchange()
         return loss
 
-    @uncompiled
+    @exclude_from_compile
     def step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
         """The first half of `step`: the inner optimizer's, for loops that time the two apart."""
         self._check_outside("step")
@@ -212,13 +219,13 @@ class LocalOptimizer(Door, Front):
             self._check_unchanged()
         if self._is_skipped_by_scaler():
             return None
-        with self._steps.allowed():
+        with self._step_guard.allow_step():
             if closure is not None:  # in which anything may be communicated
                 return self.inner_optimizer.step(closure)
             with self._locality.watch():
                 return self.inner_optimizer.step()
 
-    @uncompiled
+    @exclude_from_compile
     def skip(self) -> None:
         """Leave this worker's batch out, after an error in forward or backward: it has made its step, without
         moving, and takes part in whatever is due after it.
@@ -226,7 +233,7 @@ class LocalOptimizer(Door, Front):
         self.inner_optimizer.zero_grad()
         self.exchange()
 
-    @uncompiled
+    @exclude_from_compile
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, as the inner optimizer does."""
         self.inner_optimizer.zero_grad(set_to_none)
@@ -289,8 +296,8 @@ class LocalOptimizer(Door, Front):
         torch.clear_autocast_cache()
         self._parameters.remember()
 
-    @uncompiled
-    @advised
+    @exclude_from_compile
+    @explain_lost_worker
     def exchange(self) -> StepReport:
         """The second half of `step`: count it, apply what is awaited, send what is due. Returns what was
         sent.
@@ -379,8 +386,8 @@ class LocalOptimizer(Door, Front):
         now = parameters_of(self.inner_optimizer)
         if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
             raise ValueError(f"the optimizer has other parameters than when it was wrapped; {ANEW}")
-        self._average_once.check()
-        self._average_once.check_there(self._model)
+        self._double_averaging.check()
+        self._double_averaging.check_model_has_parameters(self._model)
 
     def _pairs_by_name(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return each parameter of this worker's and its anchor, as (n,), by name."""
@@ -402,12 +409,12 @@ class LocalOptimizer(Door, Front):
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         """Refuse an optimizer and a model that can't be wrapped."""
-        check_wrapped(optimizer, model)
+        check_optimizer_and_model(optimizer, model)
         check_local(optimizer)
 
     def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
         """Compare with all other workers what is wrapped."""
-        agree(comm, model, facts)
+        check_arguments_agree(comm, model, facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         """Call `build`, which succeeds or fails alike on all workers that have the whole model."""
@@ -415,7 +422,7 @@ class LocalOptimizer(Door, Front):
 
     def _share_start(self, model: nn.Module) -> None:
         """Give all workers the parameters and buffers of the first one."""
-        broadcast(model, self.comm)
+        broadcast_model(model, self.comm)
 
     def _global_rank(self, rank: int) -> int:
         """Return the number, among all workers, of one of those that average with this one."""
@@ -436,7 +443,11 @@ class LocalOptimizer(Door, Front):
         """State of the inner optimizer, and under `local` and `epoch` this worker's: save it per rank."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
-        saved = {**of_inner(self.inner_optimizer), "epoch": self.told_epoch, "local": self.own_state_dict()}
+        saved = {
+            **marked_state_dict(self.inner_optimizer),
+            "epoch": self.user_epoch,
+            "local": self.own_state_dict(),
+        }
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -454,12 +465,12 @@ class LocalOptimizer(Door, Front):
         self._reshard()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        with unless_refused(self.inner_optimizer):
-            agree_to_load(
+        with restore_on_error(self.inner_optimizer):
+            check_all_can_load(
                 self.comm, self.fragments[0].anchor[0].device, partial(self._check_state, state_dict)
             )
         self.restore_own(state_dict["local"])
-        self.told_epoch = state_dict["epoch"]
+        self.user_epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 
@@ -495,16 +506,18 @@ class LocalOptimizer(Door, Front):
                 "or load this into the inner optimizer before it is wrapped"
             )
         check_keys("an optimizer's saved state", saved, SAVED, None)
-        check_value("epoch", saved["epoch"], Natural | None)
+        check_value("epoch", saved["epoch"], NonNegativeInt | None)
         facts = self.check_own(saved["local"])
-        load_inner(self.inner_optimizer, {key: part for key, part in saved.items() if key not in SAVED})
+        load_inner_optimizer(
+            self.inner_optimizer, {key: part for key, part in saved.items() if key not in SAVED}
+        )
         return {**facts, "epoch": saved["epoch"]}
 
     def check_own(self, local: Any) -> dict[str, Any]:
         """Refuse what is no `own_state_dict` of this worker's; returns what must be alike on all workers."""
         own = self._described()
         check_keys("local", local, TOP, ("worker",))  # older ones don't tell the worker
-        check_value("local.step", local["step"], Natural)
+        check_value("local.step", local["step"], NonNegativeInt)
         if local["size"] != own["size"]:
             raise StateMismatch(
                 f"the saved state is of {local['size']} workers, and there are {own['size']}; in the "

@@ -15,13 +15,18 @@ from sparsify.comm import Comm
 from sparsify.local.fragments import Fragment
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local
-from sparsify.wrappers.handshake import agree
-from sparsify.wrappers.saved_states import check_unmarked
-from sparsify.wrappers.sharded.checks import check_optimizer, check_owned, inner_of
+from sparsify.wrappers.checks import resolve_process_group
+from sparsify.wrappers.handshake import check_arguments_agree
+from sparsify.wrappers.saved_states import check_no_wrapped_state
+from sparsify.wrappers.sharded.checks import check_optimizer, check_optimizer_of_model, unwrap_optimizer
 from sparsify.wrappers.sharded.grid import ShardGrid
-from sparsify.wrappers.sharded.hook import grid_of, local_of, named_parameters, share_out
-from sparsify.wrappers.sharded.units import leave_replicas, units_of
-from sparsify.wrappers.wrapping import group_in
+from sparsify.wrappers.sharded.hook import (
+    broadcast_first_replica,
+    local_parameter,
+    make_grid,
+    named_unit_parameters,
+)
+from sparsify.wrappers.sharded.units import confine_optimizer_to_replica, find_units
 
 # Models that step locally -> their workers.
 GRIDS: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
@@ -56,26 +61,26 @@ class ShardedLocal(LocalOptimizer):
         debug: bool = False,
     ) -> None:
         earlier = GRIDS.get(model)
-        self.units = units_of(model, may_be_ours=earlier is not None)
-        self.grid = earlier or grid_of(self.units, group_in(replicas))
+        self.units = find_units(model, allow_library_hooks=earlier is not None)
+        self.grid = earlier or make_grid(self.units, resolve_process_group(replicas))
         super().__init__(
-            inner_of(optimizer), model, strategy, self.grid.replicas, seed, check, debug, select,
+            unwrap_optimizer(optimizer), model, strategy, self.grid.replicas, seed, check, debug, select,
             steps_per_epoch=steps_per_epoch,
         )  # fmt: skip
         for unit in self.units:
             if unit.hook is None:
-                unit.step_alone(self.grid.mesh["shard"])
-        leave_replicas(self.inner_optimizer, self.grid.mesh["shard"])
+                unit.confine_to_replica(self.grid.mesh["shard"])
+        confine_optimizer_to_replica(self.inner_optimizer, self.grid.mesh["shard"])
         GRIDS[model] = self.grid
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         check_optimizer(optimizer)
-        check_owned(optimizer, model)
-        check_unmarked(optimizer)
+        check_optimizer_of_model(optimizer, model)
+        check_no_wrapped_state(optimizer)
 
     def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
-        shards = nn.ParameterList(map(local_of, named_parameters(self.units)))
-        agree(self.grid.everyone(), shards, facts)
+        shards = nn.ParameterList(map(local_parameter, named_unit_parameters(self.units)))
+        check_arguments_agree(self.grid.all_workers(), shards, facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         found = list[Fragment]()
@@ -88,12 +93,12 @@ class ShardedLocal(LocalOptimizer):
         return found
 
     def _share_start(self, model: nn.Module) -> None:
-        share_out(model, self.grid)
+        broadcast_first_replica(model, self.grid)
 
     def _check_unchanged(self) -> None:
         super()._check_unchanged()
         averaged = {id(p) for other in self._find_sharing() for p in other._known}
-        for name, p in named_parameters(self.units):
+        for name, p in named_unit_parameters(self.units):
             if p.requires_grad and id(p) not in averaged:
                 raise ValueError(
                     f"{name} is trained, and no optimizer of local steps has it, so that its replicas would "
@@ -105,7 +110,7 @@ class ShardedLocal(LocalOptimizer):
         return replica * self.grid.shards.size + self.grid.shards.rank
 
     def _everyone(self) -> Comm:
-        return self.grid.everyone()
+        return self.grid.all_workers()
 
     def _reshard(self) -> None:
         for unit in self.units:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sparsify import ranges
 from sparsify.method import Dense, Method
-from sparsify.ranges import Count, Kept, MomentumFactor, Natural, Positive
+from sparsify.ranges import KeptFraction, MomentumFactor, NonNegativeInt, PositiveFloat, PositiveInt
 
 ANCHORS_AGREE = "anchors agree"  # a law that a method may break, and says so
 
@@ -53,7 +53,7 @@ class Outer(ABC):
 class Plain(Outer):
     """theta <- theta - lr drift."""
 
-    lr: Positive = 1.0
+    lr: PositiveFloat = 1.0
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: None) -> None:
         torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
@@ -63,7 +63,7 @@ class Plain(Outer):
 class WithMomentum(Outer):
     """Base of outer steps with momentum m, one for each tensor; DiLoCo's rates."""
 
-    lr: Positive = 0.7
+    lr: PositiveFloat = 0.7
     momentum: MomentumFactor = 0.9
 
     def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
@@ -100,7 +100,7 @@ class AveragedState:
     """A part of the inner optimizer's state that is averaged, too, every so many steps."""
 
     key: str  # `exp_avg` of AdamW, ...
-    every: Count
+    every: PositiveInt
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
@@ -126,12 +126,12 @@ class Local:
             twice.
     """
 
-    every: Count
+    every: PositiveInt
     method: Method
     outer: Outer = Plain()
-    fragments: Count = 1
-    delay: Natural = 0
-    mix: Kept = 0.0
+    fragments: PositiveInt = 1
+    delay: NonNegativeInt = 0
+    mix: KeptFraction = 0.0
     states: tuple[AveragedState, ...] = ()
 
     def __post_init__(self) -> None:

@@ -16,10 +16,10 @@ from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
 from sparsify.core.packing import pack_places, places_nbytes, unpack_places
 from sparsify.core.wire import joined, split
 from sparsify.exchange import Exchange
-from sparsify.kernels import trouble_with_native
-from sparsify.kernels.native_chunks import NativeChunks
+from sparsify.kernels import native_unavailable_reason
+from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.kernels.native_codes import NativeStatistical2
-from sparsify.ranges import AverageOver, Code, Side
+from sparsify.ranges import AverageOver, ChunkSide, CodeName
 from sparsify.select import ExactlyK, OnePass
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -60,8 +60,8 @@ class Tiled:
 class SearchState(Tiled):
     """The chunks, and what searches them on CPUs, where it works; else torch's operators do."""
 
-    native: NativeChunks | None = field(default=None, metadata={"saved": False})
-    joint: NativeChunks | None = field(default=None, metadata={"saved": False})  # from this bucket on
+    native: NativeChunkSearch | None = field(default=None, metadata={"saved": False})
+    joint: NativeChunkSearch | None = field(default=None, metadata={"saved": False})  # from this bucket on
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class ChunkTopK(OnePass, ExactlyK):
         side: the most that a side of a chunk may have; 64 in SparseLoCo.
     """
 
-    side: Side = SIDE
+    side: ChunkSide = SIDE
 
     def init(self, like: Tensor, context: BucketContext) -> SearchState:
         tiles = Tiled.like(like, context, self.side).tiles
-        is_native = context.select != "torch" and like.is_cpu and not trouble_with_native()
-        return SearchState(tiles, NativeChunks(tiles) if is_native else None)
+        is_native = context.select != "torch" and like.is_cpu and not native_unavailable_reason()
+        return SearchState(tiles, NativeChunkSearch(tiles) if is_native else None)
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: SearchState
@@ -108,7 +108,7 @@ class ChunkTopK(OnePass, ExactlyK):
             return None
         tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
         if first.joint is None or first.joint.tiles is not tiles:
-            first.joint = NativeChunks(tiles)
+            first.joint = NativeChunkSearch(tiles)
         found = first.joint.largest(accs, grads, ks, weight, anchors)
         return None if found is None else (found, tiles.chosen(ks))
 
@@ -152,10 +152,10 @@ class ChunkGather(Exchange):
 
     supports_groups: ClassVar[bool] = True
 
-    code: Code = "symmetric2"
+    code: CodeName = "symmetric2"
     average: AverageOver = "workers"
     clip: bool = False
-    side: Side = SIDE
+    side: ChunkSide = SIDE
 
     @property
     def needs_exact(self) -> bool:
@@ -227,7 +227,7 @@ class ChunkGather(Exchange):
 
     @property
     def _code(self) -> ValueCode:
-        if self.code == "statistical2" and not trouble_with_native():
+        if self.code == "statistical2" and not native_unavailable_reason():
             return NativeStatistical2()
         return code_named(self.code)
 

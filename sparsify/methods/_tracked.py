@@ -11,7 +11,7 @@ from sparsify.comm import Comm
 from sparsify.core import huge_pages
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method, Step
-from sparsify.ranges import Share
+from sparsify.ranges import PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -45,7 +45,7 @@ class Tracked(Method):
     """
 
     method: Method
-    eta: Share
+    eta: PositiveFraction
 
     @property
     def scope(self) -> str | float:

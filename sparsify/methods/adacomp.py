@@ -15,7 +15,7 @@ from sparsify.core.wire import joined, split
 from sparsify.exchange import scatter
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method, Step
-from sparsify.ranges import Meta, Scope, checked
+from sparsify.ranges import Constraint, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
@@ -28,10 +28,10 @@ from sparsify.types import (
 )
 
 MATRIX = 2  # dimensions: tensors of more are convolutions
-Bin = Annotated[int, Meta(ge=1, le=16383)]  # what an offset of 14 bits reaches
+Bin = Annotated[int, Constraint(ge=1, le=16383)]  # what an offset of 14 bits reaches
 
 
-@checked
+@check_arguments
 def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) -> AdaComp:
     """AdaComp: of each bin what would soon be its maximum, as one sign and a scale. Chen et al., AAAI 2018,
     arXiv:1712.02679.

@@ -12,18 +12,18 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method, Sparsifier
 from sparsify.methods._tracked import Tracked
-from sparsify.ranges import Count, Density, Scope, Share, checked
+from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.select import Draws, Selector
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, work_dtype
 
 
-@checked
+@check_arguments
 def arctopk(
     density: Density = 0.2,
-    rank: Count = 4,
+    rank: PositiveInt = 4,
     scope: Scope = "layer",
     feedback: Literal["ef21m", "gradient"] = "ef21m",
-    eta: Share = 0.1,
+    eta: PositiveFraction = 0.1,
 ) -> Method:
     """ARC-Top-K: a sketch of the mean gradient says which rows all workers send, and an all-reduce without
     indices averages them. Chen et al. 2025, arXiv:2510.26709.
@@ -77,7 +77,7 @@ class ArcRows(Selector):
     synchronisation.
     """
 
-    rank: Count = 4
+    rank: PositiveInt = 4
 
     @property
     def shared(self) -> bool:

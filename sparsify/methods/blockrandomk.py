@@ -4,16 +4,16 @@ from typing import Literal
 from sparsify import feedback as feedbacks
 from sparsify.exchange import AllGatherBlocks, AllReduce
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Scope, checked
+from sparsify.ranges import AnyFeedbackName, Density, Scope, check_arguments
 from sparsify.select import BlockRandomK
 
 
-@checked
+@check_arguments
 def blockrandomk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "gradient",
+    feedback: AnyFeedbackName = "gradient",
     exchange: Literal["allgather", "allreduce"] = "allgather",
     aligned: bool = False,
 ) -> Sparsifier:

@@ -3,11 +3,11 @@ from collections.abc import Sequence
 from sparsify.exchange import AllGather
 from sparsify.feedback import NoFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Scope, checked
+from sparsify.ranges import Density, Scope, check_arguments
 from sparsify.select import FirstK
 
 
-@checked
+@check_arguments
 def control(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:

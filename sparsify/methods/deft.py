@@ -13,12 +13,12 @@ from sparsify.core import host_sync, huge_pages
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Natural, Scope, checked
+from sparsify.ranges import Density, NonNegativeInt, Scope, check_arguments
 from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, index_dtype, work_dtype
 
 
-@checked
+@check_arguments
 def deft(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
@@ -50,7 +50,7 @@ class PlannerTurn:
 
     work: Tensor = field(metadata={"saved": False})  # (elements of the largest fragment,), once seen
     sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
-    step: Natural = 0
+    step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,15 @@ from sparsify.feedback import DecayedFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod, Step, num_selected
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
-from sparsify.ranges import AverageOver, Code, Density, Scope, Share, Side, checked
+from sparsify.ranges import (
+    AverageOver,
+    ChunkSide,
+    CodeName,
+    Density,
+    PositiveFraction,
+    Scope,
+    check_arguments,
+)
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -28,14 +36,14 @@ from sparsify.types import (
 )
 
 
-@checked
+@check_arguments
 def demo(
     density: Density = 1 / 128,
-    decay: Share = 0.999,
+    decay: PositiveFraction = 0.999,
     sign: bool = True,
-    code: Code = "as_is",
+    code: CodeName = "as_is",
     average: AverageOver = "senders",
-    side: Side = 64,
+    side: ChunkSide = 64,
     scope: Scope = "layer",
 ) -> DeMo:
     """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its cosine

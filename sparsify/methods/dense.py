@@ -1,8 +1,8 @@
 from sparsify.method import Dense
-from sparsify.ranges import Scope, checked
+from sparsify.ranges import Scope, check_arguments
 
 
-@checked
+@check_arguments
 def dense(scope: Scope = "global") -> Dense:
     """Plain gradient averaging: by default one allreduce over the whole model, after backpropagation.
 

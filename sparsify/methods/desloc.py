@@ -1,10 +1,10 @@
 from sparsify.local.strategy import AveragedState, Local, Plain
 from sparsify.method import Dense
-from sparsify.ranges import Count, checked
+from sparsify.ranges import PositiveInt, check_arguments
 
 
-@checked
-def desloc(every: Count = 30, first_moment: Count = 3, second_moment: Count = 6) -> Local:
+@check_arguments
+def desloc(every: PositiveInt = 30, first_moment: PositiveInt = 3, second_moment: PositiveInt = 6) -> Local:
     """DES-LOC: local Adam whose parameters and moments are averaged at periods of their own. Iacob et al.
     2025 (ICLR 2026), arXiv:2505.22549.
 

@@ -20,20 +20,20 @@ from sparsify.kernels.joint import split_like
 from sparsify.method import Dense, Sparsifier, SparsifierState, Step
 from sparsify.ranges import (
     Density,
-    Index,
+    IndexFormat,
     MomentumFactor,
-    Natural,
-    Positive,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
     Scope,
-    Share,
-    ValueType,
-    checked,
+    ValueFormat,
+    check_arguments,
 )
 from sparsify.select import Draws, Selector, prepare, reaching
 from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, PromisedBytes, SeenStep, Selection, work_dtype
 
 
-@checked
+@check_arguments
 def dgc(
     density: Density = 0.001,
     scope: Scope = "layer",
@@ -41,12 +41,12 @@ def dgc(
     momentum: MomentumFactor = 0.9,
     nesterov: bool = False,
     masking: bool = True,
-    clip_norm: Positive | None = None,
-    sample: Share = 0.01,
-    adaptations: Natural = 10,
+    clip_norm: PositiveFloat | None = None,
+    sample: PositiveFraction = 0.01,
+    adaptations: NonNegativeInt = 10,
     dense_vectors: bool = True,
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018,
     arXiv:1712.01887.
@@ -108,11 +108,11 @@ class DgcSample(Selector):
     One host synchronisation, and one for every adaptation.
     """
 
-    sample: Share = 0.01
-    adaptations: Natural = 10
+    sample: PositiveFraction = 0.01
+    adaptations: NonNegativeInt = 10
 
     def init(self, like: Tensor, context: BucketContext) -> Sampling:
-        return Sampling(Draws(context), Workspace.searching(like, context))
+        return Sampling(Draws(context), Workspace.with_kernel(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
         n, workspace = acc.numel(), state.workspace

@@ -1,10 +1,10 @@
 from sparsify.local.strategy import Local, Nesterov
 from sparsify.method import Dense
-from sparsify.ranges import Count, MomentumFactor, Positive, checked
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 
 
-@checked
-def diloco(every: Count = 30, lr: Positive = 0.7, momentum: MomentumFactor = 0.9) -> Local:
+@check_arguments
+def diloco(every: PositiveInt = 30, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.9) -> Local:
     """DiLoCo: AdamW inside, and every H steps Nesterov's momentum on the average drift. Douillard et al. 2023
     (arXiv:2311.08105), algorithm 1.
 

@@ -2,12 +2,12 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods._tracked import Tracked
-from sparsify.ranges import Density, Scope, Share, checked
+from sparsify.ranges import Density, PositiveFraction, Scope, check_arguments
 from sparsify.select import TopK
 
 
-@checked
-def ef21(density: Density = 0.001, scope: Scope = "global", eta: Share = 1.0) -> Tracked:
+@check_arguments
+def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFraction = 1.0) -> Tracked:
     """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
     Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2.
 

@@ -17,11 +17,11 @@ from sparsify.methods._quantise import (
     read_signs,
     write_signs,
 )
-from sparsify.ranges import Scope, checked
+from sparsify.ranges import Scope, check_arguments
 from sparsify.types import BucketContext
 
 
-@checked
+@check_arguments
 def efsignsgd(
     scope: Scope = "layer", feedback: Literal["learning_rate", "gradient"] = "learning_rate"
 ) -> QuantisedAllGather:

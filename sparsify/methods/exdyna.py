@@ -8,7 +8,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods.micro import ExclusiveThreshold, Threshold
-from sparsify.ranges import Count, Density, FollowRule, Positive, Scope, checked
+from sparsify.ranges import Density, FollowRule, PositiveFloat, PositiveInt, Scope, check_arguments
 from sparsify.select import split_evenly
 from sparsify.types import Selection
 
@@ -18,14 +18,14 @@ OVERLOADED, UNDERLOADED = 1.05, 0.95238
 LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
 
 
-@checked
+@check_arguments
 def exdyna(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     rule: FollowRule = "intended",
-    threshold: Positive | None = None,
-    blocks: Count = 1024,
+    threshold: PositiveFloat | None = None,
+    blocks: PositiveInt = 1024,
 ) -> Sparsifier:
     """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
 
@@ -48,7 +48,7 @@ def exdyna(
 class ExDyna(ExclusiveThreshold):
     """P runs of blocks, which the workers take in turns."""
 
-    blocks: Count = 1024
+    blocks: PositiveInt = 1024
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
         n, size = acc.numel(), comm.size

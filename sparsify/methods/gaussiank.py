@@ -16,7 +16,15 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, ValueType, checked
+from sparsify.ranges import (
+    Density,
+    FloatAtLeast1,
+    IndexFormat,
+    PositiveInt,
+    Scope,
+    ValueFormat,
+    check_arguments,
+)
 from sparsify.select import ExactlyK, Selector, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import DENSE_AT_DENSITY_1, Selection
 
@@ -27,16 +35,16 @@ FEWEST, MOST = 2 / 3, 4 / 3  # of k: what the published rule is content with
 DOWN, UP = 0.5, 1.5  # by which it adjusts its threshold
 
 
-@checked
+@check_arguments
 def gaussiank(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     rule: Literal["bounded", "published"] = "bounded",
-    passes: Count | None = None,
-    slack: AtLeast1 | None = None,
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    passes: PositiveInt | None = None,
+    slack: FloatAtLeast1 | None = None,
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
 
@@ -87,7 +95,7 @@ class GaussianThreshold(Selector):
     but nothing is selected with it.
     """
 
-    passes: Count = PUBLISHED_PASSES
+    passes: PositiveInt = PUBLISHED_PASSES
     exceptions: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
     }
@@ -110,8 +118,8 @@ class GaussianThreshold(Selector):
 class GaussianGuess(ExactlyK):
     """The k largest, found among those above a threshold guessed as if acc were normal, then bisected."""
 
-    passes: Count = BOUNDED_PASSES
-    slack: AtLeast1 = SLACK
+    passes: PositiveInt = BOUNDED_PASSES
+    slack: FloatAtLeast1 = SLACK
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         candidates = self.candidates(acc, k, state) if k < acc.numel() else None

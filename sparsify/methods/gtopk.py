@@ -13,18 +13,18 @@ from sparsify.cost import rounds
 from sparsify.exchange import Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Index, Scope, checked
+from sparsify.ranges import Density, IndexFormat, Scope, check_arguments
 from sparsify.select import TopK
 from sparsify.types import NOTHING_IS_LOST, Call, Delivery, SeenStep, Slice, Sparse, members
 
 
-@checked
+@check_arguments
 def gtopk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     leak: Literal["returned", "published"] = "returned",
-    index: Index = "int32",
+    index: IndexFormat = "int32",
 ) -> Sparsifier:
     """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS,
     arXiv:1901.04359.

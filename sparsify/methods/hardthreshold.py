@@ -13,7 +13,7 @@ from sparsify.exchange import AllGather, Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Index, Positive, Scope, ValueType, checked
+from sparsify.ranges import Density, IndexFormat, PositiveFloat, Scope, ValueFormat, check_arguments
 from sparsify.select import OnePass
 from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Selection, Sparse, uneven_gather
 
@@ -21,15 +21,15 @@ SIGN = -(2**31)  # the highest bit of an int32
 INDEX = 2**31 - 1  # the other 31
 
 
-@checked
+@check_arguments
 def hardthreshold(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    threshold: Positive | None = None,
+    threshold: PositiveFloat | None = None,
     send: Literal["values", "strom"] = "values",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """Hard threshold: what reaches a constant is sent. Strom 2015 (Interspeech); Sahu et al. 2021 (NeurIPS).
 
@@ -75,7 +75,7 @@ class HardThreshold(OnePass):
     that something is selected: everything, when all are negative.
     """
 
-    threshold: Positive | None = None
+    threshold: PositiveFloat | None = None
     exceptions: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "what lies below the threshold waits, whatever the density"
     }

@@ -1,10 +1,10 @@
 from sparsify.local.strategy import Local, Plain
 from sparsify.method import Dense
-from sparsify.ranges import Count, Positive, checked
+from sparsify.ranges import PositiveFloat, PositiveInt, check_arguments
 
 
-@checked
-def localsgd(every: Count = 30, lr: Positive = 1.0) -> Local:
+@check_arguments
+def localsgd(every: PositiveInt = 30, lr: PositiveFloat = 1.0) -> Local:
     """Local SGD: average the models every H steps. McMahan et al. 2017 (FedAvg); Stich 2019 (1805.09767).
 
     The inner optimizer is the user's own; its state is each worker's, kept from round to round, never

@@ -14,7 +14,15 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, FollowRule, Natural, NotNegative, Positive, Scope, checked
+from sparsify.ranges import (
+    Density,
+    FollowRule,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    Scope,
+    check_arguments,
+)
 from sparsify.select import Exclusive, Selector, gather_exclusive, promised_union, split_evenly
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection
 
@@ -24,13 +32,13 @@ RISE, FALL = 1.005, 0.995  # outside of the band
 DRIFT_UP, DRIFT_DOWN = 1.00125, 0.9987  # inside
 
 
-@checked
+@check_arguments
 def micro(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     rule: FollowRule = "intended",
-    threshold: Positive | None = None,
+    threshold: PositiveFloat | None = None,
 ) -> Sparsifier:
     """MiCRO: each worker a partition of its own and one threshold for all. Yoon and Oh, HiPC 2023,
     arXiv:2310.00967.
@@ -66,9 +74,9 @@ class Threshold:
     """The threshold, alike on all workers since it is computed from gathered counts alone."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    value: NotNegative = 0.0  # 0: none yet
-    step: Natural = 0
-    blocks: list[Natural] = field(default_factory=list)  # of each partition; ExDyna's
+    value: NonNegativeFloat = 0.0  # 0: none yet
+    step: NonNegativeInt = 0
+    blocks: list[NonNegativeInt] = field(default_factory=list)  # of each partition; ExDyna's
 
 
 @dataclass(frozen=True)
@@ -88,11 +96,11 @@ class ExclusiveThreshold(Selector):
     """
 
     rule: FollowRule = "intended"
-    threshold: Positive | None = None
+    threshold: PositiveFloat | None = None
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> Threshold:
-        return Threshold(Workspace.searching(like, context))
+        return Threshold(Workspace.with_kernel(like, context))
 
     def promised(self, seen: SeenStep) -> PromisedBytes:
         return promised_union(seen)

@@ -4,12 +4,15 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.local.strategy import Local, Nesterov
 from sparsify.method import Dense, Method
 from sparsify.methods.qgz import QuantisedReduce
-from sparsify.ranges import Count, MomentumFactor, Positive, checked
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 
 
-@checked
+@check_arguments
 def muloco(
-    every: Count = 30, lr: Positive = 0.9, momentum: MomentumFactor = 0.8, bits: Literal[4, 8, 32] = 32
+    every: PositiveInt = 30,
+    lr: PositiveFloat = 0.9,
+    momentum: MomentumFactor = 0.8,
+    bits: Literal[4, 8, 32] = 32,
 ) -> Local:
     """MuLoCo: DiLoCo with Muon as the inner optimizer of matrices. Therien et al. 2025, arXiv:2505.23725.
 

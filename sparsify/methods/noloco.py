@@ -10,13 +10,13 @@ from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local
 from sparsify.method import Method, Step
-from sparsify.ranges import Count, MomentumFactor, Positive, checked
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 from sparsify.select import Draws
 from sparsify.types import BucketContext, PromisedBytes, SeenStep, exactly
 
 
-@checked
-def noloco(every: Count = 50, lr: Positive = 0.7, momentum: MomentumFactor = 0.5) -> Local:
+@check_arguments
+def noloco(every: PositiveInt = 50, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.5) -> Local:
     """NoLoCo: pairs of workers, drawn anew each round, average their drift; no all-reduce. Kolehmainen et al.
     2025, arXiv:2506.10911.
 

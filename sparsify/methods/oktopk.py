@@ -24,7 +24,15 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import AtLeast1, Count, Density, Natural, Scope, ValueType, checked
+from sparsify.ranges import (
+    Density,
+    FloatAtLeast1,
+    NonNegativeInt,
+    PositiveInt,
+    Scope,
+    ValueFormat,
+    check_arguments,
+)
 from sparsify.select import OnePass
 from sparsify.types import (
     BucketContext,
@@ -43,18 +51,18 @@ FEWEST, MOST = 2 / 3, 5 / 4
 TOO_MANY = 4 / 3  # from here on it is taken anew: else nothing would bound the volume
 
 
-@checked
+@check_arguments
 def oktopk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    threshold_every: Count = 32,
-    regions_every: Count = 64,
-    local_drift: AtLeast1 = 1.012,
-    global_drift: AtLeast1 = 1.008,
+    threshold_every: PositiveInt = 32,
+    regions_every: PositiveInt = 64,
+    local_drift: FloatAtLeast1 = 1.012,
+    global_drift: FloatAtLeast1 = 1.008,
     balance: bool = True,
     index: Literal["int32", "int64"] = "int32",
-    value: ValueType = "as_is",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce. Li and Hoefler 2022
     (PPoPP), arXiv:2201.07598, algorithms 1 and 2.
@@ -96,19 +104,19 @@ class Reused:
     """A threshold, and for how many steps it is re-used still."""
 
     threshold: Tensor  # 0-d
-    k: Natural = 0  # for which; 0: none yet
-    left: Natural = 0
+    k: NonNegativeInt = 0  # for which; 0: none yet
+    left: NonNegativeInt = 0
     workspace: Workspace | None = field(default=None, metadata={"saved": False})
 
-    def is_due(self, k: Natural) -> bool:
+    def is_due(self, k: NonNegativeInt) -> bool:
         """True if it is to be taken anew, also when k has changed."""
         return not self.left or self.k != k
 
-    def renew(self, threshold: Tensor, k: Natural, every: int) -> None:
+    def renew(self, threshold: Tensor, k: NonNegativeInt, every: int) -> None:
         """Take the threshold anew."""
         self.threshold, self.k, self.left = threshold.clone(), k, every
 
-    def drift(self, count: int, k: Natural, factor: float) -> None:
+    def drift(self, count: int, k: NonNegativeInt, factor: float) -> None:
         """Move after a step in which it selected `count`."""
         if count < FEWEST * k:
             self.threshold.div_(factor).clamp_(min=torch.finfo(self.threshold.dtype).tiny)
@@ -120,11 +128,11 @@ class Reused:
 class ReusedThreshold(OnePass):
     """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
 
-    every: Count = 32
-    drift: AtLeast1 = 1.012
+    every: PositiveInt = 32
+    drift: FloatAtLeast1 = 1.012
 
     def init(self, like: Tensor, context: BucketContext) -> Reused:
-        return Reused(no_threshold(like), workspace=Workspace.searching(like, context))
+        return Reused(no_threshold(like), workspace=Workspace.with_kernel(like, context))
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Reused
@@ -160,8 +168,8 @@ class Regions:
     """Owners of regions, and the global threshold; alike on all workers."""
 
     threshold: Reused
-    borders: list[Natural] = field(default_factory=list)  # size + 1 positions
-    step: Natural = 0
+    borders: list[NonNegativeInt] = field(default_factory=list)  # size + 1 positions
+    step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -169,9 +177,9 @@ class SplitReduceBalance(Exchange):
     """Split and reduce; keep what reaches the global threshold; share it out; gather it."""
 
     wire: Wire = Wire()
-    threshold_every: Count = 32
-    regions_every: Count = 64
-    drift: AtLeast1 = 1.008
+    threshold_every: PositiveInt = 32
+    regions_every: PositiveInt = 64
+    drift: FloatAtLeast1 = 1.008
     balance: bool = True
 
     def init(self, like: Tensor, context: BucketContext) -> Regions:

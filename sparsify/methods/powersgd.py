@@ -12,7 +12,7 @@ from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import Feedback
 from sparsify.method import FeedbackMethod, Step
-from sparsify.ranges import AtLeast1, Count, FeedbackName, Scope, checked
+from sparsify.ranges import FeedbackName, FloatAtLeast1, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
@@ -25,11 +25,11 @@ from sparsify.types import (
 )
 
 
-@checked
+@check_arguments
 def powersgd(
     scope: Scope = "global",
-    rank: Count = 2,
-    min_compression_rate: AtLeast1 = 2.0,
+    rank: PositiveInt = 2,
+    min_compression_rate: FloatAtLeast1 = 2.0,
     feedback: FeedbackName = "gradient",
 ) -> PowerSGD:
     """PowerSGD: every matrix by one warm-started step of power iteration. Vogels et al. 2019 (NeurIPS),
@@ -97,8 +97,8 @@ class LowRank:
 class PowerSGD(FeedbackMethod):
     """Low-rank approximations of all matrices of a bucket."""
 
-    rank: Count
-    min_compression_rate: AtLeast1
+    rank: PositiveInt
+    min_compression_rate: FloatAtLeast1
     feedback: Feedback
     scope: Scope = "global"
 

@@ -14,7 +14,7 @@ from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod, Step
 from sparsify.methods._quantise import PackedCodes, in_blocks, message_nbytes, scaled_blocks
 from sparsify.methods._scatter import QuantisedScatter
-from sparsify.ranges import Count, Scope, Share, checked
+from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
@@ -25,13 +25,13 @@ from sparsify.types import (
 )
 
 
-@checked
+@check_arguments
 def qgz(
     scope: Scope = "global",
     bits: Literal[4, 8] = 4,
-    block: Count = 256,
+    block: PositiveInt = 256,
     feedback: Literal["none", "gradient", "low_pass"] = "none",
-    beta: Share = 0.5,
+    beta: PositiveFraction = 0.5,
 ) -> QuantisedReduce:
     """Quantised averaging as in ZeRO++ (qgZ): each worker sums one region of what all have rounded to
     few bits, and sends its average rounded as well. Wang et al. 2023, arXiv:2306.10209.
@@ -70,7 +70,7 @@ class QuantisedReduce(FeedbackMethod):
     """Reduce-scatter and all-gather of rounded elements."""
 
     bits: Literal[4, 8]
-    block: Count
+    block: PositiveInt
     feedback: Feedback
     scope: Scope = "global"
 

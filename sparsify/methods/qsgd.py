@@ -18,18 +18,18 @@ from sparsify.methods._quantise import (
     read_rounded,
     write_rounded,
 )
-from sparsify.ranges import Count, FeedbackName, Scope, checked
+from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
 from sparsify.types import BucketContext
 
 BITS = (2, 4, 8)  # what a byte is divided into without a rest
 NORMS = {"l2": 2.0, "max": float("inf")}
 
 
-@checked
+@check_arguments
 def qsgd(
     scope: Scope = "global",
     bits: Literal[2, 4, 8] = 4,
-    block: Count = 512,
+    block: PositiveInt = 512,
     norm: Literal["l2", "max"] = "l2",
     feedback: FeedbackName = "none",
 ) -> QuantisedAllGather:
@@ -59,7 +59,7 @@ class QSGD(Quantiser):
     """Q_s(v_i) = |v| sgn(v_i) xi_i, where xi_i is s |v_i| / |v| rounded at random, divided by s."""
 
     bits: Literal[2, 4, 8] = 4
-    block: Count = 512
+    block: PositiveInt = 512
     norm: Literal["l2", "max"] = "l2"
 
     @property

@@ -5,22 +5,22 @@ from sparsify import feedback as feedbacks
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Index, Scope, ValueType, checked
+from sparsify.ranges import AnyFeedbackName, Density, IndexFormat, Scope, ValueFormat, check_arguments
 from sparsify.select import RandomK
 
 
-@checked
+@check_arguments
 def randomk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "none",
+    feedback: AnyFeedbackName = "none",
     exchange: Literal["allgather", "allreduce"] = "allgather",
     shared: bool = False,
     unbiased: bool = False,
     sampling: Literal["hash", "permutation"] = "hash",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.

@@ -12,17 +12,17 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import LowPass
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Natural, Scope, Share, checked
+from sparsify.ranges import Density, NonNegativeInt, PositiveFraction, Scope, check_arguments
 from sparsify.select import ExactlyK
 from sparsify.types import BucketContext, Call, SeenStep, Selection, index_dtype
 
 
-@checked
+@check_arguments
 def scalecom(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    beta: Share = 1.0,
+    beta: PositiveFraction = 1.0,
 ) -> Sparsifier:
     """ScaleCom: one worker's top-k is used by all, and they take turns (CLT-k). Chen et al. 2020 (NeurIPS).
 
@@ -44,7 +44,7 @@ class LeaderTurn:
     """Whose turn it is to lead."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    step: Natural = 0
+    step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class LeaderTopK(ExactlyK):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> LeaderTurn:
-        return LeaderTurn(Workspace.searching(like, context))
+        return LeaderTurn(Workspace.with_kernel(like, context))
 
     def calls(self, seen: SeenStep) -> list[Call]:
         return [Call("broadcast", seen.index_nbytes * seen.k)]

@@ -14,7 +14,17 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Index, Meta, Natural, NotNegative, Scope, ValueType, checked
+from sparsify.ranges import (
+    Constraint,
+    Density,
+    IndexFormat,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Scope,
+    ValueFormat,
+    check_arguments,
+)
 from sparsify.select import Selector, mask_of, prepare, reaching, take_magnitudes
 from sparsify.types import BucketContext, Selection
 
@@ -23,18 +33,18 @@ StageRule = Literal["published", "reversing"]
 LEAST_SPREAD = 1e-6  # of a fit, squared and relative to the mean: else all-equal magnitudes would divide by 0
 
 
-@checked
+@check_arguments
 def sidco(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     fit: FittedTail = "exponential",
-    first_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.25,
-    adapt_every: Count = 5,
-    tolerance: Annotated[float, Meta(gt=0, lt=1)] = 0.2,
+    first_ratio: Annotated[float, Constraint(gt=0, lt=1)] = 0.25,
+    adapt_every: PositiveInt = 5,
+    tolerance: Annotated[float, Constraint(gt=0, lt=1)] = 0.2,
     adapt: StageRule = "published",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """SIDCo: a threshold from distributions fitted stage by stage. Abdelmoniem et al. 2021 (MLSys).
 
@@ -65,11 +75,11 @@ class Adaptation:
     """The number of stages of one bucket (the authors' code: of all), and what it is judged by."""
 
     workspace: Workspace = field(metadata={"saved": False})
-    stages: Count = 1
+    stages: PositiveInt = 1
     direction: Literal[-1, 1] = 1  # what follows upon too few: +1 stage
-    estimate: NotNegative = 0.0  # selected / k, mean over the previous period; 0: none yet
-    total: NotNegative = 0.0  # selected / k, sum over the steps of this period
-    steps: Natural = 0
+    estimate: NonNegativeFloat = 0.0  # selected / k, mean over the previous period; 0: none yet
+    total: NonNegativeFloat = 0.0  # selected / k, sum over the steps of this period
+    steps: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -77,13 +87,13 @@ class Sidco(Selector):
     """|acc| >= a threshold of several fitted stages. The largest element is always selected, zeros never."""
 
     fit: FittedTail = "exponential"
-    first_ratio: Annotated[float, Meta(gt=0, lt=1)] = 0.25
-    adapt_every: Count = 5
-    tolerance: Annotated[float, Meta(gt=0, lt=1)] = 0.2
+    first_ratio: Annotated[float, Constraint(gt=0, lt=1)] = 0.25
+    adapt_every: PositiveInt = 5
+    tolerance: Annotated[float, Constraint(gt=0, lt=1)] = 0.2
     adapt: StageRule = "published"
 
     def init(self, like: Tensor, context: BucketContext) -> Adaptation:
-        return Adaptation(Workspace.searching(like, context))
+        return Adaptation(Workspace.with_kernel(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
         n = acc.numel()

@@ -14,11 +14,11 @@ from sparsify.methods._quantise import (
     read_signs,
     write_signs,
 )
-from sparsify.ranges import Scope, checked
+from sparsify.ranges import Scope, check_arguments
 from sparsify.types import BucketContext
 
 
-@checked
+@check_arguments
 def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     """signSGD with majority vote: a sign for each element, and the sign of their sum. Bernstein et al. 2018
     (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291.

@@ -23,20 +23,20 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Scope, Share, ValueType, checked
+from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, ValueFormat, check_arguments
 from sparsify.select import ExactlyK, TopK
 from sparsify.types import BucketContext, Delivery, PromisedBytes, SeenStep, Selection, Slice, Sparse, between
 
 
-@checked
+@check_arguments
 def sparcml(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    bucket: Count | None = None,
-    dense_at: Share | None = None,
+    bucket: PositiveInt | None = None,
+    dense_at: PositiveFraction | None = None,
     index: Literal["int32", "int64"] = "int32",
-    value: ValueType = "as_is",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """SparCML (TopkDSA): pairs go to the owners of regions, which reduce them; what comes of it goes to all,
     dense where it has filled up. Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather.
@@ -65,7 +65,7 @@ def sparcml(
 class TopKOfEach(ExactlyK):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
-    bucket: Count = 512
+    bucket: PositiveInt = 512
 
     def counts(self, n: int, k: int) -> tuple[int, int]:
         """Number chosen of every whole bucket, and of the rest."""
@@ -92,7 +92,7 @@ class SplitAllGather(Exchange):
     """Split and reduce, then allgather, of pairs or of dense regions."""
 
     wire: Wire = Wire()
-    dense_at: Share | None = None
+    dense_at: PositiveFraction | None = None
 
     def is_dense(self, counts: list[int], n: int, dtype: torch.dtype) -> bool:
         """True if the result travels dense: by the owners' counts alone, so that all workers decide alike."""

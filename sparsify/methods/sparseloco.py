@@ -7,30 +7,30 @@ from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
 from sparsify.ranges import (
     AverageOver,
-    Code,
-    Count,
+    ChunkSide,
+    CodeName,
     Density,
     MomentumFactor,
-    Positive,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
     Scope,
-    Share,
-    Side,
-    checked,
+    check_arguments,
 )
 
 
-@checked
+@check_arguments
 def sparseloco(
-    every: Count = 30,
+    every: PositiveInt = 30,
     density: Density = 1 / 64,
-    decay: Share = 0.95,
-    lr: Positive = 1.0,
-    code: Code = "statistical2",
+    decay: PositiveFraction = 0.95,
+    lr: PositiveFloat = 1.0,
+    code: CodeName = "statistical2",
     average: AverageOver = "workers",
     clip: bool = False,
     momentum: MomentumFactor = 0.0,
     nesterov: bool = False,
-    side: Side = 64,
+    side: ChunkSide = 64,
     scope: Literal["layer"] | Scope = "layer",
     density_warmup: Sequence[Density] = (),
 ) -> Local:

@@ -14,7 +14,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Natural, Scope, checked
+from sparsify.ranges import Density, NonNegativeInt, PositiveInt, Scope, check_arguments
 from sparsify.select import Selector
 from sparsify.types import BucketContext, Call, SeenStep, Selection
 
@@ -22,13 +22,13 @@ Score = Literal["l1", "l2", "max", "count"]
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
 
 
-@checked
+@check_arguments
 def stable_topk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    block: Count = 10_000,
-    every: Count = 100,
+    block: PositiveInt = 10_000,
+    every: PositiveInt = 100,
     score: Score = "l1",
 ) -> Sparsifier:
     """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
@@ -64,22 +64,22 @@ class Choice:
 
     workspace: Workspace = field(metadata={"saved": False})
     indices: Tensor = field(metadata={"any_size": True})  # (k',)
-    k: Natural = 0  # for which; 0: nothing chosen yet
-    left: Natural = 0  # steps until a new choice
+    k: NonNegativeInt = 0  # for which; 0: nothing chosen yet
+    left: NonNegativeInt = 0  # steps until a new choice
 
 
 @dataclass(frozen=True)
 class StableBlocks(Selector):
     """The k // block buckets of highest score over all workers, chosen once in `every` steps."""
 
-    block: Count = 10_000
-    every: Count = 100
+    block: PositiveInt = 10_000
+    every: PositiveInt = 100
     score: Score = "l1"
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> Choice:
         nothing = torch.empty(0, dtype=torch.int64, device=like.device)
-        return Choice(Workspace.searching(like, context), nothing)
+        return Choice(Workspace.with_kernel(like, context), nothing)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
         if not state.left or state.k != k:

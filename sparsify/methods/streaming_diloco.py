@@ -12,19 +12,26 @@ from sparsify.core.codes import POWERS
 from sparsify.local.strategy import Local, Nesterov
 from sparsify.method import Dense, Method
 from sparsify.methods._quantise import PackedCodes, QuantisedAllGather, Quantiser, message_nbytes
-from sparsify.ranges import Count, Kept, MomentumFactor, Natural, Positive, checked
+from sparsify.ranges import (
+    KeptFraction,
+    MomentumFactor,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    check_arguments,
+)
 from sparsify.types import BucketContext
 
 BITS, SIGN = 4, 8
 
 
-@checked
+@check_arguments
 def streaming_diloco(
-    every: Count = 30,
-    fragments: Count = 3,
-    delay: Natural = 1,
-    mix: Kept = 0.5,
-    lr: Positive = 0.7,
+    every: PositiveInt = 30,
+    fragments: PositiveInt = 3,
+    delay: NonNegativeInt = 1,
+    mix: KeptFraction = 0.5,
+    lr: PositiveFloat = 0.7,
     momentum: MomentumFactor = 0.9,
     code: Literal["e3m0", "fp32"] = "e3m0",
     feedback: Literal["none", "gradient"] = "none",

@@ -18,15 +18,15 @@ from sparsify.methods._quantise import (
     read_rounded,
     write_rounded,
 )
-from sparsify.ranges import FeedbackName, Meta, Scope, checked
+from sparsify.ranges import Constraint, FeedbackName, Scope, check_arguments
 from sparsify.types import BucketContext
 
-Clip = Annotated[float, Meta(gt=0)]  # infinite: no clipping
+Clip = Annotated[float, Constraint(gt=0)]  # infinite: no clipping
 Sigma = Literal["about_zero", "about_mean"]
 BITS = 2  # for -1, 0 and 1
 
 
-@checked
+@check_arguments
 def terngrad(
     scope: Scope = "layer", clip: Clip = 2.5, sigma: Sigma = "about_zero", feedback: FeedbackName = "none"
 ) -> QuantisedAllGather:

@@ -4,18 +4,18 @@ from sparsify import feedback as feedbacks
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, AnyScope, Density, Index, ValueType, checked
+from sparsify.ranges import AnyFeedbackName, Density, IndexFormat, ScopeOrBucket, ValueFormat, check_arguments
 from sparsify.select import TopK
 
 
-@checked
+@check_arguments
 def topk(
     density: Density = 0.001,
-    scope: AnyScope = "global",
+    scope: ScopeOrBucket = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "gradient",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    feedback: AnyFeedbackName = "gradient",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.

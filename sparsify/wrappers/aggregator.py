@@ -25,7 +25,7 @@ class Aggregator(Engine):
         debug: before each step compare method, step, k and parameters over the workers, by one small
             allgather; without it, workers that disagree hang, or exchange nonsense.
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
-            `auto`. See `sparsify.kernels.kernel_for`. It decides how fast a step is; of equal magnitudes at
+            `auto`. See `sparsify.kernels.make_kernel`. It decides how fast a step is; of equal magnitudes at
             the border each may take others.
         together: False: each bucket is searched and sent by itself, as papers describe it.
         in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay

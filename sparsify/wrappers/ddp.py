@@ -18,22 +18,29 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
-from sparsify.core.used import Used
+from sparsify.core.used_parameters import Used
 from sparsify.method import Dense, Method, Step
 from sparsify.ranges import stable_repr
+from sparsify.wrappers.checks import (
+    WrapperBase,
+    bucket_learning_rates,
+    parameters_of,
+    resolve_process_group,
+    stepped_by_scaler,
+)
 from sparsify.wrappers.ddp_buckets import (
+    BucketLayout,
     Flags,
     FullBucket,
-    KnownBucket,
-    check_hook,
-    ddp_in,
+    check_hook_arguments,
+    ddp_comm,
     dense,
-    group_beside,
-    group_of,
-    register_hook,
-    used_anywhere,
+    find_ddp,
+    register_comm_hook,
+    separate_ddp_comm,
+    used_by_any_worker,
 )
-from sparsify.wrappers.double_averaging import OnlyAverage
+from sparsify.wrappers.double_averaging import DoubleAveragingGuard
 from sparsify.wrappers.engine import (
     Engine,
     NonFinite,
@@ -42,13 +49,18 @@ from sparsify.wrappers.engine import (
     check_unchanged,
     while_alive,
 )
-from sparsify.wrappers.handshake import agree, of_optimizer, of_tensors, of_wrapping, shake_hands
-from sparsify.wrappers.overhead import Toll, advice_for
-from sparsify.wrappers.overlap import Background
-from sparsify.wrappers.wrapping import Door, group_in, parameters_of, rates_of, stepped_by_scaler
+from sparsify.wrappers.handshake import (
+    check_arguments_agree,
+    check_workers_agree,
+    optimizer_facts,
+    tensor_facts,
+    wrapping_facts,
+)
+from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
+from sparsify.wrappers.overlap import BackgroundStream
 
 
-class DDPHook(Door):
+class DDPHook(WrapperBase):
     """Lets `method` average the gradients of `model`, instead of DDP's allreduce: `sparsify.register`.
 
     DDP hands gradients over in buckets of its own, which it rebuilds after the first step. They wait until
@@ -83,7 +95,7 @@ class DDPHook(Door):
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
             method that needs to know the optimizer, where there is none, or whose momentum would be applied
             twice; gradients of several types that should share a bucket; or too little to overlap.
-        Disagreement: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where they were not given the same.
     """
 
     def __init__(
@@ -102,21 +114,21 @@ class DDPHook(Door):
         overlap: bool = False,
         debug: bool = False,
     ) -> None:
-        model = ddp_in(model)
-        group = group_in(group)
+        model = find_ddp(model)
+        group = resolve_process_group(group)
         if comm is not None and group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
 
         def facts() -> dict[str, Any]:
-            check_hook(model, method, optimizer, scaler, overlap)
-            return of_wrapping(
+            check_hook_arguments(model, method, optimizer, scaler, overlap)
+            return wrapping_facts(
                 model.module, optimizer, method, seed=seed, check=check, debug=debug, overlap=overlap,
                 steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
             )  # fmt: skip
 
-        agree(meeting := comm or group_of(model, group), model, facts)
+        check_arguments_agree(meeting := comm or ddp_comm(model, group), model, facts)
         if overlap and comm is None and not isinstance(method, Dense):
-            meeting = group_beside(model, group)
+            meeting = separate_ddp_comm(model, group)
         super().__init__(method, meeting, steps_per_epoch, scaler)
         self.method, self.optimizer, self.check, self.debug = method, optimizer, check, debug
         averaged = [
@@ -138,14 +150,16 @@ class DDPHook(Door):
             ]
         else:
             anew = "take scope='layer', which mixes no types"
-            flat = FlatGradients(averaged, method.scope, anew, holds=not method.takes_pieces)
+            flat = FlatGradients(averaged, method.scope, anew, holds=not method.group_support.pieces)
             buckets = flat.buckets
             self._likes = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
         self.engine = Engine(method, buckets, meeting, None, seed, select)
         self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
-        self._known = dict[int, KnownBucket]()  # by the number of DDP's bucket
+        self._known = dict[int, BucketLayout]()  # by the number of DDP's bucket
         self._in_order, self._all = [name for name, _ in self.parameters], range(len(buckets))
-        self._toll = Toll(self.engine.comm, advice_for(self.engine.joins, len(buckets)))
+        self._overhead = AveragingOverhead(
+            self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
+        )
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
@@ -153,12 +167,12 @@ class DDPHook(Door):
         # Averages as DDP itself does.
         self._dense = meeting if isinstance(method, Dense) and isinstance(meeting, TorchComm) else None
         device = next(model.module.parameters()).device
-        self._background = Background(device) if overlap and self._dense is None else None
+        self._background = BackgroundStream(device) if overlap and self._dense is None else None
         self._number = {name: number for number, (name, _) in enumerate(self.parameters)}
         self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
-        self._average_once = OnlyAverage(model.parameters(), besides=model)
+        self._double_averaging = DoubleAveragingGuard(model.parameters(), besides=model)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
-        register_hook(model, self, call)
+        register_comm_hook(model, self, call)
         if not self._is_scaler_checked:
             finalize(self, register_optimizer_step_pre_hook(while_alive(self._check_scaler)).remove)
 
@@ -167,10 +181,10 @@ class DDPHook(Door):
         return type(None), ()
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
-        with self._toll.taken():
+        with self._overhead.measure():
             averaged = self._take(bucket)
         if bucket.is_last() and self._dense is None:
-            self._toll.end(self.last_report)
+            self._overhead.end_step(self.last_report)
         return averaged
 
     def _take(self, bucket: Any) -> Future[Tensor]:
@@ -182,7 +196,7 @@ class DDPHook(Door):
         self._came.update(known.names)
         if bucket.is_last():
             self._check_all_came()
-            self._average_once.check()
+            self._double_averaging.check()
         if self._dense is not None:
             averaged = self._begin_average(buffer, self._dense.group, back)
         else:
@@ -214,15 +228,17 @@ class DDPHook(Door):
             step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
             self._steps = [step] * len(buckets)
             if self.method.needs_lr:
-                assert self.optimizer is not None  # `check_method` has looked
-                lrs = rates_of(self.parameters, buckets, self.optimizer)
+                assert self.optimizer is not None  # `check_ddp_method` has looked
+                lrs = bucket_learning_rates(self.parameters, buckets, self.optimizer)
                 self._steps = [step._replace(lr=lr) for lr in lrs]
 
     def _shake_hands(self) -> None:
         """Before the first bucket of a step."""
         step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-        named = of_tensors("parameter", self.parameters)
-        shake_hands(self.comm, {**step, **named, **of_optimizer(self.optimizer)}, self.parameters[0][1])
+        named = tensor_facts("parameter", self.parameters)
+        check_workers_agree(
+            self.comm, {**step, **named, **optimizer_facts(self.optimizer)}, self.parameters[0][1]
+        )
 
     def _end(self) -> None:
         """A step. There is nothing left to overlap with, and errors are raised here, for DDP would take those
@@ -236,7 +252,7 @@ class DDPHook(Door):
             self.engine.step += 1
             self.last_report = StepReport.total(self._parts)
 
-    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> KnownBucket:
+    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
         """A bucket of DDP's, whose parameters change once, after the first step."""
         ids, kind = [*map(id, parameters)], TensorKind.of(buffer)
         known = self._known.get(index)
@@ -245,7 +261,7 @@ class DDPHook(Door):
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for name, size in zip(names, sizes, strict=True):
                 check_unchanged(real.expand(size), self._likes[name], name)
-            known = self._known[index] = KnownBucket(
+            known = self._known[index] = BucketLayout(
                 ids, kind, names, sizes, [p.stride() for p in parameters]
             )
         elif known.strides != [p.stride() for p in parameters]:
@@ -275,7 +291,7 @@ class DDPHook(Door):
             for bucket in full:
                 bucket.buffer.div_(scale)
         try:
-            used = used_anywhere(
+            used = used_by_any_worker(
                 full, self._ask if self.check or self.scaler is not None or self._used else None
             )
         except NonFinite:
@@ -315,19 +331,23 @@ class DDPHook(Door):
                 if is_used and name in self._at:
                     grads.append(grad)
                     ats.append(self._at[name])
-        return [self.engine.average(ats, grads, [self._steps[at] for at in ats], is_one)] if ats else []
+        if not ats:
+            return []
+        gradients = self.engine.gradients_of(grads, [self._steps[at] for at in ats], ats)
+        return [self.engine.average(gradients, is_one)]
 
     def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
         """The whole model, in the method's own buckets."""
         names, is_all = [name for bucket in full for name in bucket.known.names], all(map(all, used))
         if is_all and names == self._in_order:
-            return self.engine.average(self._all, [bucket.numbers for bucket in full], self._steps)
+            tensors = [bucket.numbers for bucket in full]
+            return self.engine.average(self.engine.gradients_of(tensors, self._steps))
         by_name = dict[str, Tensor]()
         for bucket, flags in zip(full, used, strict=True):
             for name, grad, is_used in zip(bucket.known.names, bucket.grads(), flags, strict=True):
                 by_name[name] = grad if is_used else grad.zero_()
         grads = [grad for name in self._in_order if (grad := by_name[name]).numel()]
-        report = self.engine.average(self._all, grads, self._steps)
+        report = self.engine.average(self.engine.gradients_of(grads, self._steps))
         residuals = {} if is_all else self.engine.residuals()
         for name, is_used in zip(names, (flag for flags in used for flag in flags), strict=True):
             # DDP drops this average: with this, all workers together owe what they have just delivered.

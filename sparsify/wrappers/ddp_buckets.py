@@ -18,12 +18,17 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import TensorKind
 from sparsify.method import Dense, Method
-from sparsify.wrappers.wrapping import check_gradient_types, check_momentum, check_overlap, parameters_of
+from sparsify.wrappers.checks import (
+    check_gradient_dtypes,
+    check_momentum_applied_once,
+    check_scaler_allows_overlap,
+    parameters_of,
+)
 
 Flags = Sequence[bool] | None  # None: all
 
 
-class KnownBucket(NamedTuple):
+class BucketLayout(NamedTuple):
     """A bucket of DDP's, as it is known until its parameters change."""
 
     ids: list[int]  # of its parameters
@@ -38,7 +43,7 @@ class FullBucket(NamedTuple):
 
     buffer: Tensor  # (n,)
     numbers: Tensor  # the same as real numbers
-    known: KnownBucket
+    known: BucketLayout
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
@@ -49,7 +54,7 @@ class FullBucket(NamedTuple):
         return torch.split(self.numbers, self.known.sizes)
 
 
-def used_anywhere(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
+def used_by_any_worker(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
     """Return, of each tensor of these buckets, whether any worker has used it since the last step.
 
     Args:
@@ -85,7 +90,7 @@ def sparse(average: Tensor, like: Tensor) -> Tensor:
     return average.view(like.shape).to_sparse(like.sparse_dim())
 
 
-def ddp_in(model: nn.Module) -> DistributedDataParallel:
+def find_ddp(model: nn.Module) -> DistributedDataParallel:
     """The one that takes a hook: the model, or what `torch.compile` or a trainer has wrapped once more."""
     parts = list(model.modules()) if isinstance(model, nn.Module) else []
     inside = [part for part in parts if isinstance(part, DistributedDataParallel)]
@@ -98,12 +103,12 @@ def ddp_in(model: nn.Module) -> DistributedDataParallel:
             "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
         )
     (found,) = inside
-    check_options(found)
-    check_ignored(found)
+    check_ddp_options(found)
+    check_ddp_ignored_parameters(found)
     return found
 
 
-def check_options(model: DistributedDataParallel) -> None:
+def check_ddp_options(model: DistributedDataParallel) -> None:
     """Refuse settings with which DDP does not hand all gradients to a hook.
 
     Raises:
@@ -130,7 +135,7 @@ def check_options(model: DistributedDataParallel) -> None:
         )
 
 
-def check_ignored(model: DistributedDataParallel) -> None:
+def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
     """Refuse parameters that DDP was told to ignore, and averages nevertheless.
 
     Raises:
@@ -148,7 +153,7 @@ def check_ignored(model: DistributedDataParallel) -> None:
                 )
 
 
-def register_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
+def register_comm_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
     """Hand DDP a communication hook, unless it has one."""
     try:
         model.register_comm_hook(state, hook)
@@ -161,7 +166,7 @@ def register_hook(model: DistributedDataParallel, state: Any, hook: Callable[...
         ) from error
 
 
-def check_hook(
+def check_hook_arguments(
     model: DistributedDataParallel,
     method: Method,
     optimizer: torch.optim.Optimizer | None,
@@ -173,14 +178,14 @@ def check_hook(
     Raises:
         ValueError: the method, or what it is combined with.
     """
-    check_method(method, optimizer, model)
-    check_gradient_types(model.module.named_parameters())
+    check_ddp_method(method, optimizer, model)
+    check_gradient_dtypes(model.module.named_parameters())
     if overlap and not isinstance(method, Dense):
-        check_overlap(scaler)
-        check_tensorwise(method)
+        check_scaler_allows_overlap(scaler)
+        check_method_allows_overlap(method)
 
 
-def check_method(
+def check_ddp_method(
     method: Method, optimizer: torch.optim.Optimizer | None, model: DistributedDataParallel
 ) -> None:
     """Refuse what is no method, or can't work without the optimizer."""
@@ -194,7 +199,7 @@ def check_method(
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
         )
-    if method.scope == "bucket" and not method.mixes_tensors:
+    if method.scope == "bucket" and not method.group_support.shared_k:
         raise ValueError(
             "scope='bucket' chooses the largest of several tensors, and this method does not; take "
             "scope='layer', or a size in MB"
@@ -209,7 +214,7 @@ def check_method(
             f"the method {why}, so it must know the optimizer: sparsify.register(model, method, optimizer)"
         )
     if optimizer is not None:
-        check_momentum(optimizer, method)
+        check_momentum_applied_once(optimizer, method)
         known = set(map(id, parameters_of(optimizer)))
         for name, p in model.module.named_parameters():
             if method.needs_lr and p.requires_grad and id(p) not in known:
@@ -218,7 +223,7 @@ def check_method(
                 )
 
 
-def check_tensorwise(method: Method) -> None:
+def check_method_allows_overlap(method: Method) -> None:
     """Refuse to overlap, under DDP, what needs more gradients than are there."""
     if method.needs_whole_gradient:
         raise ValueError(
@@ -232,7 +237,7 @@ def check_tensorwise(method: Method) -> None:
         )
 
 
-def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+def ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
     """DDP's own group, or another one of the same members."""
     members = dist.get_process_group_ranks(model.process_group)
     if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
@@ -243,10 +248,10 @@ def group_of(model: DistributedDataParallel, group: dist.ProcessGroup | None) ->
     return TorchComm(group or model.process_group)
 
 
-def group_beside(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
+def separate_ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
     """Another group than DDP's own, whose collectives those of a thread would meet."""
     if group is not None and group is not model.process_group:
-        return group_of(model, group)
+        return ddp_comm(model, group)
     members = dist.get_process_group_ranks(model.process_group)
     if group is None and len(members) == dist.get_world_size():
         return TorchComm.beside()

@@ -17,30 +17,35 @@ from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
 from sparsify.core.claims import ParameterClaim
-from sparsify.core.used import Used
+from sparsify.core.used_parameters import Used
 from sparsify.method import Method, Step
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.double_averaging import OnlyAverage
-from sparsify.wrappers.engine import PartlyDelivered, StepReport
-from sparsify.wrappers.grad_scaler import check_scale, infinities, share_overflow
-from sparsify.wrappers.handshake import agree, of_buffers, of_optimizer, of_wrapping
-from sparsify.wrappers.optimizer_wrapper import Front, advised, uncompiled
-from sparsify.wrappers.overhead import Toll, advice_for
-from sparsify.wrappers.overlap import Overlap
-from sparsify.wrappers.saved_states import agree_to_load, load_whole, of_inner, unless_refused
-from sparsify.wrappers.wrapping import (
-    Door,
-    OwnSteps,
-    broadcast,
-    check_overlap,
-    check_parts,
-    communicator,
+from sparsify.wrappers.checks import (
+    ForeignStepGuard,
+    WrapperBase,
+    broadcast_model,
+    bucket_learning_rates,
+    check_distribute_arguments,
+    check_scaler_allows_overlap,
+    make_comm,
     parameters_of,
-    rates_of,
+)
+from sparsify.wrappers.double_averaging import DoubleAveragingGuard
+from sparsify.wrappers.engine import PartlyDelivered, StepReport
+from sparsify.wrappers.grad_scaler import all_reduce_overflow, check_scale_known, unscale_and_find_overflows
+from sparsify.wrappers.handshake import buffer_facts, check_arguments_agree, optimizer_facts, wrapping_facts
+from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
+from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
+from sparsify.wrappers.overlap import BackwardOverlap
+from sparsify.wrappers.saved_states import (
+    check_all_can_load,
+    check_and_load_inner,
+    marked_state_dict,
+    restore_on_error,
 )
 
 
-class DistributedOptimizer(Door, Front):
+class DistributedOptimizer(WrapperBase, OptimizerWrapper):
     """`optimizer`, whose `step` first replaces the gradients by their average over the workers.
 
     Averaged are the gradients of the optimizer's parameters; a model may have several such optimizers, each
@@ -96,7 +101,7 @@ class DistributedOptimizer(Door, Front):
         ValueError: the parts don't fit together: the optimizer has momentum, and the method has its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
             process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
-        Disagreement: on all workers, where they were not given the same, see `sparsify.wrappers.handshake`.
+        WorkerMismatch: on all workers, where they were not given the same, see `sparsify.wrappers.handshake`.
     """
 
     # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
@@ -121,16 +126,16 @@ class DistributedOptimizer(Door, Front):
         overlap: bool = False,
     ) -> None:
         def facts() -> dict[str, Any]:
-            check_parts(optimizer, model, method, scaler)
+            check_distribute_arguments(optimizer, model, method, scaler)
             if overlap:
-                check_overlap(scaler)
-            told = of_wrapping(
+                check_scaler_allows_overlap(scaler)
+            told = wrapping_facts(
                 model, optimizer, method, seed=seed, check=check, debug=debug, overlap=overlap,
                 steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
             )  # fmt: skip
-            return {**told, **of_buffers(model)}
+            return {**told, **buffer_facts(model)}
 
-        agree(meeting := communicator(comm, group), model, facts)
+        check_arguments_agree(meeting := make_comm(comm, group), model, facts)
         if overlap and comm is None and group is None:
             meeting = TorchComm.beside()
         # Not Optimizer.__init__: parameters, state and defaults are the inner optimizer's.
@@ -138,8 +143,8 @@ class DistributedOptimizer(Door, Front):
         self.check, self._model = check, model
         self._is_aggregated = self._is_skipped = False
         self._scale: float | None = None  # that `aggregate` was told
-        self.stand_before(optimizer)
-        broadcast(model, self.comm)
+        self.mirror_optimizer(optimizer)
+        broadcast_model(model, self.comm)
         self._known = parameters_of(optimizer)
         mine = set(map(id, self._known))
         named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
@@ -147,20 +152,26 @@ class DistributedOptimizer(Door, Front):
         self.engine = self.aggregator = Aggregator(
             method, named, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
         )
-        self.aggregator.more_facts = partial(of_optimizer, optimizer)
-        self._toll = Toll(
-            self.aggregator.comm, advice_for(self.aggregator.joins, len(self.aggregator.buckets))
+        self.aggregator.more_facts = partial(optimizer_facts, optimizer)
+        self._overhead = AveragingOverhead(
+            self.aggregator.comm,
+            fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets)),
         )
         self._used = Used([p for _, p in self.aggregator.source.parameters])
-        self._steps, self._average_once = OwnSteps(optimizer), OnlyAverage(self._known)
+        self._step_guard, self._double_averaging = (
+            ForeignStepGuard(optimizer),
+            DoubleAveragingGuard(self._known),
+        )
         self._claim = ParameterClaim("average", self._known)
         self._accumulates = False  # within `no_sync`?
         self._drops = False  # within `skip`, what is not on its way
         # Of each parameter, has any worker used it in this step? As far as is known.
         self._used_anywhere = [True] * len(self._used.parameters)
-        self._overlap = Overlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
+        self._overlap = (
+            BackwardOverlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
+        )
 
-    @uncompiled
+    @exclude_from_compile
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients: in place, where backpropagation writes into the method's own buffer; where the
         method can read them anywhere, they are taken away, as PyTorch does, or zeroed.
@@ -172,8 +183,8 @@ class DistributedOptimizer(Door, Front):
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 
-    @uncompiled
-    @advised
+    @exclude_from_compile
+    @explain_lost_worker
     def aggregate(self, scale: float | None = None) -> StepReport | None:
         """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
 
@@ -183,9 +194,9 @@ class DistributedOptimizer(Door, Front):
                 them next. If any worker's have overflowed, all workers' become infinite, so that every scaler
                 skips the step; residuals are untouched.
         """
-        with self._toll.taken():
+        with self._overhead.measure():
             report = self._average(scale)
-        self._toll.end(report)
+        self._overhead.end_step(report)
         return report
 
     def _average(self, scale: float | None) -> StepReport | None:
@@ -228,7 +239,7 @@ class DistributedOptimizer(Door, Front):
         finally:
             self._accumulates = before
 
-    @uncompiled
+    @exclude_from_compile
     def skip(self) -> None:
         """Leave this worker's batch out, after an error in forward or backward, and step with the others, who
         step as ever: what this worker has not sent counts as zero, residuals are delivered and kept as ever,
@@ -261,7 +272,7 @@ class DistributedOptimizer(Door, Front):
             self._check_unchanged()
             self._overlap.begin(self.epoch, self._rates())
 
-    def _finish(self, overlap: Overlap) -> StepReport:
+    def _finish(self, overlap: BackwardOverlap) -> StepReport:
         """Send what overlapping has not sent yet, and wait."""
         if not overlap.is_begun:  # no gradient has come, or all within `no_sync`
             self.aggregator.source.collect()
@@ -313,14 +324,14 @@ class DistributedOptimizer(Door, Front):
         """Flags of the parameters that any worker used; and whether the step must be skipped."""
         flags = self._used.flags
         if scale is not None or self.scaler is not None:
-            found = infinities(self.scaler, self) if self.scaler is not None else None
-            return share_overflow(self.comm, grads, flags, found)
+            found = unscale_and_find_overflows(self.scaler, self) if self.scaler is not None else None
+            return all_reduce_overflow(self.comm, grads, flags, found)
         if not self.check:
             return [True] * len(flags), False
         names = [name for name, _ in self.aggregator.source.parameters]
         return self.aggregator.agree(grads, names, [grad.numel() for grad in grads], flags), False
 
-    @uncompiled
+    @exclude_from_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Average, unless `aggregate` has done so since the last step; then the optimizer's own step.
 
@@ -332,7 +343,7 @@ class DistributedOptimizer(Door, Front):
                 loss = closure()
         is_stepped_by_scaler = hasattr(self, "found_inf") and self.scaler is None
         if is_stepped_by_scaler:
-            check_scale(self._scale if self._is_aggregated else None, self.grad_scale)
+            check_scale_known(self._scale if self._is_aggregated else None, self.grad_scale)
         if not self._is_aggregated:
             self.aggregate()
         elif self._used.those:
@@ -341,11 +352,11 @@ class DistributedOptimizer(Door, Front):
         if self._is_skipped:
             return loss
         if is_stepped_by_scaler:
-            assert self.grad_scale is not None  # `check_scale` has looked
+            assert self.grad_scale is not None  # `check_scale_known` has looked
             for p in self._known:
                 if p.grad is not None:
                     p.grad.div_(self.grad_scale)
-        with self._steps.allowed():
+        with self._step_guard.allow_step():
             self.inner_optimizer.step()
         return loss
 
@@ -363,9 +374,9 @@ class DistributedOptimizer(Door, Front):
                     f"{name} was frozen when its optimizer was wrapped, and is trained now; {anew}"
                 )
         self._claim.check()
-        self._average_once.check()
+        self._double_averaging.check()
         if not self._used.those:
-            self._average_once.check_there(self._model)
+            self._double_averaging.check_model_has_parameters(self._model)
         self.check_step(self.inner_optimizer)
 
     def _rates(self) -> float | list[float]:
@@ -373,7 +384,7 @@ class DistributedOptimizer(Door, Front):
         gradients = self.aggregator.source
         if not self.aggregator.method.needs_lr:
             return 1.0
-        return rates_of(gradients.parameters, gradients.buckets, self.inner_optimizer)
+        return bucket_learning_rates(gradients.parameters, gradients.buckets, self.inner_optimizer)
 
     def state_dict(self) -> dict[str, Any]:
         """State of the inner optimizer, and under `method` and `epoch` the method's state of this worker:
@@ -383,7 +394,7 @@ class DistributedOptimizer(Door, Front):
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         method = self.aggregator.state_dict()
-        saved = {**of_inner(self.inner_optimizer), "method": method, "epoch": self.told_epoch}
+        saved = {**marked_state_dict(self.inner_optimizer), "method": method, "epoch": self.user_epoch}
         for after in self._optimizer_state_dict_post_hooks.values():
             saved = after(self, saved) or saved
         return saved
@@ -395,11 +406,13 @@ class DistributedOptimizer(Door, Front):
         self._refuse_halfway("load_state_dict() came")
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
-        with unless_refused(self.inner_optimizer):
-            check = partial(load_whole, state_dict, self.inner_optimizer, self.aggregator.check_state)
-            agree_to_load(self.comm, self.aggregator.source.flat.device, check)
+        with restore_on_error(self.inner_optimizer):
+            check = partial(
+                check_and_load_inner, state_dict, self.inner_optimizer, self.aggregator.check_state
+            )
+            check_all_can_load(self.comm, self.aggregator.source.flat.device, check)
         self.aggregator.restore_state(state_dict["method"])
-        self.told_epoch = state_dict["epoch"]
+        self.user_epoch = state_dict["epoch"]
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
 

@@ -1,5 +1,6 @@
-"""Whether others average the same gradients, which would travel twice, and once of it dense; or take the
-parameters away, so that nothing would be trained.
+"""Guards against gradients that something else averages too, which would then travel twice and once dense.
+
+The guard also refuses wrappers that take the parameters away, so that nothing would be trained.
 """
 
 from __future__ import annotations
@@ -15,30 +16,39 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-WRAPPERS: WeakSet[nn.Module] = WeakSet()  # of models, that average: all of this process, see `watch`
-EQUAL_STEPS = 20
+# Modules of this process that average gradients, see `track_averaging_modules`.
+AVERAGING_MODULES: WeakSet[nn.Module] = WeakSet()
+EQUAL_STEPS = 20  # steps with equal gradients before the warning
+FSDP1_NAME = "FullyShardedDataParallel"  # the class need not be imported
 log = logging.getLogger(__name__)
-SHARDING = "FullyShardedDataParallel"  # which need not be imported
 
 
-def note(parent: nn.Module, *_: Any) -> None:
-    """A module has got a part: every wrapper gets its model so, also that within torch's `replicate`."""
-    if isinstance(parent, DistributedDataParallel) or type(parent).__name__ == SHARDING:
-        WRAPPERS.add(parent)
+def record_averaging_module(parent: nn.Module, *_: Any) -> None:
+    """Add a module to `AVERAGING_MODULES` if it averages gradients.
+
+    As a hook on the registration of submodules this sees every wrapper when it gets its model, also the
+    wrapper within torch's `replicate`.
+    """
+    if isinstance(parent, DistributedDataParallel) or type(parent).__name__ == FSDP1_NAME:
+        AVERAGING_MODULES.add(parent)
 
 
 @cache
-def watch() -> None:
-    """Know all that are there, and all that will be made. Nothing of torch lists them."""
-    register_module_module_registration_hook(note)
-    for thing in gc.get_objects():
-        if issubclass(type(thing), nn.Module):  # isinstance may run code of the thing's
-            note(thing)
+def track_averaging_modules() -> None:
+    """Fill `AVERAGING_MODULES` with the wrappers that exist, and from now on with each that is made.
+
+    Torch lists no existing modules, so the objects of the garbage collector are searched, once a process.
+    """
+    register_module_module_registration_hook(record_averaging_module)
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), nn.Module):  # isinstance may run the object's own code
+            record_averaging_module(candidate)
 
 
-class EqualGradients:
-    """Warns if all workers have the same gradients for long. Where they are averaged already, and by whom
-    nobody knows here, they are the same to the bit.
+class EqualGradientsMonitor:
+    """A monitor that warns if all workers have equal gradients for many steps in a row.
+
+    Gradients that something unknown to this library has averaged are equal to the bit.
 
     Args:
         warns: False: another worker does.
@@ -46,16 +56,16 @@ class EqualGradients:
 
     def __init__(self, warns: bool) -> None:
         self.warns = warns
-        self.num_steps = 0  # in a row
+        self.num_equal_steps = 0  # in a row
         self.last_step = -1
 
-    def look(self, step: int, is_equal: bool) -> None:
-        """Note that all workers have the same gradients in a look at some of a step, or not."""
+    def record(self, step: int, is_equal: bool) -> None:
+        """Record whether all workers had equal gradients in a part of a step."""
         if not is_equal:
-            self.num_steps = 0
+            self.num_equal_steps = 0
         elif step != self.last_step:
-            self.num_steps += 1
-            if self.num_steps == EQUAL_STEPS and self.warns:
+            self.num_equal_steps += 1
+            if self.num_equal_steps == EQUAL_STEPS and self.warns:
                 log.warning(
                     f"all workers had the same gradients, to the bit, in {EQUAL_STEPS} steps in a row; "
                     "either something averages them before this does (an all_reduce of your own, another "
@@ -65,42 +75,45 @@ class EqualGradients:
         self.last_step = step
 
 
-class OnlyAverage:
-    """Refuses gradients that a DistributedDataParallel has averaged, by way of which the model was called.
+class DoubleAveragingGuard:
+    """A guard that refuses gradients which a DistributedDataParallel has averaged already.
 
-    That costs no communication: its Reducer writes down when each gradient came to it, and does so in those
-    backward passes only in which it averages (but for the first one of a static graph).
+    The check costs no communication: DDP's Reducer records when each gradient arrived, and does so only in
+    backward passes in which it averages (but for the first one of a static graph).
 
     Args:
-        besides: one that may average these gradients.
+        parameters: whose gradients the owner of this guard averages.
+        allowed: a DistributedDataParallel that may average these gradients.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], besides: DistributedDataParallel | None = None
+        self, parameters: Iterable[nn.Parameter], allowed: DistributedDataParallel | None = None
     ) -> None:
-        watch()
-        self.mine = set(map(id, parameters))
-        self.others: WeakSet[nn.Module] = WeakSet([besides] if besides is not None else [])  # no rivals
-        # Of each rival, when gradients came to it last.
-        self.came: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
-        for rival in self._rivals():
+        track_averaging_modules()
+        self.parameter_ids = set(map(id, parameters))
+        # Modules that share no parameter, or may average.
+        self.harmless: WeakSet[nn.Module] = WeakSet([] if allowed is None else [allowed])
+        # When the Reducer of each rival last received each gradient.
+        self.backward_stats: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
+        for rival in self._find_rivals():
             if isinstance(rival, DistributedDataParallel):
-                self.came[rival] = rival.reducer.get_backward_stats()
+                self.backward_stats[rival] = rival.reducer.get_backward_stats()
 
     def check(self) -> None:
-        """To be called once in each step, when gradients have come.
+        """Refuse gradients that a rival has averaged since the last call. Call it once a step, after backward.
 
         Raises:
-            ValueError: another one averaged them since the last call.
+            ValueError: a rival averaged them.
         """
-        for rival in self._rivals():
+        for rival in self._find_rivals():
             if not isinstance(rival, DistributedDataParallel):
                 raise ValueError(
-                    f"{SHARDING} has sharded this model since, and sparsification needs the whole model on "
+                    f"{FSDP1_NAME} has sharded this model since, and sparsification needs the whole model on "
                     "every worker; train the model itself, without it"
                 )
-            before, self.came[rival] = self.came.get(rival), rival.reducer.get_backward_stats()
-            if self.came[rival] != (before or [0] * len(self.came[rival])):
+            stats = rival.reducer.get_backward_stats()
+            if stats != (self.backward_stats.get(rival) or [0] * len(stats)):
+                self.backward_stats[rival] = stats
                 raise ValueError(
                     "a DistributedDataParallel averages these gradients too, so they travel twice, once "
                     "without sparsification: train the model itself (`ddp.module`; with torch's "
@@ -109,29 +122,31 @@ class OnlyAverage:
                     "sparsify.register(ddp, method, optimizer) with a plain optimizer"
                 )
 
-    def check_there(self, model: nn.Module) -> None:
-        """To be called where no gradient has come.
+    def check_model_has_parameters(self, model: nn.Module) -> None:
+        """Refuse a model that has other parameters than the guarded. Call it where no gradient has arrived.
 
         Raises:
-            ValueError: the model has others in the place of these parameters.
+            ValueError: a guarded parameter is no longer in the model.
         """
-        names = [name for name, p in model.named_parameters() if id(p) not in self.mine]
-        if len(self.mine) > len(set(map(id, model.parameters())) & self.mine):
-            what = f", such as {names[0]}" if names else ""
-            raise ValueError(
-                f"no gradient came, for the model has other parameters than when it was wrapped{what}; "
-                "add adapters, or quantise, before you wrap it. A model that fully_shard has sharded takes "
-                "sparsify.shard: here each worker needs the whole model"
-            )
+        if self.parameter_ids <= set(map(id, model.parameters())):
+            return
+        new_names = [name for name, p in model.named_parameters() if id(p) not in self.parameter_ids]
+        example = f", such as {new_names[0]}" if new_names else ""
+        raise ValueError(
+            f"no gradient came, for the model has other parameters than when it was wrapped{example}; "
+            "add adapters, or quantise, before you wrap it. A model that fully_shard has sharded takes "
+            "sparsify.shard: here each worker needs the whole model"
+        )
 
-    def _rivals(self) -> list[nn.Module]:
-        """Those that have any of these parameters."""
-        for other in WRAPPERS - self.others:
-            of_ddp = getattr(other, "_module_parameters", None)  # without those that it is told to ignore
-            if self.mine.isdisjoint(map(id, other.parameters() if of_ddp is None else of_ddp)):
-                self.others.add(other)
+    def _find_rivals(self) -> list[nn.Module]:
+        """Return the averaging modules that have any of the guarded parameters."""
+        for module in AVERAGING_MODULES - self.harmless:
+            averaged = getattr(module, "_module_parameters", None)  # DDP's, without the ignored ones
+            parameters = module.parameters() if averaged is None else averaged
+            if self.parameter_ids.isdisjoint(map(id, parameters)):
+                self.harmless.add(module)
         return [
-            other
-            for other in WRAPPERS - self.others
-            if hasattr(other, "reducer") or not isinstance(other, DistributedDataParallel)
+            module
+            for module in AVERAGING_MODULES - self.harmless
+            if hasattr(module, "reducer") or not isinstance(module, DistributedDataParallel)
         ]

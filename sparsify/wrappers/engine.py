@@ -18,13 +18,20 @@ from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
-from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, kernels_in, norms_of
+from sparsify.kernels import JointKernel, Kernel, find_kernels, make_group_kernel, make_kernel, stretch_norms
 from sparsify.kernels.joint import divide, split_like
 from sparsify.method import Method, Sparsifier, Step
 from sparsify.ranges import stable_repr
 from sparsify.types import BucketContext, SearchStats, Sparse
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
-from sparsify.wrappers.saved_states import FORMAT, check_all_can_load, check_saved_matches, check_saved_layout, dump, restore
+from sparsify.wrappers.saved_states import (
+    FORMAT,
+    check_all_can_load,
+    check_saved_layout,
+    check_saved_matches,
+    dump,
+    restore,
+)
 
 MOST_TOGETHER = 2**31 - 1  # elements that travel together
 MOST_GROUP_KERNELS = 64  # that are kept
@@ -92,7 +99,7 @@ class Engine:
     Args:
         buckets: numbered as what is drawn for them.
         comm: is wrapped in a `CountingComm`, unless it counts already.
-        select: which kernel searches the buckets, see `sparsify.kernels.kernel_for`.
+        select: which kernel searches the buckets, see `sparsify.kernels.make_kernel`.
         together: False: each bucket is searched and sent by itself, as papers describe it.
 
     Raises:
@@ -264,11 +271,11 @@ class Engine:
             if len(self.group_kernels) >= MOST_GROUP_KERNELS:  # other parameters are used in each step
                 self.group_kernels.clear()
             likes = [self.buckets[number].flat for number in numbers]
-            kernels = [kernel for number in numbers for kernel in kernels_in(self.states[number])]
+            kernels = [kernel for number in numbers for kernel in find_kernels(self.states[number])]
             if shares_k:
                 likes = [likes[0].new_zeros(1).expand(sum(like.numel() for like in likes))]
-                kernels = [kernel_for(likes[0], self.select)]
-            kernel = self.group_kernels[key] = joint_kernel_for(likes, kernels, self.select)
+                kernels = [make_kernel(likes[0], self.select)]
+            kernel = self.group_kernels[key] = make_group_kernel(likes, kernels, self.select)
         is_one_tensor = len(gradients) == 1 and len(gradients[0].pieces) == 1
         return None if is_one_tensor and type(kernel) is JointKernel else kernel
 
@@ -297,7 +304,7 @@ class Engine:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
-        searching: list[Kernel | JointKernel] = [*self.group_kernels.values(), *kernels_in(self.states)]
+        searching: list[Kernel | JointKernel] = [*self.group_kernels.values(), *find_kernels(self.states)]
         kernels = [(kernel.name, kernel.stats()) for kernel in searching]
         # Where buckets are searched together, their own kernels have nothing to do.
         is_idle = not any(stats.steps for _, stats in kernels)
@@ -332,7 +339,7 @@ class Engine:
             NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
         among = among or self.comm
-        norms = norms_of(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
+        norms = stretch_norms(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
         told = [norms.view(torch.int32)]
         if used is not None:
             told.append(host_sync.to_device(used, norms, torch.int32))

@@ -13,7 +13,7 @@ from sparsify.core import host_sync
 from sparsify.core.gradients import finite_norms
 
 
-def infinities(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def unscale_and_find_overflows(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
     """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
     states = scaler._per_optimizer_states
     if id(getattr(optimizer, "inner_optimizer", None)) in states:
@@ -25,7 +25,7 @@ def infinities(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Ten
     return list(scaler._found_inf_per_device(optimizer).values())
 
 
-def check_scale(told: float | None, scale: Tensor | None) -> None:
+def check_scale_known(told: float | None, scale: Tensor | None) -> None:
     """Refuse a scaler that steps and was not handed over, unless `aggregate` was told its scale.
 
     Args:
@@ -40,7 +40,7 @@ def check_scale(told: float | None, scale: Tensor | None) -> None:
     raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
 
 
-def share_overflow(
+def all_reduce_overflow(
     comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], infinite: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:
     """Of each gradient, has any worker used it? And does any worker's overflow? One small sum.

@@ -1,10 +1,10 @@
-"""Workers compare what must be the same on all of them, before they exchange anything else."""
+"""A comparison of models, optimizers, methods and options over the workers, before the first exchange."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -17,103 +17,114 @@ from sparsify.core.gradients import layout_of
 from sparsify.method import Method
 from sparsify.ranges import stable_repr
 
-ANEW = "Give every worker the same model, optimizer, method and options, and call the same, equally often"
-LONG = 80  # characters
-PLAIN = (bool, int, float, str, type(None))
+ADVICE = "Give every worker the same model, optimizer, method and options, and call the same, equally often"
+LONG_TEXT = 80  # characters
+COMPARABLE_TYPES = (bool, int, float, str, type(None))
 
 
-class Disagreement(RuntimeError):
-    """The workers do not do the same. All of them raise it, with the same words."""
+class WorkerMismatch(RuntimeError):
+    """A difference between workers in what must be equal. All workers raise it, with equal messages."""
 
 
-def shake_hands(comm: Comm, facts: Mapping[str, Any], like: Tensor) -> None:
-    """Compare by a digest of 8 bytes, which all workers gather; where it differs, the facts themselves.
+def check_workers_agree(comm: Comm, facts: Mapping[str, Any], like: Tensor) -> None:
+    """Check that all workers have equal facts, by an all-gather of a digest of 8 bytes.
+
+    Where digests differ, the facts themselves are gathered.
 
     Args:
         facts: by name, the most telling first; compared as texts.
         like: a tensor on the device of which tensors travel.
 
     Raises:
-        Disagreement: names the first fact that differs, with its values.
+        WorkerMismatch: names the first fact that differs, with its values.
     """
     mine = {name: str(value) for name, value in facts.items()}
-    gathered = comm.all_gather(host_sync.to_device([digest(mine)], like))
-    if len(set(host_sync.to_host(torch.cat(gathered)))) == 1:
+    digests = comm.all_gather(host_sync.to_device([digest(mine)], like))
+    if len(set(host_sync.to_host(torch.cat(digests)))) == 1:
         return
-    everyone = gather_json(comm, mine, like.device)
-    names = dict.fromkeys(name for theirs in sorted(everyone, key=len, reverse=True) for name in theirs)
-    for name in names:
-        refuse_different(name, [theirs.get(name, "none") for theirs in everyone])
-    for same_place in zip(*everyone, strict=True):
-        refuse_different("the order; in one place", list(same_place))
+    facts_by_rank = gather_json(comm, mine, like.device)
+    longest_first = sorted(facts_by_rank, key=len, reverse=True)
+    for name in dict.fromkeys(chain.from_iterable(longest_first)):
+        check_values_equal(name, [theirs.get(name, "none") for theirs in facts_by_rank])
+    for names in zip(*facts_by_rank, strict=True):
+        check_values_equal("the order; in one place", list(names))
 
 
-def refuse_different(name: str, values: Sequence[str]) -> None:
-    """Raise `Disagreement` unless the values, by rank, are the same."""
-    ranks: dict[str, list[int]] = {}
+def check_values_equal(name: str, values: Sequence[str]) -> None:
+    """Raise `WorkerMismatch` unless the values, by rank, are equal."""
+    ranks_by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    if len(ranks) > 1:
-        told = "; ".join(
-            f"ranks {which} have {value}"
-            for which, value in zip(ranks.values(), apart(list(ranks)), strict=True)
+        ranks_by_value.setdefault(value, []).append(rank)
+    if len(ranks_by_value) > 1:
+        excerpts = excerpt_differences(list(ranks_by_value))
+        values_by_ranks = "; ".join(
+            f"ranks {ranks} have {excerpt}"
+            for ranks, excerpt in zip(ranks_by_value.values(), excerpts, strict=True)
         )
-        raise Disagreement(f"the workers disagree on {name}: {told}. {ANEW}")
+        raise WorkerMismatch(f"the workers disagree on {name}: {values_by_ranks}. {ADVICE}")
 
 
-def apart(texts: list[str]) -> list[str]:
-    """Of long texts the words that differ."""
-    if max(map(len, texts)) < LONG:
+def excerpt_differences(texts: list[str]) -> list[str]:
+    """Return the words in which long texts differ; short texts as they are."""
+    if max(map(len, texts)) < LONG_TEXT:
         return texts
-    lists = [text.split() for text in texts]
-    same = [len(set(words)) == 1 for words in zip(*lists, strict=False)]
-    first = len(list(takewhile(bool, same)))
-    same = [len(set(words)) == 1 for words in zip(*(words[:first:-1] for words in lists), strict=False)]
-    last = len(list(takewhile(bool, same)))
-    dots = ["..."]
-    return [" ".join([*dots[:first], *words[first : len(words) - last], *dots[:last]]) for words in lists]
+    words_by_text = [text.split() for text in texts]
+    num_first = count_equal(words_by_text)
+    num_last = count_equal([words[:num_first:-1] for words in words_by_text])
+    excerpts = [words[num_first : len(words) - num_last] for words in words_by_text]
+    return [" ".join([*["..."][:num_first], *words, *["..."][:num_last]]) for words in excerpts]
 
 
-def agree(comm: Comm, model: Any, facts: Callable[[], Mapping[str, Any]]) -> None:
-    """`shake_hands` on what is to be wrapped. Where `facts` refuses it, on any worker, all raise.
+def count_equal(sequences: Sequence[Sequence[str]]) -> int:
+    """Return how many places, from the first, hold equal items in all sequences."""
+    return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
+
+
+def check_arguments_agree(comm: Comm, model: Any, collect_facts: Callable[[], Mapping[str, Any]]) -> None:
+    """Check that all workers wrap equal arguments. Where one worker refuses its arguments, all raise.
+
+    Args:
+        collect_facts: refuses wrong arguments, or returns what must be equal on all workers.
 
     Raises:
-        ValueError: that of `facts`, if it was the same on all workers.
-        Disagreement: the workers have different things, or only some of them refuse.
+        ValueError: that of `collect_facts`, if all workers raised it with equal messages.
+        WorkerMismatch: the facts differ, or only some workers refuse.
     """
-    mine, refusal = dict[str, Any](), None
+    refusal: ValueError | None = None
     try:
-        mine = {"whether this can be wrapped": "yes", **facts()}
+        mine = {"whether this can be wrapped": "yes", **collect_facts()}
     except ValueError as error:
-        mine, refusal = {"whether this can be wrapped": f"no: {error}"}, error
+        refusal = error
+        mine = {"whether this can be wrapped": f"no: {error}"}
     tensors = model.parameters() if isinstance(model, nn.Module) else ()
     like = next((tensor for tensor in tensors if not tensor.is_meta), None)
     if like is not None and comm.size > 1:
-        shake_hands(comm, mine, like)
+        check_workers_agree(comm, mine, like)
     if refusal is not None:
         raise refusal
 
 
-def of_wrapping(
+def wrapping_facts(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, method: Method, **options: Any
 ) -> dict[str, Any]:
-    """Facts on all that a door is given; buffers not among them, see `of_buffers`."""
-    named = of_tensors("parameter", model.named_parameters(), ignored_names(model))
-    return {"method": stable_repr(method), **options, **named, **of_optimizer(optimizer)}
+    """Return facts on the arguments of a wrapper, without the buffers, see `buffer_facts`."""
+    named = tensor_facts("parameter", model.named_parameters(), ignored_names(model))
+    return {"method": stable_repr(method), **options, **named, **optimizer_facts(optimizer)}
 
 
-def of_buffers(model: nn.Module) -> dict[str, Any]:
-    """Facts on a model's buffers."""
-    return of_tensors("buffer", model.named_buffers(), ignored_names(model))
+def buffer_facts(model: nn.Module) -> dict[str, Any]:
+    """Return facts on a model's buffers."""
+    return tensor_facts("buffer", model.named_buffers(), ignored_names(model))
 
 
-def of_tensors(
+def tensor_facts(
     kind: str, named: Iterable[tuple[str, Tensor]], ignored: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Facts on parameters, or on buffers.
+    """Return the shape, dtype, device and memory order of parameters or buffers, by name.
 
     Args:
-        ignored: names of those that are each worker's own.
+        kind: what the names are prefixed with.
+        ignored: names of tensors that are each worker's own.
     """
     facts: dict[str, Any] = {}
     for name, tensor in named:
@@ -121,41 +132,42 @@ def of_tensors(
             continue
         fact = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
         if tensor.requires_grad:
-            fact += ", trained" + order_in_memory(tensor)
+            fact += ", trained" + describe_gradient_strides(tensor)
         facts[f"{kind} {name}"] = fact
     return facts
 
 
-def order_in_memory(tensor: Tensor) -> str:
-    """Return the strides of a tensor's gradient, whose elements are exchanged in that order; nothing where
-    they lie row by row. Of sides of 1 they say nothing.
+def describe_gradient_strides(tensor: Tensor) -> str:
+    """Return the strides of a tensor's gradient, in whose order elements are exchanged, in words.
+
+    Returns "" where elements lie row by row. Strides of sides of length 1 are given as 1.
     """
-    part = local_part(tensor)
-    if part.layout is not torch.strided or part.is_contiguous():
+    shard = local_part(tensor)
+    if shard.layout is not torch.strided or shard.is_contiguous():
         return ""
-    layout = layout_of(part)
-    if torch.empty_strided(part.shape, layout, dtype=part.dtype, device="meta").is_contiguous():
+    layout = layout_of(shard)
+    if torch.empty_strided(shard.shape, layout, dtype=shard.dtype, device="meta").is_contiguous():
         return ""
-    strides = [stride if size > 1 else 1 for size, stride in zip(part.shape, layout, strict=True)]
+    strides = [stride if size > 1 else 1 for size, stride in zip(shard.shape, layout, strict=True)]
     return f", with strides {tuple(strides)}"
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-    """Facts on an optimizer: its type, and of each group what is a number or a word. Residuals and weights of
-    all workers must move alike.
+def optimizer_facts(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Return facts on an optimizer: its type, and the numbers and words of its parameter groups.
+
+    Residuals and weights of all workers must change alike.
     """
     facts: dict[str, Any] = {"optimizer": type(optimizer).__name__}
-    for at, group in enumerate([] if optimizer is None else optimizer.param_groups):
-        facts[f"number of parameters of group {at}"] = len(group["params"])
+    for index, group in enumerate([] if optimizer is None else optimizer.param_groups):
+        facts[f"number of parameters of group {index}"] = len(group["params"])
         for name, value in group.items():
-            one = value.tolist() if isinstance(value, Tensor) else value
-            if name != "params" and all(
-                isinstance(part, PLAIN) for part in (one if isinstance(one, list | tuple) else [one])
-            ):
-                facts[f"{name} of group {at}"] = one
+            plain = value.tolist() if isinstance(value, Tensor) else value
+            items = plain if isinstance(plain, list | tuple) else [plain]
+            if name != "params" and all(isinstance(item, COMPARABLE_TYPES) for item in items):
+                facts[f"{name} of group {index}"] = plain
     return facts
 
 
 def digest(value: Any) -> int:
-    """63 bits that differ when the values do."""
+    """Return 63 bits of a hash of the representation of `value`."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1

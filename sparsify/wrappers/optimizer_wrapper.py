@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 MODES = ("train", "eval")
 
 
-def uncompiled(function: F) -> F:
+def exclude_from_compile(function: F) -> F:
     """A function that `torch.compile` leaves to Python, also within a step that it compiles: collectives and
     gradients that change places are no graph.
     """
@@ -35,7 +35,7 @@ def uncompiled(function: F) -> F:
     return cast(F, left)
 
 
-def advised(function: F) -> F:
+def explain_lost_worker(function: F) -> F:
     """A collective part of a step; where a worker is lost, it also tells what a loop may do wrong."""
 
     @wraps(function)
@@ -51,12 +51,12 @@ def advised(function: F) -> F:
     return cast(F, told)
 
 
-class Front(torch.optim.Optimizer):
-    """Call `stand_before` in the place of Optimizer's own __init__."""
+class OptimizerWrapper(torch.optim.Optimizer):
+    """Call `mirror_optimizer` in the place of Optimizer's own __init__."""
 
     inner_optimizer: torch.optim.Optimizer
 
-    def stand_before(self, optimizer: torch.optim.Optimizer) -> None:
+    def mirror_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Show this optimizer's parameters, state and defaults."""
         self.inner_optimizer = optimizer
         for hooks in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):

@@ -1,4 +1,4 @@
-"""What averaging takes of a step, told once, where it is more than a tenth."""
+"""A log message about the share of a step that averaging takes, where it is more than a tenth."""
 
 from __future__ import annotations
 
@@ -11,66 +11,72 @@ from statistics import median
 from sparsify.comm import CountingComm
 from sparsify.wrappers.engine import StepReport
 
-FIRST, LAST = 4, 15  # steps that are looked at: those before warm up
-MUCH = 0.1  # of a step's time
+FIRST_STEP, LAST_STEP = 4, 15  # steps that are measured; those before warm up
+NOTEWORTHY_SHARE = 0.1  # of a step's time
 log = logging.getLogger(__name__)
 
 
-class Toll:
-    """Time that a step's averaging takes, as the caller waits for it, beside the whole step's.
+class AveragingOverhead:
+    """The time that the caller waits for averaging, measured over some steps and logged once if it is long.
 
     Args:
         comm: counts the collectives.
-        advice: what sends fewer, if anything does.
+        advice: how to send fewer messages, if there is a way; ends in "; ".
     """
 
     def __init__(self, comm: CountingComm, advice: str) -> None:
-        self.comm, self.advice = comm, advice
-        self.step, self.ended_s, self.own_s = 0, time.perf_counter(), 0.0
-        self.collectives = comm.collectives
-        self.samples: (
-            list[tuple[float, float]] | None
-        ) = []  # own and whole, in seconds; None: nothing to tell
+        self.comm = comm
+        self.advice = advice
+        self.step = 0
+        self.averaging_s = 0.0  # in this step so far
+        self.step_started_s = time.perf_counter()
+        self.collectives_before = comm.collectives
+        # Seconds of averaging and of the whole step; None: there is nothing to log any more.
+        self.samples: list[tuple[float, float]] | None = []
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """What happens within is averaging."""
-        began_s = time.perf_counter()
+    def measure(self) -> Iterator[None]:
+        """Count the time within as averaging."""
+        started_s = time.perf_counter()
         try:
             yield
         finally:
-            self.own_s += time.perf_counter() - began_s
+            self.averaging_s += time.perf_counter() - started_s
 
-    def end(self, report: StepReport | None) -> None:
-        """A step's averaging, which sent this; the next step begins."""
+    def end_step(self, report: StepReport | None) -> None:
+        """End a step's averaging, which sent `report`, and begin the next step."""
         if self.samples is None:
             return
-        now_s, collectives, self.step = time.perf_counter(), self.comm.collectives, self.step + 1
-        if self.step >= FIRST:
-            self.samples.append((self.own_s, now_s - self.ended_s))
-        if self.step == LAST and report is not None:
-            self._tell(report, collectives - self.collectives)
-        self.ended_s, self.own_s, self.collectives = now_s, 0.0, collectives
+        now_s = time.perf_counter()
+        collectives = self.comm.collectives
+        self.step += 1
+        if self.step >= FIRST_STEP:
+            self.samples.append((self.averaging_s, now_s - self.step_started_s))
+        if self.step == LAST_STEP and report is not None:
+            self._log(report, collectives - self.collectives_before)
+        self.step_started_s = now_s
+        self.averaging_s = 0.0
+        self.collectives_before = collectives
 
-    def _tell(self, report: StepReport, collectives: int) -> None:
-        """Once, on rank 0; in the log, for a warning may be an error, and then the others would wait."""
+    def _log(self, report: StepReport, collectives: int) -> None:
+        """Log a long averaging time, on rank 0. No warning, which may be an error that others would wait for."""
         assert self.samples
-        own_s, whole_s = (median(seconds) for seconds in zip(*self.samples, strict=True))
-        share = median(own / whole for own, whole in self.samples)
+        averaging_s, step_s = (median(seconds) for seconds in zip(*self.samples, strict=True))
+        share = median(averaging / step for averaging, step in self.samples)
         self.samples = None
-        if self.comm.rank == 0 and share > MUCH:
+        if self.comm.rank == 0 and share > NOTEWORTHY_SHARE:
             log.warning(
-                f"averaging takes {share:.0%} of a step ({1e3 * own_s:.1f} of {1e3 * whole_s:.1f} ms, steps "
-                f"{FIRST} to {LAST}): a worker sends {report.wire_bytes / 1e6:.2f} MB in {collectives} "
-                f"collectives; {self.advice}see What a step costs in docs/own-training.md"
+                f"averaging takes {share:.0%} of a step ({1e3 * averaging_s:.1f} of {1e3 * step_s:.1f} ms, "
+                f"steps {FIRST_STEP} to {LAST_STEP}): a worker sends {report.wire_bytes / 1e6:.2f} MB in "
+                f"{collectives} collectives; {self.advice}see What a step costs in docs/own-training.md"
             )
 
 
-def advice_for(joins: bool, buckets: int) -> str:
-    """What may be done about many messages."""
-    if joins or buckets < 2:
+def fewer_messages_advice(joins: bool, num_buckets: int) -> str:
+    """Return how to send fewer messages; "" where a method joins its buckets, or has one."""
+    if joins or num_buckets < 2:
         return ""
     return (
-        f"this method sends its {buckets} buckets one after the other, so scope='global', or a larger size "
-        "in MB, sends fewer messages; "
+        f"this method sends its {num_buckets} buckets one after the other, so scope='global', or a larger "
+        "size in MB, sends fewer messages; "
     )

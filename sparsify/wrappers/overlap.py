@@ -17,7 +17,7 @@ from sparsify.wrappers.engine import StepReport, while_alive
 MOST_BYTES, FEWEST = 25 * 2**20, 8  # of a message's gradients, as DDP's buckets; messages of a step, about
 
 
-class Background:
+class BackgroundStream:
     """One thread and, on a GPU, one stream, which do their work in the order in which it is handed in.
 
     What fails ends all that was handed in behind it. A collective belongs to the thread's own process group:
@@ -66,7 +66,7 @@ CHANGED = (
 )
 
 
-class OnItsWay(Tensor):
+class InFlightGradient(Tensor):
     """Stands in a gradient's place between backward and step, and refuses whatever it is asked: writing to
     `p.grad.data` goes past autograd's counting. Autograd itself does not ask.
     """
@@ -76,7 +76,7 @@ class OnItsWay(Tensor):
         raise ValueError(f"gradients were looked at or changed {CHANGED}")
 
 
-class Overlap:
+class BackwardOverlap:
     """Lets an aggregator start a bucket as soon as all of its gradients have been computed.
 
     Buckets are aggregated in their order, which is that in which backpropagation finishes, so that all
@@ -114,12 +114,14 @@ class Overlap:
                 "when backpropagation is over; take scope=layer, or a bucket size in MB"
             )
         self.aggregate, self.unannounced = aggregate or self.average, unannounced
-        self.background = Background(gradients.flat.device)
+        self.background = BackgroundStream(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
         gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
         index_of = {name: index for index, (name, _) in enumerate(gradients.parameters)}
         # Buckets that are sent as soon as all of them are full.
-        self.groups = groups_of([bucket.flat.nbytes for bucket in gradients.buckets], aggregator.joins)
+        self.groups = group_buckets_by_bytes(
+            [bucket.flat.nbytes for bucket in gradients.buckets], aggregator.sends_one_message
+        )
         # Of each group the indices of its parameters, and the inverse; empty tensors lie in no bucket.
         self.inside = [
             [index_of[name] for at in group for name in gradients.buckets[at].names] for group in self.groups
@@ -197,21 +199,22 @@ class Overlap:
         waiting.discard(index)
         self.changes = gradients.flat._version
         p = gradients.parameters[index][1]
-        p.grad = self.held[index] = gradients.grads[index].as_subclass(OnItsWay)
+        p.grad = self.held[index] = gradients.grads[index].as_subclass(InFlightGradient)
         while (at := len(self.background.futures)) < len(self.waiting) and not self.waiting[at]:
             self._start(at)
 
     def average(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
         """Aggregate buckets that are full."""
         buckets = self.aggregator.gradients.buckets
-        return self.aggregator.average(group, [buckets[at].flat for at in group], steps)
+        flats = [buckets[at].flat for at in group]
+        return self.aggregator.average(self.aggregator.gradients_of(flats, steps, group))
 
     def _start(self, at: int) -> None:
         group = self.groups[at]
         self.background.submit(partial(self.aggregate, group, [self.steps[bucket] for bucket in group]))
 
 
-def groups_of(nbytes: Sequence[int], joins: bool) -> list[list[int]]:
+def group_buckets_by_bytes(nbytes: Sequence[int], joins: bool) -> list[list[int]]:
     """Numbers of the buckets, of so many bytes each, that travel together while backpropagation goes on: a
     few messages a step, so that there is something to overlap.
     """

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.ranges import Count
-from sparsify.wrappers.saved_states import StateMismatch, check_fits, check_form, check_keys, check_value
+from sparsify.ranges import PositiveInt
+from sparsify.wrappers.saved_states import (
+    StateMismatch,
+    check_keys,
+    check_saved_layout,
+    check_saved_matches,
+    check_value,
+)
 
 OWED = {"feedback", "residual"}  # parts that hold what a worker has not delivered yet, or its momentum
 
@@ -31,7 +37,7 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
         StateMismatch: these are not all workers' states of one step, or one is broken, or the method
             remembers more.
     """
-    check_value("size", size, Count)
+    check_value("size", size, PositiveInt)
     states = list(saved) if isinstance(saved, Sequence) and not isinstance(saved, str) else []
     if not states:
         raise StateMismatch("give a list of all workers' saved states, in the order of their ranks")
@@ -49,27 +55,27 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
         if size == len(states):
             return [dict(state) for state in states]
         rest = [{name: part for name, part in state.items() if name != "method"} for state in states]
-        check_alike("the optimizers' saved states", rest)
+        check_equal_trees("the optimizers' saved states", rest)
         return [{**rest[0], "method": method} for method in methods]
     for rank, state in enumerate(states):
-        check_form(state)
+        check_saved_layout(state)
         if state["rank"] != rank or state["size"] != len(states):
             raise StateMismatch(
                 f"give the states of all {state['size']} workers, in the order of their ranks; at place "
                 f"{rank} of {len(states)} is that of rank {state['rank']}"
             )
-        check_fits(state, {**states[0], "rank": rank})
-    check_alike("the saved states' step", [state["step"] for state in states])
+        check_saved_matches(state, {**states[0], "rank": rank})
+    check_equal_trees("the saved states' step", [state["step"] for state in states])
     if size == len(states):
         return [dict(state) for state in states]
     buckets = [
-        {**same[0], "state": shared_out([bucket["state"] for bucket in same], states[0])}
+        {**same[0], "state": merge_states([bucket["state"] for bucket in same], states[0])}
         for same in zip(*(state["buckets"] for state in states), strict=True)
     ]
     return [{**states[0], "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
 
 
-def shared_out(parts: Sequence[Any], of: Mapping[str, Any], is_owed: bool = False) -> Any:
+def merge_states(parts: Sequence[Any], of: Mapping[str, Any], is_owed: bool = False) -> Any:
     """One state for all, of all workers' states of a bucket; tensors that workers owe are averaged.
 
     Raises:
@@ -78,13 +84,13 @@ def shared_out(parts: Sequence[Any], of: Mapping[str, Any], is_owed: bool = Fals
     first = parts[0]
     if isinstance(first, Mapping):
         return {
-            name: shared_out([part[name] for part in parts], of, is_owed or name in OWED) for name in first
+            name: merge_states([part[name] for part in parts], of, is_owed or name in OWED) for name in first
         }
     if is_owed and isinstance(first, Tensor):
         total = sum((part.to(first.device) for part in parts[1:]), start=first)
         return total / len(parts)
     # A list has one number a worker.
-    if (isinstance(first, list) and first) or not all(is_alike(part, first) for part in parts):
+    if (isinstance(first, list) and first) or not all(are_equal_trees(part, first) for part in parts):
         raise StateMismatch(
             f"{of['method']} remembers more than residuals, which can't be shared out anew; resume with "
             f"{of['size']} workers"
@@ -92,21 +98,23 @@ def shared_out(parts: Sequence[Any], of: Mapping[str, Any], is_owed: bool = Fals
     return copy.deepcopy(first)
 
 
-def check_alike(where: str, trees: Sequence[Any]) -> None:
+def check_equal_trees(where: str, trees: Sequence[Any]) -> None:
     """Refuse what is not the same on all workers."""
     for rank, tree in enumerate(trees):
-        if not is_alike(tree, trees[0]):
+        if not are_equal_trees(tree, trees[0]):
             raise StateMismatch(
                 f"{where} of ranks 0 and {rank} differ; give those of one checkpoint of all workers"
             )
 
 
-def is_alike(one: Any, other: Any) -> bool:
+def are_equal_trees(one: Any, other: Any) -> bool:
     """True where two trees have the same keys, numbers and bits."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(is_alike(part, other[name]) for name, part in one.items())
+        return one.keys() == other.keys() and all(
+            are_equal_trees(part, other[name]) for name, part in one.items()
+        )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_alike, one, other))
+        return len(one) == len(other) and all(map(are_equal_trees, one, other))
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
     return type(one) is type(other) and bool(one == other)

@@ -14,14 +14,21 @@ from torch import Generator, Tensor
 from sparsify import ranges
 from sparsify.comm import Comm, gather_json
 from sparsify.core.bucket import local_part
-from sparsify.ranges import Count, Natural, shown
+from sparsify.ranges import NonNegativeInt, PositiveInt, format_value
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 GROUPS_AND_STATE = ("param_groups", "state")
 # In the groups of a saved state, which are what an optimizer keeps of it though it does not know them.
 MARK = "saved by sparsify"
 NUM_STATES = "num_states"  # number of parameters of which the inner optimizer remembers something
-TOP = {"format": Natural, "method": str, "step": Natural, "rank": Natural, "size": Count, "buckets": Any}
+TOP = {
+    "format": NonNegativeInt,
+    "method": str,
+    "step": NonNegativeInt,
+    "rank": NonNegativeInt,
+    "size": PositiveInt,
+    "buckets": Any,
+}
 
 
 class StateMismatch(ValueError):
@@ -38,7 +45,7 @@ def dump(state: Any) -> Any:
         return state.detach().clone()
     if isinstance(state, Generator):
         return state.get_state()
-    if (named := named_parts(state)) is not None:
+    if (named := parts_by_name(state)) is not None:
         return {name: dump(part) for name, part in named.items()} or None
     if isinstance(state, list | tuple):
         return [dump(part) for part in state]
@@ -59,7 +66,7 @@ def restore(state: Any, saved: Any) -> Any:
         return saved.to(state.device, copy=True)
     if isinstance(state, Mapping):
         return {name: restore(state.get(name), part) for name, part in saved.items()}
-    if (named := named_parts(state)) is not None:
+    if (named := parts_by_name(state)) is not None:
         parts = {name: restore(part, saved[name]) for name, part in named.items()}
         if hasattr(state, "_replace"):
             return state._replace(**parts)
@@ -71,7 +78,7 @@ def restore(state: Any, saved: Any) -> Any:
     return copy.deepcopy(saved)
 
 
-def named_parts(state: Any) -> dict[str, Any] | None:
+def parts_by_name(state: Any) -> dict[str, Any] | None:
     """What a checkpoint has of a dataclass, a named tuple or a mapping, by name; None of anything else."""
     if is_dataclass(state):
         saved = (field.name for field in fields(state) if field.metadata.get("saved", True))
@@ -81,28 +88,28 @@ def named_parts(state: Any) -> dict[str, Any] | None:
     return dict(state) if isinstance(state, Mapping) else None
 
 
-def check_form(saved: Any) -> None:
+def check_saved_layout(saved: Any) -> None:
     """Refuse what is not laid out as a saved state is. Those of older versions have no `shapes`."""
     if isinstance(saved, Mapping) and saved.get("format", FORMAT) != FORMAT:
         raise StateMismatch(
-            f"a saved state of format {shown(saved['format'])} can't be read; this version reads {FORMAT}"
+            f"a saved state of format {format_value(saved['format'])} can't be read; this version reads {FORMAT}"
         )
     check_keys("a saved state", saved, TOP)
     for name, allowed in TOP.items():
         check_value(name, saved[name], allowed)
     if not isinstance(saved["buckets"], list | tuple):
-        raise StateMismatch(f"buckets is {shown(type(saved['buckets']).__name__)}, and must be a list")
+        raise StateMismatch(f"buckets is {format_value(type(saved['buckets']).__name__)}, and must be a list")
     for at, bucket in enumerate(saved["buckets"]):
         check_keys(f"buckets[{at}]", bucket, ("names", "state"), ("shapes",))
         check_value(f"buckets[{at}].names", bucket["names"], list[str])
-        check_value(f"buckets[{at}].shapes", bucket.get("shapes", []), list[list[Natural]])
+        check_value(f"buckets[{at}].shapes", bucket.get("shapes", []), list[list[NonNegativeInt]])
 
 
-def check_fits(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Refuse a saved state that is not of this worker's method and model.
 
     Args:
-        saved: after `check_form`.
+        saved: after `check_saved_layout`.
         own: the same of this worker; states as they are, or as `dump` leaves them.
     """
     if saved["method"] != own["method"]:
@@ -125,7 +132,7 @@ def check_fits(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     theirs, mine = ([bucket["names"] for bucket in state["buckets"]] for state in (saved, own))
     if theirs != mine:
         differing = (
-            f"where this has {shown(b)}, it has {shown(a)}"
+            f"where this has {format_value(b)}, it has {format_value(a)}"
             for a, b in zip(theirs, mine, strict=False)
             if a != b
         )
@@ -137,13 +144,13 @@ def check_fits(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         shapes = like.get("shapes")
         if bucket.get("shapes", shapes) != shapes:
             raise StateMismatch(
-                f"the saved state is of a model with other shapes: of {shown(like['names'])} this has "
-                f"{shown(shapes)}, and it has {shown(bucket['shapes'])}"
+                f"the saved state is of a model with other shapes: of {format_value(like['names'])} this has "
+                f"{format_value(shapes)}, and it has {format_value(bucket['shapes'])}"
             )
-        check_part(f"buckets[{at}].state", bucket["state"], like["state"])
+        check_saved_part(f"buckets[{at}].state", bucket["state"], like["state"])
 
 
-def check_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: bool = False) -> None:
+def check_saved_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: bool = False) -> None:
     """Refuse a part of a saved state that is not of the kind of this worker's.
 
     Args:
@@ -151,32 +158,32 @@ def check_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: b
         any_size: the field's metadata say so: the number of elements changes while training.
     """
     if isinstance(own, Generator):
-        check_part(where, saved, own.get_state())
+        check_saved_part(where, saved, own.get_state())
         try:
             Generator(own.device).set_state(saved.cpu())
         except RuntimeError as error:
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
     elif isinstance(own, Tensor):
-        check_tensor_part(where, saved, own, any_size)
-    elif (named := named_parts(own)) == {} and saved is None:
+        check_saved_tensor(where, saved, own, any_size)
+    elif (named := parts_by_name(own)) == {} and saved is None:
         return
     elif named is not None:
         check_keys(where, saved, named)
-        hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.hints(own.__class__)
+        hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.type_hints(own.__class__)
         told = fields(own) if is_dataclass(own) else ()
         grow = {field.name for field in told if field.metadata.get("any_size")}
         for name, part in named.items():
-            check_part(f"{where}.{name}", saved[name], part, hints.get(name, Any), name in grow)
+            check_saved_part(f"{where}.{name}", saved[name], part, hints.get(name, Any), name in grow)
     else:
         like = list[Any] if isinstance(own, list) else type(own)
-        check_value(where, saved, allowed if allowed is not Any and ranges.is_data(allowed) else like)
+        check_value(where, saved, allowed if allowed is not Any and ranges.is_plain_data(allowed) else like)
 
 
-def check_tensor_part(where: str, saved: Any, own: Tensor, any_size: bool) -> None:
+def check_saved_tensor(where: str, saved: Any, own: Tensor, any_size: bool) -> None:
     """Refuse what is no finite tensor like this one."""
     like = f"a tensor of {'any number' if any_size else tuple(own.shape)} of {own.dtype}"
     if not isinstance(saved, Tensor) or saved.layout is not torch.strided or saved.is_meta:
-        raise StateMismatch(f"{where} is {shown(type(saved).__name__)}, and must be {like}")
+        raise StateMismatch(f"{where} is {format_value(type(saved).__name__)}, and must be {like}")
     is_shaped = saved.dim() == own.dim() if any_size else saved.shape == own.shape
     if not is_shaped or saved.dtype != own.dtype:
         raise StateMismatch(f"{where} has {tuple(saved.shape)} of {saved.dtype}, and must be {like}")
@@ -191,11 +198,11 @@ def check_finite(where: str, saved: Tensor) -> None:
 
 def check_value(where: str, saved: Any, allowed: Any) -> None:
     """Refuse a value outside of its range, or of another type."""
-    plain = shown(type(saved).__name__) if isinstance(saved, Tensor | Mapping) else None
+    plain = format_value(type(saved).__name__) if isinstance(saved, Tensor | Mapping) else None
     if plain and allowed is not Any:
-        raise StateMismatch(f"{where} is a {plain}, and must be {ranges.described(allowed)}")
+        raise StateMismatch(f"{where} is a {plain}, and must be {ranges.describe_type(allowed)}")
     try:
-        ranges.check(where, saved, allowed)
+        ranges.check_value(where, saved, allowed)
     except ValueError as error:
         raise StateMismatch(f"{error}") from error
 
@@ -203,14 +210,14 @@ def check_value(where: str, saved: Any, allowed: Any) -> None:
 def check_keys(where: str, saved: Any, needed: Any, more: Any = ()) -> None:
     """Refuse what is no dict, lacks a key, or has one that nobody knows."""
     if not isinstance(saved, Mapping):
-        raise StateMismatch(f"{where} is a dict, and this is {shown(type(saved).__name__)}")
+        raise StateMismatch(f"{where} is a dict, and this is {format_value(type(saved).__name__)}")
     if missing := [key for key in needed if key not in saved]:
-        raise StateMismatch(f"{where} lacks {missing[0]!r}; it has: {shown([*saved])}")
+        raise StateMismatch(f"{where} lacks {missing[0]!r}; it has: {format_value([*saved])}")
     if more is not None and (unknown := [key for key in saved if key not in needed and key not in more]):
-        raise StateMismatch(f"{where} has {shown(unknown[0])!r}, which no state like it has")
+        raise StateMismatch(f"{where} has {format_value(unknown[0])!r}, which no state like it has")
 
 
-def agree_to_load(comm: Comm, device: torch.device, check: Callable[[], Mapping[str, Any]]) -> None:
+def check_all_can_load(comm: Comm, device: torch.device, check: Callable[[], Mapping[str, Any]]) -> None:
     """Let every worker look at its own saved state, before any loads it.
 
     Args:
@@ -238,13 +245,13 @@ def agree_to_load(comm: Comm, device: torch.device, check: Callable[[], Mapping[
         values = [theirs["facts"][fact] for theirs in everyone]
         if any(value != mine for value in values):
             raise StateMismatch(
-                f"the workers' saved states differ in their {fact}, which is, by rank, {shown(values)}; load "
+                f"the workers' saved states differ in their {fact}, which is, by rank, {format_value(values)}; load "
                 "those of one checkpoint"
             )
 
 
 @contextmanager
-def unless_refused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+def restore_on_error(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """An error within leaves the optimizer with the state that it had: loading gives it new tensors."""
     own = vars(optimizer)
     before: dict[str, Any] = {name: own[name] for name in ("state", "param_groups") if name in own}
@@ -255,10 +262,10 @@ def unless_refused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         raise
 
 
-def load_whole(
+def check_and_load_inner(
     saved: Any, optimizer: torch.optim.Optimizer, check_method: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Check the state of an optimizer that averages, and load the inner one's part, within `unless_refused`.
+    """Check the state of an optimizer that averages, and load the inner one's part, within `restore_on_error`.
     Returns what must be the same on all workers.
     """
     if isinstance(saved, Mapping) and "method" not in saved:
@@ -269,21 +276,21 @@ def load_whole(
             "what the workers still owed"
         )
     check_keys("an optimizer's saved state", saved, ("method", "epoch"), None)
-    check_value("epoch", saved["epoch"], Natural | None)
+    check_value("epoch", saved["epoch"], NonNegativeInt | None)
     facts = {**check_method(saved["method"]), "epoch": saved["epoch"]}
     # Older ones have the inner optimizer's under a name of its own.
-    load_inner(optimizer, saved.get("optimiser", saved))
+    load_inner_optimizer(optimizer, saved.get("optimiser", saved))
     return facts
 
 
-def of_inner(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def marked_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The inner optimizer's part of a saved state, marked as a part of one."""
     inner = optimizer.state_dict()
     groups = [{**group, MARK: True} for group in inner["param_groups"]]
     return {**inner, "param_groups": groups, NUM_STATES: len(inner["state"])}
 
 
-def unmarked(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def strip_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """A saved state as the inner optimizer knows it: a hook for its `load_state_dict`."""
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
@@ -292,7 +299,7 @@ def unmarked(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, An
     return {**saved, "param_groups": plain}
 
 
-def check_unmarked(optimizer: torch.optim.Optimizer) -> None:
+def check_no_wrapped_state(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has loaded, by itself, a state that a wrapped one saved.
 
     Raises:
@@ -306,7 +313,7 @@ def check_unmarked(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def load_inner(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+def load_inner_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Load the inner optimizer's state.
 
     Raises:
@@ -318,13 +325,13 @@ def load_inner(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     # What its groups have now: torch adds to `defaults` when it loads.
     expected = [key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)]
     try:
-        states = states_by_number(saved)
+        states = state_by_parameter_number(saved)
         optimizer.load_state_dict({**saved, "state": states})
     except Exception as error:  # what optimizers raise is theirs
         raise StateMismatch(f"{name} can't load its part of the saved state: {error!r}") from error
     if len(states) != (count := saved.get(NUM_STATES, len(states))):
         raise StateMismatch(
-            f"the saved state lacks what {name} remembers: it had that of {shown(count)} parameters, and has "
+            f"the saved state lacks what {name} remembers: it had that of {format_value(count)} parameters, and has "
             f"that of {len(states)}"
         )
     for group in optimizer.param_groups:
@@ -342,7 +349,7 @@ def load_inner(optimizer: torch.optim.Optimizer, saved: Any) -> None:
                 check_finite(where, local_part(part))
 
 
-def states_by_number(saved: Mapping[str, Any]) -> dict[int, Any]:
+def state_by_parameter_number(saved: Mapping[str, Any]) -> dict[int, Any]:
     """An optimizer's state of each parameter, by its number. torch.distributed.checkpoint makes words of
     numbers, which torch would pass over, and drops a dict that is empty.
     """

@@ -13,7 +13,7 @@ from experiments import figures
 from experiments.figures import _predicted, survey_crossover, zhang_stable_costs
 from experiments.figures._predicted import MODEL, ethernet, exchange_s
 from sparsify import cost
-from sparsify.core.selections import Generated, Statistics
+from sparsify.core.synthetic_selections import Generated, Statistics
 from sparsify.replay import Replay
 from sparsify.types import Sparse
 from tests.conftest import there

@@ -14,7 +14,7 @@ from sparsify.bucket_group import BucketGradient
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
-from sparsify.kernels import kernel_for
+from sparsify.kernels import make_kernel
 from sparsify.method import Method, num_selected
 from sparsify.methods import per_step
 from sparsify.methods._chunked import ChunkTopK
@@ -172,7 +172,7 @@ def live(
 def searching(dtype: torch.dtype, device: str = "cpu") -> str:
     """`fused` where it works: `auto` leaves buckets as small as these to torch."""
     try:
-        kernel_for(torch.empty(1, dtype=dtype, device=device), "fused")
+        make_kernel(torch.empty(1, dtype=dtype, device=device), "fused")
     except ValueError:
         return "auto"
     return "fused"

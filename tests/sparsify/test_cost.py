@@ -12,7 +12,7 @@ from torch import Tensor
 import sparsify
 from sparsify import cost
 from sparsify.comm import CountingComm, virtual
-from sparsify.core.selections import Generated, Statistics
+from sparsify.core.synthetic_selections import Generated, Statistics
 from sparsify.cost import Link, Network
 from sparsify.replay import Replay
 from tests.sparsify.laws import Make, gradient, live

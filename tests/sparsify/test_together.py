@@ -17,8 +17,8 @@ from sparsify.comm import Comm, virtual
 from sparsify.core.gradients import OwnGradients
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import JointKernel, kernel_for, norms_of, trouble_with_native
-from sparsify.kernels.native import NativeJoint
+from sparsify.kernels import JointKernel, make_kernel, native_unavailable_reason, stretch_norms
+from sparsify.kernels.native import NativeGroupKernel
 from sparsify.method import Sparsifier
 from sparsify.select import TopK
 from sparsify.types import Delivery, Sparse
@@ -30,7 +30,7 @@ from tests.sparsify.laws import ALONE, METHODS, build, live
 SIZES = [40, 60, 1, 5000, 8, 2049]
 N = sum(SIZES)
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
-needs_native = pytest.mark.skipif(bool(trouble_with_native()), reason="no compiler")
+needs_native = pytest.mark.skipif(bool(native_unavailable_reason()), reason="no compiler")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -153,10 +153,10 @@ def draw(sizes: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0
 
 
 def one_by_one(sizes: Sequence[int]) -> JointKernel:
-    return JointKernel(sizes, [kernel_for(torch.empty(n), "torch") for n in sizes])
+    return JointKernel(sizes, [make_kernel(torch.empty(n), "torch") for n in sizes])
 
 
-KERNELS = [one_by_one, pytest.param(NativeJoint, marks=needs_native)]
+KERNELS = [one_by_one, pytest.param(NativeGroupKernel, marks=needs_native)]
 CUTS = [SIZES, [N], [30, 10, 60, 1, 0, 17, 4983, 8, 2000, 49], [99, 2, 3000, 3000, 1057]]
 
 
@@ -169,7 +169,7 @@ def test_gradients_and_residuals_may_be_divided_anywhere(dtype: torch.dtype) -> 
         ks = [max(1, n // 20) for n in buckets]
         grads = torch.cat(draw(SIZES, dtype, seed=1)).split(lengths)
         ours, theirs = ([acc.clone() for acc in accs] for _ in range(2))
-        found = NativeJoint(buckets).topk(ours, grads, ks)
+        found = NativeGroupKernel(buckets).topk(ours, grads, ks)
         expected = one_by_one(buckets).topk(theirs, grads, ks)
         order = expected.indices.argsort()
         assert all(map(torch.equal, ours, theirs)), lengths
@@ -193,7 +193,7 @@ def test_the_native_search_of_small_buckets_is_exact(change: Any) -> None:
     keys = grad.view(torch.int32) & 0x7FFFFFFF
     ranked = keys.sort(descending=True, stable=True).indices
     for k in (1, 500, 5000, 4999):
-        found = NativeJoint([5000]).topk([torch.zeros(5000)], [grad], [k])
+        found = NativeGroupKernel([5000]).topk([torch.zeros(5000)], [grad], [k])
         assert torch.equal(found.indices.long(), ranked[:k].sort().values), k
 
 
@@ -240,7 +240,7 @@ def test_more_than_caches_hold_is_cleared_whole() -> None:
     whole = torch.ones(sum(sizes) + 1)
     memories = whole[1:].split(sizes)  # at any address that a number can have
     part = Sparse(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
-    NativeJoint(sizes).add(memories, [part], 2.0, clears=True)
+    NativeGroupKernel(sizes).add(memories, [part], 2.0, clears=True)
     assert whole[0] == 1
     assert whole[1:].nonzero().flatten().tolist() == part.indices.tolist()
     assert whole[1:].sum() == 6
@@ -248,7 +248,7 @@ def test_more_than_caches_hold_is_cleared_whole() -> None:
 
 @needs_native
 def test_what_the_joint_kernel_would_misread_is_refused() -> None:
-    kernel = NativeJoint(SIZES)
+    kernel = NativeGroupKernel(SIZES)
     accs = draw(SIZES)
     ks = [1] * len(SIZES)
     for wrong, grads in (
@@ -272,12 +272,12 @@ def test_norms_are_of_each_stretch_and_not_finite_where_an_element_is_not(dtype:
     grad = torch.cat(draw(SIZES, dtype))
     sizes = [*SIZES[:2], 0, *SIZES[2:]]
     expected = torch.stack([piece.double().norm() for piece in grad.split(sizes)])
-    assert torch.allclose(norms_of([grad], sizes).double(), expected, rtol=1e-5)
+    assert torch.allclose(stretch_norms([grad], sizes).double(), expected, rtol=1e-5)
     for bad in (torch.nan, torch.inf, -torch.inf):
         for at, end in enumerate(accumulate(sizes)):
             if sizes[at]:
                 broken = grad.index_fill(0, torch.tensor([end - 1]), bad)
-                assert (~norms_of([broken], sizes).isfinite()).nonzero().tolist() == [[at]]
+                assert (~stretch_norms([broken], sizes).isfinite()).nonzero().tolist() == [[at]]
 
 
 # Gradients that stay where backpropagation computes them

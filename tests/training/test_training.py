@@ -15,7 +15,7 @@ from sparsify.comm import Comm, virtual
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
 from sparsify.wrappers.engine import NonFinite
-from sparsify.wrappers.handshake import Disagreement
+from sparsify.wrappers.handshake import WorkerMismatch
 from tests.conftest import there
 from tests.sparsify import worker_functions
 from tests.sparsify.laws import METHODS, build
@@ -77,7 +77,7 @@ def test_workers_that_do_not_do_the_same_step_are_told_apart() -> None:
             aggregator.step = 3 if odd == "step" else 0
             aggregator.aggregate(epoch=0 if odd == "k" else 1)
 
-        with pytest.raises(Disagreement, match=sentence):
+        with pytest.raises(WorkerMismatch, match=sentence):
             virtual.run(3, body)
 
 

@@ -81,7 +81,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
     method = str(fixed.get("method", name))
     if method not in METHODS.names():
         known = sorted({*shipped(), *METHODS.names()})
-        raise ValueError(ranges.unknown("entry or method", method, known))
+        raise ValueError(ranges.describe_unknown("entry or method", method, known))
     if strangers := [key for key in fixed if key != "method" and not key.startswith("method.")]:
         raise ValueError(
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
@@ -89,7 +89,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
         )
     if not re.fullmatch(NAME, name):
         raise ValueError(
-            f"{ranges.quoted(name)} can't be an entry's name: letters, digits, - and _ may be in it"
+            f"{ranges.quote(name)} can't be an entry's name: letters, digits, - and _ may be in it"
         )
     searched, on = _searched(method, fixed), _on(method)
     _check_values(method, fixed, searched)
@@ -142,13 +142,13 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
         )
     for name, values in given.items():
         if name not in parameters:
-            raise ValueError(f"{where}: {ranges.unknown('parameter', name, list(parameters))}")
+            raise ValueError(f"{where}: {ranges.describe_unknown('parameter', name, list(parameters))}")
         if not isinstance(values, list | tuple) or not 0 < len(values) <= MOST_VALUES:
             raise ValueError(
                 f"{where}: {name} must have a list of values, the default first, at most {MOST_VALUES}"
             )
         for value in values:
-            ranges.check(f"{where}: {name}", value, parameters[name].allowed)
+            ranges.check_value(f"{where}: {name}", value, parameters[name].allowed)
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 

@@ -18,7 +18,7 @@ from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local
 from sparsify.types import SearchStats
 from sparsify.wrappers.engine import StepReport
-from sparsify.wrappers.saved_states import agree_to_load
+from sparsify.wrappers.saved_states import check_all_can_load
 
 
 class LocalSteps:
@@ -101,5 +101,5 @@ class LocalSteps:
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Collective."""
-        agree_to_load(self.comm, self.nothing.device, partial(self.optimiser.check_own, saved))
+        check_all_can_load(self.comm, self.nothing.device, partial(self.optimiser.check_own, saved))
         self.optimiser.restore_own(saved)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
-from sparsify.wrappers.wrapping import broadcast
+from sparsify.wrappers.checks import broadcast_model
 
 T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
@@ -27,7 +27,7 @@ class Replica:
     """Parameters, and the optimiser that moves them: a process has its own."""
 
     def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
-        broadcast(model, comm)
+        broadcast_model(model, comm)
         self.optimiser = make(model)
 
     def update(self, rate: float, average: Tensor) -> None:

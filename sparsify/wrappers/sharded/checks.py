@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from sparsify.method import Dense, Method
-from sparsify.wrappers.wrapping import check_momentum, parameters_of
+from sparsify.wrappers.checks import check_momentum_applied_once, parameters_of
 
 Named = Sequence[tuple[str, nn.Parameter]]
 
 
-def inner_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The optimizer whose steps can be watched: Accelerate and Lightning hide it in one of their own."""
     for name in ("optimizer", "_optimizer"):
         if isinstance(inner := getattr(optimizer, name, None), torch.optim.Optimizer):
-            return inner_of(inner)
+            return unwrap_optimizer(inner)
     return optimizer
 
 
-def scatter_of(within: Method | None) -> Any:
+def reduce_scatter_of(within: Method | None) -> Any:
     """The reduce-scatter of this method; None of none.
 
     Raises:
@@ -56,7 +56,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_owned(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+def check_optimizer_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Refuse an optimizer of parameters that the model does not have.
 
     Raises:
@@ -77,7 +77,7 @@ def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
         )
-    check_momentum(optimizer, method)
+    check_momentum_applied_once(optimizer, method)
     known = set(map(id, parameters_of(optimizer)))
     for name, p in parameters:
         if id(p) not in known:

@@ -60,11 +60,11 @@ class ShardGrid(NamedTuple):
         )
         return cls(column, row, mesh, device)
 
-    def everyone(self) -> Comm:
+    def all_workers(self) -> Comm:
         """All workers, for what all must know."""
-        return cast(Comm, Everyone(self.replicas, self.shards))
+        return cast(Comm, GridComm(self.replicas, self.shards))
 
-    def one_each(self, own: Tensor) -> DTensor:
+    def stack_workers(self, own: Tensor) -> DTensor:
         """A tensor of each worker's, of the same shape on all, as one: (replicas, shards, *shape). So
         `torch.distributed.checkpoint` saves and loads all of them.
         """
@@ -72,7 +72,7 @@ class ShardGrid(NamedTuple):
         return found
 
 
-class Everyone:
+class GridComm:
     """As much of a communicator of all workers, row by row, as those who agree need: it gathers, first in
     rows, then in columns.
     """

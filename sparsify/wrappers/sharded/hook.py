@@ -16,14 +16,30 @@ from sparsify.comm import broadcast_all
 from sparsify.core.bucket import Bucket, grouped, local_part
 from sparsify.method import Dense, Method, Step
 from sparsify.ranges import stable_repr
+from sparsify.wrappers.checks import (
+    WrapperBase,
+    bucket_learning_rates,
+    resolve_process_group,
+    stepped_by_scaler,
+)
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport, while_alive
-from sparsify.wrappers.handshake import agree, of_optimizer, of_wrapping, shake_hands
-from sparsify.wrappers.overhead import Toll
-from sparsify.wrappers.sharded.checks import Named, check_optimizer, check_shardable, inner_of, scatter_of
+from sparsify.wrappers.handshake import (
+    check_arguments_agree,
+    check_workers_agree,
+    optimizer_facts,
+    wrapping_facts,
+)
+from sparsify.wrappers.overhead import AveragingOverhead
+from sparsify.wrappers.sharded.checks import (
+    Named,
+    check_optimizer,
+    check_shardable,
+    reduce_scatter_of,
+    unwrap_optimizer,
+)
 from sparsify.wrappers.sharded.grid import ShardGrid
-from sparsify.wrappers.sharded.optimizer_state import Saved
-from sparsify.wrappers.sharded.units import Unit, units_of
-from sparsify.wrappers.wrapping import Door, group_in, rates_of, stepped_by_scaler
+from sparsify.wrappers.sharded.optimizer_state import OptimizerStateExtension
+from sparsify.wrappers.sharded.units import ShardedUnit, find_units
 
 
 class NonFiniteShard(NonFinite):
@@ -37,7 +53,7 @@ class NonFiniteShard(NonFinite):
         )
 
 
-class ShardHook(Door):
+class ShardHook(WrapperBase):
     """Lets `method` average the gradients of a sharded model between its replicas: `sparsify.shard`.
 
     Within a replica gradients are reduced as ever, so that each worker has those of its shard, unit by unit,
@@ -75,7 +91,7 @@ class ShardHook(Door):
     Raises:
         ValueError: the model is not sharded, or by something else; there is one replica; the method must see
             the whole gradient; torch's version is unknown.
-        Disagreement: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where they were not given the same.
     """
 
     def __init__(
@@ -92,39 +108,41 @@ class ShardHook(Door):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        self.units, optimizer = units_of(model), inner_of(optimizer)
-        grid = grid_of(self.units, group_in(replicas))
-        self._everyone, parameters = grid.everyone(), named_parameters(self.units)
+        self.units, optimizer = find_units(model), unwrap_optimizer(optimizer)
+        grid = make_grid(self.units, resolve_process_group(replicas))
+        self._everyone, parameters = grid.all_workers(), named_unit_parameters(self.units)
 
         def facts() -> dict[str, Any]:
             check_optimizer(optimizer)
             check_shardable(method, optimizer, parameters)
-            scatter_of(within)
-            told = of_wrapping(
+            reduce_scatter_of(within)
+            told = wrapping_facts(
                 model, optimizer, method, within=stable_repr(within), seed=seed, check=check, debug=debug,
                 steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
             return told | {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
 
-        agree(self._everyone, nn.ParameterList(map(local_of, parameters)), facts)
+        check_arguments_agree(self._everyone, nn.ParameterList(map(local_parameter, parameters)), facts)
         super().__init__(method, grid.replicas, steps_per_epoch, None)
         self.method, self.optimizer, self.check, self.debug = method, optimizer, check, debug
-        share_out(model, grid)
-        buckets, self._inside = buckets_of(self.units, method)
+        broadcast_first_replica(model, grid)
+        buckets, self._inside = make_unit_buckets(self.units, method)
         self.engine = Engine(method, buckets, grid.replicas, None, seed, select)
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._waiting = dict[int, Tensor]()  # by unit, what is exchanged with the next gradients
         self._steps, self._parts = list[Step](), list[StepReport]()  # of this step
-        self._toll, self._tells = Toll(self.engine.comm, ""), self._everyone.rank == 0
+        self._overhead, self._tells = AveragingOverhead(self.engine.comm, ""), self._everyone.rank == 0
         if not self._tells:
-            self._toll.samples = None
-        self._saved = Saved(self, optimizer, dict(parameters), grid, self.check_between_steps)
-        self.scatter = scatter_of(within)
+            self._overhead.samples = None
+        self._saved = OptimizerStateExtension(
+            self, optimizer, dict(parameters), grid, self.check_between_steps
+        )
+        self.scatter = reduce_scatter_of(within)
         for at, unit in enumerate(self.units):
-            unit.average_here(partial(self._take, at))
+            unit.replace_all_reduce(partial(self._take, at))
             if self.scatter is not None:
-                unit.scatter_by(self.scatter)
+                unit.replace_reduce_scatter(self.scatter)
         for handle in (
             optimizer.register_step_pre_hook(while_alive(self._check_before_step)),
             optimizer.register_step_post_hook(while_alive(self._end)),
@@ -137,11 +155,11 @@ class ShardHook(Door):
         unit.check(grad)
         if (waiting := self._waiting.pop(at, None)) is not None:
             grad.add_(waiting)
-        if unit.waits:
+        if unit.is_all_reduce_deferred:
             self._waiting[at] = grad.clone()
             grad.zero_()
             return
-        with self._toll.taken():
+        with self._overhead.measure():
             self._average(at, grad)
 
     def _average(self, at: int, grad: Tensor) -> None:
@@ -152,7 +170,8 @@ class ShardHook(Door):
         if self.check and not isinstance(self.method, Dense):
             n, names = grad.numel(), [self.units[at].name]
             engine.agree([grad], names, [n], None, error=NonFiniteShard, among=self._everyone)
-        self._parts.append(engine.average(inside, [grad], [self._steps[bucket] for bucket in inside]))
+        gradients = engine.gradients_of([grad], [self._steps[bucket] for bucket in inside], inside)
+        self._parts.append(engine.average(gradients))
 
     def _begin(self) -> None:
         """A step."""
@@ -160,11 +179,13 @@ class ShardHook(Door):
         self.check_step(self.optimizer)
         if self.debug:
             told = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-            shake_hands(self._everyone, {**told, **of_optimizer(self.optimizer)}, self.engine.buckets[0].flat)
+            check_workers_agree(
+                self._everyone, {**told, **optimizer_facts(self.optimizer)}, self.engine.buckets[0].flat
+            )
         step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
         self._steps = [step] * len(buckets)
         if self.method.needs_lr:
-            lrs = rates_of(self._parameters, buckets, self.optimizer)
+            lrs = bucket_learning_rates(self._parameters, buckets, self.optimizer)
             self._steps = [step._replace(lr=lr) for lr in lrs]
 
     def _end(self, *_: Any) -> None:
@@ -174,7 +195,7 @@ class ShardHook(Door):
         self.last_report, self._parts = StepReport.total(self._parts), []
         self.engine.step += 1
         self.engine.timer.samples.clear()
-        self._toll.end(self.last_report)
+        self._overhead.end_step(self.last_report)
 
     def check_between_steps(self, what: str) -> None:
         """Refuse what must not come between backward and step."""
@@ -210,23 +231,23 @@ class ShardHook(Door):
             )
 
 
-def named_parameters(units: Sequence[Unit]) -> Named:
+def named_unit_parameters(units: Sequence[ShardedUnit]) -> Named:
     """All that is trained, unit by unit."""
     return [one for unit in units for one in zip(unit.names, unit.parameters, strict=True)]
 
 
-def local_of(named: tuple[str, nn.Parameter]) -> nn.Parameter:
+def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
     """A parameter's shard as a plain one, in the same memory."""
     return nn.Parameter(local_part(named[1]), requires_grad=False)
 
 
-def share_out(model: nn.Module, grid: ShardGrid) -> None:
+def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
     """Give all replicas the parameters and buffers of the first one. All travel on one device."""
     tensors = map(local_part, (*model.parameters(), *model.buffers()))
     broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
-def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> ShardGrid:
+def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) -> ShardGrid:
     """The workers of these units: their own replicas, or those that were handed over.
 
     Raises:
@@ -256,7 +277,7 @@ def grid_of(units: Sequence[Unit], replicas: dist.ProcessGroup | None) -> ShardG
     return ShardGrid.of(own or replicas, first.shards, first.device)
 
 
-def buckets_of(units: Sequence[Unit], method: Method) -> tuple[list[Bucket], list[list[int]]]:
+def make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:
     """What is exchanged together; and of each unit which buckets they are. There is no memory behind them."""
     buckets, inside = list[Bucket](), list[list[int]]()
     is_whole = isinstance(method, Dense) or method.scope == "bucket"

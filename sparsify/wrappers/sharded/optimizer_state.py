@@ -13,18 +13,18 @@ from torch import Generator, Tensor
 from torch.nn import Parameter
 
 from sparsify.ranges import stable_repr
+from sparsify.wrappers.checks import WrapperBase, parameters_of
 from sparsify.wrappers.engine import while_alive
 from sparsify.wrappers.handshake import digest
-from sparsify.wrappers.saved_states import FORMAT, StateMismatch, agree_to_load, named_parts
+from sparsify.wrappers.saved_states import FORMAT, StateMismatch, check_all_can_load, parts_by_name
 from sparsify.wrappers.sharded.grid import ShardGrid
-from sparsify.wrappers.wrapping import Door, parameters_of
 
 OURS = "sparsify."  # begins the names of what is ours in the state of a parameter
 FACTS, LENGTH = f"{OURS}facts", ".length"
 NO_EPOCH = -1
 
 
-class Saved:
+class OptimizerStateExtension:
     """Adds to what an optimizer's `state_dict` returns, and takes it out of what its `load_state_dict` is
     given. Each part is a DTensor (replicas, shards, *shape), in the state of the first parameter of the
     bucket that it belongs to: so `torch.distributed.checkpoint` saves and loads what each worker has.
@@ -36,13 +36,13 @@ class Saved:
 
     def __init__(
         self,
-        door: Door,
+        door: WrapperBase,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, Parameter],
         grid: ShardGrid,
         check: Callable[[str], None],
     ) -> None:
-        check_not_loaded(optimizer)
+        check_no_extension_loaded(optimizer)
         self.door, self.optimizer, self.parameters, self.grid = door, optimizer, parameters, grid
         self.check = check
         for handle in (
@@ -58,7 +58,7 @@ class Saved:
 
     def _facts(self) -> Tensor:
         """What must be alike: (4,) a digest of method and buckets, the step, the epoch and the format."""
-        engine, epoch = self.door.engine, self.door.told_epoch
+        engine, epoch = self.door.engine, self.door.user_epoch
         named = [(bucket.names, bucket.shapes) for bucket in engine.buckets]
         fits = digest((stable_repr(engine.method), named))
         told = [fits, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
@@ -71,7 +71,7 @@ class Saved:
         for place, bucket, state in zip(places, engine.buckets, engine.states, strict=True):
             parts = {
                 f"{OURS}{bucket.names[0]}{path}": part
-                for path, part in leaves(state, bucket.flat.numel(), self.grid.device)
+                for path, part in flatten_state(state, bucket.flat.numel(), self.grid.device)
             }
             self._put(saved, place, parts)
         self._put(saved, places[0], {FACTS: self._facts()})
@@ -79,7 +79,7 @@ class Saved:
     def _put(self, saved: dict[str, Any], place: int, parts: Mapping[str, Tensor]) -> None:
         of_parameter = dict(saved["state"].get(place, {}))
         saved["state"][place] = of_parameter | {
-            name: self.grid.one_each(part.detach().clone()) for name, part in parts.items()
+            name: self.grid.stack_workers(part.detach().clone()) for name, part in parts.items()
         }
 
     def _take(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
@@ -94,9 +94,9 @@ class Saved:
                 state[number] = {name: part for name, part in of_parameter.items() if name not in ours}
         saved["state"] = {number: rest for number, rest in state.items() if rest}
         agreed = dict[str, Any]()
-        agree_to_load(self.grid.everyone(), self.grid.device, partial(self._check, found, agreed))
+        check_all_can_load(self.grid.all_workers(), self.grid.device, partial(self._check, found, agreed))
         self.door.engine.restore_state(agreed["state"])
-        self.door.told_epoch = agreed["epoch"]
+        self.door.user_epoch = agreed["epoch"]
 
     def _check(self, found: Mapping[str, Any], agreed: dict[str, Any]) -> dict[str, Any]:
         """Refuse what is not of these workers, this method and this model; else fill `agreed` with what is to
@@ -120,7 +120,7 @@ class Saved:
                 "the hyperparameters that it was saved with, and shard the model alike"
             )
         states = [
-            restored(state, f"{OURS}{bucket.names[0]}", mine)
+            unflatten_state(state, f"{OURS}{bucket.names[0]}", mine)
             for state, bucket in zip(engine.states, engine.buckets, strict=True)
         ]
         buckets = [
@@ -156,7 +156,7 @@ class Saved:
         return part[self.grid.replicas.rank, self.grid.shards.rank]
 
 
-def leaves(
+def flatten_state(
     state: Any, most: int, device: torch.device, any_size: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """The parts of a bucket's state, each by the path to it, as tensors whose shapes do not change while
@@ -172,14 +172,14 @@ def leaves(
         yield LENGTH, torch.tensor(len(state), device=device)
     elif isinstance(state, Tensor):
         yield "", state
-    elif (named := named_parts(state)) is not None:
-        grow = growing(state)
+    elif (named := parts_by_name(state)) is not None:
+        grow = any_size_fields(state)
         for name, part in named.items():
-            for path, leaf in leaves(part, most, device, name in grow):
+            for path, leaf in flatten_state(part, most, device, name in grow):
                 yield f".{name}{path}", leaf
     elif isinstance(state, list | tuple):
         for at, part in enumerate(state):
-            for path, leaf in leaves(part, most, device):
+            for path, leaf in flatten_state(part, most, device):
                 yield f".{at}{path}", leaf
     else:  # a number; none is NaN
         is_whole = isinstance(state, int)
@@ -187,7 +187,7 @@ def leaves(
         yield "", torch.tensor(number, dtype=torch.int64 if is_whole else torch.float64, device=device)
 
 
-def restored(state: Any, path: str, found: Mapping[str, Tensor], any_size: bool = False) -> Any:
+def unflatten_state(state: Any, path: str, found: Mapping[str, Tensor], any_size: bool = False) -> Any:
     """The tree that `sparsify.wrappers.saved_states.dump` would have made, of what `leaves` gave.
 
     Args:
@@ -196,12 +196,14 @@ def restored(state: Any, path: str, found: Mapping[str, Tensor], any_size: bool 
     Raises:
         StateMismatch: a part is missing.
     """
-    if (named := named_parts(state)) is not None:
-        grow = growing(state)
-        parts = {name: restored(part, f"{path}.{name}", found, name in grow) for name, part in named.items()}
+    if (named := parts_by_name(state)) is not None:
+        grow = any_size_fields(state)
+        parts = {
+            name: unflatten_state(part, f"{path}.{name}", found, name in grow) for name, part in named.items()
+        }
         return parts or None
     if isinstance(state, list | tuple):
-        return [restored(part, f"{path}.{at}", found) for at, part in enumerate(state)]
+        return [unflatten_state(part, f"{path}.{at}", found) for at, part in enumerate(state)]
     if path not in found:
         raise StateMismatch(f"the saved state lacks {path!r}; it was broken, or saved by another version")
     saved = found[path]
@@ -213,14 +215,14 @@ def restored(state: Any, path: str, found: Mapping[str, Tensor], any_size: bool 
     return None if number != number else number
 
 
-def growing(state: Any) -> set[str]:
+def any_size_fields(state: Any) -> set[str]:
     """Names of a dataclass's fields that hold more or fewer elements from step to step."""
     told = fields(state) if is_dataclass(state) else ()
     return {field.name for field in told if field.metadata.get("any_size")}
 
 
-def check_not_loaded(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that holds what another one's `Saved` saved, and that nobody would read.
+def check_no_extension_loaded(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that holds what another one's `OptimizerStateExtension` saved, and that nobody would read.
 
     Raises:
         ValueError: it does.

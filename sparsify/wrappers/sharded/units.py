@@ -20,11 +20,11 @@ from sparsify.core.modes import outside_of_modes
 FIRST, LAST = (2, 11), (2, 15)
 HOOK, SCATTER = "_all_reduce_hook", "_reduce_scatter_comm"
 # Modules whose units have one of this library's hooks.
-OWN_HOOKS: WeakKeyDictionary[nn.Module, Callable[[Tensor], None]] = WeakKeyDictionary()
+HOOK_BY_MODULE: WeakKeyDictionary[nn.Module, Callable[[Tensor], None]] = WeakKeyDictionary()
 
 
 @dataclass
-class Unit:
+class ShardedUnit:
     """What `fully_shard` gathers and reduces together: the parameters of a module, but for those of units
     inside it. A worker has a shard of each, and gets their gradients as one flat tensor, each padded to the
     size that the first worker has.
@@ -69,13 +69,13 @@ class Unit:
         return self.group.gradient_divide_factor is not None
 
     @property
-    def waits(self) -> bool:
+    def is_all_reduce_deferred(self) -> bool:
         """True in a backward pass that is told not to reduce between replicas yet:
         `set_requires_all_reduce(False)`.
         """
         return not self.group.all_reduce_grads
 
-    def average_here(self, average: Callable[[Tensor], None]) -> None:
+    def replace_all_reduce(self, average: Callable[[Tensor], None]) -> None:
         """Let `average` change a shard's gradients in place, as they come from the reduce-scatter: (n,), the
         mean over the replica's workers; or R times their sum divided by what `set_gradient_divide_factor` was
         told, which is of all workers of the R replicas. In the place of the unit's own all-reduce.
@@ -89,16 +89,16 @@ class Unit:
             average(grad)
 
         self.hook = hook
-        OWN_HOOKS[self.module] = hook
+        HOOK_BY_MODULE[self.module] = hook
         self.module.set_all_reduce_hook(hook)
 
-    def step_alone(self, shards: DeviceMesh) -> None:
+    def confine_to_replica(self, shards: DeviceMesh) -> None:
         """Keep gradients, and the arithmetic of optimizers, within the replica: parameters of a mesh of
         replicas and shards become DTensors on `shards`, the mesh of this replica.
         """
-        self.average_here(lambda grad: None)
+        self.replace_all_reduce(lambda grad: None)
         for one in self.group.fsdp_params:
-            one._sharding_spec = without_replicate(one._sharding_spec, shards)
+            one._sharding_spec = spec_without_replicas(one._sharding_spec, shards)
             one.sharded_param._spec = one._sharding_spec
 
     def check_hook(self) -> None:
@@ -118,7 +118,7 @@ class Unit:
         """From a unit on a mesh of replicas and shards; others average within their replica only."""
         if self.replicas is None:
             return
-        group, own = self.group, without_replicas(self.group.mesh_info)
+        group, own = self.group, mesh_info_without_replicas(self.group.mesh_info)
         if group.post_forward_mesh_info is group.mesh_info:  # else parameters would move between two meshes
             group.post_forward_mesh_info = own
         group.mesh_info = own
@@ -142,12 +142,12 @@ class Unit:
                 "its own (fully_shard), or call sparsify.shard anew"
             )
 
-    def scatter_by(self, scatter: Any) -> None:
+    def replace_reduce_scatter(self, scatter: Any) -> None:
         """Let another one reduce within the shards, see `torch.distributed.fsdp`'s ReduceScatter."""
-        self.module.set_custom_reduce_scatter(PlainScatter(scatter))
+        self.module.set_custom_reduce_scatter(ReduceScatterOutsideAutocast(scatter))
 
 
-class PlainScatter:
+class ReduceScatterOutsideAutocast:
     """A reduce-scatter that computes outside of autocast, in which a backward pass may run."""
 
     def __init__(self, scatter: Any) -> None:
@@ -159,7 +159,7 @@ class PlainScatter:
         return self.scatter(*args, **options)
 
 
-def without_replicas(mesh_info: Any) -> Any:
+def mesh_info_without_replicas(mesh_info: Any) -> Any:
     """What HSDP knows of its mesh, of the shards alone."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
@@ -170,7 +170,7 @@ def without_replicas(mesh_info: Any) -> Any:
     return found
 
 
-def without_replicate(spec: Any, shards: DeviceMesh) -> Any:
+def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
     """A DTensor's place on a mesh of replicas and shards, in this order, on the mesh of shards alone."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -179,7 +179,7 @@ def without_replicate(spec: Any, shards: DeviceMesh) -> Any:
     return DTensorSpec(shards, spec.placements[1:], spec.tensor_meta)
 
 
-def leave_replicas(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
+def confine_optimizer_to_replica(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
     """Let gradients, and what an optimizer remembers, follow their parameters from a mesh of replicas and
     shards to the mesh of shards.
     """
@@ -187,14 +187,14 @@ def leave_replicas(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None
         for p in group["params"]:
             for tensor in (p.grad, *optimizer.state.get(p, {}).values()):
                 if hasattr(tensor, "_spec"):
-                    tensor._spec = without_replicate(tensor._spec, shards)
+                    tensor._spec = spec_without_replicas(tensor._spec, shards)
 
 
-def units_of(model: nn.Module, may_be_ours: bool = False) -> list[Unit]:
+def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[ShardedUnit]:
     """All units of a model that train something, the outermost first.
 
     Args:
-        may_be_ours: units may have a hook of this library, which they keep.
+        allow_library_hooks: units may have a hook of this library, which they keep.
 
     Raises:
         ValueError: it has none, or one of a kind that gradients can't be taken from; or torch is of a version
@@ -210,16 +210,16 @@ def units_of(model: nn.Module, may_be_ours: bool = False) -> list[Unit]:
     found = [
         unit
         for name, module in model.named_modules()
-        if isinstance(module, FSDPModule) and (unit := unit_of(name or "the whole model", module, names))
+        if isinstance(module, FSDPModule) and (unit := make_unit(name or "the whole model", module, names))
     ]
     sharded = {id(p) for unit in found for p in unit.parameters}
-    for unit in found if may_be_ours else ():
-        unit.hook = OWN_HOOKS.get(unit.module)
+    for unit in found if allow_library_hooks else ():
+        unit.hook = HOOK_BY_MODULE.get(unit.module)
     check_sharded(model, found, sharded)
     return found
 
 
-def unit_of(name: str, module: Any, names: Mapping[int, str]) -> Unit | None:
+def make_unit(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
     """That of one module; None where it trains nothing."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -236,7 +236,7 @@ def unit_of(name: str, module: Any, names: Mapping[int, str]) -> Unit | None:
     (group,) = groups
     trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
     policy, kept = group.mp_policy, trained[0].sharded_param.dtype
-    return Unit(
+    return ShardedUnit(
         name,
         module,
         group,
@@ -262,7 +262,7 @@ def check_version() -> None:
         )
 
 
-def check_sharded(model: nn.Module, units: list[Unit], sharded: set[int]) -> None:
+def check_sharded(model: nn.Module, units: list[ShardedUnit], sharded: set[int]) -> None:
     """Refuse a model of which something would not be averaged, or by another one."""
     if not units:
         kind = type(model).__name__
@@ -281,7 +281,7 @@ def check_sharded(model: nn.Module, units: list[Unit], sharded: set[int]) -> Non
     for unit in units:
         hook = getattr(unit.group, HOOK)
         is_foreign = hook is not None and hook is not unit.hook
-        if is_foreign and hook is OWN_HOOKS.get(unit.module):
+        if is_foreign and hook is HOOK_BY_MODULE.get(unit.module):
             raise ValueError(
                 "sparsify.shard was called for this model already; go on with what that returned. To begin "
                 "anew, with another method or optimizer, make the model and fully_shard it anew"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsify.core.codes import Levels, Membership, code_named
-from sparsify.ranges import Code
+from sparsify.ranges import CodeName
 
-WORDS = get_args(Code)
+WORDS = get_args(CodeName)
 COARSE = [word for word in WORDS if isinstance(code_named(word), Levels)]
 DTYPES = [torch.float32, torch.float64]
 SCALE_BYTES = {"int8": 4, "e3m0": 4, "symmetric2": 8, "statistical2": 16}
@@ -24,7 +24,7 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def trip(word: Code, values: Tensor, counts: list[int] | None = None) -> Tensor:
+def trip(word: CodeName, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """Return the values as receivers read them."""
     code = code_named(word)
     parts = Membership.of(counts or [len(values)], values)
@@ -55,13 +55,13 @@ def largest(values: Tensor) -> Tensor:
     return rows.gather(1, rows.abs().topk(64, dim=1).indices).view(-1)
 
 
-def squared_error(word: Code, values: Tensor) -> float:
+def squared_error(word: CodeName, values: Tensor) -> float:
     """Return the error relative to the values' own square."""
     return float((trip(word, values) - values).square().sum() / values.square().sum())
 
 
 @every_code
-def test_messages_have_the_stated_size(word: Code) -> None:
+def test_messages_have_the_stated_size(word: CodeName) -> None:
     """Empty tensors have scales, too; and nothing at all is a message of no values."""
     for dtype in DTYPES:
         bits = BITS.get(word, 8 * dtype.itemsize)
@@ -73,7 +73,7 @@ def test_messages_have_the_stated_size(word: Code) -> None:
 
 
 @every_code
-def test_each_tensor_has_scales_of_its_own(word: Code) -> None:
+def test_each_tensor_has_scales_of_its_own(word: CodeName) -> None:
     """However different they are, and wherever one ends."""
     counts = [64, 1, 0, 131]
     for dtype in DTYPES:
@@ -84,7 +84,7 @@ def test_each_tensor_has_scales_of_its_own(word: Code) -> None:
 
 
 @every_code
-def test_a_constant_and_a_single_value_are_kept(word: Code) -> None:
+def test_a_constant_and_a_single_value_are_kept(word: CodeName) -> None:
     """To bf16's own precision there, else to that of fp32, which is coarse below 1e-38."""
     for value in (0.0, 1.0, -3.0, 0.1, -1e-30, 1e30, 1e-44):
         is_tiny = 0 < abs(value) < 1e-38
@@ -122,7 +122,7 @@ def test_int8_and_e3m0_read_the_nearest_of_their_levels() -> None:
     values = torch.cat([random(5000), random(500) / 100, torch.zeros(3)])
     scale = values.abs().max().float().double()
     halves = [0.0, *(2.0**-power for power in range(7))]
-    all_levels: dict[Code, Tensor] = {"int8": torch.arange(128) / 127, "e3m0": torch.tensor(halves)}
+    all_levels: dict[CodeName, Tensor] = {"int8": torch.arange(128) / 127, "e3m0": torch.tensor(halves)}
     for word, levels in all_levels.items():
         read = trip(word, values)
         nearest = (values.abs()[:, None] - levels * scale).abs().min(dim=1).values

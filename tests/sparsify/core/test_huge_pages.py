@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from sparsify.core import huge_pages
 from sparsify.core.gradients import Gradients
 from sparsify.feedback import ErrorFeedback, LowPass, MomentumCorrection
-from sparsify.kernels import Eager, Workspace
+from sparsify.kernels import TorchKernel, Workspace
 
 N = 9 * 2**20  # 36 MB in float32: mostly a mapping of its own, seldom memory that was used before
 
@@ -46,7 +46,7 @@ MAKE: dict[str, Callable[[Tensor], Tensor]] = {
     "residual": ErrorFeedback().init,
     "momentum": lambda like: MomentumCorrection().init(like).momentum,
     "filtered": lambda like: LowPass().init(like).residual,
-    "magnitudes": lambda like: Eager(like).magnitudes,
+    "magnitudes": lambda like: TorchKernel(like).magnitudes,
     "buffers": lambda like: Workspace(like).buffer("any"),
 }
 

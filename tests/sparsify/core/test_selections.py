@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsify.core.selections import Generated, Statistics, measured, skewed
+from sparsify.core.synthetic_selections import Generated, Statistics, measured, skewed
 from sparsify.types import Sparse
 
 N = 1_000_000

@@ -19,13 +19,13 @@ SOUND = """
 import math
 from collections.abc import Sequence
 import a_module_that_is_not_there
-from sparsify.ranges import Share
+from sparsify.ranges import PositiveFraction
 
 DECAY = 1 / 8
 
 
 def sound(
-    rate: Share = 1 / 1000, decay: float = 2 * DECAY, turn=math.pi, warm: Sequence[Share] = (), *, need: int
+    rate: PositiveFraction = 1 / 1000, decay: float = 2 * DECAY, turn=math.pi, warm: Sequence[PositiveFraction] = (), *, need: int
 ):
     "What it does."
 """
@@ -42,8 +42,8 @@ def test_defaults_may_be_expressions_and_annotations_are_ranges(registry: Regist
         "rate": 0.001, "decay": 0.25, "turn": 3.141592653589793, "warm": (), "need": "???",
     }  # fmt: skip
     allowed = {key: parameter.allowed for key, parameter in registry.parameters("sound").items()}
-    assert allowed["rate"] == ranges.Share
-    assert allowed["warm"] == Sequence[ranges.Share]
+    assert allowed["rate"] == ranges.PositiveFraction
+    assert allowed["warm"] == Sequence[ranges.PositiveFraction]
     registry.check("sound", {"rate": 1, "turn": "anything", "need": 3})
     with pytest.raises(ValueError, match=r"method\.rate=2 is out of range: it must be a number in \(0, 1\]"):
         registry.check("sound", {"rate": 2}, prefix="method.")
@@ -86,7 +86,7 @@ def test_every_hyperparameter_has_a_type_which_its_default_has() -> None:
         for name in registry.names():
             for key, parameter in registry.parameters(name).items():
                 assert parameter.allowed not in (float, int, str), f"{name}: {key} has no range"
-                ranges.check(key, parameter.default, parameter.allowed)
+                ranges.check_value(key, parameter.default, parameter.allowed)
 
 
 @pytest.fixture

@@ -11,14 +11,18 @@ from torch import Tensor
 
 import sparsify
 from sparsify.core.wire import BLOCK, Wire, joined, split
-from sparsify.ranges import Index, ValueType
+from sparsify.ranges import IndexFormat, ValueFormat
 from sparsify.select import sample
 from sparsify.types import Sparse
 from tests.sparsify.laws import live
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-NARROW: dict[ValueType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-WIRES = [Wire(*both) for both in product(get_args(Index), get_args(ValueType))]
+NARROW: dict[ValueFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+WIRES = [Wire(*both) for both in product(get_args(IndexFormat), get_args(ValueFormat))]
 
 
 def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> Sparse:
@@ -68,7 +72,7 @@ def test_indices_reach_to_the_borders_of_their_types() -> None:
     """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
     indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 3 * BLOCK])
     check_trip(Wire("delta16"), Sparse(indices, torch.arange(5.0)), 4 * BLOCK)
-    borders: list[tuple[Index, int]] = [
+    borders: list[tuple[IndexFormat, int]] = [
         ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
         ("int64", 2**31 + 1),
     ]  # fmt: skip

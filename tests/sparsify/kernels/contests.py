@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from sparsify.kernels import gpu
-from sparsify.kernels.segments import GpuSegments
+from sparsify.kernels import triton_search
+from sparsify.kernels.triton_group_search import TritonGroupSearch
 from tests.sparsify.kernels.oracle import (
     INPUTS,
     check_above,
@@ -26,7 +26,7 @@ from tests.sparsify.kernels.oracle import (
 
 GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 500  # elements
-TOO_HIGH = 0x7F000000  # a bound
+UNREACHABLE_KEY = 0x7F000000  # a bound
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def little_work() -> Iterator[None]:
     """Let programs take few elements at a time, so that several have something to do; new memory is not 0."""
     is_set = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN and the largest numbers
-    with mock.patch.multiple(gpu, CHUNK=16, WORDS=4), warnings.catch_warnings():
+    with mock.patch.multiple(triton_search, CHUNK=16, WORDS=4), warnings.catch_warnings():
         # Of NaN and overflow; and that Triton 3.6 takes arrays of one for numbers.
         warnings.simplefilter("ignore", RuntimeWarning)
         warnings.filterwarnings("ignore", "Conversion of an array with ndim", DeprecationWarning)
@@ -61,7 +61,9 @@ class Contest:
         """Search the k largest of a bucket."""
         first = self.data()
         at = self.chance.randrange(len(first))
-        bound = self.chance.choice((None, None, None, 0, 1, TOO_HIGH, TOO_HIGH, int(keys_of(first)[at])))
+        bound = self.chance.choice(
+            (None, None, None, 0, 1, UNREACHABLE_KEY, UNREACHABLE_KEY, int(keys_of(first)[at]))
+        )
         capacity = self.chance.choice((None, None, None, at + 1))
         kernel = self.make(first, bound=bound, capacity=capacity)
         for acc in self.calls(first):
@@ -72,7 +74,7 @@ class Contest:
     def together(self) -> None:
         """Search the k largest of each bucket; write twice half of all to memories."""
         firsts = [self.data() for _ in range(self.chance.choice((1, 2, 3)))]
-        kernel = GpuSegments(firsts, tile=self.chance.choice((64, 128)), fewest=1)
+        kernel = TritonGroupSearch(firsts, tile=self.chance.choice((64, 128)), fewest=1)
         num_elements = sum(map(len, firsts))
         for accs in zip(*map(self.calls, firsts), strict=False):
             kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
@@ -95,8 +97,8 @@ class Contest:
             strict = self.chance.random() < 0.5
             check_above(kernel, acc, grad, threshold, strict)
 
-    def make(self, like: Tensor, **options: Any) -> gpu.Gpu:
-        return gpu.Gpu(like, tile=self.chance.choice((32, 32, 64)), sample=64, **options)
+    def make(self, like: Tensor, **options: Any) -> triton_search.TritonKernel:
+        return triton_search.TritonKernel(like, tile=self.chance.choice((32, 32, 64)), sample=64, **options)
 
     def k(self, sums: Tensor, least: int = 1) -> int:
         """Draw any k; often one that takes all of some equal elements, where each lost count matters."""

@@ -43,7 +43,7 @@ QUIET = pytest.mark.filterwarnings(
 )
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
-    from sparsify.kernels import gpu
+    from sparsify.kernels import triton_search
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +72,7 @@ def draw(n: int = N, seed: int = 0) -> Tensor:
 
 def small(like: Tensor, **options: int) -> Any:
     """Return a kernel of small tiles and samples, for the interpreter is slow."""
-    return gpu.Gpu(like, **{"tile": 256, "sample": 512, **options})
+    return triton_search.TritonKernel(like, **{"tile": 256, "sample": 512, **options})
 
 
 @QUIET
@@ -183,19 +183,19 @@ class TestTop:
             check_above(kernel, acc[N - length :], None, 1.0)
 
     def test_a_trial_meets_the_fallback_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        trouble = kernels.trouble_with_gpu.__wrapped__
-        search = gpu.Gpu.topk
+        trouble = kernels.triton_unavailable_reason.__wrapped__
+        search = triton_search.TritonKernel.topk
         fallbacks = []
 
-        def counting(kernel: gpu.Gpu, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        def counting(kernel: triton_search.TritonKernel, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
             found = search(kernel, acc, grad, k)
             fallbacks.append(kernel.stats().fallbacks)
-            if is_broken and kernel.forced >= 0:
+            if is_broken and kernel.forced_bound >= 0:
                 found.indices[0] = found.indices[1]
             return found
 
         monkeypatch.setattr(kernels, "TRIED", 20_000)
-        monkeypatch.setattr(gpu.Gpu, "topk", counting)
+        monkeypatch.setattr(triton_search.TritonKernel, "topk", counting)
         is_broken = False
         assert trouble(DEVICE) is None
         assert fallbacks == [0, 0, 1, 2]
@@ -204,9 +204,13 @@ class TestTop:
 
     def test_buffers_are_small(self) -> None:
         n = 25_600_000  # ResNet-50
-        kernel = gpu.Gpu(torch.empty(n, device=DEVICE))
+        kernel = triton_search.TritonKernel(torch.empty(n, device=DEVICE))
         for density in (0.0001, 0.001, 0.01):
-            kernel._make_room(gpu.room(n, gpu.surely(density * gpu.SAMPLE), gpu.SAMPLE))
+            kernel._make_room(
+                triton_search.candidate_capacity(
+                    n, triton_search.upper_count_bound(density * triton_search.SAMPLE), triton_search.SAMPLE
+                )
+            )
             assert sum(map(Tensor.numel, kernel.launch.buffers.values())) <= 0.1 * n
 
     def test_what_it_was_not_made_for_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,9 +235,12 @@ class TestTop:
         device = torch.device("cuda", 3)
         old: Any = SimpleNamespace(dtype=torch.float32, numel=lambda: 1, is_cuda=True, device=device)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        assert gpu.obstacle(old) == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
+        assert (
+            triton_search.unsupported_reason(old)
+            == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
+        )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-        assert gpu.obstacle(old) is None
+        assert triton_search.unsupported_reason(old) is None
 
 
 @QUIET
@@ -268,17 +275,17 @@ class TestOnTheDevice:
     def test_the_usual_sizes(self) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             acc = draw(self.LONG)
-            kernel = gpu.Gpu(acc)
+            kernel = triton_search.TritonKernel(acc)
             for k in (1, 3_000, 30_000, 1_000_000):
                 check_topk(kernel, acc, draw(self.LONG, 1).to(dtype), k)
             assert kernel.stats().fallbacks == 0
         for name in INPUTS:
             acc = given_data(name, self.LONG)
-            check_topk(gpu.Gpu(acc), acc, None, 30_000)
+            check_topk(triton_search.TritonKernel(acc), acc, None, 30_000)
 
     def test_the_host_does_not_wait(self) -> None:
         acc = draw(self.LONG)
-        kernel = gpu.Gpu(acc)
+        kernel = triton_search.TritonKernel(acc)
         kernel.topk(acc, acc, 3_000)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -291,7 +298,7 @@ class TestOnTheDevice:
     def test_a_captured_step_does_what_the_step_does(self) -> None:
         acc = draw(self.LONG)
         grad = draw(self.LONG, 1)
-        kernel = gpu.Gpu(acc)
+        kernel = triton_search.TritonKernel(acc)
         start = acc.clone()
         kernel.topk(acc, grad, 3_000)
         graph = torch.cuda.CUDAGraph()
@@ -306,7 +313,7 @@ class TestOnTheDevice:
 
     def test_nothing_of_size_n_is_allocated_once_it_is_warm(self) -> None:
         acc = draw(self.LONG)
-        kernel = gpu.Gpu(acc)
+        kernel = triton_search.TritonKernel(acc)
         kernel.topk(acc, acc, 3_000)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -89,13 +89,13 @@ def compare_launches() -> None:
     from triton.runtime.driver import driver
 
     from experiments.bench.launch import replace_gpu
-    from sparsify.kernels import gpu, launches, segments
+    from sparsify.kernels import triton_group_search, triton_launcher, triton_search
 
     recorder = Recorder()
     replace_gpu(launcher=recorder)
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
-    kernel = gpu.Gpu(acc[:N])
-    together = segments.GpuSegments([acc[:N], acc[N : 2 * N]])
+    kernel = triton_search.TritonKernel(acc[:N])
+    together = triton_group_search.TritonGroupSearch([acc[:N], acc[N : 2 * N]])
     part = Sparse(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
 
     def add(alpha: float) -> Sparse:
@@ -158,13 +158,13 @@ def compare_launches() -> None:
             "a chain and none": count_asked(chain, None),
             "none": count_asked(None, None),
         }
-        with mock.patch.object(launches, "knobs", SimpleNamespace(runtime=SimpleNamespace())):
+        with mock.patch.object(triton_launcher, "knobs", SimpleNamespace(runtime=SimpleNamespace())):
             num_asked["absent"] = count_asked(None, None)
 
-    launches.can_keep.cache_clear()
+    triton_launcher.can_keep.cache_clear()
     triton.__version__ = "99.0.0"
-    with mock.patch.object(logging.getLogger("sparsify.kernels.launches"), "warning") as warning:
-        are_kept = [launches.Launcher().keep for _ in range(2)]
+    with mock.patch.object(logging.getLogger("sparsify.kernels.triton_launcher"), "warning") as warning:
+        are_kept = [triton_launcher.Launcher().keep for _ in range(2)]
     warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
     both = {name: found[1:] for name, found in recorded.items()}
     print(json.dumps({"launches": both, "asked": num_asked, "keep": are_kept, "warnings": warnings}))

@@ -76,7 +76,7 @@ def check_all() -> None:
     """Print the names of the kernels, whose machine code is checked for each generation."""
     from experiments.bench.launch import replace_gpu
     from sparsify.core import host_sync
-    from sparsify.kernels import gpu, segments
+    from sparsify.kernels import triton_group_search, triton_search
 
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     acc, grad = torch.zeros(N + 1), torch.zeros(N + 1)
@@ -92,7 +92,7 @@ def check_all() -> None:
         names = set[str]()
         for case, (own, added) in inputs.items():
             if case == "float32" or capability == 90:
-                kernel = gpu.Gpu(own)
+                kernel = triton_search.TritonKernel(own)
                 kernel.topk(own, added, N // 10)  # so many that they are refined
                 if case == "float32":
                     kernel.above(own, added, 1.0)
@@ -100,7 +100,7 @@ def check_all() -> None:
         for case, at in {"buckets": 0, "buckets not aligned": 1}.items():
             if case == "buckets" or capability == 90:
                 likes = acc[at : at + 5000], acc[at + 8192 : at + 8292]
-                together = segments.GpuSegments(likes)
+                together = triton_group_search.TritonGroupSearch(likes)
                 together.add(likes, [together.topk(likes, likes, [5, 1])], -0.5)
                 names |= check_launches(together, case)
         assert names == set(AT_MOST), capability

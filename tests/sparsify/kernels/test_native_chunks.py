@@ -10,9 +10,9 @@ from torch import Tensor
 
 from sparsify.comm import Comm, virtual
 from sparsify.core.chunks import Tiles
-from sparsify.kernels import trouble_with_native
-from sparsify.kernels.native import KINDS, LEVELS, best_level
-from sparsify.kernels.native_chunks import NativeChunks
+from sparsify.kernels import native_unavailable_reason
+from sparsify.kernels.native import KIND_BY_DTYPE, VECTOR_LEVELS, best_vector_level
+from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.method import num_selected
 from sparsify.methods._chunked import ChunkTopK
 from sparsify.types import BucketContext
@@ -20,10 +20,12 @@ from tests.conftest import there
 from tests.sparsify.core.test_chunks import SHAPES, Shapes, check_chosen, check_equal, numel, random
 from tests.sparsify.kernels.oracle import INPUTS, generator, threads
 
-trouble = trouble_with_native()
+trouble = native_unavailable_reason()
 pytestmark = pytest.mark.skipif(bool(trouble), reason=str(trouble))
 LARGER: list[Shapes] = [[(128, 64 * 35)], [(50, 1280)], [(513, 2)], [(64, 64)]]
-every_level = pytest.mark.parametrize("level", [] if trouble else LEVELS[: LEVELS.index(best_level()) + 1])
+every_level = pytest.mark.parametrize(
+    "level", [] if trouble else VECTOR_LEVELS[: VECTOR_LEVELS.index(best_vector_level()) + 1]
+)
 
 
 def search(
@@ -32,7 +34,7 @@ def search(
     tiles = Tiles(of)
     k = num_selected(acc.numel(), density)
     summed = acc.clone() if grad is None else acc + grad
-    found = there(NativeChunks(tiles, level).largest([acc], [] if grad is None else [grad], [k]))
+    found = there(NativeChunkSearch(tiles, level).largest([acc], [] if grad is None else [grad], [k]))
     check_equal(acc, summed)
     check_chosen(tiles, k, summed, found)
 
@@ -43,7 +45,7 @@ def test_they_choose_the_largest_of_each_chunk(level: str) -> None:
     for of in SHAPES + LARGER:
         n = numel(of)
         for density, kind in zip(
-            (1 / 64, 1 / 64, 0.3, 0.7, 1.0, 1e-3), [None, *KINDS, None, torch.float32], strict=True
+            (1 / 64, 1 / 64, 0.3, 0.7, 1.0, 1e-3), [None, *KIND_BY_DTYPE, None, torch.float32], strict=True
         ):
             search(of, density, random(n), None if kind is None else random(n, 1, kind), level)
 
@@ -68,7 +70,7 @@ def test_threads_choose_alike() -> None:
     found = []
     for number in (1, 2, 5):
         with threads(number):
-            found.append(there(NativeChunks(Tiles(of)).largest([random(n)], [random(n, 1)], [n // 64])))
+            found.append(there(NativeChunkSearch(Tiles(of)).largest([random(n)], [random(n, 1)], [n // 64])))
     for other in found[1:]:
         assert all(map(torch.equal, other, found[0]))
 
@@ -102,7 +104,7 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
     own, anchors = ([random(prod(shape), seed) for shape in of] for seed in (1, 2))
     before = torch.cat(anchors)
     drift = before - torch.cat(own)
-    chunks = NativeChunks(tiles, level)
+    chunks = NativeChunkSearch(tiles, level)
     for _ in range(2):  # the second time with kept tables
         summed = torch.cat(accs) * 0.95 + drift
         check_chosen(tiles, ks, summed, there(chunks.largest(accs, own, ks, 0.95, anchors)))
@@ -114,7 +116,7 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
 
 def test_what_it_cannot_read_is_left_as_it_is() -> None:
     """Other types, gaps, a chunk in two memories."""
-    chunks = NativeChunks(Tiles([(64, 64)]))
+    chunks = NativeChunkSearch(Tiles([(64, 64)]))
     acc = random(4096)
     grad = random(4096, 1)
     for accs, grads, anchors in (

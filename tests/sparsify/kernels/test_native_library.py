@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sparsify.kernels import native, native_library
-from sparsify.kernels.native_library import Unavailable, ready
+from sparsify.kernels.native_library import KernelUnavailableError, load_or_build
 from tests.conftest import ROOT
 
 OTHER_USER = 12345
@@ -114,18 +114,18 @@ def test_it_is_built_and_tried_once_and_only_its_user_can_write_it(
     cache().chmod(0o777)  # is closed first
     before = os.umask(0)  # the most careless of users
     try:
-        assert ready().sparsify_level() >= 0
+        assert load_or_build().sparsify_level() >= 0
     finally:
         os.umask(before)
     assert cache().stat().st_mode & 0o777 == 0o700
     assert the_file(cache()).stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/no/python")  # what would try it
-        assert Path(ready()._name) == the_file(cache())
+        assert Path(load_or_build()._name) == the_file(cache())
     assert num_calls(notes) == 1
     # Each kind of processor has its own: it was tried on the one that it was built on; homes are shared.
     monkeypatch.setattr(native_library, "cpu_features", lambda: "fpu sse2")
-    ready()
+    load_or_build()
     assert num_calls(notes) == 2
 
 
@@ -169,7 +169,7 @@ def test_a_library_that_is_damaged_or_not_ours_is_not_loaded_but_built_again(
     path = leave_in_cache(real.read_bytes())
     DAMAGES[damage](path)
     for _ in range(2):
-        assert Path(ready()._name) == the_file(cache()) == path
+        assert Path(load_or_build()._name) == the_file(cache()) == path
         assert num_calls(notes) == 1
         assert path.read_bytes() == real.read_bytes()
 
@@ -179,7 +179,7 @@ def test_a_library_that_does_not_load_here_is_left_to_the_systems_that_share_the
 ) -> None:
     content = b"for another system"
     theirs = leave_in_cache(content)
-    assert Path(ready()._name).read_bytes() == real.read_bytes()
+    assert Path(load_or_build()._name).read_bytes() == real.read_bytes()
     assert theirs.read_bytes() == content
 
 
@@ -206,7 +206,7 @@ def test_where_the_home_can_not_be_used_the_machine_keeps_it(
 ) -> None:
     home, machine = native_library.places()
     spoil(home)
-    assert Path(ready()._name) == the_file(machine)
+    assert Path(load_or_build()._name) == the_file(machine)
 
 
 def test_where_nothing_can_be_used_both_folders_are_named(compiler: MakeCompiler) -> None:
@@ -214,15 +214,15 @@ def test_where_nothing_can_be_used_both_folders_are_named(compiler: MakeCompiler
     home, machine = native_library.places()
     put_a_file_there(home)
     machine.write_text("")
-    with pytest.raises(Unavailable, match=f"{home}.*{machine}"):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=f"{home}.*{machine}"):
+        load_or_build()
 
 
 def test_a_link_of_ours_is_followed(real: Path, notes: Path, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     cache().parent.mkdir(parents=True)
     cache().symlink_to(tmp_path / "scratch")
-    ready()
+    load_or_build()
     assert the_file(tmp_path / "scratch").read_bytes() == real.read_bytes()
 
 
@@ -241,8 +241,8 @@ def test_what_fails_is_told_and_leaves_nothing(
     (tmp_path / "wrong.cpp").write_text(WRONG)
     (tmp_path / "abort.cpp").write_text(ABORT)
     compiler(lines.format(build=f'cd "{tmp_path}"; "{COMPILER}" -shared -fPIC -o "$out"'))
-    with pytest.raises(Unavailable, match=why):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=why):
+        load_or_build()
     assert [path.name for path in cache().iterdir()] == ["lock"]
 
 
@@ -251,8 +251,8 @@ def test_a_compiler_that_hangs_is_given_up_with_all_that_it_started(
 ) -> None:
     monkeypatch.setattr(native_library, "LIMIT_S", 0.5)
     notes = compiler(f"sleep 100 & echo $! >> {tmp_path}/calls; sleep 100")
-    with pytest.raises(Unavailable, match=r"did not end within 0\.5 s"):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=r"did not end within 0\.5 s"):
+        load_or_build()
     processes = list(map(int, notes.read_text().split()))
     until = time.monotonic() + 30  # the kernel may be busy; they would sleep longer
     while any(map(is_asleep, processes)):
@@ -272,8 +272,8 @@ def test_who_waits_for_another_s_compiler_gives_up_too(notes: Path, monkeypatch:
     cache().mkdir(parents=True, mode=0o700)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match=r"another process has been compiling it for 0\.2 s"):
-            ready()
+        with pytest.raises(KernelUnavailableError, match=r"another process has been compiling it for 0\.2 s"):
+            load_or_build()
     assert num_calls(notes) == 0
 
 
@@ -281,7 +281,7 @@ TOGETHER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "sparsify/kernels")!r})
 import native_library
-print(native_library.ready()._name)
+print(native_library.load_or_build()._name)
 """
 
 

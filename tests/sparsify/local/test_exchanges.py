@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.kernels import trouble_with_native
+from sparsify.kernels import native_unavailable_reason
 from sparsify.local import fused_exchange, packed_messages
 from sparsify.local.packed_messages import groups
 from sparsify.local.strategy import Local
 from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
-pytestmark = pytest.mark.skipif(bool(trouble_with_native()), reason=str(trouble_with_native()))
+pytestmark = pytest.mark.skipif(bool(native_unavailable_reason()), reason=str(native_unavailable_reason()))
 EVERY, STEPS = 2, 8
 
 

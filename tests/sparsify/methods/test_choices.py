@@ -13,7 +13,7 @@ import torch
 
 from sparsify import cost
 from sparsify.core import host_sync
-from sparsify.kernels import Eager
+from sparsify.kernels import TorchKernel
 from sparsify.methods import hardthreshold
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
 from sparsify.methods.stable_topk import Score, StableBlocks
@@ -111,13 +111,13 @@ def test_ef21_is_algorithm_2(eta: float) -> None:
 def test_only_the_leader_of_scalecom_runs_a_top_k(monkeypatch: pytest.MonkeyPatch) -> None:
     """In kljp's CLT-k all workers do, and all but one throw it away."""
     ks = []
-    original = Eager.topk
+    original = TorchKernel.topk
 
-    def topk(kernel: Eager, acc: torch.Tensor, grad: None, k: int) -> Sparse:
+    def topk(kernel: TorchKernel, acc: torch.Tensor, grad: None, k: int) -> Sparse:
         ks.append(k)
         return original(kernel, acc, grad, k)
 
-    monkeypatch.setattr(Eager, "topk", topk)
+    monkeypatch.setattr(TorchKernel, "topk", topk)
     run("scalecom", density=0.05)
     assert ks == [K] * STEPS
 

@@ -14,7 +14,7 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import DecayedFeedback, ErrorFeedback, NoFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
-from sparsify.ranges import AverageOver, Code
+from sparsify.ranges import AverageOver, CodeName
 from sparsify.select import TopK
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Sparse
 from tests.conftest import there
@@ -32,8 +32,8 @@ def build(
     return Sparsifier(density, select, feedback or ErrorFeedback(), exchange, "global", warmup)
 
 
-@pytest.mark.parametrize("code", get_args(Code))
-def test_the_laws_hold_of_every_code(code: Code) -> None:
+@pytest.mark.parametrize("code", get_args(CodeName))
+def test_the_laws_hold_of_every_code(code: CodeName) -> None:
     """However coarse it is, what was seen was applied or is owed."""
     settings: list[tuple[int, float, torch.dtype, dict[str, Any]]] = [
         (1, 0.01, torch.float64, {}),

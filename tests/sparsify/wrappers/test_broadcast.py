@@ -10,7 +10,7 @@ from sparsify import comm
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.comm.virtual import VirtualComm, run
-from sparsify.wrappers import wrapping
+from sparsify.wrappers import checks
 
 
 def model(value: float) -> nn.Module:
@@ -30,7 +30,7 @@ def test_all_get_rank_0_s_values_in_a_message_for_each_type_or_for_each_tensor_t
 
     def body(group: VirtualComm) -> tuple[int, list[float]]:
         counting, own = CountingComm(group), model(7.0 + group.rank)
-        wrapping.broadcast(own, counting)
+        checks.broadcast_model(own, counting)
         return counting.collectives, [float(v) for t in own.state_dict().values() for v in t.reshape(-1)]
 
     for collectives, values in run(3, body):
@@ -48,7 +48,7 @@ def test_frozen_parameters_and_buffers_of_any_type_are_broadcast() -> None:
         own = nn.Module()
         own.frozen = nn.Parameter(torch.ones(3, 2).to(dtype), requires_grad=False)
         own.register_buffer("buffer", torch.ones(()).to(dtype))
-        wrapping.broadcast(own, TorchComm())
+        checks.broadcast_model(own, TorchComm())
         for tensor in own.state_dict().values():
             assert tensor.dtype == dtype
             assert (tensor.to(torch.complex64) == 1).all(), dtype

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.wrappers import wrapping
+from sparsify.wrappers import checks
 from tests.conftest import there
 from tests.sparsify import laws
 from tests.sparsify.wrappers.test_refused import Scaled, ignore, sgd

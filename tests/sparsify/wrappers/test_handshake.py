@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.wrappers.handshake import Disagreement
+from sparsify.wrappers.handshake import WorkerMismatch
 from tests.sparsify.worker_functions import on_processes
 from tests.sparsify.wrappers.user_acts import AVERAGING, LR, Act, Training, net, whole
 
@@ -27,7 +27,7 @@ class Parts:
 
     model: Any = field(default_factory=net)
     kind: type[torch.optim.Optimizer] = torch.optim.SGD
-    of_optimizer: dict[str, Any] = field(default_factory=lambda: {"lr": LR})
+    optimizer_facts: dict[str, Any] = field(default_factory=lambda: {"lr": LR})
     method: str = "topk"
     of_method: dict[str, Any] = field(default_factory=lambda: {"density": 0.1, "scope": "layer"})
     options: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Parts:
 
     def wrap(self, wrapper: str, comm: Comm | None) -> object:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer = self.kind(parameters, **self.of_optimizer)
+        optimizer = self.kind(parameters, **self.optimizer_facts)
         if wrapper == "local steps":
             return sparsify.distribute(optimizer, self.model, sparsify.localsgd(every=2), comm)
         method = sparsify.build(self.method, **self.of_method)
@@ -55,7 +55,7 @@ def reorder(parts: Parts) -> None:
 
 def apply_momentum_twice(parts: Parts) -> None:
     parts.method, parts.of_method = "dgc", {"density": 0.1}
-    parts.of_optimizer["momentum"] = 0.9
+    parts.optimizer_facts["momentum"] = 0.9
 
 
 def option(**options: Any) -> Callable[[Parts], object]:
@@ -132,7 +132,7 @@ DIFFERENCES: dict[str, Difference] = {
         option(steps_per_epoch=3), "on steps_per_epoch: ranks [0, 2] have None; ranks [1] have 3"
     ),
     "rate": Difference(
-        lambda parts: parts.of_optimizer.update(lr=1.0),
+        lambda parts: parts.optimizer_facts.update(lr=1.0),
         "on lr of group 0: ranks [0, 2] have 0.05; ranks [1] have 1.0",
     ),
     "optimizer": Difference(
@@ -157,7 +157,7 @@ def told(case: str, wrapper: str, rank: int, comm: Comm | None = None) -> str:
         DIFFERENCES[case].change(parts)
     try:
         parts.wrap(wrapper, comm)
-    except Disagreement as error:
+    except WorkerMismatch as error:
         return str(error)
     return "nothing"
 
@@ -176,7 +176,7 @@ def told_in_a_step(wrapper: str, rank: int, freezes: bool = False) -> str:
         training.optimizers[0].param_groups[0]["lr"] = 0.01
     try:
         training.advance(1)
-    except Disagreement as error:
+    except WorkerMismatch as error:
         return str(error)
     return "nothing"
 
@@ -287,7 +287,7 @@ def test_strides_differ_only_where_they_tell_another_order(method: str) -> None:
         if case in GAPS and method == "localsgd":
             refusal = "gaps, or elements that share memory"
         if refusal:
-            with pytest.raises((Disagreement, ValueError), match=refusal):
+            with pytest.raises((WorkerMismatch, ValueError), match=refusal):
                 averaged(shape, strides, METHODS[method])
             continue
         for weights in averaged(shape, strides, METHODS[method]):

@@ -20,7 +20,7 @@ from sparsify.comm import Comm, virtual
 from sparsify.method import Method
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
-from sparsify.wrappers.redistribution import is_alike
+from sparsify.wrappers.redistribution import are_equal_trees
 from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
@@ -145,9 +145,9 @@ def test_a_damaged_state_is_refused_on_all_workers_and_nothing_is_loaded(name: s
         for damage in cases:
             state = damage.state if comm.rank == 1 else saved
             told.append((damage.what, refusal(later.load_state_dict, state)))
-            assert is_alike(later.state_dict(), before), damage.what
+            assert are_equal_trees(later.state_dict(), before), damage.what
         later.load_state_dict(saved)
-        assert is_alike(later.state_dict(), saved)
+        assert are_equal_trees(later.state_dict(), saved)
         return told
 
     for (what, healthy), (_, broken) in zip(*virtual.run(2, body), strict=True):
@@ -188,10 +188,10 @@ def test_a_damaged_state_of_an_optimizer_leaves_all_of_it_as_it_was() -> None:
         ]  # fmt: skip
         for damage in cases:
             assert refusal(later.load_state_dict, damage.state if comm.rank == 1 else saved)
-            assert is_alike(later.state_dict(), before), damage.what
+            assert are_equal_trees(later.state_dict(), before), damage.what
         assert all(state["exp_avg"] is own for state, own in zip(later.state.values(), moments, strict=True))
         later.load_state_dict(saved)
-        assert is_alike(later.state_dict(), saved)
+        assert are_equal_trees(later.state_dict(), saved)
 
     virtual.run(2, body)
 
@@ -210,7 +210,7 @@ def test_damaged_states_are_not_shared_out() -> None:
     for size in (0, -1, 2.5, None, True):
         assert refusal(sparsify.redistribute, states, size)
     for now, before in zip(sparsify.redistribute(states, 2), states, strict=True):
-        assert is_alike(now, before)
+        assert are_equal_trees(now, before)
 
 
 def recipe() -> dict[str, Any]:

@@ -185,4 +185,4 @@ def test_one_replica_alone_is_refused() -> None:
 def test_an_unknown_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.16.0")
     with pytest.raises(ValueError, match=r"works with torch 2\.11 to 2\.15, and this is 2\.16\.0"):
-        units.units_of(torch.nn.Linear(1, 1))
+        units.find_units(torch.nn.Linear(1, 1))

@@ -642,7 +642,7 @@ REFUSED: dict[str, Refusal] = {
     ),
     "differently": (
         lambda grid: grid.shard(laws.build("topk", 0.1 * (1 + grid.rank % 2))),
-        "Disagreement: the workers disagree on method: ranks [0, 2] have ",
+        "WorkerMismatch: the workers disagree on method: ranks [0, 2] have ",
     ),
     "NaN": (
         overflow,

@@ -1,0 +1,291 @@
+# mypy: ignore-errors
+# ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
+"""What kernels in Triton are made of: the layout of `work`, reading, writing, counting.
+
+A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK,) int32
+holds numbers that kernels leave to later ones, how many candidates each share of the elements has, then three
+histograms.
+
+Offsets are int32 (triton_search.py refuses longer vectors); a stride can make them longer, so addresses are
+int64.
+"""
+
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+# Numbers in `work`. All are 0 when a call begins.
+BOUND = constexpr(0)  # least key of a candidate
+COUNT = constexpr(1)  # elements that reached the bound
+ALL = constexpr(2)  # 1: the k-th is looked for among all elements, for the bound was wrong, or there is none
+EMITTED = constexpr(3)  # slots given away in the result
+# Then a number for each program that loops, and the histograms of keys: by upper, middle and lower bits.
+SHARES = constexpr(16)
+MOST_PROGRAMS = constexpr(1024)
+BINS = constexpr(2048)
+FEW = constexpr(1024)
+HIGH = constexpr(16 + 1024)
+MIDDLE = constexpr(16 + 1024 + 2048)
+LOW = constexpr(16 + 1024 + 2048 + 1024)
+HISTOGRAMS = constexpr(2048 + 2 * 1024)
+WORK = constexpr(16 + 1024 + 2048 + 2 * 1024)
+# In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
+STEPS = constexpr(0)
+FALLBACKS = constexpr(1)
+CANDIDATES = constexpr(2)
+SELECTED = constexpr(3)
+
+WORD = constexpr(32)  # elements that a word of marks speaks of
+RUN = constexpr(32)  # elements of a sample that lie side by side: a memory line
+
+
+@triton.jit
+def magnitude(values):
+    """float32 -> int32 keys."""
+    return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def read(acc, n, acc_stride, begin, lanes, TILE: constexpr):
+    """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
+    inside = lanes < n - begin
+    places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    if begin + TILE <= n:  # loads without a mask are wide
+        values = tl.load(places)
+    else:
+        values = tl.load(places, mask=inside, other=0.0)
+    return values, inside
+
+
+@triton.jit
+def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, TILE: constexpr):
+    """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
+    begin = tl.program_id(0) * TILE
+    inside = lanes < n - begin
+    # One base of 64 bits; lanes differ from it by few bits, and mostly by constants.
+    places = acc + begin.to(tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+    added = grad + begin.to(tl.int64) * grad_stride + lanes.to(tl.int64) * grad_stride
+    if begin + TILE <= n:  # loads and stores without a mask are wide
+        sums = tl.load(places)
+        if ADD:
+            sums = sums + tl.load(added).to(tl.float32)
+            tl.store(places, sums)
+    else:
+        sums = tl.load(places, mask=inside, other=0.0)
+        if ADD:
+            sums = sums + tl.load(added, mask=inside, other=0.0).to(tl.float32)
+            tl.store(places, sums, mask=inside)
+    return sums, inside
+
+
+@triton.jit
+def tile_of_rows(TILE: constexpr, WIDTH: constexpr):
+    """0 ... TILE - 1, (TILE / WIDTH, WIDTH)."""
+    return tl.arange(0, TILE // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+
+
+@triton.jit
+def column(rows, number: constexpr, WIDTH: constexpr):
+    """(m, WIDTH) int32 -> (m,): where a row lies in one thread, the register that it is in."""
+    return tl.sum(tl.where(tl.arange(0, WIDTH)[None, :] == number, rows, 0), 1)
+
+
+@triton.jit
+def put(indices, values, slots, end, begin, names, kept, bits, TILE: constexpr, WIDTH: constexpr):
+    """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
+    behind it, while they are less than `end`. The tile's indices stand in `names` from `begin` on, or are the
+    numbers from `begin` on where that is None.
+    """
+    # In columns: before scattered stores of a whole tile, Triton would move all of it between threads.
+    for number in tl.static_range(WIDTH):
+        here = column(kept, number, WIDTH)
+        live = (here > 0) & (slots < end)
+        index = begin + tl.arange(0, TILE // WIDTH) * WIDTH + number
+        if names is not None:
+            index = tl.load(names + index, mask=live, other=0)
+        tl.store(indices + slots, index, mask=live)
+        tl.store(values + slots, column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
+        slots += here
+
+
+@triton.jit
+def in_order(counts):
+    """(m,) -> how many are before each."""
+    return tl.cumsum(counts, 0) - counts
+
+
+@triton.jit
+def mark(marks, keep, TILE: constexpr):
+    """One bit for each element of this program's tile, (TILE / 32, 32): a word for each 32, first the lowest.
+    -> how many are marked.
+    """
+    bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32), 1)
+    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    tl.store(marks + words, bits.to(tl.int32, bitcast=True))
+    return tl.sum(popcount(bits), 0)
+
+
+@triton.jit
+def popcount(x):
+    """uint32 -> how many bits are set, int32. Hacker's Delight, figure 5-2."""
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def exponent(x):
+    """uint32 powers of 2 -> which, int32; read off a float. Of 0: negative."""
+    return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def crossing(histogram, k, SIZE: constexpr):
+    """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
+    order = tl.arange(0, SIZE)
+    counts = tl.load(histogram + (SIZE - 1 - order))
+    above = in_order(counts)
+    here = (above < k) & (above + counts >= k)
+    bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
+    return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
+
+
+@triton.jit
+def kth_key(high, middle, low, k):
+    """The k-th largest key by three histograms; its lower bits, and how many keys are above it."""
+    upper, above, _inside = crossing(high, k, BINS)
+    inner, more, _inside = crossing(middle, k - above, FEW)
+    above = above + more
+    lower, more, _inside = crossing(low, k - above, FEW)
+    return (upper << 20) | (inner << 10) | lower, lower, above + more
+
+
+@triton.jit
+def emit_tile(
+    indices,
+    values,
+    counter,
+    start,
+    end,
+    taken,
+    begin,
+    names,
+    live,
+    x,
+    kth,
+    TILE: constexpr,
+    WIDTH: constexpr,
+):
+    """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
+    equal to it to slots from `taken` on. `names`: see `put`. -> `taken` behind these.
+    """
+    keys, bits = magnitude(x), x.to(tl.int32, bitcast=True)
+    larger = (live & (keys > kth)).to(tl.int32)
+    counts = tl.sum(larger, 1)
+    total = tl.sum(counts, 0)
+    if total > 0:
+        slots = start + tl.atomic_add(counter, total, sem="relaxed") + in_order(counts)
+        put(indices, values, slots, end, begin, names, larger, bits, TILE, WIDTH)
+    equal = (live & (keys == kth)).to(tl.int32)
+    counts = tl.sum(equal, 1)
+    total = tl.sum(counts, 0)
+    if total > 0:
+        put(indices, values, taken + in_order(counts), end, begin, names, equal, bits, TILE, WIDTH)
+    return taken + total
+
+
+@triton.jit
+def emit_range(
+    indices,
+    values,
+    counter,
+    end,
+    taken,
+    x,
+    stride,
+    names,
+    first,
+    last,
+    kth,
+    TILE: constexpr,
+    WIDTH: constexpr,
+):
+    """`emit_tile` of all tiles of x [first, last)."""
+    lanes = tile_of_rows(TILE, WIDTH)
+    for begin in range(first, last, TILE):
+        found, live = read(x, last, stride, begin, lanes, TILE)
+        taken = emit_tile(
+            indices, values, counter, 0, end, taken, begin, names, live, found, kth, TILE, WIDTH
+        )
+
+
+@triton.jit
+def scattered(number, turn):
+    """int32, int32 -> pseudo-random numbers of 31 bits."""
+    x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
+    x = (x ^ (x >> 15)) * 0x2C1B3C6D
+    x = (x ^ (x >> 12)) * 0x297A2D39
+    return (x ^ (x >> 15)) >> 1
+
+
+@triton.jit
+def share_of(n, TILE: constexpr):
+    """This program's share of n elements, some tiles in a row: the first, and the one behind the last."""
+    tiles = (n + TILE - 1) // TILE
+    length = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    first = tl.program_id(0) * length * TILE  # behind n, where there is nothing left
+    return first, tl.minimum(first + length * TILE, n)
+
+
+@triton.jit
+def histogram_of(
+    values,
+    stride,
+    first,
+    last,
+    prefix,
+    PREFIX: constexpr,
+    SHIFT: constexpr,
+    SIZE: constexpr,
+    TILE: constexpr,
+):
+    """(SIZE,): keys of values [first, last) whose bits from PREFIX on are `prefix`, counted from SHIFT on."""
+    counts = tl.zeros([SIZE], tl.int32)
+    lanes = tl.arange(0, TILE)
+    for begin in range(first, last, TILE):
+        found, inside = read(values, last, stride, begin, lanes, TILE)
+        keys = magnitude(found)
+        if PREFIX < 31:
+            inside = inside & ((keys >> PREFIX) == prefix)
+        counts += tl.histogram((keys >> SHIFT) & (SIZE - 1), SIZE, mask=inside)
+    return counts
+
+
+@triton.jit
+def counts_of(
+    acc,
+    work,
+    values,
+    n,
+    acc_stride,
+    prefix,
+    PREFIX: constexpr,
+    SHIFT: constexpr,
+    TILE: constexpr,
+    CHUNK: constexpr,
+):
+    """(FEW,): `histogram_of` this program's share of the candidates, or of all elements."""
+    if tl.load(work + ALL) != 0:
+        first, last = share_of(n, TILE)
+        counts = histogram_of(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, FEW, TILE)
+    else:
+        first, last = share_of(tl.load(work + COUNT), CHUNK)
+        counts = histogram_of(values, 1, first, last, prefix, PREFIX, SHIFT, FEW, CHUNK)
+    return counts
+
+
+@triton.jit
+def add_counts(histogram, counts, SIZE: constexpr):
+    """Add this program's counts to a histogram."""
+    tl.atomic_add(histogram + tl.arange(0, SIZE), counts, mask=counts > 0, sem="relaxed")
