@@ -106,7 +106,7 @@ class Trainer:
                 method, named, instrumented, timer, seed, select=settings.select, together=together
             )
             self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
-        augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
+        augmentation = BucketContext(seed, comm.rank, -1).make_generator(device)  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)

@@ -21,7 +21,7 @@ from sparsify.kernels.joint import split_like
 from sparsify.local.fused_exchange import moved
 from sparsify.local.packed_messages import whole
 from sparsify.local.strategy import Local
-from sparsify.method import Dense, Step
+from sparsify.method import Dense, StepSettings
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
@@ -160,7 +160,7 @@ class Fragment:
             NonFiniteDrift: on all workers, where any has a NaN or Inf; nothing has changed.
         """
         strategy, engine, own, self.drift = self.strategy, self.engine, self.drift, []
-        step = Step(strategy.method.density_at(epoch), lr=strategy.outer.lr)
+        step = StepSettings(strategy.method.density_at(epoch), lr=strategy.outer.lr)
         if debug:
             facts = {"strategy": stable_repr(strategy), "round": engine.step, "density": step.step_density}
             check_workers_agree(engine.comm, facts, own[0])
@@ -239,7 +239,7 @@ class Fragment:
                         "parameters a gradient in the first step"
                     )
             pieces = [flattened(local_part(inner.state[p][state.key])) for _, p in self.parameters]
-            reports.append(whole(engine, pieces, Step(1.0)))
+            reports.append(whole(engine, pieces, StepSettings(1.0)))
         return reports
 
     # --- saved

@@ -23,7 +23,7 @@ from sparsify.core.gradients import flattened
 Named = Sequence[tuple[str, Parameter]]
 # Modules whose forward pass writes to their own weights, as a part of training.
 WRITES_IN_FORWARD = (nn.Embedding, nn.EmbeddingBag)
-HOOK_BY_MODULE = 1  # of the library, on each step: see `ForeignStepGuard`
+NUM_LIBRARY_HOOKS = 1  # of the library, on each step: see `ForeignStepGuard`
 MOST_SAMPLES = 64  # elements of each parameter that are compared
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
@@ -213,7 +213,7 @@ class LocalityGuard:
         hooks = [*self.optimizer._optimizer_step_pre_hooks, *self.optimizer._optimizer_step_post_hooks]
         before = self._num_collectives()
         yield
-        if len(hooks) == HOOK_BY_MODULE and self._num_collectives() != before:
+        if len(hooks) == NUM_LIBRARY_HOOKS and self._num_collectives() != before:
             raise ValueError(
                 f"{type(self.optimizer).__name__} communicates with other workers within its step, so steps "
                 "are not local, and it would take their parameters or gradients for its own; take an "

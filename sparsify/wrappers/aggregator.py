@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from sparsify.comm import Comm
 from sparsify.core.gradients import Gradients, OwnGradients
 from sparsify.core.timer import PhaseTimer
-from sparsify.method import Method, Step, Watch, num_selected
+from sparsify.method import Method, StepSettings, SelectionHook, num_selected
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.engine import Engine, StepReport
 from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
@@ -59,31 +59,31 @@ class Aggregator(Engine):
         return self.source
 
     def aggregate(
-        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, watch: Watch | None = None
+        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, selection_hook: SelectionHook | None = None
     ) -> StepReport:
         """Replace all gradients by their averages over the workers.
 
         Args:
             epoch: counted from 0, for the density schedule.
             lr: the optimizer's, for feedback in the learning-rate domain; or one for each bucket.
-            watch: see `Step`.
+            selection_hook: see `StepSettings`.
         """
-        return self.aggregate_collected(self.gradients.views, epoch, lr, watch)
+        return self.aggregate_collected(self.gradients.views, epoch, lr, selection_hook)
 
     def aggregate_collected(
         self,
         grads: Sequence[Tensor],
         epoch: int = 0,
         lr: float | Sequence[float] = 1.0,
-        watch: Watch | None = None,
+        selection_hook: SelectionHook | None = None,
     ) -> StepReport:
         """The same, given what `source.collect` returned."""
-        steps = self.begin(epoch, lr, watch)
+        steps = self.begin(epoch, lr, selection_hook)
         return self.average(self.gradients_of(self.source.in_space(grads), steps))
 
-    def begin(self, epoch: int, lr: float | Sequence[float], watch: Watch | None = None) -> list[Step]:
+    def begin(self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None) -> list[StepSettings]:
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
-        step = Step(self.method.density_at(epoch), watch=watch)
+        step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
         if self.debug:
             ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
             facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}

@@ -212,7 +212,7 @@ def check_gradient_dtypes(named: Iterable[tuple[str, nn.Parameter]]) -> None:
 def check_momentum_applied_once(optimizer: torch.optim.Optimizer, method: Method) -> None:
     """Momentum is applied once."""
     theirs = [group.get("momentum") or group.get("betas") for group in optimizer.param_groups]
-    if method.momentum_inside and any(theirs):
+    if method.applies_momentum and any(theirs):
         raise ValueError(
             f"the method applies momentum itself, and the optimizer has {theirs[0]} too; give the optimizer "
             "momentum=0, or build the method with momentum=0"
@@ -220,7 +220,7 @@ def check_momentum_applied_once(optimizer: torch.optim.Optimizer, method: Method
 
 
 class ForeignStepGuard:
-    """Refuses steps of an optimizer that its wrapper did not make: they would use one worker's gradients."""
+    """A guard that refuses an optimizer's own steps, which would use one worker's gradients alone."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.is_stepping = False
@@ -239,8 +239,8 @@ class ForeignStepGuard:
             )
 
     @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Steps within are the wrapper's."""
+    def allow_step(self) -> Iterator[None]:
+        """Allow the wrapper's own step within."""
         self.is_stepping = True
         try:
             yield

@@ -19,7 +19,7 @@ from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
 from sparsify.core.used_parameters import Used
-from sparsify.method import Dense, Method, Step
+from sparsify.method import Dense, Method, StepSettings
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.checks import (
     WrapperBase,
@@ -163,7 +163,7 @@ class DDPHook(WrapperBase):
         self._full: list[FullBucket] = []  # not yet aggregated
         self._parts: list[StepReport] = []  # of this step
         self._came = set[str]()  # what DDP has handed over in this step
-        self._steps: list[Step] = []  # of this step, by the engine's buckets
+        self._steps: list[StepSettings] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
         self._dense = meeting if isinstance(method, Dense) and isinstance(meeting, TorchComm) else None
         device = next(model.module.parameters()).device
@@ -225,7 +225,7 @@ class DDPHook(WrapperBase):
             self._shake_hands()
         if self._dense is None:
             self.check_step(self.optimizer)
-            step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
+            step, buckets = StepSettings(self.method.density_at(self.epoch)), self.engine.buckets
             self._steps = [step] * len(buckets)
             if self.method.needs_lr:
                 assert self.optimizer is not None  # `check_ddp_method` has looked

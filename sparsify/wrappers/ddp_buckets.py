@@ -208,7 +208,7 @@ def check_ddp_method(
         raise ValueError(
             "sparsify.distribute's optimizer averages by itself; give register the inner one, or leave it out"
         )
-    if optimizer is None and (method.needs_lr or method.momentum_inside):
+    if optimizer is None and (method.needs_lr or method.applies_momentum):
         why = "follows the learning rate" if method.needs_lr else "applies momentum itself"
         raise ValueError(
             f"the method {why}, so it must know the optimizer: sparsify.register(model, method, optimizer)"

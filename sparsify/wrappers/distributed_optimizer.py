@@ -18,7 +18,7 @@ from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
 from sparsify.core.claims import ParameterClaim
 from sparsify.core.used_parameters import Used
-from sparsify.method import Method, Step
+from sparsify.method import Method, StepSettings
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.checks import (
     ForeignStepGuard,
@@ -285,7 +285,7 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
         self._leave_alone(self.aggregator.source.views, used)
         return self.last_report
 
-    def _aggregate_full(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
+    def _aggregate_full(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
         """Aggregate some buckets in the thread of `overlap`."""
         assert self._overlap is not None  # which calls this
         aggregator, overlap = self.aggregator, self._overlap

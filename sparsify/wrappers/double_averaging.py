@@ -100,7 +100,9 @@ class DoubleAveragingGuard:
                 self.backward_stats[rival] = rival.reducer.get_backward_stats()
 
     def check(self) -> None:
-        """Refuse gradients that a rival has averaged since the last call. Call it once a step, after backward.
+        """Refuse gradients that a rival has averaged since the last call.
+
+        Call it once a step, after backward.
 
         Raises:
             ValueError: a rival averaged them.

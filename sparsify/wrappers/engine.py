@@ -20,9 +20,9 @@ from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import JointKernel, Kernel, find_kernels, make_group_kernel, make_kernel, stretch_norms
 from sparsify.kernels.joint import divide, split_like
-from sparsify.method import Method, Sparsifier, Step
+from sparsify.method import Method, Sparsifier, StepSettings
 from sparsify.ranges import stable_repr
-from sparsify.types import BucketContext, SearchStats, Sparse
+from sparsify.types import BucketContext, SearchStats, SparseVector
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
 from sparsify.wrappers.saved_states import (
     FORMAT,
@@ -151,7 +151,7 @@ class Engine:
         return self.method.group_support.one_message and self.groups_buckets
 
     def gradients_of(
-        self, tensors: Sequence[Tensor], steps: Sequence[Step], numbers: Sequence[int] | None = None
+        self, tensors: Sequence[Tensor], steps: Sequence[StepSettings], numbers: Sequence[int] | None = None
     ) -> list[BucketGradient]:
         """Return the gradients of buckets, given tensors (m,) that hold them one after the other.
 
@@ -180,7 +180,7 @@ class Engine:
         in_pieces = any(len(gradient.pieces) > 1 for gradient in gradients)
         if in_pieces and not self.method.group_support.pieces:
             return self._average_copies(gradients, shares_k)
-        self.method.prepare([piece for gradient in gradients for piece in gradient.pieces], self.comm)
+        self.method.prepare_gradients([piece for gradient in gradients for piece in gradient.pieces], self.comm)
         reports = list[StepReport]()
         for group in self._divide_into_groups(gradients):
             reports += self._average_group(group, shares_k)
@@ -207,9 +207,9 @@ class Engine:
         act = partial(self.method.aggregate, whole, gradient.step, gradient.state, self.comm, self.timer)
         return self.report([gradient], act)
 
-    def _deliver(self, method: Sparsifier, selection: Sparse, gradient: BucketGradient) -> int:
+    def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradient) -> int:
         (whole,) = gradient.pieces
-        return method.deliver(selection, whole, gradient.step, gradient.state, self.comm, self.timer)
+        return method.exchange_and_average(selection, whole, gradient.step, gradient.state, self.comm, self.timer)
 
     def _divide_into_groups(self, gradients: Sequence[BucketGradient]) -> Iterator[Sequence[BucketGradient]]:
         """Yield buckets of one kind, no more elements than int32 can count."""

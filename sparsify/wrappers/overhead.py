@@ -59,7 +59,10 @@ class AveragingOverhead:
         self.collectives_before = collectives
 
     def _log(self, report: StepReport, collectives: int) -> None:
-        """Log a long averaging time, on rank 0. No warning, which may be an error that others would wait for."""
+        """Log a long averaging time on rank 0, once.
+
+        It is no warning: those may be errors, and then the other workers would wait.
+        """
         assert self.samples
         averaging_s, step_s = (median(seconds) for seconds in zip(*self.samples, strict=True))
         share = median(averaging / step for averaging, step in self.samples)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.method import Step
+from sparsify.method import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport, while_alive
 
@@ -99,7 +99,7 @@ class BackwardOverlap:
     def __init__(
         self,
         aggregator: Aggregator,
-        aggregate: Callable[[Sequence[int], Sequence[Step]], StepReport] | None = None,
+        aggregate: Callable[[Sequence[int], Sequence[StepSettings]], StepReport] | None = None,
         unannounced: Callable[[], None] = lambda: None,
     ) -> None:
         self.aggregator, gradients = aggregator, aggregator.gradients
@@ -128,7 +128,7 @@ class BackwardOverlap:
         ]
         self.places = {index: at for at, inside in enumerate(self.inside) for index in inside}
         self.waiting: list[set[int]] = []  # of each group, parameters whose gradients are yet to come
-        self.steps: list[Step] = []  # of each bucket
+        self.steps: list[StepSettings] = []  # of each bucket
         self.held = dict[int, Tensor]()  # by the parameter's index, what stands in its gradient's place
         self.changes = 0  # of the gradients, as autograd counts them, when the last one came
         arriving = ((gradients.parameters[at][1], while_alive(self.arrived, at)) for at in self.places)
@@ -203,7 +203,7 @@ class BackwardOverlap:
         while (at := len(self.background.futures)) < len(self.waiting) and not self.waiting[at]:
             self._start(at)
 
-    def average(self, group: Sequence[int], steps: Sequence[Step]) -> StepReport:
+    def average(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
         """Aggregate buckets that are full."""
         buckets = self.aggregator.gradients.buckets
         flats = [buckets[at].flat for at in group]

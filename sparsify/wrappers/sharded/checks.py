@@ -30,7 +30,7 @@ def reduce_scatter_of(within: Method | None) -> Any:
     """
     if within is None:
         return None
-    found = within.reduce_scatter() if isinstance(within, Method) else None
+    found = within.custom_reduce_scatter() if isinstance(within, Method) else None
     if found is None:
         raise ValueError(
             f"within={within!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import broadcast_all
 from sparsify.core.bucket import Bucket, grouped, local_part
-from sparsify.method import Dense, Method, Step
+from sparsify.method import Dense, Method, StepSettings
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.checks import (
     WrapperBase,
@@ -131,7 +131,7 @@ class ShardHook(WrapperBase):
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._waiting = dict[int, Tensor]()  # by unit, what is exchanged with the next gradients
-        self._steps, self._parts = list[Step](), list[StepReport]()  # of this step
+        self._steps, self._parts = list[StepSettings](), list[StepReport]()  # of this step
         self._overhead, self._tells = AveragingOverhead(self.engine.comm, ""), self._everyone.rank == 0
         if not self._tells:
             self._overhead.samples = None
@@ -182,7 +182,7 @@ class ShardHook(WrapperBase):
             check_workers_agree(
                 self._everyone, {**told, **optimizer_facts(self.optimizer)}, self.engine.buckets[0].flat
             )
-        step, buckets = Step(self.method.density_at(self.epoch)), self.engine.buckets
+        step, buckets = StepSettings(self.method.density_at(self.epoch)), self.engine.buckets
         self._steps = [step] * len(buckets)
         if self.method.needs_lr:
             lrs = bucket_learning_rates(self._parameters, buckets, self.optimizer)

@@ -222,7 +222,7 @@ def test_a_warm_up_that_nobody_advances_is_told_once_by_rank_0(
     monkeypatch: pytest.MonkeyPatch,
     group_of_one: None,
 ) -> None:
-    monkeypatch.setattr(wrapping, "LONG_EPOCH_STEPS", 3)
+    monkeypatch.setattr(checks, "LONG_EPOCH_STEPS", 3)
     options = {key: value for key, value in choices.items() if key == "steps_per_epoch"}
     method = sparsify.build("topk", density=0.2, density_warmup=choices["density_warmup"])
 
