@@ -16,11 +16,11 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
-from sparsify.feedback import Feedback, sparse
+from sparsify.feedback import Feedback, as_sparse_vectors
 from sparsify.kernels import JointKernel
 from sparsify.kernels.joint import matched, split_like
 from sparsify.select import Selector
-from sparsify.types import Sparse, Step, num_selected
+from sparsify.types import SparseVector, StepSettings, num_selected
 
 
 class GroupSupport(NamedTuple):
@@ -38,7 +38,7 @@ class BucketGradient(NamedTuple):
     number: int  # of the bucket
     size: int  # its elements
     pieces: Sequence[Tensor]  # (m,) each: the gradient, one piece after the other
-    step: Step
+    step: StepSettings
     state: Any  # the method's, of this bucket
 
 
@@ -82,7 +82,9 @@ class GroupForm:
         selection, _ = self.select_group(group, comm, timer)
         return self.deliver_group(selection, group, comm, timer)
 
-    def select_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> tuple[Sparse, list[int]]:
+    def select_group(
+        self, group: BucketGroup, comm: Comm, timer: PhaseTimer
+    ) -> tuple[SparseVector, list[int]]:
         """Return what this worker sends of the group, and how many elements that is of each bucket."""
         with timer.phase("select"):
             accs: Sequence[Tensor] = group.feedback_states
@@ -90,21 +92,21 @@ class GroupForm:
             if found is None:
                 accs, found = self._accumulate_and_select(group, comm)
             selection, ks = found
-        if any(bucket.step.watch for bucket in group.buckets):
+        if any(bucket.step.selection_hook for bucket in group.buckets):
             for bucket, acc, own in zip(group.buckets, accs, group.kernel.split(selection, ks), strict=True):
-                if bucket.step.watch:
-                    bucket.step.watch(acc, own)
+                if bucket.step.selection_hook:
+                    bucket.step.selection_hook(acc, own)
         return selection, ks
 
     def search_group(
         self, group: BucketGroup, anchors: Sequence[Tensor] = ()
-    ) -> tuple[Sparse, list[int]] | None:
+    ) -> tuple[SparseVector, list[int]] | None:
         """Accumulate and select in one pass over memory; None where this selector or feedback can't.
 
         Args:
             anchors: see `Selector.search_together`.
         """
-        weight = self.feedback.weight
+        weight = self.feedback.residual_weight
         if weight is None:
             return None
         states = [bucket.state.select for bucket in group.buckets]
@@ -113,8 +115,8 @@ class GroupForm:
         )
 
     def exchange_group(
-        self, selection: Sparse, group: BucketGroup, comm: Comm, timer: PhaseTimer
-    ) -> list[Sparse]:
+        self, selection: SparseVector, group: BucketGroup, comm: Comm, timer: PhaseTimer
+    ) -> list[SparseVector]:
         """Exchange a selection and keep the rest; return the sum over the workers."""
         kernel = group.kernel
         states = [bucket.state.exchange for bucket in group.buckets]
@@ -122,9 +124,11 @@ class GroupForm:
             delivery = self.exchange.exchange_together(selection, kernel.num_elements, group.ks, comm, states)
         with timer.phase("select"):
             self.feedback.retain_together(delivery, group.feedback_states, kernel)
-        return sparse(delivery.total)
+        return as_sparse_vectors(delivery.total)
 
-    def deliver_group(self, selection: Sparse, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
+    def deliver_group(
+        self, selection: SparseVector, group: BucketGroup, comm: Comm, timer: PhaseTimer
+    ) -> int:
         """Exchange a selection, keep the rest, and write the average; return how many elements were sent."""
         total = self.exchange_group(selection, group, comm, timer)
         with timer.phase("scatter"):
@@ -139,7 +143,7 @@ class GroupForm:
 
     def _accumulate_and_select(
         self, group: BucketGroup, comm: Comm
-    ) -> tuple[Sequence[Tensor], tuple[Sparse, list[int]]]:
+    ) -> tuple[Sequence[Tensor], tuple[SparseVector, list[int]]]:
         """Return what was selected from, (n,) of each bucket, and what `select_group` returns."""
         accs, addends = self.feedback.operands_together(
             [bucket.pieces for bucket in group.buckets],
@@ -149,12 +153,12 @@ class GroupForm:
         if self.group_support.one_search:
             pieces = [piece for addend in addends for piece in addend]
             return accs, (group.kernel.topk(accs, pieces, group.ks), group.ks)
-        selections = list[Sparse]()
+        selections = list[SparseVector]()
         for bucket, acc, addend, k in zip(group.buckets, accs, addends, group.ks, strict=True):
             if len(addend) > 1:
                 torch._foreach_add_(split_like(acc, addend), list(addend))
             last = addend[0] if len(addend) == 1 else None
             choice = self.select.accumulate_and_select(acc, last, k, comm, bucket.state.select)
-            selections.append(choice.of(acc))
+            selections.append(choice.gather_from(acc))
         ks = [selection.indices.numel() for selection in selections]
         return accs, (group.kernel.joined(selections), ks)

@@ -16,21 +16,23 @@ from sparsify.core import host_sync
 from sparsify.core.wire import Wire, joined, split
 from sparsify.types import (
     BucketContext,
-    Call,
+    BucketStep,
+    CollectiveCall,
     Delivery,
-    Part,
-    SeenStep,
-    Slice,
-    Sparse,
+    DenseSlice,
+    MethodPart,
+    SparseVector,
     index_dtype,
-    uneven_gather,
+    uneven_gather_calls,
 )
 
 
-class Exchange(Part, ABC):
+class Exchange(MethodPart, ABC):
     """Part of a method that sums the workers' selections."""
 
-    needs_shared: ClassVar[bool] = False  # are indices left unsent, so that all workers must choose alike?
+    needs_shared_indices: ClassVar[bool] = (
+        False  # are indices left unsent, so that all workers must choose alike?
+    )
     supports_groups: ClassVar[bool] = (
         False  # is the total of several buckets, exchanged as one, that of each by itself?
     )
@@ -40,11 +42,11 @@ class Exchange(Part, ABC):
             cls.supports_groups = False  # said of another exchange
 
     @property
-    def needs_exact(self) -> bool:
+    def needs_equal_counts(self) -> bool:
         """True if every worker must bring the same number of elements."""
         return False
 
-    def misfit(self, select: Part) -> str | None:
+    def why_incompatible(self, select: MethodPart) -> str | None:
         """Reason why it can't exchange what this selector chooses; None where it can."""
         return None
 
@@ -53,11 +55,11 @@ class Exchange(Part, ABC):
         return None
 
     @abstractmethod
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: Any) -> Delivery:
         """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
 
     def exchange_together(
-        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
+        self, part: SparseVector, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
     ) -> Delivery:
         """`exchange` of several buckets, whose space has n elements, where it supports groups."""
         return self.exchange(part, n, sum(ks), comm, None)
@@ -88,62 +90,67 @@ class AllGather(Exchange):
             )
 
     @property
-    def needs_exact(self) -> bool:
+    def needs_equal_counts(self) -> bool:
         return not self.uneven
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not self.packed:
             values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
-            return Delivery([Sparse(*pair) for pair in zip(indices, values, strict=True)], [part])
+            return Delivery([SparseVector(*pair) for pair in zip(indices, values, strict=True)], [part])
         mine = self.wire.write(part, n)
         messages = gather_uneven(comm, mine) if self.uneven else comm.all_gather(mine)
         total = [self.wire.read_all(message, n, part.values.dtype) for message in messages]
         return Delivery([*total], [self.wire.rounded(part)])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        most = max(seen.selected)
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        most = max(bucket_step.sent_counts)
         if not self.packed:
-            each = seen.work.itemsize, seen.index_nbytes
-            return [Call("all_gather", nbytes * most) for nbytes in each]
-        nbytes = self.wire.nbytes(most, seen.n, seen.work)
-        return uneven_gather(nbytes) if self.uneven else [Call("all_gather", nbytes)]
+            each = bucket_step.value_dtype.itemsize, bucket_step.index_nbytes
+            return [CollectiveCall("all_gather", nbytes * most) for nbytes in each]
+        nbytes = self.wire.nbytes(most, bucket_step.n, bucket_step.value_dtype)
+        return uneven_gather_calls(nbytes) if self.uneven else [CollectiveCall("all_gather", nbytes)]
 
 
 @dataclass(frozen=True)
 class AllGatherBlocks(Exchange):
     """All-gather of consecutive indices: one start and k values from each worker. Eghlidi and Jaggi 2020."""
 
-    needs_exact: ClassVar[bool] = True
+    needs_equal_counts: ClassVar[bool] = True
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         start = index_dtype(n)
         messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
-        row, total = torch.arange(k, device=part.values.device), list[Sparse | Slice]()
+        row, total = torch.arange(k, device=part.values.device), list[SparseVector | DenseSlice]()
         for message in messages:
             first, values = split(message, (start, 1), (part.values.dtype, k))
-            total.append(Sparse((first + row) % n, values))
+            total.append(SparseVector((first + row) % n, values))
         return Delivery(total, [part])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        return [Call("all_gather", seen.index_nbytes + seen.work.itemsize * max(seen.selected))]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        return [
+            CollectiveCall(
+                "all_gather",
+                bucket_step.index_nbytes + bucket_step.value_dtype.itemsize * max(bucket_step.sent_counts),
+            )
+        ]
 
 
 @dataclass(frozen=True)
 class AllReduce(Exchange):
     """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
 
-    needs_shared: ClassVar[bool] = True
+    needs_shared_indices: ClassVar[bool] = True
     supports_groups: ClassVar[bool] = True
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not part.values.numel():
             return Delivery([], [])  # alike everywhere, since the choice is
-        total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
+        total = SparseVector(part.indices, comm.all_reduce(part.values.clone()))
         return Delivery([total], [part])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        nbytes = seen.work.itemsize * max(seen.selected)
-        return [Call("all_reduce", nbytes)] if nbytes else []
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        nbytes = bucket_step.value_dtype.itemsize * max(bucket_step.sent_counts)
+        return [CollectiveCall("all_reduce", nbytes)] if nbytes else []
 
 
 # Split and reduce: every worker owns a region of the bucket and sums what all have selected in it.
@@ -154,7 +161,9 @@ def even_borders(n: int, size: int) -> list[int]:
     return [n * rank // size for rank in range(size + 1)]
 
 
-def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, wire: Wire) -> Sparse:
+def split_and_reduce(
+    part: SparseVector, borders: Sequence[int], n: int, comm: Comm, wire: Wire
+) -> SparseVector:
     """One worker's selection in, the sum over all workers of its own region out: (m,) with ascending indices,
     summed in the order of ranks. Region r reaches from borders[r] to borders[r + 1]. Three host
     synchronisations: how much goes to each worker, how much comes from each, how many different indices that
@@ -165,20 +174,22 @@ def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, w
     cuts = torch.searchsorted(indices, host_sync.to_device(list(borders), indices))
     lengths = differences(host_sync.to_host(cuts))
     messages = [
-        wire.write(Sparse(*piece), n)
+        wire.write(SparseVector(*piece), n)
         for piece in zip(indices.split(lengths), values.split(lengths), strict=True)
     ]
     pieces = exchange_pieces(comm, torch.cat(messages), [len(message) for message in messages])
-    return sum_by_rank([wire.read_all(piece, n, part.values.dtype) for piece in pieces])
+    return sum_in_rank_order([wire.read_all(piece, n, part.values.dtype) for piece in pieces])
 
 
-def gather_counts(comm: Comm, part: Sparse) -> list[int]:
+def gather_counts(comm: Comm, part: SparseVector) -> list[int]:
     """Number of elements that each worker has. One host synchronisation."""
     count = host_sync.to_device([part.indices.numel()], part.indices)
     return [int(count) for count in host_sync.to_host(torch.cat(comm.all_gather(count)))]
 
 
-def gather_pairs(part: Sparse, counts: Sequence[int], n: int, comm: Comm, wire: Wire) -> list[Sparse]:
+def gather_selections(
+    part: SparseVector, counts: Sequence[int], n: int, comm: Comm, wire: Wire
+) -> list[SparseVector]:
     """All-gather of selections, by rank, whose lengths are known (`gather_counts`): padded to the longest."""
     dtype = part.values.dtype
     lengths = [wire.nbytes(count, n, dtype) for count in counts]
@@ -192,17 +203,19 @@ def gather_pairs(part: Sparse, counts: Sequence[int], n: int, comm: Comm, wire: 
     ]
 
 
-def sum_by_rank(received: Sequence[Sparse]) -> Sparse:
+def sum_in_rank_order(received: Sequence[SparseVector]) -> SparseVector:
     """Several selections as one with distinct, ascending indices. One host synchronisation."""
     host_sync.count_sync()  # for how many different ones there are
     indices = torch.unique(torch.cat([part.indices.long() for part in received]))
     values = received[0].values.new_zeros(indices.numel())
     for part in received:  # distinct within each, so the order of the sum is fixed
         values.index_add_(0, torch.searchsorted(indices, part.indices.long()), part.values)
-    return Sparse(indices, values)
+    return SparseVector(indices, values)
 
 
-def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
+def scatter_sum(
+    total: list[SparseVector | DenseSlice], scale: float, grad: Tensor, wide: Tensor | None
+) -> None:
     """grad (n,) <- scale x the sum of `total`, in a fixed order: within a part indices are distinct."""
     into = grad if wide is None else wide
     into.zero_()
@@ -217,6 +230,6 @@ def differences(positions: Sequence[int]) -> list[int]:
     return [int(end) - int(start) for start, end in pairwise(positions)]
 
 
-def rounding_errors(total: Sparse, rounded: Sparse) -> Sparse:
+def rounding_errors(total: SparseVector, rounded: SparseVector) -> SparseVector:
     """Errors that an owner must take back into its residual, as delivered: its sums arrive rounded."""
-    return Sparse(total.indices, rounded.values - total.values)
+    return SparseVector(total.indices, rounded.values - total.values)

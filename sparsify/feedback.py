@@ -18,37 +18,42 @@ from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     Delivery,
-    Part,
-    Slice,
-    Sparse,
-    work_dtype,
+    DenseSlice,
+    MethodPart,
+    SparseVector,
+    accumulation_dtype,
 )
 
 
-class Feedback(Part, ABC):
+class Feedback(MethodPart, ABC):
     """Part of a method that keeps what was not sent."""
 
-    accepts_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
+    accepts_pieces: ClassVar[bool] = (
+        False  # does `prepare_accumulation` hand the gradient on as it is, in pieces too?
+    )
 
     @property
-    def weight(self) -> float | None:
-        """What `operands` multiplies the state with, which is the residual, and no more than that; None where
+    def residual_weight(self) -> float | None:
+        """What `prepare_accumulation` multiplies the state with, which is the residual, and no more than that; None where
         it does anything else. For selectors that do it while they search, and add the gradient.
         """
         return None
 
     @property
     def supports_groups(self) -> bool:
-        """True if several buckets' can be kept at once: unless `retain` is its own, and for one alone."""
+        """True if several buckets' can be kept at once: unless `retain_undelivered` is its own, and for one alone."""
         own = type(self)
-        return own.retain is Feedback.retain or own.retain_together is not Feedback.retain_together
+        return (
+            own.retain_undelivered is Feedback.retain_undelivered
+            or own.retain_together is not Feedback.retain_together
+        )
 
     @abstractmethod
     def init(self, like: Tensor) -> Any:
         """The state for a bucket like this one."""
 
     @abstractmethod
-    def operands(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
         """(n,) and (n,): the gradient plus the residual is their sum, taken in place of the first, maybe by a
         selector while it searches; None: nothing is left to be added. The first may be the state's own
         buffer, or `grad` itself.
@@ -56,10 +61,10 @@ class Feedback(Part, ABC):
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
         """(n,) -> (n,): the sum of the operands."""
-        acc, addend = self.operands(grad, lr, state)
+        acc, addend = self.prepare_accumulation(grad, lr, state)
         return acc if addend is None else acc.add_(addend)
 
-    def retain(self, delivery: Delivery, state: Any) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: Any) -> None:
         """Keep what `accumulate` returned, less what was delivered of it."""
         residual = self.residual(state)
         if residual is not None:
@@ -69,7 +74,7 @@ class Feedback(Part, ABC):
     def operands_together(
         self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Any]
     ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
-        """Return `operands` of several buckets: (n,) of each, and the pieces (m,) to be added to it, if any.
+        """Return `prepare_accumulation` of several buckets: (n,) of each, and the pieces (m,) to be added to it, if any.
 
         Args:
             gradients: of each bucket its pieces; one each, unless `accepts_pieces`.
@@ -78,7 +83,7 @@ class Feedback(Part, ABC):
         accs = list[Tensor]()
         addends = list[Sequence[Tensor]]()
         for pieces, lr, state in zip(gradients, lrs, states, strict=True):
-            acc, addend = self.operands(pieces[0], lr, state)
+            acc, addend = self.prepare_accumulation(pieces[0], lr, state)
             accs.append(acc)
             if addend is None:
                 addends.append([])
@@ -93,10 +98,10 @@ class Feedback(Part, ABC):
         return accs, [[] for _ in accs]
 
     def retain_together(self, delivery: Delivery, states: Sequence[Any], joint: JointKernel) -> None:
-        """`retain` of several buckets at once, given what was delivered of their space."""
+        """`retain_undelivered` of several buckets at once, given what was delivered of their space."""
         residuals = [found for state in states if (found := self.residual(state)) is not None]
         if residuals:
-            joint.add(residuals, sparse(delivery.delivered), alpha=-1)
+            joint.add(residuals, as_sparse_vectors(delivery.delivered), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
         """The residual at this moment, (n,): the state's field of this name; None where nothing is kept."""
@@ -108,12 +113,14 @@ class Feedback(Part, ABC):
 class NoFeedback(Feedback):
     """Nothing is kept: what was not sent is lost."""
 
-    exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
+    always_broken_laws: ClassVar[dict[str, str]] = {
+        NOTHING_IS_LOST: "there is no residual: what is not sent is lost"
+    }
 
     def init(self, like: Tensor) -> Workspace | None:
-        return None if work_dtype(like.dtype) == like.dtype else Workspace(like)
+        return None if accumulation_dtype(like.dtype) == like.dtype else Workspace(like)
 
-    def operands(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
         return (grad if state is None else state.buffer("acc").copy_(grad)), None
 
     def residual(self, state: Workspace | None) -> None:
@@ -131,13 +138,13 @@ class ErrorFeedback(Feedback):
     accepts_pieces: ClassVar[bool] = True
 
     @property
-    def weight(self) -> float | None:
-        return 1.0 if type(self).operands is ErrorFeedback.operands else None
+    def residual_weight(self) -> float | None:
+        return 1.0 if type(self).prepare_accumulation is ErrorFeedback.prepare_accumulation else None
 
     def init(self, like: Tensor) -> Tensor:
-        return huge_pages.zeros_like(like, work_dtype(like.dtype))
+        return huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
 
-    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
 
     def operands_together(
@@ -155,7 +162,7 @@ class DecayedFeedback(ErrorFeedback):
     arXiv:2508.15706, algorithm 1, which replaces outer momentum; DeMo's momentum, arXiv:2411.19870.
 
     What decays is lost, and no more than that: over T steps the sum of what was delivered is the sum of what
-    was seen, less e(T), less (1 - decay) times the sum of e(t) over t < T.
+    was bucket_step, less e(T), less (1 - decay) times the sum of e(t) over t < T.
 
     Args:
         decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback.
@@ -164,14 +171,14 @@ class DecayedFeedback(ErrorFeedback):
     decay: PositiveFraction = 0.95
 
     @property
-    def weight(self) -> float | None:
-        return self.decay if type(self).operands is DecayedFeedback.operands else None
+    def residual_weight(self) -> float | None:
+        return self.decay if type(self).prepare_accumulation is DecayedFeedback.prepare_accumulation else None
 
     def broken_laws(self) -> dict[str, str]:
         decayed = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"
         return {} if self.decay == 1 else {NOTHING_IS_LOST: decayed}
 
-    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return (state if self.decay == 1 else state.mul_(self.decay)), grad
 
     def operands_together(
@@ -183,7 +190,7 @@ class DecayedFeedback(ErrorFeedback):
 
 
 @dataclass
-class Scaled:
+class ScaledResidual:
     """A residual in units of the learning rate that it was last seen with."""
 
     residual: Tensor  # (n,)
@@ -200,15 +207,17 @@ class LearningRateFeedback(Feedback):
     schedules begin, nothing can be applied: zeros are delivered, and the residual waits.
 
     Raises:
-        ValueError: in `operands`, lr is negative or NaN.
+        ValueError: in `prepare_accumulation`, lr is negative or NaN.
     """
 
     accepts_pieces: ClassVar[bool] = True
 
-    def init(self, like: Tensor) -> Scaled:
-        return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
+    def init(self, like: Tensor) -> ScaledResidual:
+        return ScaledResidual(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
 
-    def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
+    def prepare_accumulation(
+        self, grad: Tensor, lr: float, state: ScaledResidual
+    ) -> tuple[Tensor, Tensor | None]:
         if not lr >= 0:
             raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep it at or above 0")
         if lr == 0:
@@ -229,16 +238,18 @@ class LiteralFeedback(LearningRateFeedback):
     selects the step is P times too long, and all residuals together have to take it back later.
     """
 
-    def retain(self, delivery: Delivery, state: Scaled) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: ScaledResidual) -> None:
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
 
-    def retain_together(self, delivery: Delivery, states: Sequence[Scaled], joint: JointKernel) -> None:
-        joint.add([state.residual for state in states], sparse(delivery.total), alpha=-1)
+    def retain_together(
+        self, delivery: Delivery, states: Sequence[ScaledResidual], joint: JointKernel
+    ) -> None:
+        joint.add([state.residual for state in states], as_sparse_vectors(delivery.total), alpha=-1)
 
 
 @dataclass
-class Velocity:
+class MomentumCorrectionState:
     """The two memories of momentum correction."""
 
     momentum: Tensor  # (n,) u in the paper
@@ -264,11 +275,13 @@ class MomentumCorrection(Feedback):
             broken[DENSE_AT_DENSITY_1] = "Nesterov's first step is (1 + momentum) times the gradient"
         return broken
 
-    def init(self, like: Tensor) -> Velocity:
-        u, v = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
-        return Velocity(u, v)
+    def init(self, like: Tensor) -> MomentumCorrectionState:
+        u, v = (huge_pages.zeros_like(like, accumulation_dtype(like.dtype)) for _ in range(2))
+        return MomentumCorrectionState(u, v)
 
-    def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation(
+        self, grad: Tensor, lr: float, state: MomentumCorrectionState
+    ) -> tuple[Tensor, Tensor]:
         u, v = state.momentum, state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
@@ -276,16 +289,18 @@ class MomentumCorrection(Feedback):
         u.mul_(self.momentum).add_(grad)
         return v, u
 
-    def retain(self, delivery: Delivery, state: Velocity) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: MomentumCorrectionState) -> None:
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-1)
-            if self.masking and isinstance(part, Sparse):
+            if self.masking and isinstance(part, SparseVector):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
-    def retain_together(self, delivery: Delivery, states: Sequence[Velocity], joint: JointKernel) -> None:
+    def retain_together(
+        self, delivery: Delivery, states: Sequence[MomentumCorrectionState], joint: JointKernel
+    ) -> None:
         super().retain_together(delivery, states, joint)
         if self.masking:
-            for part in sparse(delivery.delivered):
+            for part in as_sparse_vectors(delivery.delivered):
                 joint.clear_at([state.momentum for state in states], part)
 
 
@@ -309,24 +324,24 @@ class LowPass(Feedback):
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
 
     def init(self, like: Tensor) -> LowPassState:
-        dtype = work_dtype(like.dtype)
+        dtype = accumulation_dtype(like.dtype)
         work = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
         return LowPassState(huge_pages.zeros_like(like, dtype), work)
 
-    def operands(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
         # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.
         is_wide = grad.dtype == state.residual.dtype
         state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
         return state.acc, None
 
-    def retain(self, delivery: Delivery, state: LowPassState) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: LowPassState) -> None:
         assert state.acc is not None
         state.residual.lerp_(state.acc, self.beta)
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-self.beta)
 
 
-def named(name: str) -> Feedback:
+def build_feedback(name: str) -> Feedback:
     """The feedbacks that methods offer by a word."""
     parts: dict[str, Feedback] = {
         "gradient": ErrorFeedback(),
@@ -339,7 +354,7 @@ def named(name: str) -> Feedback:
     return parts[name]
 
 
-def sparse(parts: Sequence[Sparse | Slice]) -> list[Sparse]:
+def as_sparse_vectors(parts: Sequence[SparseVector | DenseSlice]) -> list[SparseVector]:
     """Parts of exchanges that join buckets, which are all of this kind."""
-    assert all(isinstance(part, Sparse) for part in parts)
-    return [part for part in parts if isinstance(part, Sparse)]
+    assert all(isinstance(part, SparseVector) for part in parts)
+    return [part for part in parts if isinstance(part, SparseVector)]

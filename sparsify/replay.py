@@ -2,7 +2,7 @@
 
 One process holds what the workers selected, one selection after the other, and works out which collectives
 the exchange would have called with how many bytes, as `CountingComm` would have counted them: to the byte, by
-the same rules on the same sums. Where numbers of elements tell all, by `Part.calls`; else by a function for
+the same rules on the same sums. Where numbers of elements tell all, by `MethodPart.collective_calls`; else by a function for
 the exchange. Memory: two buffers of n elements, whatever P.
 """
 
@@ -19,15 +19,15 @@ from sparsify import cost
 from sparsify.core.wire import Wire
 from sparsify.cost import LENGTH, Network
 from sparsify.exchange import differences, even_borders
-from sparsify.method import Dense, Method, Sparsifier, num_selected
+from sparsify.method import Dense, Method, Sparsifier
 from sparsify.methods.deft import Deft
 from sparsify.methods.micro import ExclusiveThreshold
 from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least, quantiles
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import Union
-from sparsify.types import BucketContext, Call, Part, SeenStep, Sparse
+from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
 
-Selected = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
+Selected = Sequence[SparseVector]  # what each worker selected, by rank; may be made when it is asked for
 
 
 class Collective(NamedTuple):
@@ -40,7 +40,9 @@ class Collective(NamedTuple):
 
     def costs(self) -> list[cost.Cost]:
         """Cost for each worker, as the communicator counts it."""
-        return [Call(self.call, nbytes, self.route).cost(len(self.brought)) for nbytes in self.brought]
+        return [
+            CollectiveCall(self.call, nbytes, self.route).cost(len(self.brought)) for nbytes in self.brought
+        ]
 
     def seconds(self, network: Network) -> float:
         """Seconds until the last worker has what it waits for."""
@@ -103,9 +105,9 @@ class Replay:
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
         calls = list[Collective]()
         if isinstance(self.method, Sparsifier):
-            seen = SeenStep(((self.n,),), k, self.dtype, self.size, self.step, [])
-            calls += chosen_together(self.method.select, seen)
-            calls += exchanged(self.method.exchange, parts, seen, self.state)
+            bucket_step = BucketStep(((self.n,),), k, self.dtype, self.size, self.step, [])
+            calls += chosen_together(self.method.select, bucket_step)
+            calls += exchanged(self.method.exchange, parts, bucket_step, self.state)
         else:
             calls += [alike("all_reduce", self.n * self.dtype.itemsize, self.size)]
         self.step += 1
@@ -124,77 +126,80 @@ def alike(call: str, nbytes: int, size: int) -> Collective:
     return Collective(call, [nbytes] * size)
 
 
-def called(part: Part, seen: SeenStep) -> list[Collective]:
+def called(part: MethodPart, bucket_step: BucketStep) -> list[Collective]:
     """Collectives of a part for which numbers of elements tell all."""
-    return [Collective(call.kind, [call.nbytes] * seen.size, route=call.route) for call in part.calls(seen)]
+    return [
+        Collective(call.kind, [call.nbytes] * bucket_step.world_size, route=call.route)
+        for call in part.collective_calls(bucket_step)
+    ]
 
 
-def chosen_together(selector: Any, seen: SeenStep) -> list[Collective]:
+def chosen_together(selector: Any, bucket_step: BucketStep) -> list[Collective]:
     """Collectives by which the workers agree upon a choice."""
     if isinstance(selector, ExclusiveThreshold | Deft | Union):
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )
-    return called(selector, seen) if isinstance(selector, Part) else []
+    return called(selector, bucket_step) if isinstance(selector, MethodPart) else []
 
 
-def exchanged(exchange: Any, parts: Selected, seen: SeenStep, state: Any) -> list[Collective]:
+def exchanged(exchange: Any, parts: Selected, bucket_step: BucketStep, state: Any) -> list[Collective]:
     """The collectives of one exchange."""
     match exchange:
         case SplitAllGather():
-            return split_all_gather(exchange, parts, seen)
+            return split_all_gather(exchange, parts, bucket_step)
         case SplitReduceBalance():
-            return split_reduce_balance(exchange, parts, seen, state)
-        case Part() if type(exchange).calls is not Part.calls:
-            return called(exchange, seen._replace(selected=counted(exchange, parts, seen)))
+            return split_reduce_balance(exchange, parts, bucket_step, state)
+        case MethodPart() if type(exchange).collective_calls is not MethodPart.collective_calls:
+            return called(exchange, bucket_step._replace(sent_counts=counted(exchange, parts, bucket_step)))
     raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
 
 
-def counted(exchange: Any, parts: Selected, seen: SeenStep) -> list[int]:
+def counted(exchange: Any, parts: Selected, bucket_step: BucketStep) -> list[int]:
     """Elements that each worker brings; no more of `parts` is made than tells them."""
-    if exchange.needs_exact:
-        return [seen.k] * seen.size
-    if exchange.needs_shared:
-        return [parts[0].indices.numel()] * seen.size
+    if exchange.needs_equal_counts:
+        return [bucket_step.k] * bucket_step.world_size
+    if exchange.needs_shared_indices:
+        return [parts[0].indices.numel()] * bucket_step.world_size
     return [part.indices.numel() for part in parts]
 
 
-def split_all_gather(exchange: SplitAllGather, parts: Selected, seen: SeenStep) -> list[Collective]:
+def split_all_gather(exchange: SplitAllGather, parts: Selected, bucket_step: BucketStep) -> list[Collective]:
     """SparCML."""
-    borders = even_borders(seen.n, seen.size)
-    calls, reduced = split_and_reduced(exchange.wire, parts, borders, seen)
+    borders = even_borders(bucket_step.n, bucket_step.world_size)
+    calls, reduced = split_and_reduced(exchange.wire, parts, borders, bucket_step)
     counts = in_regions(reduced.indices, borders)
-    calls.append(alike("all_gather", LENGTH, seen.size))
-    if exchange.is_dense(counts, seen.n, seen.dtype):
-        region = max(differences(borders)) * exchange.wire.value_dtype(seen.dtype).itemsize
-        return [*calls, alike("all_gather", region, seen.size)]
-    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
+    calls.append(alike("all_gather", LENGTH, bucket_step.world_size))
+    if exchange.is_dense(counts, bucket_step.n, bucket_step.dtype):
+        region = max(differences(borders)) * exchange.wire.value_dtype(bucket_step.dtype).itemsize
+        return [*calls, alike("all_gather", region, bucket_step.world_size)]
+    return [*calls, *pairs_gathered(exchange.wire, counts, bucket_step)]
 
 
 def split_reduce_balance(
-    exchange: SplitReduceBalance, parts: Selected, seen: SeenStep, state: Regions
+    exchange: SplitReduceBalance, parts: Selected, bucket_step: BucketStep, state: Regions
 ) -> list[Collective]:
     """Ok-Topk. Borders and the global threshold are re-used from step to step, as the exchange's."""
-    size, calls = seen.size, list[Collective]()
+    size, calls = bucket_step.world_size, list[Collective]()
     if state.step % exchange.regions_every == 0:
-        state.borders = balanced_borders(parts, seen.n)
+        state.borders = balanced_borders(parts, bucket_step.n)
         calls += [alike("all_gather", LENGTH * (size - 1), size)] if size > 1 else []
     state.step += 1
-    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, seen)
-    kept, kept_calls = kept_globally(exchange, reduced, seen.k, state.threshold, state.borders)
+    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, bucket_step)
+    kept, kept_calls = kept_globally(exchange, reduced, bucket_step.k, state.threshold, state.borders)
     counts = in_regions(kept, state.borders)
     calls += [*split, *kept_calls]
     if exchange.balance:
-        calls.append(shared_out(exchange.wire, counts, seen))
+        calls.append(shared_out(exchange.wire, counts, bucket_step))
         counts = differences(even_borders(sum(counts), size))
-    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
+    return [*calls, *pairs_gathered(exchange.wire, counts, bucket_step)]
 
 
 def split_and_reduced(
-    wire: Wire, parts: Selected, borders: Sequence[int], seen: SeenStep
-) -> tuple[list[Collective], Sparse]:
+    wire: Wire, parts: Selected, borders: Sequence[int], bucket_step: BucketStep
+) -> tuple[list[Collective], SparseVector]:
     """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
-    n, size, dtype = seen.n, seen.size, seen.dtype
+    n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.dtype
     sums = torch.zeros(n, dtype=dtype, device="cpu")
     is_chosen = torch.zeros(n, dtype=torch.bool, device="cpu")
     # Elements from worker r to the owner of region s.
@@ -208,20 +213,21 @@ def split_and_reduced(
     indices = is_chosen.nonzero().squeeze(1)
     lengths = [LENGTH * (size - 1)] * size
     announced = Collective("all_to_all", lengths, lengths)
-    calls = [announced, pieces_exchanged(wire, seen, pieces.sum(dim=1), pieces.sum(dim=0))]
-    return calls, Sparse(indices, sums[indices])
+    calls = [announced, pieces_exchanged(wire, bucket_step, pieces.sum(dim=1), pieces.sum(dim=0))]
+    return calls, SparseVector(indices, sums[indices])
 
 
-def pieces_exchanged(wire: Wire, seen: SeenStep, sent: Tensor, arriving: Tensor) -> Collective:
+def pieces_exchanged(wire: Wire, bucket_step: BucketStep, sent: Tensor, arriving: Tensor) -> Collective:
     """All-to-all of so many elements, which each worker sends to others and gets from them: (size,) each."""
     out, back = (
-        [wire.nbytes(count, seen.n, seen.dtype) for count in each.tolist()] for each in (sent, arriving)
+        [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in each.tolist()]
+        for each in (sent, arriving)
     )
     return Collective("all_to_all", out, back)
 
 
 def kept_globally(
-    exchange: SplitReduceBalance, reduced: Sparse, k: int, state: Reused, borders: Sequence[int]
+    exchange: SplitReduceBalance, reduced: SparseVector, k: int, state: Reused, borders: Sequence[int]
 ) -> tuple[Tensor, list[Collective]]:
     """Indices of the sums that reach the global threshold: `SplitReduceBalance.keep` for all workers."""
     size, due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
@@ -243,18 +249,18 @@ def kept_globally(
     return kept, calls
 
 
-def shared_out(wire: Wire, counts: Sequence[int], seen: SeenStep) -> Collective:
+def shared_out(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> Collective:
     """The same elements in the same order, as many on each worker: what each sends to others, and gets."""
     starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
     shares = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
     stays = (torch.minimum(starts[1:], shares[1:]) - torch.maximum(starts[:-1], shares[:-1])).clamp(min=0)
-    return pieces_exchanged(wire, seen, starts.diff() - stays, shares.diff() - stays)
+    return pieces_exchanged(wire, bucket_step, starts.diff() - stays, shares.diff() - stays)
 
 
-def pairs_gathered(wire: Wire, counts: Sequence[int], seen: SeenStep) -> list[Collective]:
+def pairs_gathered(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> list[Collective]:
     """Padded to the longest; nothing where all are empty."""
-    nbytes = wire.nbytes(max(counts), seen.n, seen.dtype)
-    return [alike("all_gather", nbytes, seen.size)] if nbytes else []
+    nbytes = wire.nbytes(max(counts), bucket_step.n, bucket_step.dtype)
+    return [alike("all_gather", nbytes, bucket_step.world_size)] if nbytes else []
 
 
 def balanced_borders(parts: Selected, n: int) -> list[int]:

@@ -19,21 +19,21 @@ from sparsify.kernels import TorchKernel, Workspace
 from sparsify.ranges import NonNegativeInt
 from sparsify.types import (
     BucketContext,
-    Part,
-    PromisedBytes,
-    SeenStep,
+    BucketStep,
+    MethodPart,
+    PredictedBytes,
     Selection,
-    Sparse,
-    between,
+    SparseVector,
+    bytes_between,
     index_dtype,
-    scrambled,
+    mix_bits,
 )
 
 
-class Selector(Part, ABC):
+class Selector(MethodPart, ABC):
     """Part of a method that chooses k of n. How many a worker chooses depends on its data, unless `exact`."""
 
-    exact: ClassVar[bool] = False  # does every worker choose the same number, known beforehand?
+    selects_exactly_k: ClassVar[bool] = False  # does every worker choose the same number, known beforehand?
 
     @property
     def shared(self) -> bool:
@@ -62,7 +62,7 @@ class Selector(Part, ABC):
         states: Sequence[Any],
         weight: float,
         anchors: Sequence[Tensor] = (),
-    ) -> tuple[Sparse, list[int]] | None:
+    ) -> tuple[SparseVector, list[int]] | None:
         """Of several buckets acc <- weight x acc + grad; what is chosen of their space, and how many elements
         that is of each. None where it can't be done at once, and nothing has changed.
 
@@ -75,13 +75,13 @@ class Selector(Part, ABC):
         return None
 
 
-class ExactlyK(Selector):
+class ExactlyKSelector(Selector):
     """Base of selectors that always choose k."""
 
-    exact: ClassVar[bool] = True
+    selects_exactly_k: ClassVar[bool] = True
 
 
-class OnePass(Selector):
+class SinglePassSelector(Selector):
     """Base of selectors whose `accumulate_and_select` is their own: one pass does both."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
@@ -89,7 +89,7 @@ class OnePass(Selector):
 
 
 @dataclass(frozen=True)
-class TopK(OnePass, ExactlyK):
+class TopK(SinglePassSelector, ExactlyKSelector):
     """The k largest by absolute value, exactly. Published operator: torch.topk."""
 
     def accumulate_and_select(
@@ -99,30 +99,30 @@ class TopK(OnePass, ExactlyK):
 
 
 @dataclass
-class Draws:
+class DrawCounter:
     """The number of draws so far; the next draw depends on it and on the context only."""
 
     context: BucketContext = field(metadata={"saved": False})
     step: NonNegativeInt = 0
 
-    def key(self) -> int:
+    def next_key(self) -> int:
         """The next draw's own number."""
         self.step += 1
-        return self.context.key(self.step)
+        return self.context.random_key(self.step)
 
 
 @dataclass
-class Permutations:
+class PermutationState:
     """The published operator's generator."""
 
     generator: Generator
 
 
-Drawing = Literal["hash", "permutation"]
+SamplingRule = Literal["hash", "permutation"]
 
 
 @dataclass(frozen=True)
-class RandomK(ExactlyK):
+class RandomK(ExactlyKSelector):
     """k uniformly random indices without replacement.
 
     Args:
@@ -132,24 +132,28 @@ class RandomK(ExactlyK):
     """
 
     shared: bool = False
-    sampling: Drawing = "hash"
+    sampling: SamplingRule = "hash"
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws | Permutations:
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter | PermutationState:
         context = context.shared if self.shared else context
-        return Draws(context) if self.sampling == "hash" else Permutations(context.generator(like.device))
+        return (
+            DrawCounter(context)
+            if self.sampling == "hash"
+            else PermutationState(context.make_generator(like.device))
+        )
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter | PermutationState) -> Selection:
         n = acc.numel()
         check_k(k, n)
-        if isinstance(state, Permutations):
+        if isinstance(state, PermutationState):
             return Selection(torch.randperm(n, generator=state.generator, device=acc.device)[:k])
-        return Selection(sample(n, k, state.key(), acc.device))
+        return Selection(sample_indices(n, k, state.next_key(), acc.device))
 
 
 ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Rackoff 1988)
 
 
-def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
+def sample_indices(n: int, k: int, key: int, device: torch.device) -> Tensor:
     """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation. A
     Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n): of the images of
     the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
@@ -160,15 +164,15 @@ def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
     left, right = points // b, points % b
     for turn in range(ROUNDS):
         # Alternately each half is moved by a hash of the other: invertible, whatever the hash.
-        left = (left + hashed(right, scrambled(key + 2 * turn))) % a
-        right = (right + hashed(left, scrambled(key + 2 * turn + 1))) % b
+        left = (left + hash_31_bits(right, mix_bits(key + 2 * turn))) % a
+        right = (right + hash_31_bits(left, mix_bits(key + 2 * turn + 1))) % b
     images = left * b + right
     inside = images < n
     slots = torch.where(inside, inside.cumsum(0) - 1, k).clamp_(max=k)
     return torch.empty(k + 1, dtype=torch.int64, device=device).scatter_(0, slots, images)[:k]
 
 
-def hashed(numbers: Tensor, key: int) -> Tensor:
+def hash_31_bits(numbers: Tensor, key: int) -> Tensor:
     """(m,) int64 -> (m,) pseudo-random numbers of 31 bits."""
     x = (numbers ^ (key & 0x7FFFFFFF)) * (key >> 32 | 1) & 0x7FFFFFFF
     x = (x ^ x >> 15) * 0x2C1B3C6D & 0x7FFFFFFF
@@ -177,7 +181,7 @@ def hashed(numbers: Tensor, key: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockRandomK(ExactlyK):
+class BlockRandomK(ExactlyKSelector):
     """k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
 
     Args:
@@ -190,34 +194,34 @@ class BlockRandomK(ExactlyK):
     shared: bool = False
     aligned: bool = False
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws:
-        return Draws(context.shared if self.shared else context)
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
+        return DrawCounter(context.shared if self.shared else context)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter) -> Selection:
         n = acc.numel()
         check_k(k, n)
-        start = state.key() % (n // k) * k if self.aligned else state.key() % n
+        start = state.next_key() % (n // k) * k if self.aligned else state.next_key() % n
         # The indices stay consecutive (modulo n): AllGatherBlocks relies on it.
         return Selection(torch.arange(start, start + k, device=acc.device) % n)
 
 
 @dataclass
-class FirstIndices:
+class IndexCache:
     """0 to k - 1, made once for the largest k."""
 
     indices: Tensor = field(metadata={"saved": False})  # (k,)
 
 
 @dataclass(frozen=True)
-class FirstK(ExactlyK):
+class FirstK(ExactlyKSelector):
     """The first k. It looks at nothing and computes nothing: a control for what the harness itself costs."""
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> FirstIndices:
-        return FirstIndices(torch.empty(0, dtype=torch.int64, device=like.device))
+    def init(self, like: Tensor, context: BucketContext) -> IndexCache:
+        return IndexCache(torch.empty(0, dtype=torch.int64, device=like.device))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: FirstIndices) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: IndexCache) -> Selection:
         check_k(k, acc.numel())
         if len(state.indices) < k:
             state.indices = torch.arange(k, device=acc.device)
@@ -248,7 +252,7 @@ class Union(Selector):
         return Selection(torch.unique(torch.cat(gathered)))
 
 
-# Exclusive choices: each worker selects in its own part, so that no index is chosen twice. What DEFT, MiCRO
+# ExclusiveIndices choices: each worker selects in its own part, so that no index is chosen twice. What DEFT, MiCRO
 # and ExDyna share; facts from their public code (kljp/deft, kljp/micro, kljp/exdyna).
 
 
@@ -257,27 +261,33 @@ def split_evenly(n: int, size: int) -> list[int]:
     return [n // size + (at < n % size) for at in range(size)]
 
 
-class Exclusive(NamedTuple):
+class ExclusiveIndices(NamedTuple):
     """The choices of all workers, worker by worker."""
 
     indices: Tensor  # (k',) distinct; alike on all workers
     counts: list[int]  # of each worker
 
 
-def gather_exclusive(comm: Comm, chosen: Tensor, n: int) -> Exclusive:
+def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveIndices:
     """Union of choices that do not overlap: nothing to sort. Indices travel as in `Union`. One host
     synchronisation.
     """
     gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
-    return Exclusive(torch.cat(gathered), [len(indices) for indices in gathered])
+    return ExclusiveIndices(torch.cat(gathered), [len(indices) for indices in gathered])
 
 
-def promised_union(seen: SeenStep) -> PromisedBytes:
-    """Bytes of `gather_exclusive`: lists of indices, padded to the longest."""
-    (together,) = set(seen.selected)
-    longest = (-(-together // seen.size), together) if seen.longest is None else (seen.longest, seen.longest)
-    least, most = (cost.gather_uneven(seen.index_nbytes * count, seen.size) for count in longest)
-    return between([least], [most])
+def predict_union_bytes(bucket_step: BucketStep) -> PredictedBytes:
+    """Bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
+    (together,) = set(bucket_step.sent_counts)
+    longest = (
+        (-(-together // bucket_step.world_size), together)
+        if bucket_step.max_chosen is None
+        else (bucket_step.max_chosen, bucket_step.max_chosen)
+    )
+    least, most = (
+        cost.gather_uneven(bucket_step.index_nbytes * count, bucket_step.world_size) for count in longest
+    )
+    return bytes_between([least], [most])
 
 
 # What selectors share that compare magnitudes with a threshold. Plain operators take the magnitudes once,
@@ -285,26 +295,28 @@ def promised_union(seen: SeenStep) -> PromisedBytes:
 # while they read, so nothing is taken beforehand.
 
 
-def take_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
+def compute_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
     """(n,) -> (n,): |acc|, in a buffer."""
     return torch.abs(acc, out=workspace.buffer("magnitudes"))
 
 
-def mask_of(workspace: Workspace) -> Tensor:
+def mask_buffer(workspace: Workspace) -> Tensor:
     """(n,) bool, a buffer."""
     return workspace.buffer("mask", torch.bool)
 
 
-def prepare(acc: Tensor, workspace: Workspace) -> None:
-    """Take magnitudes, before one or several calls of `reaching` with this acc."""
+def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
+    """Take magnitudes, before one or several calls of `select:reaching` with this acc."""
     if isinstance(workspace.kernel, TorchKernel):
-        take_magnitudes(acc, workspace)
+        compute_magnitudes(acc, workspace)
 
 
-def reaching(acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False) -> Selection:
-    """Indices where |acc| >= threshold (> if strict), ascending; after `prepare`. One host sync."""
+def select_above_threshold(
+    acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False
+) -> Selection:
+    """Indices where |acc| >= threshold (> if strict), ascending; after `select:prepare`. One host sync."""
     if isinstance(workspace.kernel, TorchKernel):
         compare = torch.gt if strict else torch.ge
-        mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_of(workspace))
+        mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_buffer(workspace))
         return Selection(host_sync.nonzero(mask))
-    return Selection(*workspace.kernel.above(acc, None, threshold, strict))
+    return Selection(*workspace.kernel.above_threshold(acc, None, threshold, strict))

@@ -25,7 +25,7 @@ from experiments.training.replicas.shared import set_learning_rate
 from experiments.training.task import Task
 from sparsify.comm import virtual
 from sparsify.core import huge_pages
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext, SparseVector
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import NonFinite
 
@@ -179,7 +179,7 @@ def train_briefly(
     steps: int,
     density: float,
     look: Callable[[int, Tensor, Aggregator], None] = lambda step, loss, aggregator: None,
-) -> tuple[list[Sparse], int]:
+) -> tuple[list[SparseVector], int]:
     """A few steps with Top-k over the whole model on virtual workers: what each worker selected in the last
     one, and of how many elements.
 
@@ -188,15 +188,15 @@ def train_briefly(
     """
     method = sparsify.build("topk", density=density)
 
-    def body(comm: virtual.VirtualComm) -> tuple[Sparse, int]:
+    def body(comm: virtual.VirtualComm) -> tuple[SparseVector, int]:
         model = task.model(data, 0, device, torch.float32)
         optimiser, aggregator = task.optimiser(model), Aggregator(method, model.named_parameters(), comm)
-        augmentation = BucketContext(0, comm.rank, -1).generator(device)
+        augmentation = BucketContext(0, comm.rank, -1).make_generator(device)
         batches = task.batches(data, comm.rank, size, 0, augmentation, torch.float32)
-        watched = list[Sparse]()
+        watched = list[SparseVector]()
 
-        def watch(acc: Tensor, part: Sparse) -> None:
-            watched[:] = [Sparse(part.indices.clone(), part.values.clone())]
+        def watch(acc: Tensor, part: SparseVector) -> None:
+            watched[:] = [SparseVector(part.indices.clone(), part.values.clone())]
 
         for step in range(steps):
             inputs, labels = next(batches)

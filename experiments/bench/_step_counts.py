@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from sparsify.kernels import native
 from sparsify.kernels.native import NativeGroupKernel
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 
 COLLECTIVES, BUFFERS = "c10d.", "c10d.broadcast_"  # of DDP, which broadcasts a model's buffers in each step
 ALLOCATES = ("aten.empty", "aten.new_empty")
@@ -47,8 +47,8 @@ class Operators(TorchDispatchMode):
 
     def __enter__(self) -> Operators:
         for where, name, nbytes in (
-            (native, "norms", read_once), (NativeGroupKernel, "topk", of_topk), (NativeGroupKernel, "add", of_add),
-            (NativeGroupKernel, "clear_at", of_add),
+            (native, "norms", read_once), (NativeGroupKernel, "topk", of_topk),
+            (NativeGroupKernel, "add", of_add), (NativeGroupKernel, "clear_at", of_add),
         ):  # fmt: skip
             counting = self._counting(name, getattr(where, name), nbytes)
             self.patches.enter_context(mock.patch.object(where, name, counting))
@@ -114,12 +114,12 @@ def of_topk(
 def of_add(
     kernel: NativeGroupKernel,
     into: Sequence[Tensor],
-    parts: Sequence[Sparse] | Sparse,
+    parts: Sequence[SparseVector] | SparseVector,
     alpha: float = 1,
     clears: bool = False,
 ) -> int:
     """Bytes of what is written: all where memories are cleared, and the elements of the parts."""
-    those = [parts] if isinstance(parts, Sparse) else parts
+    those = [parts] if isinstance(parts, SparseVector) else parts
     elements = sum(part.indices.nbytes + 3 * part.values.nbytes for part in those)
     return elements + (sum(memory.nbytes for memory in into) if clears else 0)
 

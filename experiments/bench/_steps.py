@@ -21,14 +21,14 @@ from torch import Tensor
 
 from experiments.config.folders import ROOT
 from sparsify.core import huge_pages
-from sparsify.kernels import Kernel, TorchKernel, Workspace
+from sparsify.kernels import SelectionKernel, TorchKernel, Workspace
 from sparsify.kernels.native import KernelUnavailableError, NativeKernel
 from sparsify.methods.dgc import DgcSample, Sampling
 from sparsify.methods.gaussiank import GaussianThreshold
-from sparsify.select import Draws
-from sparsify.types import BucketContext, Sparse
+from sparsify.select import DrawCounter
+from sparsify.types import BucketContext, SparseVector
 
-StepCall = Callable[[Tensor, Tensor], Sparse | None]
+StepCall = Callable[[Tensor, Tensor], SparseVector | None]
 
 MANY = 30_000_000  # elements, above which a CPU takes seconds for the slowest steps
 COPIED = 1.5  # floats read, and as many written, per element: 12 bytes
@@ -102,7 +102,7 @@ class Setup:
         """The plain operators' workspace; all their steps share it, for it holds nothing between steps."""
         return Workspace.with_kernel(self.like, CONTEXT)
 
-    def fused(self, **options: int) -> Kernel:
+    def fused(self, **options: int) -> SelectionKernel:
         """The fused kernel of this device. Raises NotRun."""
         try:
             if self.cuda:
@@ -125,7 +125,7 @@ class Made(NamedTuple):
     """A step that is ready, and the kernel within it, if any."""
 
     step: StepCall
-    kernel: Kernel | None = None
+    kernel: SelectionKernel | None = None
     follower: Follower | None = None  # the process that takes the step instead
 
 
@@ -139,16 +139,16 @@ class StepKind:
     passing: Callable[[str], float] = lambda device: 0.0  # floats per element that a step allocates and frees
 
 
-def emptied(acc: Tensor, found: Sparse) -> Sparse:
+def emptied(acc: Tensor, found: SparseVector) -> SparseVector:
     found.add_to(acc, alpha=-1)
     return found
 
 
-def at(acc: Tensor, indices: Tensor) -> Sparse:
-    return emptied(acc, Sparse(indices, acc[indices]))
+def at(acc: Tensor, indices: Tensor) -> SparseVector:
+    return emptied(acc, SparseVector(indices, acc[indices]))
 
 
-def by_kernel(kernel: Kernel, k: int) -> Made:
+def by_kernel(kernel: SelectionKernel, k: int) -> Made:
     return Made(lambda acc, grad: emptied(acc, kernel.topk(acc, grad, k)), kernel)
 
 
@@ -168,7 +168,7 @@ def eager(setup: Setup) -> Made:
 
 
 def dgc(setup: Setup) -> Made:
-    return by_rule(DgcSample(), Sampling(Draws(CONTEXT), setup.workspace), setup.k)
+    return by_rule(DgcSample(), Sampling(DrawCounter(CONTEXT), setup.workspace), setup.k)
 
 
 def add(setup: Setup) -> Made:
@@ -183,7 +183,7 @@ def threshold(setup: Setup) -> Made:
         kernel = setup.fused()
     except NotRun:
         kernel = TorchKernel(setup.like)
-    return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
+    return Made(lambda acc, grad: emptied(acc, kernel.above_threshold(acc, grad, setup.threshold)), kernel)
 
 
 def among_magnitudes(setup: Setup, choose: Callable[[Tensor], Tensor]) -> Made:
@@ -215,7 +215,7 @@ def compiled(setup: Setup) -> Made:
         function(small, small.clone(), setup.threshold, 8)
     except (RuntimeError, OSError, ImportError) as error:  # what is missing shows at the first call
         raise NotRun(f"torch.compile failed: {str(error).splitlines()[0]}") from error
-    return Made(lambda acc, grad: Sparse(*function(acc, grad, setup.threshold, setup.k)))
+    return Made(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
 
 
 @cache

@@ -15,9 +15,9 @@ from experiments.bench._runner import Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import turns
 from experiments.bench._timing import Clock, TimedCall, device_of, facts, in_turn, lacking
 from experiments.training import networks
-from sparsify.kernels import JointKernel, Kernel, make_group_kernel, make_kernel, min_fused_numel
-from sparsify.method import num_selected
+from sparsify.kernels import JointKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
 from sparsify.ranges import NonNegativeFloat, PositiveFraction, PositiveInt
+from sparsify.types import num_selected
 
 SIZES = (64, 1024, 4096, 8192, 16_384, 32_768, 131_072, 1_048_576, 4_194_304, 25_600_000)
 DENSITIES = (0.001, 0.01, 0.1)
@@ -118,7 +118,7 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
 
 def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
     """The search of each row, and its kernels by name; and why there is none for `fused`, if so."""
-    alone, why = dict[str, list[Kernel]](), None
+    alone, why = dict[str, list[SelectionKernel]](), None
     for row in KERNELS:
         try:
             alone[row] = [make_kernel(like, row) for like in likes]
@@ -133,7 +133,7 @@ def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str |
 
 
 def one_by_one(
-    kernels: Sequence[Kernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
+    kernels: Sequence[SelectionKernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
 ) -> None:
     """Search one bucket after the other."""
     for kernel, acc, grad, k in zip(kernels, accs, grads, ks, strict=True):

@@ -12,11 +12,11 @@ from experiments.bench._runner import WRONG, Bench, Record
 from experiments.bench._timing import device_of, facts
 from sparsify import cost
 from sparsify.comm import virtual
-from sparsify.method import Method, num_selected
+from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
 from sparsify.ranges import PositiveInt
-from sparsify.types import SeenStep
+from sparsify.types import BucketStep, num_selected
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
 
@@ -33,7 +33,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
     """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
 
     Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
-    *promised* is what closed forms say, given how many elements each worker sent (a method's `promised`, by
+    *promised* is what closed forms say, given how many elements each worker sent (a method's `predict_bytes`, by
     the forms of sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank
     0. They must be equal, or counted must lie in the promised range. *published* is the bandwidth term of the
     literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable
@@ -112,7 +112,7 @@ def measure(case: Record) -> Iterator[Record]:
     reports = virtual.run(size, body)
     selected, counted = [report.selected for report in reports], reports[0].wire_bytes
     k = num_selected(n, method.density_at(0))
-    promise = method.promised(SeenStep((shape,), k, torch.float32, size, STEPS - 1, selected))
+    promise = method.predict_bytes(BucketStep((shape,), k, torch.float32, size, STEPS - 1, selected))
     is_kept = promise is not None and promise.least <= counted <= promise.most
     yield {
         "k": num_selected(n, density) if has_density(name) else None,

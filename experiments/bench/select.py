@@ -17,8 +17,8 @@ from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, f
 from experiments.bench._steps import ROWS
 from experiments.bench._timing import REPEATS, device_of, facts
 from experiments.config.folders import Folders
-from sparsify.method import num_selected
 from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, describe_unknown
+from sparsify.types import num_selected
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)

@@ -28,9 +28,8 @@ from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
 from sparsify.core.synthetic_selections import Generated, Statistics, skewed
 from sparsify.cost import Link, Network
-from sparsify.method import num_selected
 from sparsify.replay import Replay
-from sparsify.types import Sparse
+from sparsify.types import SparseVector, num_selected
 
 # What the model is trusted to: by these factors a link's numbers may be off, either way.
 LATENCY, BANDWIDTH = 2.0, 1.25  # small messages are the ones that it predicts worst
@@ -177,7 +176,7 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     choices = {"density": question.density} if "density" in sparsify.defaults(method) else {}
     built, k = sparsify.build(method, **choices), num_selected(n, question.density)
     if method not in SPLIT:
-        parts = [Sparse(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
+        parts = [SparseVector(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
         return dict.fromkeys(PLACES, Replay(built, n, size).next(parts, k).seconds)
     shares = skewed(question.skew) if question.skew > 1 else (1.0,)
     found = dict[int, Callable[[Network], float]]()

@@ -47,7 +47,7 @@ class OwnGradients(FlatGradients):
 
     def collect(self) -> list[Tensor]:
         """The gradients as they are, (n,) of each parameter, without gaps, and where nothing else lies.
-        Sparse ones become dense; where there is none, as for a parameter that was not used, it is zero.
+        SparseVector ones become dense; where there is none, as for a parameter that was not used, it is zero.
 
         Raises:
             ValueError: a gradient has another shape, dtype, device or memory format than at construction; or

@@ -19,7 +19,7 @@ import torch
 
 from sparsify import ranges
 from sparsify.ranges import NonNegativeFraction, PositiveFraction
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 
 MOST_POPULAR = 1 - 1e-6  # of an element that all workers are to select: so likely each does
 UNPOPULAR = 1e-3  # times the density: what is less popular is never drawn, a thousandth of all at most
@@ -41,7 +41,7 @@ class Statistics(NamedTuple):
         return max(self.shares) * len(self.shares)
 
 
-def measured(parts: Sequence[Sparse], n: int) -> Statistics:
+def measured(parts: Sequence[SparseVector], n: int) -> Statistics:
     """Properties of what several workers selected of n elements.
 
     Raises:
@@ -76,7 +76,7 @@ def skewed(skew: float, slices: int = SLICES) -> tuple[float, ...]:
     return tuple(weight / sum(weights) for weight in weights)
 
 
-class Generated(Sequence[Sparse]):
+class Generated(Sequence[SparseVector]):
     """k of n elements for each of `size` workers, ascending; made anew whenever they are asked for, alike
     each time.
 
@@ -103,10 +103,10 @@ class Generated(Sequence[Sparse]):
         return self.size
 
     @overload
-    def __getitem__(self, rank: int) -> Sparse: ...
+    def __getitem__(self, rank: int) -> SparseVector: ...
     @overload
-    def __getitem__(self, rank: slice) -> Sequence[Sparse]: ...
-    def __getitem__(self, rank: int | slice) -> Sparse | Sequence[Sparse]:
+    def __getitem__(self, rank: slice) -> Sequence[SparseVector]: ...
+    def __getitem__(self, rank: int | slice) -> SparseVector | Sequence[SparseVector]:
         if isinstance(rank, slice):
             return [self[each] for each in range(*rank.indices(self.size))]
         if not 0 <= rank < self.size:
@@ -116,7 +116,7 @@ class Generated(Sequence[Sparse]):
         magnitudes = self.tail + own.standard_exponential(self.k, dtype=np.float32)
         is_negative = (indices * HASH >> 16) & 1
         values = np.where(is_negative, -magnitudes, magnitudes).astype(np.float32)
-        return Sparse(torch.from_numpy(indices), torch.from_numpy(values))
+        return SparseVector(torch.from_numpy(indices), torch.from_numpy(values))
 
     def _drawn(self, own: np.random.Generator) -> np.ndarray:
         """Distinct elements, ascending, mostly some more than k: points at random on the line of all

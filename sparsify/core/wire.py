@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsify import ranges
 from sparsify.ranges import IndexFormat, ValueFormat
-from sparsify.types import Sparse, index_dtype
+from sparsify.types import SparseVector, index_dtype
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BLOCK = 2**16  # delta16: what an offset of 16 bits reaches
@@ -46,10 +46,10 @@ class Wire:
         """Type that values of a bucket travel as."""
         return DTYPES.get(self.value, dtype)
 
-    def rounded(self, part: Sparse) -> Sparse:
+    def rounded(self, part: SparseVector) -> SparseVector:
         """The part as its receivers will read it."""
         narrow = self.narrowed(part.values)
-        return part if narrow is part.values else Sparse(part.indices, narrow.to(part.values.dtype))
+        return part if narrow is part.values else SparseVector(part.indices, narrow.to(part.values.dtype))
 
     def narrowed(self, values: Tensor) -> Tensor:
         """(k,) in the type that travels. Its largest number stands for what lies beyond: fp16 ends at 65,504,
@@ -61,7 +61,7 @@ class Wire:
         largest = torch.finfo(dtype).max
         return values.clamp(-largest, largest).to(dtype)
 
-    def write(self, part: Sparse, n: int) -> Tensor:
+    def write(self, part: SparseVector, n: int) -> Tensor:
         """(k,) indices and values -> (bytes,) uint8. Raises ValueError where n needs wider indices."""
         if self.index == "int32" and index_dtype(n) != torch.int32:
             raise ValueError(f"a bucket of {n} elements needs index='int64': int32 ends at {2**31}")
@@ -74,11 +74,11 @@ class Wire:
             return joined(counts, (indices % BLOCK).to(torch.int16), values)
         return joined(part.indices.to(torch.int64 if self.index == "int64" else torch.int32), values)
 
-    def read_all(self, message: Tensor, n: int, dtype: torch.dtype) -> Sparse:
+    def read_all(self, message: Tensor, n: int, dtype: torch.dtype) -> SparseVector:
         """`read`, where only the message's length tells how many elements it holds."""
         return self.read(message, self.count(len(message), n, dtype), n, dtype)
 
-    def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> Sparse:
+    def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> SparseVector:
         """The inverse of `write`, for a bucket of type `dtype`."""
         value_dtype = self.value_dtype(dtype)
         if self.index == "delta16":
@@ -87,10 +87,10 @@ class Wire:
             )
             starts = torch.arange(0, BLOCK * num_blocks(n), BLOCK, device=message.device)
             indices = starts.repeat_interleave(counts, output_size=k) + (offsets.long() & BLOCK - 1)
-            return Sparse(indices, values.to(dtype))
+            return SparseVector(indices, values.to(dtype))
         index_dtype = torch.int64 if self.index == "int64" else torch.int32
         indices, values = split(message, (index_dtype, k), (value_dtype, k))
-        return Sparse(indices, values.to(dtype))
+        return SparseVector(indices, values.to(dtype))
 
 
 def num_blocks(n: int) -> int:

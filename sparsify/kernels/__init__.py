@@ -24,8 +24,8 @@ from sparsify.kernels import native
 from sparsify.kernels.joint import JointKernel as JointKernel
 from sparsify.kernels.joint import divide
 from sparsify.kernels.native import KernelUnavailableError, NativeGroupKernel, NativeKernel
-from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
-from sparsify.types import Kernel as Kernel
+from sparsify.types import BucketContext, SearchStats, SparseVector, accumulation_dtype
+from sparsify.types import SelectionKernel as SelectionKernel
 
 SELECT_CHOICES = ("auto", "torch", "fused")
 TRIAL_NUMEL = 100_000  # elements that Triton's kernels are tried with on each device
@@ -41,7 +41,7 @@ GROUP_SEARCH_MAX_NUMEL = 2**23
 log = logging.getLogger(__name__)
 
 
-class TorchKernel(Kernel):
+class TorchKernel(SelectionKernel):
     """A search by torch's operators: add, abs, topk, gather.
 
     This takes about 48 bytes of memory traffic for each float32 element.
@@ -58,43 +58,43 @@ class TorchKernel(Kernel):
     @cached_property
     def magnitudes(self) -> Tensor:
         """Buffer (n,) for magnitudes."""
-        return huge_pages.advise(torch.empty_like(self.like, dtype=work_dtype(self.like.dtype)))
+        return huge_pages.advise(torch.empty_like(self.like, dtype=accumulation_dtype(self.like.dtype)))
 
     @cached_property
     def mask(self) -> Tensor:
         """Buffer (n,) bool for comparisons."""
         return torch.empty_like(self.like, dtype=torch.bool)
 
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
         if grad is not None:
             acc.add_(grad)
         indices = self._magnitudes(acc).topk(k, sorted=False).indices
-        self.done += SearchStats(1)
-        return Sparse(indices, acc[indices])
+        self.search_stats += SearchStats(1)
+        return SparseVector(indices, acc[indices])
 
-    def above(
+    def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
+    ) -> SparseVector:
         if grad is not None:
             acc.add_(grad)
         compare = torch.gt if strict else torch.ge
         indices = host_sync.nonzero(compare(self._magnitudes(acc), threshold, out=self.mask[: acc.numel()]))
-        return Sparse(indices, acc[indices])
+        return SparseVector(indices, acc[indices])
 
     def _magnitudes(self, acc: Tensor) -> Tensor:
         return torch.abs(acc, out=self.magnitudes[: acc.numel()])
 
 
-def find_kernels(state: Any) -> Iterator[Kernel]:
+def find_kernels(state: Any) -> Iterator[SelectionKernel]:
     """Yield all kernels that a state holds."""
     if isinstance(state, list | tuple) or is_dataclass(state):
         members = vars(state).values() if is_dataclass(state) else state
         for member in members:
-            yield from [member] if isinstance(member, Kernel) else find_kernels(member)
+            yield from [member] if isinstance(member, SelectionKernel) else find_kernels(member)
 
 
-def make_kernel(like: Tensor, choice: str = "auto") -> Kernel:
+def make_kernel(like: Tensor, choice: str = "auto") -> SelectionKernel:
     """Make the kernel for buckets like this tensor (n,).
 
     Args:
@@ -105,7 +105,7 @@ def make_kernel(like: Tensor, choice: str = "auto") -> Kernel:
         ValueError: an unknown choice, or `fused` where it does not work.
     """
     if choice not in SELECT_CHOICES:
-        raise ValueError(ranges.unknown("select", choice, SELECT_CHOICES))
+        raise ValueError(ranges.describe_unknown("select", choice, SELECT_CHOICES))
     if choice == "torch" or (choice == "auto" and like.numel() < min_fused_numel(like)):
         return TorchKernel(like)
     try:
@@ -122,7 +122,7 @@ def make_kernel(like: Tensor, choice: str = "auto") -> Kernel:
 
 
 def make_group_kernel(
-    likes: Sequence[Tensor], kernels: Sequence[Kernel], choice: str = "auto"
+    likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], choice: str = "auto"
 ) -> JointKernel:
     """Make the kernel that searches all these buckets (n,) at once, and writes to them.
 
@@ -135,7 +135,7 @@ def make_group_kernel(
     sizes = [like.numel() for like in likes]
     if choice != "torch" and all(map(native.supports, likes)) and not native_unavailable_reason():
         return NativeGroupKernel(sizes)
-    if choice != "torch" and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32:
+    if choice != "torch" and likes[0].is_cuda and accumulation_dtype(likes[0].dtype) == torch.float32:
         device = likes[0].device
         reason = triton_unavailable_reason(device) or triton_group_unavailable_reason(device)
         if not reason:
@@ -176,7 +176,7 @@ def warn_once(line: str) -> None:
     log.warning(line)
 
 
-def make_fused_kernel(like: Tensor) -> Kernel:
+def make_fused_kernel(like: Tensor) -> SelectionKernel:
     """Make Triton's kernel on a GPU, that of C++ on a CPU.
 
     Raises:
@@ -254,7 +254,7 @@ def triton_group_unavailable_reason(device: torch.device) -> str | None:
             expected_indices.append(TorchKernel(acc).topk(acc.clone(), acc, k).indices + start)
             start += acc.numel()
         indices = torch.cat(expected_indices)
-        expected = Sparse(indices, whole[indices])
+        expected = SparseVector(indices, whole[indices])
         kernel = triton_group_search.TritonGroupSearch(accs)
         memories = list(torch.empty_like(whole).tensor_split(7))
         # Gradients of one piece each, and one in two pieces; each twice: the second time launches are kept.
@@ -292,7 +292,7 @@ class Workspace:
     """
 
     like: Tensor = field(metadata={"saved": False})  # (n,) the bucket
-    searcher: Kernel | None = field(default=None, metadata={"saved": False})
+    searcher: SelectionKernel | None = field(default=None, metadata={"saved": False})
     buffers: dict[str, Tensor] = field(default_factory=dict, metadata={"saved": False})
 
     @classmethod
@@ -301,7 +301,7 @@ class Workspace:
         return cls(like, make_kernel(like, context.select))
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> SelectionKernel:
         """Kernel that searches the bucket."""
         assert self.searcher is not None, "made by Workspace(...), not by Workspace.with_kernel(...)"
         return self.searcher
@@ -313,6 +313,6 @@ class Workspace:
             dtype: by default the type that selections are computed in.
         """
         if name not in self.buffers:
-            dtype = work_dtype(self.like.dtype) if dtype is None else dtype
+            dtype = accumulation_dtype(self.like.dtype) if dtype is None else dtype
             self.buffers[name] = huge_pages.advise(torch.empty_like(self.like, dtype=dtype))
         return self.buffers[name]

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from sparsify.types import Kernel, SearchStats, Sparse, index_dtype
+from sparsify.types import SearchStats, SelectionKernel, SparseVector, index_dtype
 
 
 class JointKernel:
@@ -23,11 +23,11 @@ class JointKernel:
 
     name = "one by one"
 
-    def __init__(self, sizes: Sequence[int], kernels: Sequence[Kernel] = ()) -> None:
+    def __init__(self, sizes: Sequence[int], kernels: Sequence[SelectionKernel] = ()) -> None:
         self.sizes, self.kernels = list(sizes), list(kernels)
         *self.bases, self.num_elements = accumulate(self.sizes, initial=0)
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         """acc += grad, and of each bucket the k elements of largest magnitude: (sum of ks,), bucket after
         bucket, with their places in the space. No host synchronisation.
 
@@ -48,7 +48,7 @@ class JointKernel:
         )
 
     def add(
-        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
+        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
     ) -> None:
         """The space += alpha x one part after the other; with `clears` it is set to zero before."""
         if clears:
@@ -59,7 +59,7 @@ class JointKernel:
         if whole is None:
             torch._foreach_copy_(list(into), split_like(space, into))
 
-    def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
+    def clear_at(self, into: Sequence[Tensor], part: SparseVector) -> None:
         """Set the space to zero where the part has elements."""
         space = into[0].new_zeros(self.num_elements, dtype=torch.bool)
         space[part.indices.long()] = True
@@ -70,7 +70,7 @@ class JointKernel:
         self,
         anchors: Sequence[Tensor],
         owns: Sequence[Tensor],
-        parts: Sequence[Sparse],
+        parts: Sequence[SparseVector],
         alpha: float,
         rate: float,
     ) -> None:
@@ -84,20 +84,20 @@ class JointKernel:
             [*anchors, *owns], [*split_like(total, anchors), *split_like(total, owns)], alpha=rate
         )
 
-    def joined(self, parts: Iterable[Sparse]) -> Sparse:
+    def joined(self, parts: Iterable[SparseVector]) -> SparseVector:
         """Parts of each bucket as one of the space."""
         dtype = index_dtype(self.num_elements)
         indices, values = zip(*parts, strict=True)
         moved = [at.to(dtype) + base for at, base in zip(indices, self.bases, strict=True)]
-        return Sparse(torch.cat(moved), torch.cat(values))
+        return SparseVector(torch.cat(moved), torch.cat(values))
 
-    def split(self, part: Sparse, ks: Sequence[int]) -> list[Sparse]:
+    def split(self, part: SparseVector, ks: Sequence[int]) -> list[SparseVector]:
         """The inverse of `joined`, for a part that has ks of each bucket."""
         pieces = zip(part.indices.split(list(ks)), part.values.split(list(ks)), self.bases, strict=True)
-        return [Sparse(indices - base, values) for indices, values, base in pieces]
+        return [SparseVector(indices - base, values) for indices, values, base in pieces]
 
     def stats(self) -> SearchStats:
-        """Counts of what it searched itself, every bucket a step; see `Kernel.stats`."""
+        """Counts of what it searched itself, every bucket a step; see `SelectionKernel.stats`."""
         return SearchStats()
 
 

@@ -19,7 +19,7 @@ from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
 from sparsify.kernels.joint import JointKernel
 from sparsify.kernels.native_library import KernelUnavailableError as KernelUnavailableError
-from sparsify.types import Kernel, SearchStats, Sparse, without_nan
+from sparsify.types import SearchStats, SelectionKernel, SparseVector, drop_nans
 
 VECTOR_LEVELS = ("scalar", "avx2", "avx512")  # enum Level
 KIND_BY_DTYPE = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
@@ -28,7 +28,7 @@ UNREACHABLE_KEY = 0xFFFFFFFF  # a bound that no magnitude reaches
 Array = npt.NDArray[Any]
 
 
-class NativeKernel(Kernel):
+class NativeKernel(SelectionKernel):
     """A search in C++: one pass over memory, 12 bytes per float32 element, in as many threads as torch has.
 
     Indices ascend.
@@ -48,11 +48,11 @@ class NativeKernel(Kernel):
         self.level = choose_level(level)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.forced_bound = -1 if bound is None else bound
-        self.block_capacity = 0  # elements that `above` allocates for each block
+        self.block_capacity = 0  # elements that `above_threshold` allocates for each block
         self.request = np.zeros(5, dtype=np.int64)  # struct Wanted
         self.counts = np.zeros(3, dtype=np.int64)  # struct Report
 
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
         if not acc.is_contiguous():
             return self.topk(accumulate_into_copy(acc, grad), None, k)
@@ -64,18 +64,18 @@ class NativeKernel(Kernel):
         acc_table = np.array([acc.data_ptr(), n])
         grad_table = np.array([address_of(grad) or 0, n])
         self.library.sparsify_topk(
-            self.request.ctypes.data, 1, acc_table.ctypes.data, 1, grad_table.ctypes.data, grad is not None, kind,
-            self.level, torch.get_num_threads(), self.forced_bound, indices.data_ptr(), values.data_ptr(),
-            self.counts.ctypes.data,
+            self.request.ctypes.data, 1, acc_table.ctypes.data, 1, grad_table.ctypes.data, grad is not None,
+            kind, self.level, torch.get_num_threads(), self.forced_bound, indices.data_ptr(),
+            values.data_ptr(), self.counts.ctypes.data,
         )  # fmt: skip
-        self.done += SearchStats(1, *self.counts.tolist())
-        return Sparse(indices, values)
+        self.search_stats += SearchStats(1, *self.counts.tolist())
+        return SparseVector(indices, values)
 
-    def above(
+    def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
+    ) -> SparseVector:
         if not acc.is_contiguous():
-            return self.above(accumulate_into_copy(acc, grad), None, threshold, strict)
+            return self.above_threshold(accumulate_into_copy(acc, grad), None, threshold, strict)
         host_sync.count_sync()  # for the number of elements
         self._check(acc, grad)
         n = acc.numel()
@@ -97,9 +97,12 @@ class NativeKernel(Kernel):
             if most <= capacity:
                 break
             grad, kind = None, 0  # it has been added by now
-        selected = np.arange(capacity) < counts[:, None]
-        mask = torch.from_numpy(selected)
-        return without_nan(Sparse(blocks.indices[mask], blocks.values[mask]))
+        indices = list[Tensor]()
+        values = list[Tensor]()
+        for block, count in enumerate(counts.tolist()):
+            indices.append(blocks.indices[block, :count])
+            values.append(blocks.values[block, :count])
+        return drop_nans(SparseVector(torch.cat(indices), torch.cat(values)))
 
     def _check(self, acc: Tensor, grad: Tensor | None) -> None:
         """Refuse tensors that the library would misread."""
@@ -117,8 +120,8 @@ class NativeKernel(Kernel):
 class NativeGroupKernel(JointKernel):
     """Buckets as one space that C++ searches in one call, and writes to in another.
 
-    They are of float32, or bfloat16 or float16 whose sums are float32. Where memories or selections are of any
-    other type, torch's operators write.
+    They are of float32, or bfloat16 or float16 whose sums are float32. Where memories or selections are of
+    any other type, torch's operators write.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -130,12 +133,12 @@ class NativeGroupKernel(JointKernel):
         self.requests[:, 0] = self.sizes
         self.requests[:, 2] = self.bases
         self.counts = np.zeros(3, dtype=np.int64)  # struct Report
-        self.done = SearchStats()
+        self.search_stats = SearchStats()
         self.ks = list[int]()
         self.known_tensors = list[Tensor]()
         self.known_table = address_table([])
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         if ks != self.ks:
             for n, k in zip(self.sizes, ks, strict=True):
                 check_k(k, n)
@@ -148,9 +151,9 @@ class NativeGroupKernel(JointKernel):
         grad_table = address_table(grads)
         kind = common_kind(grads)
         fits = acc_table is not None and kind is not None and not self.library.sparsify_topk(
-            self.requests.ctypes.data, len(self.sizes), acc_table.ctypes.data, len(accs), grad_table.ctypes.data,
-            len(grads), kind, self.level, torch.get_num_threads(), -1, selection.indices.data_ptr(),
-            selection.values.data_ptr(), self.counts.ctypes.data,
+            self.requests.ctypes.data, len(self.sizes), acc_table.ctypes.data, len(accs),
+            grad_table.ctypes.data, len(grads), kind, self.level, torch.get_num_threads(), -1,
+            selection.indices.data_ptr(), selection.values.data_ptr(), self.counts.ctypes.data,
         )  # fmt: skip
         if not fits:
             given = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (*accs, *grads)]
@@ -158,11 +161,11 @@ class NativeGroupKernel(JointKernel):
                 f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
                 f"gaps, on the CPU; these are {', '.join(given)}"
             )
-        self.done += SearchStats(len(self.sizes), *self.counts.tolist())
+        self.search_stats += SearchStats(len(self.sizes), *self.counts.tolist())
         return selection
 
     def add(
-        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
+        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
     ) -> None:
         memories = self._memory_table(into)
         if memories is None or not are_native_selections(parts):
@@ -172,7 +175,7 @@ class NativeGroupKernel(JointKernel):
             memories.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha, clears
         )
 
-    def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
+    def clear_at(self, into: Sequence[Tensor], part: SparseVector) -> None:
         memories = self._memory_table(into)
         if memories is None or not are_native_selections([part]):
             return super().clear_at(into, part)
@@ -183,13 +186,13 @@ class NativeGroupKernel(JointKernel):
         self,
         anchors: Sequence[Tensor],
         owns: Sequence[Tensor],
-        parts: Sequence[Sparse],
+        parts: Sequence[SparseVector],
         alpha: float,
         rate: float,
     ) -> None:
         memories = self._memory_table(anchors)
         copies = self._memory_table(owns)
-        parts = [Sparse(indices.int(), values) for indices, values in parts]
+        parts = [SparseVector(indices.int(), values) for indices, values in parts]
         if memories is None or copies is None or not are_native_selections(parts):
             return super().move(anchors, owns, parts, alpha, rate)
         table = self._selection_table(parts)
@@ -199,7 +202,7 @@ class NativeGroupKernel(JointKernel):
         )  # fmt: skip
 
     def stats(self) -> SearchStats:
-        return self.done
+        return self.search_stats
 
     def _memory_table(self, tensors: Sequence[Tensor]) -> Array | None:
         """Return struct Memory of each tensor; None where the library can't write to them."""
@@ -211,7 +214,7 @@ class NativeGroupKernel(JointKernel):
         return np.stack([table[:, 0], ends - table[:, 1], ends], axis=1)
 
     @staticmethod
-    def _selection_table(parts: Sequence[Sparse]) -> Array:
+    def _selection_table(parts: Sequence[SparseVector]) -> Array:
         """Return struct Part of each selection."""
         rows = [(indices.data_ptr(), values.data_ptr(), len(indices)) for indices, values in parts]
         return np.array(rows, dtype=np.int64)
@@ -252,14 +255,14 @@ def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     assert table[:, 1].sum() == stretches.sum()
     stretch_norms = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
     library().sparsify_norms(
-        table.ctypes.data, stretches.ctypes.data, len(sizes), kind, choose_level(None), torch.get_num_threads(),
-        stretch_norms.data_ptr(),
+        table.ctypes.data, stretches.ctypes.data, len(sizes), kind, choose_level(None),
+        torch.get_num_threads(), stretch_norms.data_ptr(),
     )  # fmt: skip
     return stretch_norms
 
 
 def common_kind(tensors: Sequence[Tensor]) -> int | None:
-    """Return enum Kind of tensors that the library can read, 0 of no tensors; None where it can't read them."""
+    """Return enum Kind of tensors that the library can read, 0 of no tensors; None of any others."""
     if not tensors:
         return 0
     dtype = tensors[0].dtype
@@ -271,18 +274,18 @@ def are_contiguous_on_cpu(tensors: Sequence[Tensor], dtype: torch.dtype = torch.
     return all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
-def are_native_selections(parts: Sequence[Sparse]) -> bool:
+def are_native_selections(parts: Sequence[SparseVector]) -> bool:
     """Tell whether the library can read these selections."""
     return are_contiguous_on_cpu([part.indices for part in parts], torch.int32) and are_contiguous_on_cpu(
         [part.values for part in parts]
     )
 
 
-def empty_selection(*shape: int) -> Sparse:
+def empty_selection(*shape: int) -> SparseVector:
     """Allocate so many indices and values, in the types that the library writes."""
     indices = torch.empty(shape, dtype=torch.int32, device="cpu")
     values = torch.empty(shape, dtype=torch.float32, device="cpu")
-    return Sparse(indices, values)
+    return SparseVector(indices, values)
 
 
 def address_table(tensors: Sequence[Tensor]) -> Array:

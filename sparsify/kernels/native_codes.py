@@ -1,4 +1,4 @@
-"""Codes of values by native.cpp."""
+"""Codes of a message's values, computed by native.cpp."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from sparsify.kernels.native import are_contiguous_on_cpu, library
 
 @dataclass(frozen=True)
 class NativeStatistical2(Statistical2):
-    """`Statistical2`, to the bit: three passes over the values instead of thirty, tensor by tensor; of any
-    type but float32 on CPUs by torch's operators.
+    """A `Statistical2` that C++ computes, in three passes over the values instead of thirty.
+
+    Results are the same to the bit. Values of any other type than float32 on CPUs are left to torch's
+    operators.
     """
 
     def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:

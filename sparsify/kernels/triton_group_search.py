@@ -22,7 +22,7 @@ from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
 from sparsify.kernels.joint import JointKernel, divide, matched, split_like
 from sparsify.kernels.triton_launcher import Launch, Launcher, Launches
-from sparsify.types import Kernel, SearchStats, Sparse
+from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
 TILE = 4096  # elements that a program looks at in one go
 WIDTH = 4  # elements in a row that a thread holds when it looks what to emit
@@ -82,12 +82,12 @@ class TritonGroupSearch(JointKernel):
         self.launch.hold(shares=self.shares, work=self.work, rows=self.rows)
         self.steps = self.selected = 0
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         """See `JointKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
         self._check(accs, grads, ks)
         added = self._added(accs, grads)
         starts = [0, *accumulate(ks)]
-        out = Sparse(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
+        out = SparseVector(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
         kind = None if added is None else KINDS[added[0].dtype]
         self._describe(accs, added, ks, starts)
         self.work.zero_()
@@ -103,7 +103,7 @@ class TritonGroupSearch(JointKernel):
         return out
 
     def add(
-        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1.0, clears: bool = False
+        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
     ) -> None:
         """See `JointKernel.add`: one launch for each part. Products are rounded before they are added, as
         those of torch's index_add_; what is not float32 is left to torch.
@@ -133,7 +133,7 @@ class TritonGroupSearch(JointKernel):
                     )
 
     def stats(self) -> SearchStats:
-        """Counts so far, see `Kernel.stats`; without a host synchronisation."""
+        """Counts so far, see `SelectionKernel.stats`; without a host synchronisation."""
         return SearchStats(self.steps, selected=self.selected)
 
     def _search(self, kind: tl.dtype | None, aligned: bool) -> Launches:
@@ -247,7 +247,7 @@ class TritonGroupKernel(JointKernel):
 
     name = TritonGroupSearch.name
 
-    def __init__(self, likes: Sequence[Tensor], kernels: Sequence[Kernel], most: int) -> None:
+    def __init__(self, likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], most: int) -> None:
         super().__init__([like.numel() for like in likes], kernels)
         self.space = TritonGroupSearch(likes)  # written to
         self.small = [at for at, n in enumerate(self.sizes) if n <= most]
@@ -256,7 +256,7 @@ class TritonGroupKernel(JointKernel):
             TritonGroupSearch([likes[at] for at in self.small], bases=bases) if len(bases) > 1 else None
         )
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         if self.segments is None or [acc.numel() for acc in accs] != self.sizes:
             return super().topk(accs, grads, ks)
         added = divide(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
@@ -266,7 +266,7 @@ class TritonGroupKernel(JointKernel):
         if len(few) == len(ks):
             return found
         parts = dict(
-            zip(self.small, map(Sparse, found.indices.split(few), found.values.split(few)), strict=True)
+            zip(self.small, map(SparseVector, found.indices.split(few), found.values.split(few)), strict=True)
         )
         for at, base in enumerate(self.bases):
             if at not in parts:
@@ -274,12 +274,14 @@ class TritonGroupKernel(JointKernel):
                 if len(own) > 1:
                     torch._foreach_add_(split_like(accs[at], own), own)
                 indices, values = self.kernels[at].topk(accs[at], own[0] if len(own) == 1 else None, ks[at])
-                parts[at] = Sparse(indices.int() + base, values)
+                parts[at] = SparseVector(indices.int() + base, values)
         ordered = [parts[at] for at in range(len(ks))]
-        return Sparse(torch.cat([one.indices for one in ordered]), torch.cat([one.values for one in ordered]))
+        return SparseVector(
+            torch.cat([one.indices for one in ordered]), torch.cat([one.values for one in ordered])
+        )
 
     def add(
-        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1.0, clears: bool = False
+        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
     ) -> None:
         self.space.add(into, parts, alpha, clears)
 

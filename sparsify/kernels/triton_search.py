@@ -23,7 +23,7 @@ from sparsify.core.checks import check_k
 from sparsify.kernels import triton_device_functions
 from sparsify.kernels import triton_search_device as device_code
 from sparsify.kernels.triton_launcher import ALIGNMENT, Launch, Launcher, Launches
-from sparsify.types import Kernel, SearchStats, Sparse, work_dtype
+from sparsify.types import SearchStats, SelectionKernel, SparseVector, accumulation_dtype
 
 TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
 SAMPLE = 2**14  # elements that the bound is guessed from: 16 registers of each of 1024 threads
@@ -41,7 +41,7 @@ INTERPRETED = not isinstance(device_code.stream, triton.runtime.JITFunction)
 
 def unsupported_reason(like: Tensor) -> str | None:
     """Reason why `TritonKernel` can't serve buckets like this one; None where it can."""
-    if work_dtype(like.dtype) != torch.float32:
+    if accumulation_dtype(like.dtype) != torch.float32:
         return f"Triton's kernels take float32, bfloat16 or float16, and this is {like.dtype}"
     if like.numel() > LONGEST:
         return (
@@ -58,9 +58,9 @@ def unsupported_reason(like: Tensor) -> str | None:
     return None
 
 
-class TritonKernel(Kernel):
+class TritonKernel(SelectionKernel):
     """`topk` is six launches: 12.25 bytes of memory traffic per element, 10.25 where gradients have 16 bits,
-    and 60 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at 0.1 %. `above` is four
+    and 60 per candidate, of which there are 1.5 k at a density of 1 %, 3.0 k at 0.1 %. `above_threshold` is four
     launches, two of them torch's, and 12.25 bytes. Buffers take less than 0.1 n float32 at densities up to
     1 %, for large n, and grow with k.
 
@@ -90,7 +90,7 @@ class TritonKernel(Kernel):
         new = like.new_empty
         self.work = new(triton_device_functions.WORK.value, dtype=torch.int32)
         self.rows = new((self.programs, triton_device_functions.FEW.value), dtype=torch.int32)
-        self.candidates = Sparse(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
+        self.candidates = SparseVector(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
         self.launch = Launcher()
@@ -100,11 +100,11 @@ class TritonKernel(Kernel):
             indices=self.candidates.indices, values=self.candidates.values,
         )  # fmt: skip
 
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         """The k largest, in no order. After a first call with this k a CUDA graph can capture it."""
         n = self._check(acc, grad)
         check_k(k, n)
-        out = Sparse(acc.new_empty(k, dtype=torch.int32), acc.new_empty(k))
+        out = SparseVector(acc.new_empty(k, dtype=torch.int32), acc.new_empty(k))
         if k == 0:
             if grad is not None:
                 acc.add_(grad)
@@ -136,13 +136,13 @@ class TritonKernel(Kernel):
             )
         return out
 
-    def above(
+    def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
+    ) -> SparseVector:
         """All above a threshold, compared in float32: NaN is above nothing, and nothing is above NaN."""
         n = self._check(acc, grad)
         if n == 0:
-            return Sparse(acc.new_empty(0, dtype=torch.int32), acc.new_empty(0))
+            return SparseVector(acc.new_empty(0, dtype=torch.int32), acc.new_empty(0))
         if isinstance(threshold, Tensor) and threshold.device == acc.device:
             self.threshold.copy_(threshold)
         else:
@@ -156,7 +156,7 @@ class TritonKernel(Kernel):
             counted, ends = (self.launch.buffers[name][: sizes["tiles"]] for name in ("counted", "ends"))
             torch.cumsum(counted, 0, out=ends)
             count = host_sync.to_host(ends[-1])
-            out = Sparse(acc.new_empty(count, dtype=torch.int32), acc.new_empty(count))
+            out = SparseVector(acc.new_empty(count, dtype=torch.int32), acc.new_empty(count))
             if count:
                 tensors |= {"out_indices": out.indices, "out_values": out.values}
                 self.launch(self._gather_in_order, (), tensors, sizes)
@@ -210,7 +210,7 @@ class TritonKernel(Kernel):
 
     def _make_room(self, capacity: int) -> None:
         if self.candidates.indices.numel() < capacity:
-            self.candidates = Sparse(
+            self.candidates = SparseVector(
                 self.work.new_empty(capacity), self.work.new_empty(capacity, dtype=torch.float32)
             )
             self.launch.hold(indices=self.candidates.indices, values=self.candidates.values)

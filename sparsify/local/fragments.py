@@ -21,8 +21,9 @@ from sparsify.kernels.joint import split_like
 from sparsify.local.fused_exchange import moved
 from sparsify.local.packed_messages import whole
 from sparsify.local.strategy import Local
-from sparsify.method import Dense, StepSettings
+from sparsify.method import Dense
 from sparsify.ranges import stable_repr
+from sparsify.types import StepSettings
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
 from sparsify.wrappers.saved_states import (

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sparsify.bucket_group import BucketGroup
-from sparsify.method import Sparsifier, Step
+from sparsify.method import Sparsifier
+from sparsify.types import StepSettings
 from sparsify.wrappers.engine import MOST_TOGETHER, Engine, StepReport
 
 
-def moved(engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step: Step) -> StepReport | None:
+def moved(
+    engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step: StepSettings
+) -> StepReport | None:
     """Average the drift, anchor less own, of all that an engine has; anchor and own become the anchor less
     `step.lr` times that, to the bit what `Plain` makes of it. Collective. None where it can't be had here,
     on all workers or on some: what they send is the same, and nothing has changed.

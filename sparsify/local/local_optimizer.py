@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -15,10 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
-from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import local_part
-from sparsify.core.claims import ParameterClaim
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.fragments import APART, Fragment, fragments_of
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
@@ -50,14 +48,10 @@ from sparsify.wrappers.saved_states import (
 
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimizer's
 TOP = ("strategy", "step", "rank", "size", "fragments")
-ANEW = (
-    "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the residual and "
-    "the outer step's momentum are zero"
-)
 LIVE: WeakSet[LocalOptimizer] = WeakSet()  # all of this process
 
 
-class LocalOptimizer(WrapperBase, OptimizerWrapper):
+class LocalOptimizer(OptimizerWrapper):
     """`optimizer`, which steps on this worker alone; every so many steps all workers average what they have
     moved. See `sparsify.local.strategy` for what a round is.
 
@@ -97,13 +91,13 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
 
     Raises:
         ValueError: the parts don't fit together, or there is no process group.
-        WorkerMismatch: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where their arguments differ.
     """
 
-    # A GradScaler then leaves it to `step` to divide by the scale and to skip, so that skipped steps count.
-    _step_supports_amp_scaling: ClassVar[bool] = True
-    grad_scale: Tensor | None  # it sets these two while it steps; None: the gradients are unscaled
-    found_inf: Tensor
+    rewrap_advice = (
+        "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the residual "
+        "and the outer step's momentum are zero"
+    )
 
     def __init__(
         self,
@@ -122,7 +116,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
         overlap: bool = False,
         timer: PhaseTimer | None = None,
     ) -> None:
-        def facts() -> dict[str, Any]:
+        def check_arguments() -> None:
             self._check_wrapped(optimizer, model)
             if overlap and not strategy.delay:
                 raise ValueError(
@@ -134,29 +128,16 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
                     "overlap=True averages in a thread, where the inner optimizer's state would change while "
                     "it is averaged; leave overlap out, or states"
                 )
-            told = wrapping_facts(
-                model, optimizer, strategy.method, strategy=stable_repr(strategy), seed=seed, check=check,
-                debug=debug, overlap=overlap, steps_per_epoch=steps_per_epoch,
-            )  # fmt: skip
-            return {**told, **buffer_facts(model)}
 
-        meeting = make_comm(comm, group)
-        self._agree(meeting, model, facts)
-        if overlap and comm is None and group is None:
-            meeting = TorchComm.beside()
-        super().__init__(strategy.method, meeting, steps_per_epoch, None)
-        self.strategy, self.check, self.debug = strategy, check, debug
-        self.mirror_optimizer(optimizer)
-        self._share_start(model)
-        self._known = parameters_of(optimizer)
-        mine = set(map(id, self._known))
-        known = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
-        named = [(name, p) for name, p in known if p.requires_grad]
-        self._frozen = [(name, p) for name, p in known if not p.requires_grad]
-        self._model = model
-        self._step_guard = ForeignStepGuard(optimizer)
-        self._double_averaging = DoubleAveragingGuard(self._known)
-        self._claim = ParameterClaim("average", self._known)
+        options = {
+            "strategy": stable_repr(strategy), "seed": seed, "check": check, "debug": debug,
+            "overlap": overlap, "steps_per_epoch": steps_per_epoch,
+        }  # fmt: skip
+        super().__init__(optimizer, model, strategy.method, comm, group, None, check_arguments, options)
+        self.strategy = strategy
+        self.check = check
+        self.debug = debug
+        named = [(name, p) for name, p in self._named_parameters if p.requires_grad]
         self._locality = LocalityGuard(optimizer, None if overlap else self.comm)
 
         def build() -> list[Fragment]:
@@ -176,6 +157,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
 
         self.fragments = self._build_fragments(build)
         self.engine = self.fragments[0].engine
+        self._guard_parameters()
         self.num_steps = 0  # local ones
         self._background = BackgroundStream(self.fragments[0].anchor[0].device) if overlap else None
         self._sent = list[Fragment]()  # on their way, in a thread
@@ -215,7 +197,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
         self._parameters.check(self._pairs_by_name, may_be_anchor)
         self._check_frozen()
         held = sum(len(group["params"]) for group in self.inner_optimizer.param_groups)
-        if self.num_steps % self.strategy.every == 0 or held != len(self._known):
+        if self.num_steps % self.strategy.every == 0 or held != len(self._wrapped_parameters):
             self._check_unchanged()
         if self._is_skipped_by_scaler():
             return None
@@ -324,7 +306,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
         self.num_steps += 1
         reports = list[StepReport]()
         if self._copies is None and any(fragment.is_due(self.num_steps) for fragment in self.fragments):
-            self._copies = find_copies(self.inner_optimizer, self._known)
+            self._copies = find_copies(self.inner_optimizer, self._wrapped_parameters)
         for fragment in self.fragments:  # before others are sent: the thread works in order
             if self.strategy.delay and fragment.is_awaited(self.num_steps):
                 reports += self._awaited(fragment)
@@ -370,9 +352,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
             return False
         if host_sync.to_host(found.reshape(1))[0]:
             return True
-        if self.grad_scale is not None:
-            grads = [local_part(p.grad) for p in self._known if p.grad is not None]
-            torch._foreach_div_(grads, self.grad_scale)
+        self._unscale_gradients()
         return False
 
     def _check_outside(self, what: str) -> None:
@@ -383,9 +363,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
             )
 
     def _check_unchanged(self) -> None:
-        now = parameters_of(self.inner_optimizer)
-        if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
-            raise ValueError(f"the optimizer has other parameters than when it was wrapped; {ANEW}")
+        self._check_same_parameters()
         self._double_averaging.check()
         self._double_averaging.check_model_has_parameters(self._model)
 
@@ -397,14 +375,6 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
             for name, pair in zip(fragment.names, fragment.pairs(), strict=True)
         }
 
-    def _check_frozen(self) -> None:
-        """Refuse parameters that have no anchor and are trained now."""
-        for name, p in self._frozen:
-            if p.requires_grad or p.grad is not None:
-                raise ValueError(
-                    f"{name} was frozen when its optimizer was wrapped, and is trained now; {ANEW}"
-                )
-
     # --- what is otherwise where models are sharded
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -412,17 +382,9 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
         check_optimizer_and_model(optimizer, model)
         check_local(optimizer)
 
-    def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
-        """Compare with all other workers what is wrapped."""
-        check_arguments_agree(comm, model, facts)
-
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         """Call `build`, which succeeds or fails alike on all workers that have the whole model."""
         return build()
-
-    def _share_start(self, model: nn.Module) -> None:
-        """Give all workers the parameters and buffers of the first one."""
-        broadcast_model(model, self.comm)
 
     def _global_rank(self, rank: int) -> int:
         """Return the number, among all workers, of one of those that average with this one."""
@@ -439,40 +401,21 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
 
     # --- saved
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the inner optimizer, and under `local` and `epoch` this worker's: save it per rank."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        saved = {
-            **marked_state_dict(self.inner_optimizer),
-            "epoch": self.user_epoch,
-            "local": self.own_state_dict(),
-        }
-        for after in self._optimizer_state_dict_post_hooks.values():
-            saved = after(self, saved) or saved
-        return saved
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken, in mid-round too. All workers call it together; all load
-        theirs, or none does.
-
-        Raises:
-            StateMismatch: it is another strategy's, another model's, of another number of workers, of another
-                step than the others', or broken.
-        """
+        """Continue where `state_dict` was called, in mid-round too, see `OptimizerWrapper.load_state_dict`."""
         self._check_outside("load_state_dict")
-        self._settle()
         self._reshard()
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        with restore_on_error(self.inner_optimizer):
-            check_all_can_load(
-                self.comm, self.fragments[0].anchor[0].device, partial(self._check_state, state_dict)
-            )
-        self.restore_own(state_dict["local"])
-        self.user_epoch = state_dict["epoch"]
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+        super().load_state_dict(state_dict)
+
+    def _check_between_steps(self, call: str) -> None:
+        self._check_outside(call)
+        self._settle()
+
+    def _worker_state(self) -> dict[str, Any]:
+        return {"epoch": self.user_epoch, "local": self.own_state_dict()}
+
+    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
+        self.restore_own(saved["local"])
 
     def own_state_dict(self) -> dict[str, Any]:
         """The part under `local`: what this worker has besides the inner optimizer's state and the epoch."""
@@ -497,8 +440,7 @@ class LocalOptimizer(WrapperBase, OptimizerWrapper):
         who = {"rank": self.comm.rank, "size": self.comm.size, "worker": self._global_rank(self.comm.rank)}
         return {"strategy": stable_repr(self.strategy), "step": self.num_steps, **who}
 
-    def _check_state(self, saved: Any) -> dict[str, Any]:
-        """Refuse what is no state of this worker's; returns what must be the same on all workers."""
+    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
         if isinstance(saved, dict) and "local" not in saved:
             raise StateMismatch(
                 "the saved state has no anchor: it is another optimizer's, or made by "

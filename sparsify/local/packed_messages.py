@@ -12,7 +12,8 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.joint import split_like
-from sparsify.method import Dense, Step
+from sparsify.method import Dense
+from sparsify.types import StepSettings
 from sparsify.wrappers.engine import Engine, StepReport
 
 MOST_BYTES = 2**24  # of tensors that travel together: what a message takes of memory besides
@@ -23,12 +24,17 @@ class Packs(Protocol):
     """A method that can put what it sends of several buckets into one message."""
 
     def aggregate_each(
-        self, grads: Sequence[Tensor], step: Step, states: Sequence[Any], comm: Comm, timer: PhaseTimer
+        self,
+        grads: Sequence[Tensor],
+        step: StepSettings,
+        states: Sequence[Any],
+        comm: Comm,
+        timer: PhaseTimer,
     ) -> int:
         """`Method.aggregate` of each bucket, with the same outcome. Collective."""
 
 
-def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:
+def whole(engine: Engine, pieces: Sequence[Tensor], step: StepSettings) -> StepReport:
     """Average all that an engine has, in place. Collective."""
     method, count = engine.method, len(engine.buckets)
     alike = len(set(engine.kinds)) == 1 and len(pieces) == count
@@ -47,7 +53,7 @@ def whole(engine: Engine, pieces: Sequence[Tensor], step: Step) -> StepReport:
     return StepReport.total(reports)
 
 
-def _averaged(method: Dense, pieces: Sequence[Tensor], step: Step, engine: Engine) -> int:
+def _averaged(method: Dense, pieces: Sequence[Tensor], step: StepSettings, engine: Engine) -> int:
     if len(pieces) == 1:
         return method.aggregate(pieces[0], step, None, engine.comm, engine.timer)
     together = torch.cat([*pieces])

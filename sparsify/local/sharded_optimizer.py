@@ -78,9 +78,11 @@ class ShardedLocal(LocalOptimizer):
         check_optimizer_of_model(optimizer, model)
         check_no_wrapped_state(optimizer)
 
-    def _agree(self, comm: Comm, model: nn.Module, facts: Callable[[], Mapping[str, Any]]) -> None:
+    def _check_arguments_agree(
+        self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
+    ) -> None:
         shards = nn.ParameterList(map(local_parameter, named_unit_parameters(self.units)))
-        check_arguments_agree(self.grid.all_workers(), shards, facts)
+        check_arguments_agree(self.grid.all_workers(), shards, collect_facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         found = list[Fragment]()
@@ -89,15 +91,15 @@ class ShardedLocal(LocalOptimizer):
             found.extend(build())  # of shards that may be smaller than other workers', or empty
             return {}
 
-        self._agree(self.comm, self._model, facts)
+        self._check_arguments_agree(self.comm, self._model, facts)
         return found
 
-    def _share_start(self, model: nn.Module) -> None:
+    def _broadcast_model(self, model: nn.Module) -> None:
         broadcast_first_replica(model, self.grid)
 
     def _check_unchanged(self) -> None:
         super()._check_unchanged()
-        averaged = {id(p) for other in self._find_sharing() for p in other._known}
+        averaged = {id(p) for other in self._find_sharing() for p in other._wrapped_parameters}
         for name, p in named_unit_parameters(self.units):
             if p.requires_grad and id(p) not in averaged:
                 raise ValueError(

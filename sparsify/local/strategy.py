@@ -147,7 +147,7 @@ class Local:
                 "sparsify.local.strategy, or a class of your own that is an Outer"
             )
         momentum = getattr(self.outer, "momentum", 0)
-        if self.method.momentum_inside and momentum:
+        if self.method.applies_momentum and momentum:
             raise ValueError(
                 f"the method applies momentum itself, and the outer step has {momentum} too; take "
                 "outer=Plain(), or build the method with momentum=0"

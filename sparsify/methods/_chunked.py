@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
-from sparsify.core.chunks import SIDE, Tiles
+from sparsify.core.chunks import SIDE, ChunkLayout
 from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
 from sparsify.core.packing import pack_places, places_nbytes, unpack_places
 from sparsify.core.wire import joined, split
@@ -20,17 +20,17 @@ from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.kernels.native_codes import NativeStatistical2
 from sparsify.ranges import AverageOver, ChunkSide, CodeName
-from sparsify.select import ExactlyK, OnePass
+from sparsify.select import ExactlyKSelector, SinglePassSelector
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    Call,
+    BucketStep,
+    CollectiveCall,
     Delivery,
-    Part,
-    SeenStep,
+    MethodPart,
     Selection,
-    Sparse,
+    SparseVector,
 )
 
 
@@ -38,22 +38,22 @@ from sparsify.types import (
 class Tiled:
     """The chunks of a bucket, which follow from its shapes."""
 
-    tiles: Tiles = field(metadata={"saved": False})
+    tiles: ChunkLayout = field(metadata={"saved": False})
 
     @classmethod
     def like(cls, like: Tensor, context: BucketContext, side: int) -> Tiled:
         """Those of a bucket like this one; where its shapes are unknown, of one vector."""
-        return cls(Tiles(context.shapes or (tuple(like.shape),), side, like.device))
+        return cls(ChunkLayout(context.shapes or (tuple(like.shape),), side, like.device))
 
     @staticmethod
-    def together(states: Sequence[Tiled], kept: Tiles | None) -> Tiles:
+    def together(states: Sequence[Tiled], kept: ChunkLayout | None) -> ChunkLayout:
         """The chunks of several buckets that follow each other: those that were kept, if they are these."""
         each = [state.tiles for state in states]
         shapes = tuple(shape for tiles in each for shape in tiles.shapes)
         buckets = tuple(len(tiles.shapes) for tiles in each)
-        if kept is not None and (kept.shapes, kept.buckets) == (shapes, buckets):
+        if kept is not None and (kept.shapes, kept.tensors_per_bucket) == (shapes, buckets):
             return kept
-        return Tiles(shapes, each[0].side, each[0].device, buckets)
+        return ChunkLayout(shapes, each[0].side, each[0].device, buckets)
 
 
 @dataclass
@@ -65,11 +65,11 @@ class SearchState(Tiled):
 
 
 @dataclass(frozen=True)
-class ChunkTopK(OnePass, ExactlyK):
+class ChunkTopK(SinglePassSelector, ExactlyKSelector):
     """The largest magnitudes of each chunk of each tensor. SparseLoCo, arXiv:2508.15706, section 3; DeMo,
     arXiv:2411.19870, takes them of a transform.
 
-    Of a chunk its share of k is chosen, at least one element (see `sparsify.core.chunks.share_of`): 64 of
+    Of a chunk its share of k is chosen, at least one element (see `sparsify.core.chunks.num_chosen_of_chunk`): 64 of
     4096 at density 1/64. Deviation: the published code names a number, 64, for chunks of every size. Vectors,
     whose chunks have at most 64 elements, would be sent whole.
 
@@ -89,10 +89,10 @@ class ChunkTopK(OnePass, ExactlyK):
     ) -> Selection:
         check_k(k, acc.numel())
         if state.native is not None:
-            found = state.native.largest([acc], [] if grad is None else [grad], [k])
+            found = state.native.select_largest([acc], [] if grad is None else [grad], [k])
             if found is not None:
                 return Selection(found.indices.long(), found.values)
-        return Selection(*state.tiles.largest(acc if grad is None else acc.add_(grad), k))
+        return Selection(*state.tiles.select_largest(acc if grad is None else acc.add_(grad), k))
 
     def search_together(
         self,
@@ -102,21 +102,21 @@ class ChunkTopK(OnePass, ExactlyK):
         states: Sequence[SearchState],
         weight: float,
         anchors: Sequence[Tensor] = (),
-    ) -> tuple[Sparse, list[int]] | None:
+    ) -> tuple[SparseVector, list[int]] | None:
         first = states[0]
         if first.native is None:
             return None
-        tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
-        if first.joint is None or first.joint.tiles is not tiles:
+        tiles = Tiled.together(states, None if first.joint is None else first.joint.layout)
+        if first.joint is None or first.joint.layout is not tiles:
             first.joint = NativeChunkSearch(tiles)
-        found = first.joint.largest(accs, grads, ks, weight, anchors)
-        return None if found is None else (found, tiles.chosen(ks))
+        found = first.joint.select_largest(accs, grads, ks, weight, anchors)
+        return None if found is None else (found, tiles.counts_by_bucket(ks))
 
 
 class Received(NamedTuple):
     """A worker's message, as all workers read it."""
 
-    part: Sparse
+    part: SparseVector
     norms: Tensor | None  # (T,) of the values of each tensor, where they travel
 
 
@@ -158,10 +158,10 @@ class ChunkGather(Exchange):
     side: ChunkSide = SIDE
 
     @property
-    def needs_exact(self) -> bool:
+    def needs_equal_counts(self) -> bool:
         return True
 
-    def misfit(self, select: Part) -> str | None:
+    def why_incompatible(self, select: MethodPart) -> str | None:
         if isinstance(select, ChunkTopK) and select.side == self.side:
             return None
         return (
@@ -183,11 +183,11 @@ class ChunkGather(Exchange):
     def init(self, like: Tensor, context: BucketContext) -> GatherState:
         return GatherState(Tiled.like(like, context, self.side).tiles)
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: GatherState) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: GatherState) -> Delivery:
         return self._exchange(part, n, [k], comm, state)
 
     def exchange_together(
-        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[GatherState]
+        self, part: SparseVector, n: int, ks: Sequence[int], comm: Comm, states: Sequence[GatherState]
     ) -> Delivery:
         first = states[0]
         tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
@@ -195,7 +195,9 @@ class ChunkGather(Exchange):
             first.joint = GatherState(tiles)
         return self._exchange(part, n, ks, comm, first.joint)
 
-    def _exchange(self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, state: GatherState) -> Delivery:
+    def _exchange(
+        self, part: SparseVector, n: int, ks: Sequence[int], comm: Comm, state: GatherState
+    ) -> Delivery:
         tiles, dtype = state.tiles, part.values.dtype
         if len(part.indices) != tiles.quota(ks).total:
             raise ValueError(
@@ -203,12 +205,12 @@ class ChunkGather(Exchange):
                 f"have {tiles.quota(ks).total} for k={sum(ks)} of {n}; choose them by "
                 f"ChunkTopK(side={self.side})"
             )
-        if state.parts is None or state.parts.counts != tiles.counts(ks):
-            state.parts = Membership.of(tiles.counts(ks), part.values)
+        if state.parts is None or state.parts.counts != tiles.counts_by_tensor(ks):
+            state.parts = Membership.of(tiles.counts_by_tensor(ks), part.values)
         coded = self._code.encode(part.values, state.parts)
-        mine = Sparse(part.indices, self._code.decode(coded, state.parts, dtype))
+        mine = SparseVector(part.indices, self._code.decode(coded, state.parts, dtype))
         norms = [state.parts.sum(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
-        message = joined(*norms, coded, pack_places(tiles.places(part.indices, ks)))
+        message = joined(*norms, coded, pack_places(tiles.to_places(part.indices, ks)))
         received = [
             Received(mine, norms[0] if norms else None)
             if rank == comm.rank
@@ -220,10 +222,10 @@ class ChunkGather(Exchange):
             self._weigh(total, n, state)
         return Delivery([*total], [mine])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
         # All workers choose as many; it is the number alone that counts, whichever tensors they are of.
-        counts = [max(seen.selected), *[0] * (len(seen.shapes) - 1)]
-        return [Call("all_gather", sum(self._fields(counts, seen.work)))]
+        counts = [max(bucket_step.sent_counts), *[0] * (len(bucket_step.shapes) - 1)]
+        return [CollectiveCall("all_gather", sum(self._fields(counts, bucket_step.value_dtype)))]
 
     @property
     def _code(self) -> ValueCode:
@@ -237,18 +239,18 @@ class ChunkGather(Exchange):
         return norms, self._code.nbytes(counts, dtype), places_nbytes(sum(counts))
 
     def _read(
-        self, message: Tensor, ks: Sequence[int], mine: Sparse, tiles: Tiles, parts: Membership
+        self, message: Tensor, ks: Sequence[int], mine: SparseVector, tiles: ChunkLayout, parts: Membership
     ) -> Received:
         """A message of elements of the same types as `mine`."""
         dtype = mine.values.dtype
         sizes = self._fields(parts.counts, dtype)
         kinds = (SCALE, sizes[0] // SCALE.itemsize), (torch.uint8, sizes[1]), (torch.uint8, sizes[2])
         norms, coded, places = split(message, *kinds)
-        indices = tiles.indices(unpack_places(places, len(parts.tensors)), ks).to(mine.indices.dtype)
+        indices = tiles.to_indices(unpack_places(places, len(parts.tensors)), ks).to(mine.indices.dtype)
         values = self._code.decode(coded, parts, dtype)
-        return Received(Sparse(indices, values), norms if self.clip else None)
+        return Received(SparseVector(indices, values), norms if self.clip else None)
 
-    def _clipped(self, received: Sequence[Received], parts: Membership) -> list[Sparse]:
+    def _clipped(self, received: Sequence[Received], parts: Membership) -> list[SparseVector]:
         """What each worker sent, tensor by tensor scaled down to the median norm. A worker whose norm is not
         finite gets NaN or zeros, and moves no one else's limit.
         """
@@ -257,11 +259,11 @@ class ChunkGather(Exchange):
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         factors = torch.where(norms.isnan(), norms, factors)
         return [
-            Sparse(indices, values * parts.spread(own.to(values.dtype)))
+            SparseVector(indices, values * parts.spread(own.to(values.dtype)))
             for ((indices, values), _), own in zip(received, factors, strict=True)
         ]
 
-    def _weigh(self, total: list[Sparse], n: int, state: GatherState) -> None:
+    def _weigh(self, total: list[SparseVector], n: int, state: GatherState) -> None:
         """Multiply each value by P and divide it by the number of workers that sent its element: the method
         divides by P.
         """
@@ -271,7 +273,7 @@ class ChunkGather(Exchange):
         for part in total:
             senders.index_add_(0, part.indices, one)
         total[:] = [
-            Sparse(indices, values * len(total) / senders.index_select(0, indices).to(values.dtype))
+            SparseVector(indices, values * len(total) / senders.index_select(0, indices).to(values.dtype))
             for indices, values in total
         ]
         for part in total:

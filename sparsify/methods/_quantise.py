@@ -17,17 +17,18 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import split
 from sparsify.feedback import Feedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step
+from sparsify.method import FeedbackMethod
 from sparsify.ranges import Scope
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    Part,
-    PromisedBytes,
-    SeenStep,
-    Slice,
-    exactly,
+    DenseSlice,
+    MethodPart,
+    PredictedBytes,
+    StepSettings,
+    exact_bytes,
 )
 
 SCALE = torch.float32  # what scales travel as
@@ -150,7 +151,7 @@ def read_signs(written: Tensor, out: Tensor, message: PackedCodes) -> Tensor:
     return scales
 
 
-class Quantiser(Part, ABC):
+class Quantiser(MethodPart, ABC):
     """A rule that writes a whole bucket in few bits."""
 
     @abstractmethod
@@ -195,7 +196,7 @@ class QuantisedAllGather(FeedbackMethod):
         return QuantisedState(self.quantise.init(like, context), self.feedback.init(like), Workspace(like))
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: QuantisedState, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
         with timer.phase("select"):
             mine = self._written(grad, step, state)
@@ -207,7 +208,7 @@ class QuantisedAllGather(FeedbackMethod):
     def aggregate_each(
         self,
         grads: Sequence[Tensor],
-        step: Step,
+        step: StepSettings,
         states: Sequence[QuantisedState],
         comm: Comm,
         timer: PhaseTimer,
@@ -222,7 +223,7 @@ class QuantisedAllGather(FeedbackMethod):
             self._read(messages, own, grad, state, timer)
         return sum(grad.numel() for grad in grads)
 
-    def _written(self, grad: Tensor, step: Step, state: QuantisedState) -> Tensor:
+    def _written(self, grad: Tensor, step: StepSettings, state: QuantisedState) -> Tensor:
         acc = self.feedback.accumulate(grad, step.lr, state.feedback)
         return self.quantise.encode(acc, state.workspace.buffer("work"), state.quantise)
 
@@ -239,15 +240,15 @@ class QuantisedAllGather(FeedbackMethod):
                 total.add_(self.quantise.decode(message, work, state.quantise))
         with timer.phase("select"):
             if self.feedback.residual(state.feedback) is not None:
-                delivered = Slice(0, self.quantise.decode(mine, work, state.quantise))
-                self.feedback.retain(Delivery([], [delivered]), state.feedback)
+                delivered = DenseSlice(0, self.quantise.decode(mine, work, state.quantise))
+                self.feedback.retain_undelivered(Delivery([], [delivered]), state.feedback)
         with timer.phase("scatter"):
             total = total.sign_() if self.majority else total.div_(len(messages))
             if total is not grad:
                 grad.copy_(total)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return exactly(cost.all_gather(self.quantise.nbytes(seen.sizes), seen.size))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return exact_bytes(cost.all_gather(self.quantise.nbytes(bucket_step.sizes), bucket_step.world_size))
 
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits"}

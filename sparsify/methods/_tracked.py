@@ -10,15 +10,16 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core import huge_pages
 from sparsify.core.timer import PhaseTimer
-from sparsify.method import Method, Step
+from sparsify.method import Method
 from sparsify.ranges import PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    PromisedBytes,
-    SeenStep,
-    work_dtype,
+    BucketStep,
+    PredictedBytes,
+    StepSettings,
+    accumulation_dtype,
 )
 
 
@@ -55,10 +56,12 @@ class Tracked(Method):
         return self.method.density_at(epoch)
 
     def init(self, like: Tensor, context: BucketContext) -> TrackedState:
-        tracker, estimate = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
+        tracker, estimate = (huge_pages.zeros_like(like, accumulation_dtype(like.dtype)) for _ in range(2))
         return TrackedState(self.method.init(like, context), tracker, estimate)
 
-    def aggregate(self, grad: Tensor, step: Step, state: TrackedState, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: TrackedState, comm: Comm, timer: PhaseTimer
+    ) -> int:
         with timer.phase("select"):
             grad.sub_(state.tracker).mul_(self.eta)
             state.tracker.add_(grad)
@@ -70,8 +73,8 @@ class Tracked(Method):
     def residual(self, state: TrackedState) -> Tensor | None:
         return self.method.residual(state.own)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes | None:
-        return self.method.promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes | None:
+        return self.method.predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
         running = "an update is the running estimate of the gradient, not what a step delivers"

@@ -12,19 +12,20 @@ from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import joined, split
-from sparsify.exchange import scatter
+from sparsify.exchange import scatter_sum
 from sparsify.feedback import ErrorFeedback
-from sparsify.method import Method, Step
+from sparsify.method import Method
 from sparsify.ranges import Constraint, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
-    Sparse,
-    exactly,
-    work_dtype,
+    PredictedBytes,
+    SparseVector,
+    StepSettings,
+    accumulation_dtype,
+    exact_bytes,
 )
 
 MATRIX = 2  # dimensions: tensors of more are convolutions
@@ -111,7 +112,7 @@ class AdaComp(Method):
         counts = [-(-size // length) for size, length in zip(sizes, lengths, strict=True)]
         starts = [block.start + at * block.length for block in blocks for at in range(block.bins)]
         owners = [tensor for tensor, count in enumerate(counts) for _ in range(count)]
-        residual = huge_pages.zeros_like(like, work_dtype(like.dtype))
+        residual = huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
         return Bins(
             residual,
             blocks,
@@ -127,13 +128,15 @@ class AdaComp(Method):
         bins = [self.conv_bin if len(shape) > MATRIX else self.other_bin for shape in shapes]
         return [min(torch.Size(shape).numel(), length) for shape, length in zip(shapes, bins, strict=True)]
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         """The longest message: a scale for each tensor, and a code for each element."""
-        lengths = self.lengths([shape for shape in seen.shapes if torch.Size(shape).numel()])
-        codes = code_for(lengths).dtype.itemsize * max(seen.selected)
-        return exactly(cost.gather_uneven(torch.float32.itemsize * len(lengths) + codes, seen.size))
+        lengths = self.lengths([shape for shape in bucket_step.shapes if torch.Size(shape).numel()])
+        codes = code_for(lengths).dtype.itemsize * max(bucket_step.sent_counts)
+        return exact_bytes(
+            cost.gather_uneven(torch.float32.itemsize * len(lengths) + codes, bucket_step.world_size)
+        )
 
-    def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(self, grad: Tensor, step: StepSettings, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
         feedback = ErrorFeedback()
         with timer.phase("select"):
             acc = feedback.accumulate(grad, step.lr, state.residual)
@@ -142,9 +145,9 @@ class AdaComp(Method):
         with timer.phase("exchange"):
             total = [read(theirs, acc.dtype, state) for theirs in gather_uneven(comm, message)]
         with timer.phase("select"):
-            feedback.retain(Delivery([*total], [read(message, acc.dtype, state)]), state.residual)
+            feedback.retain_undelivered(Delivery([*total], [read(message, acc.dtype, state)]), state.residual)
         with timer.phase("scatter"):
-            scatter([*total], 1 / comm.size, grad, state.wide)
+            scatter_sum([*total], 1 / comm.size, grad, state.wide)
         return num_codes(message, state)  # the marks of empty bins too: they take as many bytes
 
     def select(self, acc: Tensor, grad: Tensor, state: Bins) -> tuple[Tensor, Tensor]:
@@ -198,7 +201,7 @@ def write(scales: Tensor, marks: Tensor, acc: Tensor, state: Bins) -> Tensor:
     return joined(scales, codes.to(state.code.dtype))
 
 
-def read(message: Tensor, dtype: torch.dtype, state: Bins) -> Sparse:
+def read(message: Tensor, dtype: torch.dtype, state: Bins) -> SparseVector:
     """The inverse of `write`. Empty bins become zeros, so that nothing depends on how many there are."""
     scales, codes = split(
         message, (torch.float32, len(state.counts)), (state.code.dtype, num_codes(message, state))
@@ -208,7 +211,7 @@ def read(message: Tensor, dtype: torch.dtype, state: Bins) -> Sparse:
     bins = is_last.cumsum(0) - is_last
     is_empty = offsets == state.code.nothing
     values = scales.to(dtype)[state.tensors[bins]] * (1 - 2 * is_negative)
-    return Sparse(
+    return SparseVector(
         state.starts[bins] + offsets.masked_fill_(is_empty, 0), values.to(dtype).masked_fill_(is_empty, 0)
     )
 

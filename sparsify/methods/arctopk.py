@@ -13,8 +13,15 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method, Sparsifier
 from sparsify.methods._tracked import Tracked
 from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, check_arguments
-from sparsify.select import Draws, Selector
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, work_dtype
+from sparsify.select import DrawCounter, Selector
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    accumulation_dtype,
+    exact_bytes,
+)
 
 
 @check_arguments
@@ -67,7 +74,7 @@ class RowTable(NamedTuple):
 class Sketches:
     """The draws so far, and the tables of the bucket."""
 
-    draws: Draws
+    draws: DrawCounter
     tables: list[RowTable] = field(metadata={"saved": False})
 
 
@@ -84,7 +91,7 @@ class ArcRows(Selector):
         return True
 
     def init(self, like: Tensor, context: BucketContext) -> Sketches:
-        return Sketches(Draws(context.shared), self.tables(context.shapes or (tuple(like.shape),)))
+        return Sketches(DrawCounter(context.shared), self.tables(context.shapes or (tuple(like.shape),)))
 
     def tables(self, shapes: tuple[tuple[int, ...], ...]) -> list[RowTable]:
         """Tensors as matrices (shape[0], all the rest)."""
@@ -101,7 +108,7 @@ class ArcRows(Selector):
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sketches) -> Selection:
         draws = Generator(acc.device)
-        draws.manual_seed(state.draws.key())
+        draws.manual_seed(state.draws.next_key())
         sketched = [table for table in state.tables if table.is_sketched]
         if sketched:
             sketches = [self._sketch(table.of(acc), draws) for table in sketched]
@@ -125,7 +132,7 @@ class ArcRows(Selector):
         sketch: Tensor = matrix @ gaussian / self.rank**0.5
         return sketch
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        rows = sum(table.rows for table in self.tables(seen.shapes) if table.is_sketched)
-        nbytes = rows * self.rank * work_dtype(seen.dtype).itemsize
-        return exactly(cost.all_reduce(nbytes, seen.size)) if rows else exactly()
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        rows = sum(table.rows for table in self.tables(bucket_step.shapes) if table.is_sketched)
+        nbytes = rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
+        return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size)) if rows else exact_bytes()

@@ -28,7 +28,7 @@ def blockrandomk(
     return Sparsifier(
         density,
         BlockRandomK(shared, aligned),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         AllReduce() if shared else AllGatherBlocks(),
         scope,
         tuple(density_warmup),

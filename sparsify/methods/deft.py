@@ -14,8 +14,16 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, NonNegativeInt, Scope, check_arguments
-from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, index_dtype, work_dtype
+from sparsify.select import Selector, gather_exclusive_indices, predict_union_bytes, split_evenly
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    accumulation_dtype,
+    exact_bytes,
+    index_dtype,
+)
 
 
 @check_arguments
@@ -60,7 +68,9 @@ class Deft(Selector):
     shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
-        return PlannerTurn(like.new_empty(0, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()])
+        return PlannerTurn(
+            like.new_empty(0, dtype=accumulation_dtype(like.dtype)), context.sizes or [like.numel()]
+        )
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
         n, turn = acc.numel(), state.step % comm.size
@@ -86,12 +96,12 @@ class Deft(Selector):
                 magnitudes = torch.abs(acc[start : start + size], out=state.work[:size])
                 chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
             start += size
-        return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)
+        return Selection(gather_exclusive_indices(comm, torch.cat(chosen), n).indices)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        sizes = fragments([torch.Size(shape).numel() for shape in seen.shapes], seen.size)
-        plan = 2 * plan_dtype(seen.n).itemsize * len(sizes)
-        return exactly(cost.broadcast(plan, seen.size)) + promised_union(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        sizes = fragments([torch.Size(shape).numel() for shape in bucket_step.shapes], bucket_step.world_size)
+        plan = 2 * plan_dtype(bucket_step.n).itemsize * len(sizes)
+        return exact_bytes(cost.broadcast(plan, bucket_step.world_size)) + predict_union_bytes(bucket_step)
 
 
 def plan_dtype(n: int) -> torch.dtype:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core import chunks
-from sparsify.core.chunks import Tiles
+from sparsify.core.chunks import ChunkLayout
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import DecayedFeedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step, num_selected
+from sparsify.method import FeedbackMethod
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
 from sparsify.ranges import (
     AverageOver,
@@ -29,10 +29,12 @@ from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    PromisedBytes,
-    SeenStep,
-    Slice,
-    Sparse,
+    BucketStep,
+    DenseSlice,
+    PredictedBytes,
+    SparseVector,
+    StepSettings,
+    num_selected,
 )
 
 
@@ -75,7 +77,7 @@ class Coefficients:
     select: Any
     feedback: Any
     exchange: Any
-    tiles: Tiles = field(metadata={"saved": False})
+    tiles: ChunkLayout = field(metadata={"saved": False})
     workspace: Workspace = field(metadata={"saved": False})
 
 
@@ -94,7 +96,7 @@ class DeMo(FeedbackMethod):
         return self.density
 
     def init(self, like: Tensor, context: BucketContext) -> Coefficients:
-        tiles = Tiles(context.shapes or (tuple(like.shape),), self.select.side, like.device)
+        tiles = ChunkLayout(context.shapes or (tuple(like.shape),), self.select.side, like.device)
         return Coefficients(
             self.select.init(like, context),
             self.feedback.init(like),
@@ -103,13 +105,15 @@ class DeMo(FeedbackMethod):
             Workspace(like),
         )
 
-    def aggregate(self, grad: Tensor, step: Step, state: Coefficients, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: Coefficients, comm: Comm, timer: PhaseTimer
+    ) -> int:
         n, k = grad.numel(), num_selected(grad.numel(), step.step_density)
         work, room = state.workspace.buffer("work"), state.workspace.buffer("room")
         with timer.phase("select"):
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
             transform(acc, work, state.tiles)
-            part = self.select.accumulate_and_select(work, None, k, comm, state.select).of(work)
+            part = self.select.accumulate_and_select(work, None, k, comm, state.select).gather_from(work)
         with timer.phase("exchange"):
             delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
         with timer.phase("select"):
@@ -119,8 +123,8 @@ class DeMo(FeedbackMethod):
             grad.copy_(mean.sign_() if self.sign else mean)
         return part.indices.numel()
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return self.select.promised(seen) + self.exchange.promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return self.select.predict_bytes(bucket_step) + self.exchange.predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
         broken = self.exchange.broken_laws() | self.feedback.broken_laws()
@@ -130,7 +134,7 @@ class DeMo(FeedbackMethod):
         return broken
 
 
-def spread(parts: list[Sparse | Slice], into: Tensor, scale: float) -> Tensor:
+def spread(parts: list[SparseVector | DenseSlice], into: Tensor, scale: float) -> Tensor:
     """Scale x the sum of the parts, in their order, in `into` (n,)."""
     into.zero_()
     for part in parts:
@@ -138,7 +142,7 @@ def spread(parts: list[Sparse | Slice], into: Tensor, scale: float) -> Tensor:
     return into
 
 
-def transform(values: Tensor, out: Tensor, tiles: Tiles, back: bool = False) -> Tensor:
+def transform(values: Tensor, out: Tensor, tiles: ChunkLayout, back: bool = False) -> Tensor:
     """(n,) -> (n,): the orthonormal cosine transform of every chunk, or its inverse; in two dimensions of
     tiles, in one of runs. Some rows of chunks at a time, so that nothing of size n is made on the way.
     """
@@ -146,9 +150,9 @@ def transform(values: Tensor, out: Tensor, tiles: Tiles, back: bool = False) -> 
         down, across = (cosines(side, values.dtype, values.device) for side in (grid.height, grid.width))
         if back:
             down, across = down.T, across.T
-        tiles_of, into = grid.of(values), grid.of(out)
-        rows = max(1, chunks.SLAB // (8 * grid.height * grid.columns))
-        for at in range(0, grid.down, rows):
+        tiles_of, into = grid.view_chunks(values), grid.view_chunks(out)
+        rows = max(1, chunks.BATCH_NUMEL // (8 * grid.height * grid.columns))
+        for at in range(0, grid.chunks_down, rows):
             into[at : at + rows].copy_(down @ tiles_of[at : at + rows] @ across.T)
     return out
 

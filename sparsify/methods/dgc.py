@@ -17,7 +17,7 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.kernels import Workspace
 from sparsify.kernels.joint import split_like
-from sparsify.method import Dense, Sparsifier, SparsifierState, Step
+from sparsify.method import Dense, Sparsifier, SparsifierState
 from sparsify.ranges import (
     Density,
     IndexFormat,
@@ -29,8 +29,16 @@ from sparsify.ranges import (
     ValueFormat,
     check_arguments,
 )
-from sparsify.select import Draws, Selector, prepare, reaching
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, PromisedBytes, SeenStep, Selection, work_dtype
+from sparsify.select import DrawCounter, Selector, prepare_magnitudes, select_above_threshold
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    StepSettings,
+    accumulation_dtype,
+)
 
 
 @check_arguments
@@ -92,7 +100,7 @@ TOP_OF_SAMPLE = 2  # so many elements of the sample lie above its threshold at l
 class Sampling:
     """State of the sampling selector."""
 
-    draws: Draws
+    draws: DrawCounter
     workspace: Workspace = field(metadata={"saved": False})
 
 
@@ -112,27 +120,27 @@ class DgcSample(Selector):
     adaptations: NonNegativeInt = 10
 
     def init(self, like: Tensor, context: BucketContext) -> Sampling:
-        return Sampling(Draws(context), Workspace.with_kernel(like, context))
+        return Sampling(DrawCounter(context), Workspace.with_kernel(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
         n, workspace = acc.numel(), state.workspace
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
             return Selection(workspace.kernel.topk(acc, None, k).indices)
-        prepare(acc, workspace)
+        prepare_magnitudes(acc, workspace)
         # Odd, lest the sample walk along one row of a tensor whose sides are even (published: 32 i + 1).
         stride = (n // sampled - 1) | 1
-        strided = acc[state.draws.key() % stride :: stride].abs()
+        strided = acc[state.draws.next_key() % stride :: stride].abs()
         top = strided.topk(math.ceil(k / n * len(strided)), sorted=False).values
         # Zeros reach no threshold: in a sparse gradient they would all be candidates.
         least = torch.finfo(acc.dtype).tiny
         threshold = top.min().clamp_(min=least)
-        found = reaching(acc, threshold, workspace)
+        found = select_above_threshold(acc, threshold, workspace)
         for _ in range(self.adaptations):
             if not 0 < len(found.indices) < LOWER * k:  # none: then all are zero
                 break
             threshold.mul_(LOWER).clamp_(min=least)
-            found = reaching(acc, threshold, workspace)
+            found = select_above_threshold(acc, threshold, workspace)
         if len(found.indices) > k:
             chosen = found.indices
             return Selection(chosen[acc[chosen].abs().topk(k, sorted=False).indices])
@@ -154,11 +162,16 @@ class WithDenseVectors(Sparsifier):
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
-            return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
+            return Momentum(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
         return super().init(like, context)
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: SparsifierState | Momentum, comm: Comm, timer: PhaseTimer
+        self,
+        grad: Tensor,
+        step: StepSettings,
+        state: SparsifierState | Momentum,
+        comm: Comm,
+        timer: PhaseTimer,
     ) -> int:
         if not isinstance(state, Momentum):
             return super().aggregate(grad, step, state, comm, timer)
@@ -193,9 +206,9 @@ class WithDenseVectors(Sparsifier):
     def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
         return None if isinstance(state, Momentum) else super().residual(state)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        is_vector = all(len(shape) <= 1 for shape in seen.shapes)
-        return Dense().promised(seen) if is_vector else super().promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        is_vector = all(len(shape) <= 1 for shape in bucket_step.shapes)
+        return Dense().predict_bytes(bucket_step) if is_vector else super().predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
         ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}

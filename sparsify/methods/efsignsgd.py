@@ -40,7 +40,7 @@ def efsignsgd(
         feedback: `learning_rate`, as published; or `gradient`, which replays residuals at the rate of the
             step that sends them: the two differ where the rate changes.
     """
-    return QuantisedAllGather(ScaledSign(), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(ScaledSign(), feedbacks.build_feedback(feedback), scope)
 
 
 @dataclass

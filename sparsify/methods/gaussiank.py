@@ -25,7 +25,14 @@ from sparsify.ranges import (
     ValueFormat,
     check_arguments,
 )
-from sparsify.select import ExactlyK, Selector, mask_of, prepare, reaching, take_magnitudes
+from sparsify.select import (
+    ExactlyKSelector,
+    Selector,
+    compute_magnitudes,
+    mask_buffer,
+    prepare_magnitudes,
+    select_above_threshold,
+)
 from sparsify.types import DENSE_AT_DENSITY_1, Selection
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
@@ -96,15 +103,15 @@ class GaussianThreshold(Selector):
     """
 
     passes: PositiveInt = PUBLISHED_PASSES
-    exceptions: ClassVar[dict[str, str]] = {
+    always_broken_laws: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
     }
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        prepare(acc, state)
+        prepare_magnitudes(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
-            chosen = reaching(acc, threshold, state, strict=True)
+            chosen = select_above_threshold(acc, threshold, state, strict=True)
             if len(chosen.indices) < FEWEST * k:
                 threshold = threshold * DOWN
             elif len(chosen.indices) > MOST * k:
@@ -115,7 +122,7 @@ class GaussianThreshold(Selector):
 
 
 @dataclass(frozen=True)
-class GaussianGuess(ExactlyK):
+class GaussianGuess(ExactlyKSelector):
     """The k largest, found among those above a threshold guessed as if acc were normal, then bisected."""
 
     passes: PositiveInt = BOUNDED_PASSES
@@ -130,7 +137,7 @@ class GaussianGuess(ExactlyK):
 
     def candidates(self, acc: Tensor, k: int, state: Workspace) -> Tensor | None:
         """Indices, k to slack x k, the k largest among them; None if no threshold was found."""
-        magnitudes = take_magnitudes(acc, state)
+        magnitudes = compute_magnitudes(acc, state)
         largest, nonzeros = magnitudes.amax(), torch.count_nonzero(acc)
         guess = gaussian_threshold(acc, k / acc.numel())
         threshold, high, nonzeros = host_sync.to_host(
@@ -143,7 +150,7 @@ class GaussianGuess(ExactlyK):
             if not low < threshold < high:
                 # Geometric, for magnitudes span decades; but 0 has no logarithm, so halve until low is known.
                 threshold = math.sqrt(low * high) if low else high / 2
-            mask = torch.gt(magnitudes, threshold, out=mask_of(state))
+            mask = torch.gt(magnitudes, threshold, out=mask_buffer(state))
             count = host_sync.to_host(torch.count_nonzero(mask))
             if count < k:
                 high = threshold

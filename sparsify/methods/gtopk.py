@@ -15,7 +15,15 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, IndexFormat, Scope, check_arguments
 from sparsify.select import TopK
-from sparsify.types import NOTHING_IS_LOST, Call, Delivery, SeenStep, Slice, Sparse, members
+from sparsify.types import (
+    NOTHING_IS_LOST,
+    BucketStep,
+    CollectiveCall,
+    Delivery,
+    DenseSlice,
+    SparseVector,
+    isin_sorted,
+)
 
 
 @check_arguments
@@ -47,14 +55,14 @@ class Tree(Exchange):
 
     wire: Wire = Wire()
     leak: Literal["returned", "published"] = "returned"
-    needs_exact: ClassVar[bool] = True
+    needs_equal_counts: ClassVar[bool] = True
 
     def broken_laws(self) -> dict[str, str]:
         lost = "what a merge drops is lost if its index reaches the root by way of other workers"
         return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        best, dropped, dtype = part, list[Sparse](), part.values.dtype
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        best, dropped, dtype = part, list[SparseVector](), part.values.dtype
         for route in merges(comm.size):
             received = comm.permute(self.wire.write(best, n), route)
             if received is not None:
@@ -64,14 +72,17 @@ class Tree(Exchange):
         final = self.wire.read(message, k, n, dtype)
         survivors = final.indices.long().sort().values
         # Locally selected and globally rejected values return to the residual: they were not delivered.
-        delivered: list[Sparse | Slice] = [only(part, survivors)]
+        delivered: list[SparseVector | DenseSlice] = [only(part, survivors)]
         if self.leak == "returned":  # and of what I dropped, what its owners take for delivered is mine now
-            delivered += [only(Sparse(lost.indices, -lost.values), survivors) for lost in dropped]
+            delivered += [only(SparseVector(lost.indices, -lost.values), survivors) for lost in dropped]
         return Delivery([final], delivered)
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        nbytes = self.wire.nbytes(seen.k, seen.n, seen.work)
-        return [*(Call("permute", nbytes, route) for route in merges(seen.size)), Call("broadcast", nbytes)]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        nbytes = self.wire.nbytes(bucket_step.k, bucket_step.n, bucket_step.value_dtype)
+        return [
+            *(CollectiveCall("permute", nbytes, route) for route in merges(bucket_step.world_size)),
+            CollectiveCall("broadcast", nbytes),
+        ]
 
 
 def merges(size: int) -> list[list[tuple[int, int]]]:
@@ -80,12 +91,12 @@ def merges(size: int) -> list[list[tuple[int, int]]]:
     return [[(to + stride, to) for to in range(0, size - stride, 2 * stride)] for stride in strides]
 
 
-def only(part: Sparse, survivors: Tensor) -> Sparse:
+def only(part: SparseVector, survivors: Tensor) -> SparseVector:
     """`part`, with 0 for elements that are not among the survivors (m,), sorted."""
-    return Sparse(part.indices, part.values.where(members(part.indices.long(), survivors), 0))
+    return SparseVector(part.indices, part.values.where(isin_sorted(part.indices.long(), survivors), 0))
 
 
-def merge(left: Sparse, right: Sparse, k: int) -> tuple[Sparse, Sparse]:
+def merge(left: SparseVector, right: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
     """The k largest of the sum of two, and the rest of it, (2k,) with 0 for what was kept."""
     indices, order = torch.cat([left.indices.long(), right.indices.long()]).sort(stable=True)
     values = torch.cat([left.values, right.values])[order]
@@ -94,4 +105,4 @@ def merge(left: Sparse, right: Sparse, k: int) -> tuple[Sparse, Sparse]:
     values[:-1] += values[1:].where(is_double[1:], 0)  # not a product: an infinity times 0 is no number
     values.masked_fill_(is_double, 0)
     kept = values.abs().masked_fill_(is_double, -1).topk(k).indices
-    return Sparse(indices[kept], values[kept]), Sparse(indices, values.index_fill(0, kept, 0))
+    return SparseVector(indices[kept], values[kept]), SparseVector(indices, values.index_fill(0, kept, 0))

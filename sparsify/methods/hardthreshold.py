@@ -14,8 +14,16 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, IndexFormat, PositiveFloat, Scope, ValueFormat, check_arguments
-from sparsify.select import OnePass
-from sparsify.types import DENSE_AT_DENSITY_1, Call, Delivery, SeenStep, Selection, Sparse, uneven_gather
+from sparsify.select import SinglePassSelector
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketStep,
+    CollectiveCall,
+    Delivery,
+    Selection,
+    SparseVector,
+    uneven_gather_calls,
+)
 
 SIGN = -(2**31)  # the highest bit of an int32
 INDEX = 2**31 - 1  # the other 31
@@ -70,20 +78,20 @@ def threshold_for(threshold: float | None, k: int) -> float:
 
 
 @dataclass(frozen=True)
-class HardThreshold(OnePass):
+class HardThreshold(SinglePassSelector):
     """|acc| >= threshold, possibly no element. GRACE lowers the threshold to the largest *signed* element, so
     that something is selected: everything, when all are negative.
     """
 
     threshold: PositiveFloat | None = None
-    exceptions: ClassVar[dict[str, str]] = {
+    always_broken_laws: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "what lies below the threshold waits, whatever the density"
     }
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
-        return Selection(*state.kernel.above(acc, grad, threshold_for(self.threshold, k)))
+        return Selection(*state.kernel.above_threshold(acc, grad, threshold_for(self.threshold, k)))
 
 
 @dataclass(frozen=True)
@@ -95,17 +103,17 @@ class SignedWords(Exchange):
 
     threshold: float | None = None
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         tau, dtype = threshold_for(self.threshold, k), part.values.dtype
         mine = words(part, n)
         total = [signed(theirs, tau, dtype) for theirs in gather_uneven(comm, mine)]
         return Delivery([*total], [signed(mine, tau, dtype)])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        return uneven_gather(seen.index_nbytes * max(seen.selected))
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        return uneven_gather_calls(bucket_step.index_nbytes * max(bucket_step.sent_counts))
 
 
-def words(part: Sparse, n: int) -> Tensor:
+def words(part: SparseVector, n: int) -> Tensor:
     """(k',) indices and values -> (k',) int32: index, and the sign in the highest bit."""
     if n > 2**31:
         raise ValueError(
@@ -115,6 +123,6 @@ def words(part: Sparse, n: int) -> Tensor:
     return torch.where(part.values < 0, indices | SIGN, indices)
 
 
-def signed(words: Tensor, tau: float, dtype: torch.dtype) -> Sparse:
+def signed(words: Tensor, tau: float, dtype: torch.dtype) -> SparseVector:
     """The inverse of `words`, every value +-tau."""
-    return Sparse((words & INDEX).long(), torch.where(words < 0, -1, 1).to(dtype) * tau)
+    return SparseVector((words & INDEX).long(), torch.where(words < 0, -1, 1).to(dtype) * tau)

@@ -23,8 +23,14 @@ from sparsify.ranges import (
     Scope,
     check_arguments,
 )
-from sparsify.select import Exclusive, Selector, gather_exclusive, promised_union, split_evenly
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection
+from sparsify.select import (
+    ExclusiveIndices,
+    Selector,
+    gather_exclusive_indices,
+    predict_union_bytes,
+    split_evenly,
+)
+from sparsify.types import BucketContext, BucketStep, PredictedBytes, Selection
 
 # kljp/micro and kljp/exdyna, gradient_reducers.py: the band of r = k'/k, and the factors of the threshold.
 ABOVE, BELOW = 1.1, 0.909
@@ -102,10 +108,10 @@ class ExclusiveThreshold(Selector):
     def init(self, like: Tensor, context: BucketContext) -> Threshold:
         return Threshold(Workspace.with_kernel(like, context))
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return promised_union(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return predict_union_bytes(bucket_step)
 
-    def choose(self, acc: Tensor, k: int, sizes: list[int], comm: Comm, state: Threshold) -> Exclusive:
+    def choose(self, acc: Tensor, k: int, sizes: list[int], comm: Comm, state: Threshold) -> ExclusiveIndices:
         """Worker r looks at partition (step + r) mod P. `sizes` are the partitions', in order."""
         n, at = acc.numel(), (state.step + comm.rank) % comm.size
         start, length = sum(sizes[:at]), sizes[at]
@@ -116,10 +122,10 @@ class ExclusiveThreshold(Selector):
             # Zeros reach no threshold, however low it has fallen.
             threshold = max(state.value, torch.finfo(acc.dtype).tiny)
             own = acc[start : start + length]
-            chosen = state.workspace.kernel.above(own, None, threshold).indices.long().add_(start)
+            chosen = state.workspace.kernel.above_threshold(own, None, threshold).indices.long().add_(start)
             if length and not len(chosen):  # as published: then one element, another one in each step
                 chosen = host_sync.to_device([start + state.step % length], acc)
-        return gather_exclusive(comm, chosen, n)
+        return gather_exclusive_indices(comm, chosen, n)
 
     def follow(self, count: int, k: int, size: int, state: Threshold) -> None:
         """Move the threshold after a step in which the workers sent `count` elements together."""

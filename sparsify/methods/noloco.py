@@ -9,10 +9,10 @@ from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local
-from sparsify.method import Method, Step
+from sparsify.method import Method
 from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
-from sparsify.select import Draws
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, exactly
+from sparsify.select import DrawCounter
+from sparsify.types import BucketContext, BucketStep, PredictedBytes, StepSettings, exact_bytes
 
 
 @check_arguments
@@ -40,21 +40,23 @@ class PairAverage(Method):
 
     scope: str = "layer"
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws:
-        return Draws(context.shared._replace(bucket=0))  # so that all tensors go to the same worker
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
+        return DrawCounter(context.shared._replace(bucket=0))  # so that all tensors go to the same worker
 
-    def aggregate(self, grad: Tensor, step: Step, state: Draws, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: DrawCounter, comm: Comm, timer: PhaseTimer
+    ) -> int:
         with timer.phase("exchange"):
-            theirs = comm.permute(grad, pairs(comm.size, state.key()))
+            theirs = comm.permute(grad, pairs(comm.size, state.next_key()))
         with timer.phase("scatter"):
             if theirs is None:
                 return 0
             grad.add_(theirs).div_(2)
         return grad.numel()
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        each = cost.permute(seen.n * seen.dtype.itemsize, seen.size // 2 * 2)
-        return exactly(each) if seen.size > 1 else exactly()
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        each = cost.permute(bucket_step.n * bucket_step.dtype.itemsize, bucket_step.world_size // 2 * 2)
+        return exact_bytes(each) if bucket_step.world_size > 1 else exact_bytes()
 
     def broken_laws(self) -> dict[str, str]:
         return {ANCHORS_AGREE: "a worker meets one other in a round"}

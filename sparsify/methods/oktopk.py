@@ -17,7 +17,7 @@ from sparsify.exchange import (
     differences,
     even_borders,
     gather_counts,
-    gather_pairs,
+    gather_selections,
     rounding_errors,
     split_and_reduce,
 )
@@ -33,17 +33,17 @@ from sparsify.ranges import (
     ValueFormat,
     check_arguments,
 )
-from sparsify.select import OnePass
+from sparsify.select import SinglePassSelector
 from sparsify.types import (
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
+    PredictedBytes,
     Selection,
-    Sparse,
-    between,
-    members,
-    work_dtype,
+    SparseVector,
+    accumulation_dtype,
+    bytes_between,
+    isin_sorted,
 )
 
 # Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more than so many times k.
@@ -125,7 +125,7 @@ class Reused:
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(OnePass):
+class ReusedThreshold(SinglePassSelector):
     """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
 
     every: PositiveInt = 32
@@ -142,7 +142,7 @@ class ReusedThreshold(OnePass):
             chosen, values = state.workspace.kernel.topk(acc, grad, k)
             state.renew(least(values.abs()), k, self.every)
         else:
-            chosen, values = state.workspace.kernel.above(acc, grad, state.threshold)
+            chosen, values = state.workspace.kernel.above_threshold(acc, grad, state.threshold)
             count = len(chosen)
             state.drift(count, k, self.drift)
             if count > TOO_MANY * k:  # the k largest are among them
@@ -155,7 +155,7 @@ class ReusedThreshold(OnePass):
 
 def no_threshold(like: Tensor) -> Tensor:
     """0-d, where thresholds are kept of buckets like this one."""
-    return torch.zeros((), dtype=work_dtype(like.dtype), device=like.device)
+    return torch.zeros((), dtype=accumulation_dtype(like.dtype), device=like.device)
 
 
 def least(magnitudes: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ class SplitReduceBalance(Exchange):
     def init(self, like: Tensor, context: BucketContext) -> Regions:
         return Regions(Reused(no_threshold(like)))
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
         if state.step % self.regions_every == 0:
             state.borders = balanced_borders(part.indices, n, comm)
         state.step += 1
@@ -194,37 +194,44 @@ class SplitReduceBalance(Exchange):
         lost = rounding_errors(kept, self.wire.rounded(kept))
         if self.balance:
             kept, counts = self.share_out(kept, counts, n, comm)
-        total = gather_pairs(kept, counts, n, comm, self.wire)
+        total = gather_selections(kept, counts, n, comm, self.wire)
         survivors = torch.cat([theirs.indices for theirs in total]).long()
         mine = self.wire.rounded(part)
         # Locally selected and globally kept: only that was delivered.
-        sent = mine.values.where(members(mine.indices.long(), survivors), 0)
-        return Delivery([*total], [lost, Sparse(mine.indices, sent)])
+        sent = mine.values.where(isin_sorted(mine.indices.long(), survivors), 0)
+        return Delivery([*total], [lost, SparseVector(mine.indices, sent)])
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
-        together = min(seen.n, sum(seen.selected))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        size, nbytes = (
+            bucket_step.world_size,
+            partial(self.wire.nbytes, n=bucket_step.n, dtype=bucket_step.value_dtype),
+        )
+        together = min(bucket_step.n, sum(bucket_step.sent_counts))
         least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH, size)]
-        if seen.step % self.regions_every == 0:
+        if bucket_step.step % self.regions_every == 0:
             least.append(cost.all_gather(cost.LENGTH * (size - 1), size))
         pairs = nbytes(together)
         most = [
             *least,
-            cost.all_to_all(nbytes(max(seen.selected)), size),
-            cost.all_gather(seen.work.itemsize * together, size),  # where the threshold is taken anew
+            cost.all_to_all(nbytes(max(bucket_step.sent_counts)), size),
+            cost.all_gather(
+                bucket_step.value_dtype.itemsize * together, size
+            ),  # where the threshold is taken anew
             cost.all_to_all(pairs, size),
             cost.all_gather(pairs, size),
         ]
-        return between(least, most)
+        return bytes_between(least, most)
 
-    def keep(self, reduced: Sparse, k: int, comm: Comm, state: Reused) -> tuple[Sparse, list[int]]:
+    def keep(
+        self, reduced: SparseVector, k: int, comm: Comm, state: Reused
+    ) -> tuple[SparseVector, list[int]]:
         """Part of this worker's region that reaches the global threshold, and how much that is on each
         worker. Exactly the k largest where the threshold is taken anew, from the sums of all workers.
         """
         due, candidates = state.is_due(k), reduced
         if not due:
             at = host_sync.nonzero(reduced.values.abs() >= state.threshold)
-            candidates = Sparse(reduced.indices[at], reduced.values[at])
+            candidates = SparseVector(reduced.indices[at], reduced.values[at])
         counts = gather_counts(comm, candidates)
         if not sum(counts):
             state.k = 0  # nothing to take a threshold from: try again
@@ -233,7 +240,7 @@ class SplitReduceBalance(Exchange):
             masks, threshold = largest_of_all(candidates.values, counts, k, comm)
             state.renew(threshold, k, every)
             at = host_sync.nonzero(masks[comm.rank])
-            candidates = Sparse(candidates.indices[at], candidates.values[at])
+            candidates = SparseVector(candidates.indices[at], candidates.values[at])
             kept = torch.stack([mask.sum() for mask in masks])
             counts = [int(count) for count in host_sync.to_host(kept)]
         else:
@@ -241,7 +248,9 @@ class SplitReduceBalance(Exchange):
         state.left -= 1
         return candidates, counts
 
-    def share_out(self, kept: Sparse, counts: list[int], n: int, comm: Comm) -> tuple[Sparse, list[int]]:
+    def share_out(
+        self, kept: SparseVector, counts: list[int], n: int, comm: Comm
+    ) -> tuple[SparseVector, list[int]]:
         """The same elements in the same order over all workers, as many on each."""
         rank, dtype = comm.rank, kept.values.dtype
         starts = [sum(counts[:worker]) for worker in range(comm.size + 1)]
@@ -249,7 +258,7 @@ class SplitReduceBalance(Exchange):
         lengths = overlaps(starts[rank], starts[rank + 1], shares)
         incoming = overlaps(shares[rank], shares[rank + 1], starts)
         pieces = zip(kept.indices.split(lengths), kept.values.split(lengths), strict=True)
-        messages = [self.wire.write(Sparse(*piece), n) for piece in pieces]
+        messages = [self.wire.write(SparseVector(*piece), n) for piece in pieces]
         received = comm.all_to_all(
             torch.cat(messages),
             [len(message) for message in messages],
@@ -257,7 +266,7 @@ class SplitReduceBalance(Exchange):
         )
         parts = [self.wire.read(*piece, n, dtype) for piece in zip(received, incoming, strict=True)]
         indices, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Sparse(indices, values), differences(shares)
+        return SparseVector(indices, values), differences(shares)
 
 
 def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tuple[list[Tensor], Tensor]:

@@ -11,17 +11,18 @@ from sparsify import feedback as feedbacks
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import Feedback
-from sparsify.method import FeedbackMethod, Step
+from sparsify.method import FeedbackMethod
 from sparsify.ranges import FeedbackName, FloatAtLeast1, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
-    Slice,
-    exactly,
-    work_dtype,
+    DenseSlice,
+    PredictedBytes,
+    StepSettings,
+    accumulation_dtype,
+    exact_bytes,
 )
 
 
@@ -55,7 +56,7 @@ def powersgd(
             the paper's code and torch's hook; the errors of all workers then add up to what is missing.
             `learning_rate` or `none`, see topk.
     """
-    return PowerSGD(rank, min_compression_rate, feedbacks.named(feedback), scope)
+    return PowerSGD(rank, min_compression_rate, feedbacks.build_feedback(feedback), scope)
 
 
 class Matrix(NamedTuple):
@@ -103,11 +104,11 @@ class PowerSGD(FeedbackMethod):
     scope: Scope = "global"
 
     def init(self, like: Tensor, context: BucketContext) -> LowRank:
-        dtype = work_dtype(like.dtype)
+        dtype = accumulation_dtype(like.dtype)
         matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
         # Drawn on the host, so that it is the same on all devices.
-        own = context.shared.generator(torch.device("cpu"))
+        own = context.shared.make_generator(torch.device("cpu"))
         second = torch.randn(sum(m.columns * m.rank for m in matrices), generator=own, dtype=dtype)
         return LowRank(
             second.to(like.device),
@@ -131,7 +132,9 @@ class PowerSGD(FeedbackMethod):
             start, p, q = start + size, p + rows * (matrix.rank or columns), q + columns * matrix.rank
         return found
 
-    def aggregate(self, grad: Tensor, step: Step, state: LowRank, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: LowRank, comm: Comm, timer: PhaseTimer
+    ) -> int:
         """Algorithm 1, for all matrices at once."""
         compressed = [m for m in state.matrices if m.rank]
         dense = [m for m in state.matrices if not m.rank]
@@ -160,21 +163,24 @@ class PowerSGD(FeedbackMethod):
                 torch.div(m.p_of(first), comm.size, out=m.of(update))
             # What is sent as it is, is delivered whole; of a matrix, the workers' average is.
             delivered = [
-                Slice(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
+                DenseSlice(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
             ]
-            self.feedback.retain(Delivery([], [*delivered]), state.feedback)
+            self.feedback.retain_undelivered(Delivery([], [*delivered]), state.feedback)
         with timer.phase("scatter"):
             if update is not grad:
                 grad.copy_(update)
         return grad.numel()
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         """P with what is not compressed, then Q."""
-        matrices = self.matrices(seen.shapes)
+        matrices = self.matrices(bucket_step.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
         second = sum(m.columns * m.rank for m in matrices)
-        value = seen.work.itemsize
-        return exactly(cost.all_reduce(value * first, seen.size), cost.all_reduce(value * second, seen.size))
+        value = bucket_step.value_dtype.itemsize
+        return exact_bytes(
+            cost.all_reduce(value * first, bucket_step.world_size),
+            cost.all_reduce(value * second, bucket_step.world_size),
+        )
 
     def broken_laws(self) -> dict[str, str]:
         approximated = {DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"}

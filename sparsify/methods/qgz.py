@@ -11,17 +11,18 @@ from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step
+from sparsify.method import FeedbackMethod
 from sparsify.methods._quantise import PackedCodes, in_blocks, message_nbytes, scaled_blocks
 from sparsify.methods._scatter import QuantisedScatter
 from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
-    Slice,
+    DenseSlice,
+    PredictedBytes,
+    StepSettings,
 )
 
 
@@ -83,7 +84,7 @@ class QuantisedReduce(FeedbackMethod):
         return QuantisedRegions(self.feedback.init(like), Workspace(like))
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: QuantisedRegions, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: QuantisedRegions, comm: Comm, timer: PhaseTimer
     ) -> int:
         lengths = regions(grad.numel(), comm.size, self.block)
         if len(state.codes) != comm.size:
@@ -122,7 +123,7 @@ class QuantisedReduce(FeedbackMethod):
                 # The owner of a region keeps what rounding its average took from the workers' sum.
                 error = total.sub_(self.decode(gathered[comm.rank][: nbytes[comm.rank]], room, mine))
                 sent[start : start + mine.n].sub_(error, alpha=comm.size)
-                self.feedback.retain(Delivery([], [Slice(0, sent)]), state.feedback)
+                self.feedback.retain_undelivered(Delivery([], [DenseSlice(0, sent)]), state.feedback)
         with timer.phase("scatter"):
             rooms = zip(grad.split(lengths), work.split(lengths), gathered, state.codes, strict=True)
             for average, room, message, codes in rooms:
@@ -155,20 +156,24 @@ class QuantisedReduce(FeedbackMethod):
             values.mul_(scale)
         return out
 
-    def reduce_scatter(self) -> QuantisedScatter:
+    def custom_reduce_scatter(self) -> QuantisedScatter:
         if not isinstance(self.feedback, NoFeedback):
             raise ValueError(
                 "within a replica nobody keeps a residual of what is rounded; take qgz(feedback='none')"
             )
         return QuantisedScatter(self)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        nbytes = [message_nbytes(n, self.block, self.bits) for n in regions(seen.n, seen.size, self.block)]
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        nbytes = [
+            message_nbytes(n, self.block, self.bits)
+            for n in regions(bucket_step.n, bucket_step.world_size, self.block)
+        ]
         least, most = (
-            cost.all_to_all(sum(nbytes) - own, seen.size) + cost.all_gather(max(nbytes), seen.size)
+            cost.all_to_all(sum(nbytes) - own, bucket_step.world_size)
+            + cost.all_gather(max(nbytes), bucket_step.world_size)
             for own in (max(nbytes), min(nbytes))
         )
-        return PromisedBytes(int(least.sent_bytes), int(most.sent_bytes))
+        return PredictedBytes(int(least.sent_bytes), int(most.sent_bytes))
 
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits, twice"}

@@ -51,7 +51,7 @@ def qsgd(
             be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and 4
             bits, rounding errs by more than the gradient, and the residual grows without bound.
     """
-    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.build_feedback(feedback), scope)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class QSGD(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = PackedCodes.like(like, self.block, self.bits)
-        return Rounding(message, context.generator(like.device))
+        return Rounding(message, context.make_generator(like.device))
 
     def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
         norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]

@@ -39,7 +39,7 @@ def randomk(
     return Sparsifier(
         density,
         RandomK(shared, sampling),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         gather if exchange == "allgather" else AllReduce(),
         scope,
         tuple(density_warmup),

@@ -13,8 +13,8 @@ from sparsify.feedback import LowPass
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, NonNegativeInt, PositiveFraction, Scope, check_arguments
-from sparsify.select import ExactlyK
-from sparsify.types import BucketContext, Call, SeenStep, Selection, index_dtype
+from sparsify.select import ExactlyKSelector
+from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection, index_dtype
 
 
 @check_arguments
@@ -48,7 +48,7 @@ class LeaderTurn:
 
 
 @dataclass(frozen=True)
-class LeaderTopK(ExactlyK):
+class LeaderTopK(ExactlyKSelector):
     """CLT-k: the k largest of worker t mod P, for all."""
 
     shared: ClassVar[bool] = True
@@ -56,8 +56,8 @@ class LeaderTopK(ExactlyK):
     def init(self, like: Tensor, context: BucketContext) -> LeaderTurn:
         return LeaderTurn(Workspace.with_kernel(like, context))
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        return [Call("broadcast", seen.index_nbytes * seen.k)]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        return [CollectiveCall("broadcast", bucket_step.index_nbytes * bucket_step.k)]
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: LeaderTurn) -> Selection:
         leader = state.step % comm.size

@@ -25,7 +25,13 @@ from sparsify.ranges import (
     ValueFormat,
     check_arguments,
 )
-from sparsify.select import Selector, mask_of, prepare, reaching, take_magnitudes
+from sparsify.select import (
+    Selector,
+    compute_magnitudes,
+    mask_buffer,
+    prepare_magnitudes,
+    select_above_threshold,
+)
 from sparsify.types import BucketContext, Selection
 
 FittedTail = Literal["exponential", "gamma", "pareto"]
@@ -101,14 +107,14 @@ class Sidco(Selector):
             return Selection(torch.arange(n, device=acc.device))
         ratio = k / n
         threshold = self.threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.workspace)
-        prepare(acc, state.workspace)
-        chosen = reaching(acc, threshold, state.workspace)
+        prepare_magnitudes(acc, state.workspace)
+        chosen = select_above_threshold(acc, threshold, state.workspace)
         self.adapt_stages(len(chosen.indices) / k, ratio, state)
         return chosen
 
     def threshold(self, acc: Tensor, ratios: list[float], workspace: Workspace) -> Tensor:
         """(n,) -> 0-d. Never above the largest magnitude: what exceeds it is never empty and has a mean."""
-        largest = take_magnitudes(acc, workspace).amax()
+        largest = compute_magnitudes(acc, workspace).amax()
         least = torch.finfo(largest.dtype).tiny
         first = gamma if self.fit == "gamma" else self.tail
         threshold = first(acc, ratios[0], None, workspace)
@@ -160,13 +166,13 @@ def exceedances(acc: Tensor, above: Tensor | None, workspace: Workspace) -> tupl
     Sums over a buffer in which everything else is 0, so that nothing is copied out of it and no size has to
     be known.
     """
-    n, magnitudes = acc.numel(), take_magnitudes(acc, workspace)
+    n, magnitudes = acc.numel(), compute_magnitudes(acc, workspace)
     low, count = magnitudes.new_zeros(()), torch.full_like(magnitudes[0], n)
     if above is not None:
-        below = torch.lt(magnitudes, above, out=mask_of(workspace))
+        below = torch.lt(magnitudes, above, out=mask_buffer(workspace))
         count = (n - torch.count_nonzero(below)).to(magnitudes.dtype)
         low = magnitudes.masked_fill_(below, math.inf).amin()
-        magnitudes = take_magnitudes(acc, workspace).sub_(low).clamp_(min=0)
+        magnitudes = compute_magnitudes(acc, workspace).sub_(low).clamp_(min=0)
     mean = magnitudes.sum() / count
     scale = mean.clamp(min=torch.finfo(mean.dtype).tiny)
     spread = magnitudes.div_(scale).square_().sum() / count - 1
@@ -193,8 +199,8 @@ def gamma(acc: Tensor, ratio: float, above: None, workspace: Workspace) -> Tenso
     Zeros have no logarithm: they are left out, and the ratio is one of the others. (The authors' code adds
     an epsilon, whose logarithm weighs heavily on the mean where zeros are many.)
     """
-    n, magnitudes = acc.numel(), take_magnitudes(acc, workspace)
-    zero = torch.eq(magnitudes, 0, out=mask_of(workspace))
+    n, magnitudes = acc.numel(), compute_magnitudes(acc, workspace)
+    zero = torch.eq(magnitudes, 0, out=mask_buffer(workspace))
     count = (n - torch.count_nonzero(zero)).clamp_(min=1).double()
     mean = magnitudes.sum().double() / count
     scale = mean.to(magnitudes.dtype).clamp(min=torch.finfo(magnitudes.dtype).tiny)

@@ -16,7 +16,7 @@ from sparsify.exchange import (
     differences,
     even_borders,
     gather_counts,
-    gather_pairs,
+    gather_selections,
     rounding_errors,
     split_and_reduce,
 )
@@ -24,8 +24,17 @@ from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, ValueFormat, check_arguments
-from sparsify.select import ExactlyK, TopK
-from sparsify.types import BucketContext, Delivery, PromisedBytes, SeenStep, Selection, Slice, Sparse, between
+from sparsify.select import ExactlyKSelector, TopK
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    Delivery,
+    DenseSlice,
+    PredictedBytes,
+    Selection,
+    SparseVector,
+    bytes_between,
+)
 
 
 @check_arguments
@@ -62,7 +71,7 @@ def sparcml(
 
 
 @dataclass(frozen=True)
-class TopKOfEach(ExactlyK):
+class TopKOfEach(ExactlyKSelector):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
     bucket: PositiveInt = 512
@@ -102,34 +111,37 @@ class SplitAllGather(Exchange):
         longer = self.wire.nbytes(max(counts), n, dtype) > longest_region * value
         return longer or sum(counts) >= n * (value / self.wire.nbytes(1, n, dtype))  # n x delta
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        size, nbytes = (
+            bucket_step.world_size,
+            partial(self.wire.nbytes, n=bucket_step.n, dtype=bucket_step.value_dtype),
+        )
         counts = cost.all_gather(cost.LENGTH, size)
-        pairs = nbytes(min(seen.n, sum(seen.selected)))
-        region = -(-seen.n // size) * self.wire.value_dtype(seen.work).itemsize
-        split = cost.exchange_pieces(nbytes(max(seen.selected)), size)
+        pairs = nbytes(min(bucket_step.n, sum(bucket_step.sent_counts)))
+        region = -(-bucket_step.n // size) * self.wire.value_dtype(bucket_step.value_dtype).itemsize
+        split = cost.exchange_pieces(nbytes(max(bucket_step.sent_counts)), size)
         most = [split, counts, cost.all_gather(max(pairs, region), size)]
-        return between([cost.exchange_pieces(0, size), counts], most)
+        return bytes_between([cost.exchange_pieces(0, size), counts], most)
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         borders = even_borders(n, comm.size)
         reduced = split_and_reduce(part, borders, n, comm, self.wire)
         counts = gather_counts(comm, reduced)
-        total: list[Sparse | Slice]
+        total: list[SparseVector | DenseSlice]
         if self.is_dense(counts, n, part.values.dtype):
             total = [*self.gather_regions(reduced, borders, comm)]
         else:
-            total = [*gather_pairs(reduced, counts, n, comm, self.wire)]
+            total = [*gather_selections(reduced, counts, n, comm, self.wire)]
         lost = rounding_errors(reduced, self.wire.rounded(reduced))
         return Delivery(total, [self.wire.rounded(part), lost])
 
-    def gather_regions(self, reduced: Sparse, borders: list[int], comm: Comm) -> list[Slice]:
+    def gather_regions(self, reduced: SparseVector, borders: list[int], comm: Comm) -> list[DenseSlice]:
         """All-gather of whole regions, padded to the longest."""
         lengths = differences(borders)
         narrow = self.wire.narrowed(reduced.values)
         region = narrow.new_zeros(max(lengths))
         region.index_copy_(0, reduced.indices - borders[comm.rank], narrow)
         return [
-            Slice(start, theirs[:length].to(reduced.values.dtype))
+            DenseSlice(start, theirs[:length].to(reduced.values.dtype))
             for start, theirs, length in zip(borders, comm.all_gather(region), lengths, strict=False)
         ]

@@ -16,7 +16,7 @@ from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density, NonNegativeInt, PositiveInt, Scope, check_arguments
 from sparsify.select import Selector
-from sparsify.types import BucketContext, Call, SeenStep, Selection
+from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection
 
 Score = Literal["l1", "l2", "max", "count"]
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
@@ -88,9 +88,12 @@ class StableBlocks(Selector):
         state.left -= 1
         return Selection(state.indices)
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        blocks, is_due = -(-seen.n // min(self.block, seen.k)), seen.step % self.every == 0
-        return [Call("all_reduce", blocks * seen.work.itemsize)] if is_due else []
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        blocks, is_due = (
+            -(-bucket_step.n // min(self.block, bucket_step.k)),
+            bucket_step.step % self.every == 0,
+        )
+        return [CollectiveCall("all_reduce", blocks * bucket_step.value_dtype.itemsize)] if is_due else []
 
     def choose(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
         """(k',) indices of the chosen buckets, ascending."""

@@ -59,7 +59,7 @@ def streaming_diloco(
     """
     if code == "fp32" and feedback != "none":
         raise ValueError("code=fp32 rounds nothing that a residual could keep; leave feedback=none")
-    rounded = QuantisedAllGather(Powers(), feedbacks.named(feedback), "layer")
+    rounded = QuantisedAllGather(Powers(), feedbacks.build_feedback(feedback), "layer")
     method: Method = rounded if code == "e3m0" else Dense("layer")
     return Local(every, method, Nesterov(lr, momentum), fragments, delay, mix)
 

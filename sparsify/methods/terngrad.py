@@ -50,7 +50,7 @@ def terngrad(
         feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
-    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.build_feedback(feedback), scope)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class TernGrad(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> Rounding:
         message = PackedCodes.like(like, block=like.numel(), bits=BITS)
-        return Rounding(message, context.generator(like.device))
+        return Rounding(message, context.make_generator(like.device))
 
     def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
         scale = torch.linalg.vector_norm(acc, float("inf"))

@@ -37,7 +37,7 @@ def topk(
     return Sparsifier(
         density,
         TopK(),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         AllGather(Wire(index, value), packed=packed),
         scope,
         tuple(density_warmup),

@@ -11,8 +11,9 @@ from torch.nn import Parameter
 from sparsify.comm import Comm
 from sparsify.core.gradients import Gradients, OwnGradients
 from sparsify.core.timer import PhaseTimer
-from sparsify.method import Method, StepSettings, SelectionHook, num_selected
+from sparsify.method import Method
 from sparsify.ranges import stable_repr
+from sparsify.types import SelectionHook, StepSettings, num_selected
 from sparsify.wrappers.engine import Engine, StepReport
 from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
 
@@ -81,7 +82,9 @@ class Aggregator(Engine):
         steps = self.begin(epoch, lr, selection_hook)
         return self.average(self.gradients_of(self.source.in_space(grads), steps))
 
-    def begin(self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None) -> list[StepSettings]:
+    def begin(
+        self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None
+    ) -> list[StepSettings]:
         """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
         step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
         if self.debug:

@@ -19,8 +19,9 @@ from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
 from sparsify.core.used_parameters import Used
-from sparsify.method import Dense, Method, StepSettings
+from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
+from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
     WrapperBase,
     bucket_learning_rates,

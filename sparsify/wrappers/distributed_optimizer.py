@@ -1,11 +1,11 @@
-"""Sparsified gradients in a plain training loop: an optimizer that averages before it steps."""
+"""An optimizer for plain training loops that averages sparsified gradients before it steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,39 +14,27 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
-from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
-from sparsify.core.claims import ParameterClaim
 from sparsify.core.used_parameters import Used
-from sparsify.method import Method, StepSettings
+from sparsify.method import Method
+from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.checks import (
-    ForeignStepGuard,
-    WrapperBase,
-    broadcast_model,
     bucket_learning_rates,
     check_distribute_arguments,
     check_scaler_allows_overlap,
-    make_comm,
-    parameters_of,
 )
-from sparsify.wrappers.double_averaging import DoubleAveragingGuard
 from sparsify.wrappers.engine import PartlyDelivered, StepReport
 from sparsify.wrappers.grad_scaler import all_reduce_overflow, check_scale_known, unscale_and_find_overflows
-from sparsify.wrappers.handshake import buffer_facts, check_arguments_agree, optimizer_facts, wrapping_facts
+from sparsify.wrappers.handshake import optimizer_facts
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
 from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
 from sparsify.wrappers.overlap import BackwardOverlap
-from sparsify.wrappers.saved_states import (
-    check_all_can_load,
-    check_and_load_inner,
-    marked_state_dict,
-    restore_on_error,
-)
+from sparsify.wrappers.saved_states import check_and_load_inner
 
 
-class DistributedOptimizer(WrapperBase, OptimizerWrapper):
-    """`optimizer`, whose `step` first replaces the gradients by their average over the workers.
+class DistributedOptimizer(OptimizerWrapper):
+    """An optimizer whose `step` first replaces the gradients by their average over the workers.
 
     Averaged are the gradients of the optimizer's parameters; a model may have several such optimizers, each
     with parameters of its own. Gradients may accumulate over any number of backward passes: they are
@@ -101,13 +89,12 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
         ValueError: the parts don't fit together: the optimizer has momentum, and the method has its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
             process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
-        WorkerMismatch: on all workers, where they were not given the same, see `sparsify.wrappers.handshake`.
+        WorkerMismatch: on all workers, where their arguments differ, see `sparsify.wrappers.handshake`.
     """
 
-    # A GradScaler then leaves it to `step` to divide by the scale, and to skip, as all workers do together.
-    _step_supports_amp_scaling: ClassVar[bool] = True
-    grad_scale: Tensor | None  # it sets these two while it steps; None: the gradients are unscaled
-    found_inf: Tensor
+    rewrap_advice = (
+        "wrap it anew: sparsify.distribute(optimizer.inner_optimizer, ...); residuals begin at zero then"
+    )
 
     def __init__(
         self,
@@ -125,60 +112,46 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
         scaler: GradScaler | None = None,
         overlap: bool = False,
     ) -> None:
-        def facts() -> dict[str, Any]:
+        def check_arguments() -> None:
             check_distribute_arguments(optimizer, model, method, scaler)
             if overlap:
                 check_scaler_allows_overlap(scaler)
-            told = wrapping_facts(
-                model, optimizer, method, seed=seed, check=check, debug=debug, overlap=overlap,
-                steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
-            )  # fmt: skip
-            return {**told, **buffer_facts(model)}
 
-        check_arguments_agree(meeting := make_comm(comm, group), model, facts)
-        if overlap and comm is None and group is None:
-            meeting = TorchComm.beside()
-        # Not Optimizer.__init__: parameters, state and defaults are the inner optimizer's.
-        super().__init__(method, meeting, steps_per_epoch, scaler)
-        self.check, self._model = check, model
-        self._is_aggregated = self._is_skipped = False
-        self._scale: float | None = None  # that `aggregate` was told
-        self.mirror_optimizer(optimizer)
-        broadcast_model(model, self.comm)
-        self._known = parameters_of(optimizer)
-        mine = set(map(id, self._known))
-        named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
-        self._frozen = [(name, p) for name, p in named if not p.requires_grad]
-        self.engine = self.aggregator = Aggregator(
-            method, named, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
+        options = {
+            "seed": seed, "check": check, "debug": debug, "overlap": overlap,
+            "steps_per_epoch": steps_per_epoch, "scaler": scaler is not None,
+        }  # fmt: skip
+        super().__init__(optimizer, model, method, comm, group, scaler, check_arguments, options)
+        self.check = check
+        self._is_aggregated = False
+        self._is_skipped = False
+        self._scale: float | None = None  # the argument of `aggregate`
+        self.aggregator = Aggregator(
+            method, self._named_parameters, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
         )
         self.aggregator.more_facts = partial(optimizer_facts, optimizer)
-        self._overhead = AveragingOverhead(
-            self.aggregator.comm,
-            fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets)),
-        )
+        self.engine = self.aggregator
+        advice = fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets))
+        self._overhead = AveragingOverhead(self.aggregator.comm, advice)
         self._used = Used([p for _, p in self.aggregator.source.parameters])
-        self._step_guard, self._double_averaging = (
-            ForeignStepGuard(optimizer),
-            DoubleAveragingGuard(self._known),
-        )
-        self._claim = ParameterClaim("average", self._known)
-        self._accumulates = False  # within `no_sync`?
-        self._drops = False  # within `skip`, what is not on its way
-        # Of each parameter, has any worker used it in this step? As far as is known.
+        self._guard_parameters()
+        self._accumulates = False  # True within `no_sync`
+        self._drops_gradients = False  # True within `skip`: gradients that are not sent yet
+        # Of each parameter, has any worker used it in this step, as far as this worker knows?
         self._used_anywhere = [True] * len(self._used.parameters)
         self._overlap = (
-            BackwardOverlap(self.aggregator, self._aggregate_full, self._begin) if overlap else None
+            BackwardOverlap(self.aggregator, self._aggregate_group, self._begin_overlap) if overlap else None
         )
 
     @exclude_from_compile
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients: in place, where backpropagation writes into the method's own buffer; where the
-        method can read them anywhere, they are taken away, as PyTorch does, or zeroed.
+        """Clear the gradients.
+
+        Gradients in the method's own buffer are cleared in place. Others are set to None, or zeroed.
         """
-        self._refuse_halfway("zero_grad() came")
+        self._check_between_steps("zero_grad")
         self.aggregator.source.clear(set_to_none)
-        for _, p in self._frozen:  # one may hold the gradient from before it was frozen
+        for _, p in self._frozen:  # which may hold a gradient from before it was frozen
             p.grad = None
         self._used.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
@@ -186,13 +159,13 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
     @exclude_from_compile
     @explain_lost_worker
     def aggregate(self, scale: float | None = None) -> StepReport | None:
-        """Average the gradients now; the next `step` then doesn't. None where a step must be skipped.
+        """Average the gradients now, so that the next `step` does not; return None if it must be skipped.
 
         Args:
-            scale: what the loss was multiplied with, where no `scaler` was handed over. The gradients are
-                divided by it before the method sees them and multiplied again afterwards, for whoever divides
-                them next. If any worker's have overflowed, all workers' become infinite, so that every scaler
-                skips the step; residuals are untouched.
+            scale: the factor of the loss, where no `scaler` was handed over. The gradients are divided by it
+                before the method sees them and multiplied by it afterwards, for the scaler to divide them. If
+                those of any worker have overflowed, all workers' become infinite, so that every scaler skips
+                the step; residuals are untouched.
         """
         with self._overhead.measure():
             report = self._average(scale)
@@ -200,7 +173,7 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
         return report
 
     def _average(self, scale: float | None) -> StepReport | None:
-        """See `aggregate`."""
+        """Average the gradients, see `aggregate`."""
         self._check_unchanged()
         if scale is not None and self.scaler is not None:
             raise ValueError("the scaler was handed over, so its scale is known: call aggregate() without it")
@@ -210,40 +183,45 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
             )
         if self._is_aggregated and not self._is_skipped and not self._used.those:
             raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
-        self._is_aggregated, self._scale, self.last_report = True, scale, None
+        self._is_aggregated = True
+        self._scale = scale
+        self.last_report = None
         if self._overlap is not None:
-            return self._finish(self._overlap)
+            return self._finish_overlap(self._overlap)
         grads = self.aggregator.source.collect()
         if scale is not None:
             torch._foreach_div_(grads, scale)
-        used, self._is_skipped = self._look(grads, scale)
+        used, self._is_skipped = self._agree_on_used(grads, scale)
         self._used.clear()
         if self._is_skipped:
             for grad in grads:
                 grad.fill_(torch.inf)
             return None
-        self.last_report = self.aggregator.aggregate_collected(grads, self.epoch, self._rates())
-        self._leave_alone(grads, used)
+        self.last_report = self.aggregator.aggregate_collected(grads, self.epoch, self._learning_rates())
+        self._clear_unused(grads, used)
         if scale is not None:
             torch._foreach_mul_(grads, scale)
         return self.last_report
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes within only accumulate; the next one outside is the step's last. What `overlap`
-        needs to be told; without it all backward passes before `step` accumulate.
+        """Only accumulate in the backward passes within; the next one outside is the step's last.
+
+        Needed with `overlap` only: without it all backward passes before `step` accumulate.
         """
-        before, self._accumulates = self._accumulates, True
+        accumulated_before = self._accumulates
+        self._accumulates = True
         try:
             yield
         finally:
-            self._accumulates = before
+            self._accumulates = accumulated_before
 
     @exclude_from_compile
     def skip(self) -> None:
-        """Leave this worker's batch out, after an error in forward or backward, and step with the others, who
-        step as ever: what this worker has not sent counts as zero, residuals are delivered and kept as ever,
-        and all workers' weights remain the same. To be called in place of the rest of the step:
+        """Leave this worker's batch out, after an error in forward or backward, and step with the others.
+
+        Gradients that this worker has not sent count as zero, residuals are delivered and kept as ever, and
+        all workers' weights remain equal. Call it in place of the rest of the step:
 
             try:
                 loss_of(batch).backward()
@@ -255,77 +233,86 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
             if self._overlap is None or not self._overlap.is_begun:
                 self.aggregator.source.clear()
             if self.scaler is not None:
-                self.scaler.scale(self.aggregator.source.flat.new_zeros(()))  # has it ever scaled before?
+                self.scaler.scale(self.aggregator.source.flat.new_zeros(()))  # so that it has a scale
             self._used.clear()
-            self._drops = True
+            self._drops_gradients = True
         try:
             self.step()
         finally:
-            self._drops = False
+            self._drops_gradients = False
         self.zero_grad()
 
-    def _begin(self) -> None:
-        """The first gradient of a step has come, perhaps one that is to be sent."""
+    def _begin_overlap(self) -> None:
+        """Begin to overlap at the first gradient of a step, unless gradients only accumulate."""
         if self._overlap is None or self._accumulates or self._is_aggregated:
             return
         if not self.aggregator.source.claim.is_superseded:
             self._check_unchanged()
-            self._overlap.begin(self.epoch, self._rates())
+            self._overlap.begin(self.epoch, self._learning_rates())
 
-    def _finish(self, overlap: BackwardOverlap) -> StepReport:
-        """Send what overlapping has not sent yet, and wait."""
-        if not overlap.is_begun:  # no gradient has come, or all within `no_sync`
+    def _finish_overlap(self, overlap: BackwardOverlap) -> StepReport:
+        """Send the gradients that are not sent yet, and wait for all."""
+        if not overlap.is_begun:  # no gradient has arrived, or all within `no_sync`
             self.aggregator.source.collect()
-            overlap.begin(self.epoch, self._rates())
+            overlap.begin(self.epoch, self._learning_rates())
         try:
-            self.last_report = overlap.finish(self._drops)
+            self.last_report = overlap.finish(self._drops_gradients)
         finally:
             self._used.clear()
-        used, self._used_anywhere = self._used_anywhere, [True] * len(self._used.parameters)
-        self._leave_alone(self.aggregator.source.views, used)
+        used = self._used_anywhere
+        self._used_anywhere = [True] * len(used)
+        self._clear_unused(self.aggregator.source.views, used)
         return self.last_report
 
-    def _aggregate_full(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
-        """Aggregate some buckets in the thread of `overlap`."""
-        assert self._overlap is not None  # which calls this
-        aggregator, overlap = self.aggregator, self._overlap
+    def _aggregate_group(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
+        """Aggregate a group of buckets in the thread of `overlap`."""
+        aggregator = self.aggregator
+        overlap = self._overlap
+        assert overlap is not None  # which calls this
         if self.check:
-            inside = overlap.inside[overlap.groups.index([*group])]
-            grads = [aggregator.gradients.views[index] for index in inside]
-            names, seen = [aggregator.gradients.parameters[index][0] for index in inside], self._used.flags
-            sizes, flags = [grad.numel() for grad in grads], [seen[index] for index in inside]
-            used = aggregator.agree(grads, names, sizes, flags, error=PartlyDelivered)
-            for index, is_used in zip(inside, used, strict=True):
-                self._used_anywhere[index] = is_used
+            indices = overlap.parameters_by_group[overlap.groups.index([*group])]
+            grads = [aggregator.gradients.views[index] for index in indices]
+            names = [aggregator.gradients.parameters[index][0] for index in indices]
+            is_used = self._used.flags
+            used = aggregator.agree(
+                grads,
+                names,
+                [grad.numel() for grad in grads],
+                [is_used[index] for index in indices],
+                error=PartlyDelivered,
+            )
+            for index, is_used_anywhere in zip(indices, used, strict=True):
+                self._used_anywhere[index] = is_used_anywhere
         return overlap.average(group, steps)
 
-    def _leave_alone(self, grads: Sequence[Tensor], used: list[bool]) -> None:
-        """Take the gradients of what was not used away, else weight decay and momentum would move it; unless
-        a residual was delivered to it.
+    def _clear_unused(self, grads: Sequence[Tensor], used: list[bool]) -> None:
+        """Take away gradients of unused parameters, else weight decay and momentum would move these.
+
+        A gradient that has got a delivered residual stays.
         """
-        parameters = self.aggregator.source.parameters
-        unused = {at: grads[at] for at, is_used in enumerate(used) if not is_used}
+        unused = [index for index, is_used in enumerate(used) if not is_used]
         if unused:  # one host synchronisation
-            is_any = host_sync.to_host(torch.stack([grad.any() for grad in unused.values()]))
-            unused = {at: grad for (at, grad), found in zip(unused.items(), is_any, strict=True) if not found}
-        for at, (_, p) in enumerate(parameters):
-            if at in unused or not p.requires_grad:
+            has_residual = host_sync.to_host(torch.stack([grads[index].any() for index in unused]))
+            unused = [index for index, has in zip(unused, has_residual, strict=True) if not has]
+        cleared = set(unused)
+        for index, (_, p) in enumerate(self.aggregator.source.parameters):
+            if index in cleared or not p.requires_grad:
                 p.grad = None
 
-    def _refuse_halfway(self, what: str) -> None:
-        """While gradients are on their way."""
+    def _check_between_steps(self, call: str) -> None:
+        """Refuse a call while gradients are on their way."""
         if self._overlap is not None and self._overlap.is_begun:
             raise ValueError(
-                f"{what} between backward and step, when gradients are on their way already; "
+                f"{call}() came between backward and step, when gradients are on their way already; "
                 "call it after step, or after aggregate(); where backward has failed, call skip()"
             )
 
-    def _look(self, grads: Sequence[Tensor], scale: float | None) -> tuple[list[bool], bool]:
-        """Flags of the parameters that any worker used; and whether the step must be skipped."""
+    def _agree_on_used(self, grads: Sequence[Tensor], scale: float | None) -> tuple[list[bool], bool]:
+        """Return, of each parameter, whether any worker used it; and whether the step must be skipped."""
         flags = self._used.flags
         if scale is not None or self.scaler is not None:
-            found = unscale_and_find_overflows(self.scaler, self) if self.scaler is not None else None
-            return all_reduce_overflow(self.comm, grads, flags, found)
+            overflows = unscale_and_find_overflows(self.scaler, self) if self.scaler is not None else None
+            return all_reduce_overflow(self.comm, grads, flags, overflows)
         if not self.check:
             return [True] * len(flags), False
         names = [name for name, _ in self.aggregator.source.parameters]
@@ -333,9 +320,9 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
 
     @exclude_from_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Average, unless `aggregate` has done so since the last step; then the optimizer's own step.
+        """Average the gradients, unless `aggregate` has since the last step; then step the inner optimizer.
 
-        A closure is called once, before all that: trainers put backward into it. Its loss is returned.
+        A closure is called once, before averaging: trainers put backward into it. Its loss is returned.
         """
         loss = None
         if closure is not None:
@@ -352,69 +339,36 @@ class DistributedOptimizer(WrapperBase, OptimizerWrapper):
         if self._is_skipped:
             return loss
         if is_stepped_by_scaler:
-            assert self.grad_scale is not None  # `check_scale_known` has looked
-            for p in self._known:
-                if p.grad is not None:
-                    p.grad.div_(self.grad_scale)
+            self._unscale_gradients()
         with self._step_guard.allow_step():
             self.inner_optimizer.step()
         return loss
 
     def _check_unchanged(self) -> None:
-        """Refuse an optimizer with other parameters than it had, or with frozen ones that are trained now."""
-        anew = (
-            "wrap it anew: sparsify.distribute(optimizer.inner_optimizer, ...); residuals begin at zero then"
-        )
-        now = parameters_of(self.inner_optimizer)
-        if len(now) != len(self._known) or any(p is not q for p, q in zip(now, self._known, strict=True)):
-            raise ValueError(f"the optimizer has other parameters than when it was wrapped; {anew}")
-        for name, p in self._frozen:
-            if p.requires_grad or p.grad is not None:
-                raise ValueError(
-                    f"{name} was frozen when its optimizer was wrapped, and is trained now; {anew}"
-                )
+        """Refuse an optimizer with other parameters than it had, or gradients that others average too."""
+        self._check_same_parameters()
+        self._check_frozen()
         self._claim.check()
         self._double_averaging.check()
         if not self._used.those:
             self._double_averaging.check_model_has_parameters(self._model)
         self.check_step(self.inner_optimizer)
 
-    def _rates(self) -> float | list[float]:
-        """The learning rate of each bucket, where the method follows it."""
-        gradients = self.aggregator.source
+    def _learning_rates(self) -> float | list[float]:
+        """Return the learning rate of each bucket; 1 where the method does not follow them."""
         if not self.aggregator.method.needs_lr:
             return 1.0
-        return bucket_learning_rates(gradients.parameters, gradients.buckets, self.inner_optimizer)
+        source = self.aggregator.source
+        return bucket_learning_rates(source.parameters, source.buckets, self.inner_optimizer)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the inner optimizer, and under `method` and `epoch` the method's state of this worker:
-        save it per rank.
-        """
-        self._refuse_halfway("state_dict() came")
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        method = self.aggregator.state_dict()
-        saved = {**marked_state_dict(self.inner_optimizer), "method": method, "epoch": self.user_epoch}
-        for after in self._optimizer_state_dict_post_hooks.values():
-            saved = after(self, saved) or saved
-        return saved
+    def _worker_state(self) -> dict[str, Any]:
+        return {"method": self.aggregator.state_dict(), "epoch": self.user_epoch}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken. All workers call it together; see
-        `Aggregator.load_state_dict` for what is refused, and then nothing is loaded.
-        """
-        self._refuse_halfway("load_state_dict() came")
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            state_dict = before(self, state_dict) or state_dict
-        with restore_on_error(self.inner_optimizer):
-            check = partial(
-                check_and_load_inner, state_dict, self.inner_optimizer, self.aggregator.check_state
-            )
-            check_all_can_load(self.comm, self.aggregator.source.flat.device, check)
-        self.aggregator.restore_state(state_dict["method"])
-        self.user_epoch = state_dict["epoch"]
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
+    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
+        return check_and_load_inner(saved, self.inner_optimizer, self.aggregator.check_state)
+
+    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
+        self.aggregator.restore_state(saved["method"])
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.aggregator.method!r}, {self.inner_optimizer!r})"

@@ -18,11 +18,18 @@ from sparsify.core.bucket import Bucket, TensorKind
 from sparsify.core.gradients import finite_elements
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
-from sparsify.kernels import JointKernel, Kernel, find_kernels, make_group_kernel, make_kernel, stretch_norms
+from sparsify.kernels import (
+    JointKernel,
+    SelectionKernel,
+    find_kernels,
+    make_group_kernel,
+    make_kernel,
+    stretch_norms,
+)
 from sparsify.kernels.joint import divide, split_like
-from sparsify.method import Method, Sparsifier, StepSettings
+from sparsify.method import Method, Sparsifier
 from sparsify.ranges import stable_repr
-from sparsify.types import BucketContext, SearchStats, SparseVector
+from sparsify.types import BucketContext, SearchStats, SparseVector, StepSettings
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
 from sparsify.wrappers.saved_states import (
     FORMAT,
@@ -180,7 +187,9 @@ class Engine:
         in_pieces = any(len(gradient.pieces) > 1 for gradient in gradients)
         if in_pieces and not self.method.group_support.pieces:
             return self._average_copies(gradients, shares_k)
-        self.method.prepare_gradients([piece for gradient in gradients for piece in gradient.pieces], self.comm)
+        self.method.prepare_gradients(
+            [piece for gradient in gradients for piece in gradient.pieces], self.comm
+        )
         reports = list[StepReport]()
         for group in self._divide_into_groups(gradients):
             reports += self._average_group(group, shares_k)
@@ -209,7 +218,9 @@ class Engine:
 
     def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradient) -> int:
         (whole,) = gradient.pieces
-        return method.exchange_and_average(selection, whole, gradient.step, gradient.state, self.comm, self.timer)
+        return method.exchange_and_average(
+            selection, whole, gradient.step, gradient.state, self.comm, self.timer
+        )
 
     def _divide_into_groups(self, gradients: Sequence[BucketGradient]) -> Iterator[Sequence[BucketGradient]]:
         """Yield buckets of one kind, no more elements than int32 can count."""
@@ -304,7 +315,10 @@ class Engine:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
-        searching: list[Kernel | JointKernel] = [*self.group_kernels.values(), *find_kernels(self.states)]
+        searching: list[SelectionKernel | JointKernel] = [
+            *self.group_kernels.values(),
+            *find_kernels(self.states),
+        ]
         kernels = [(kernel.name, kernel.stats()) for kernel in searching]
         # Where buckets are searched together, their own kernels have nothing to do.
         is_idle = not any(stats.steps for _, stats in kernels)

@@ -1,8 +1,10 @@
-"""What a GradScaler must be told: an overflow on one worker is one on all."""
+"""GradScalers: overflows that all workers must know of, and scalers that were not handed over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterable, Sequence
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -13,8 +15,26 @@ from sparsify.core import host_sync
 from sparsify.core.gradients import finite_norms
 
 
+def find_scalers() -> WeakSet[GradScaler]:
+    """Return the GradScalers of this process.
+
+    Torch lists them nowhere, so the objects of the garbage collector are searched: for constructors only.
+    """
+    return WeakSet(scaler for scaler in gc.get_objects() if issubclass(type(scaler), GradScaler))
+
+
+def is_stepped_by_scaler(optimizer: torch.optim.Optimizer, scalers: Iterable[GradScaler]) -> bool:
+    """Return True if a GradScaler makes the optimizer's present step; for hooks on a step.
+
+    Seen are any of `scalers`, and every scaler of an optimizer that divides by the scale itself (fused=True).
+    Others leave no trace: a GradScaler made later, of an optimizer that is not fused.
+    """
+    is_known = any(id(optimizer) in scaler._per_optimizer_states for scaler in scalers)
+    return is_known or hasattr(optimizer, "found_inf")
+
+
 def unscale_and_find_overflows(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Unscale the gradients, if nobody has; then what the scaler noted of infinities, one number a device."""
+    """Unscale the gradients, unless the user has, and return the scaler's count of overflows on each device."""
     states = scaler._per_optimizer_states
     if id(getattr(optimizer, "inner_optimizer", None)) in states:
         raise ValueError(
@@ -25,15 +45,16 @@ def unscale_and_find_overflows(scaler: GradScaler, optimizer: torch.optim.Optimi
     return list(scaler._found_inf_per_device(optimizer).values())
 
 
-def check_scale_known(told: float | None, scale: Tensor | None) -> None:
-    """Refuse a scaler that steps and was not handed over, unless `aggregate` was told its scale.
+def check_scale_known(aggregated_scale: float | None, scaler_scale: Tensor | None) -> None:
+    """Refuse a step by a GradScaler that was not handed over, unless `aggregate` was given its scale.
 
     Args:
-        scale: that the scaler has not divided by yet.
+        aggregated_scale: as given to `aggregate`.
+        scaler_scale: by which the scaler has not divided yet.
     """
-    if told is None:
+    if aggregated_scale is None:
         why = "a GradScaler steps this optimizer, and does not know of overflows on other workers"
-    elif scale is None:
+    elif scaler_scale is None:
         why = "unscale_ and aggregate(scale) both divide by the scale"
     else:
         return
@@ -41,22 +62,24 @@ def check_scale_known(told: float | None, scale: Tensor | None) -> None:
 
 
 def all_reduce_overflow(
-    comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], infinite: Sequence[Tensor] | None
+    comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], overflows: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:
-    """Of each gradient, has any worker used it? And does any worker's overflow? One small sum.
+    """Return, of each gradient, whether any worker used it; and whether any worker's overflows.
+
+    Costs one all-reduce of a few numbers.
 
     Args:
         used: of each gradient, has this worker used it?
-        infinite: what a scaler noted of infinities, see `infinities`, and is told here of all workers'; None:
-            nobody noted, so gradients are looked at.
+        overflows: a scaler's counts, see `unscale_and_find_overflows`, which are set to those of all workers;
+            None: the gradients are searched.
     """
-    if infinite is None:
+    if overflows is None:
         overflow = ~finite_norms(grads).all()
     else:
-        overflow = torch.stack([number.to(grads[0].device) for number in infinite]).sum()
+        overflow = torch.stack([count.to(grads[0].device) for count in overflows]).sum()
     used_here = host_sync.to_device(used, grads[0], torch.float32)
     facts = torch.cat([overflow.float().reshape(1), used_here])
-    overflows, *used_anywhere = host_sync.to_host(comm.all_reduce(facts))
-    for number in infinite or ():
-        number.fill_(min(overflows, 1.0))  # so every worker's scaler lowers its scale
-    return [bool(number) for number in used_anywhere], overflows > 0
+    num_overflows, *num_users = host_sync.to_host(comm.all_reduce(facts))
+    for count in overflows or ():
+        count.fill_(min(num_overflows, 1.0))  # so every worker's scaler lowers its scale
+    return [bool(number) for number in num_users], num_overflows > 0

@@ -17,7 +17,7 @@ from experiments.bench._select_page import LOOKS, read
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
 from experiments.bench._steps import Follower, Made, NotRun, Setup
 from experiments.training.networks import small_cnn
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.bench.conftest import ROWS, SMALL, Benched, call_bench, last_of
 from tests.conftest import ROOT, loaded_by
 
@@ -128,7 +128,7 @@ def test_exact_rows_agree_on_every_distribution() -> None:
 def test_a_row_that_selects_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(setup: Setup) -> Made:
         chosen = torch.arange(setup.k)
-        return Made(lambda acc, grad: Sparse(chosen, acc.add_(grad)[chosen]))
+        return Made(lambda acc, grad: SparseVector(chosen, acc.add_(grad)[chosen]))
 
     monkeypatch.setitem(_steps.ROWS, "sort", replace(_steps.ROWS["sort"], make=first))
     _, differ = beside(30_011, "normal", ("eager", "sort"), 1)

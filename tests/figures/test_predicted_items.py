@@ -15,7 +15,7 @@ from experiments.figures._predicted import MODEL, ethernet, exchange_s
 from sparsify import cost
 from sparsify.core.synthetic_selections import Generated, Statistics
 from sparsify.replay import Replay
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.conftest import there
 from tests.figures.made_up import TURNS, RecordBuilder, page
 
@@ -76,7 +76,7 @@ def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> 
     size, method = 4, sparsify.build(name, density=0.01)
     replay = Replay(method, 10_000, size)
     replay.next(Generated(Statistics(0.01, 0.3), 10_000, size))
-    nothing = [Sparse(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
+    nothing = [SparseVector(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
     sent = max(replay.next(nothing, k=100).sent_bytes)
     assert sent == _predicted.WORD * zhang_stable_costs.ANNOUNCED[name] * (size - 1)
 

@@ -15,7 +15,7 @@ from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
 from sparsify.kernels import make_kernel
-from sparsify.method import Method, num_selected
+from sparsify.method import Method
 from sparsify.methods import per_step
 from sparsify.methods._chunked import ChunkTopK
 from sparsify.methods._tracked import Tracked
@@ -24,7 +24,14 @@ from sparsify.methods.deft import Deft
 from sparsify.methods.dgc import WithDenseVectors
 from sparsify.methods.sparcml import TopKOfEach
 from sparsify.methods.stable_topk import StableBlocks
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    NOTHING_IS_LOST,
+    BucketStep,
+    PredictedBytes,
+    exact_bytes,
+    num_selected,
+)
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
@@ -44,7 +51,7 @@ class Lived(NamedTuple):
     residual: Tensor  # (n,)
     wire_bytes: list[int]  # in each step, as reported
     counted_bytes: list[int]  # in each step, as the backend charges for its collectives
-    promised_bytes: list[PromisedBytes | None]  # in each step, by the closed forms
+    promised_bytes: list[PredictedBytes | None]  # in each step, by the closed forms
     selected: list[int]
     host_syncs: list[int]
     limits: tuple[int, int]  # on `selected`, of one step
@@ -196,15 +203,15 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
 
 def promised_in(
     method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[Share], ...]
-) -> PromisedBytes | None:
+) -> PredictedBytes | None:
     """Of all buckets together, given what each rank did; what travels together is promised as one bucket."""
-    total = exactly()
+    total = exact_bytes()
     for shares in zip(*ranks, strict=True):
         announced = [share.announced[0] for share in shares if share.announced]
         selected = [share.selected for share in shares]
         longest = max(announced, default=None)
-        seen = SeenStep(shares[0].shapes, shares[0].k, dtype, len(ranks), step, selected, longest)
-        if (promise := method.promised(seen)) is None:
+        seen = BucketStep(shares[0].shapes, shares[0].k, dtype, len(ranks), step, selected, longest)
+        if (promise := method.predict_bytes(seen)) is None:
             return None
         total += promise
     return total
@@ -218,7 +225,7 @@ def limits_of(method: Method, aggregator: Aggregator) -> tuple[int, int]:
     selector: Any = getattr(method, "select", None)
     if selector is None and not isinstance(method, INEXACT):
         return sum(sizes), sum(sizes)
-    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.exact:
+    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.selects_exactly_k:
         return 0, sum(sizes)
     k = sum(num_selected(n, method.density_at(10**9)) for n in sizes)
     return k, k

@@ -7,9 +7,10 @@ import pytest
 import sparsify
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.feedback import ErrorFeedback, NoFeedback
-from sparsify.method import Method, Sparsifier, num_selected
+from sparsify.method import Method, Sparsifier
 from sparsify.methods import per_step
 from sparsify.select import FirstK, TopK, Union
+from sparsify.types import num_selected
 
 
 @pytest.mark.parametrize(
@@ -58,11 +59,11 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
     """What a loop must know of DGC does not depend on whether its vectors are dense."""
     choice = {"clip_norm": 1.0, "density_warmup": [0.25, 0.1]}
     wrapped, plain = (sparsify.build("dgc", dense_vectors=dense, **choice) for dense in (True, False))
-    for asked in ("scope", "momentum_inside", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
+    for asked in ("scope", "applies_momentum", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
         assert getattr(wrapped, asked) == getattr(plain, asked), asked
     assert wrapped.needs_whole_gradient
-    assert wrapped.momentum_inside
-    assert not sparsify.build("dgc", momentum=0.0).momentum_inside
+    assert wrapped.applies_momentum
+    assert not sparsify.build("dgc", momentum=0.0).applies_momentum
     assert wrapped.num_warmup_epochs == 2
 
 

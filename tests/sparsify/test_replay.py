@@ -13,7 +13,7 @@ from sparsify.comm import virtual
 from sparsify.cost import Link, Network
 from sparsify.method import Method
 from sparsify.replay import BucketTraffic, Replay, balance
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from sparsify.wrappers.aggregator import Aggregator
 
 N = 1600
@@ -57,7 +57,7 @@ def build(name: str, **words: Any) -> Method:
 class Lived(NamedTuple):
     """One rank's steps."""
 
-    parts: list[Sparse]
+    parts: list[SparseVector]
     sent_bytes: list[int]
 
 
@@ -69,12 +69,12 @@ def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
     def body(comm: virtual.VirtualComm) -> Lived:
         aggregator = Aggregator(method, [("p", Parameter(torch.zeros(N // 10, 10)))], comm, select="torch")
         own, common = (torch.Generator().manual_seed(seed) for seed in (comm.rank + 1, 0))
-        parts, sent = list[Sparse](), list[int]()
+        parts, sent = list[SparseVector](), list[int]()
         for _ in range(STEPS):
             gradient = torch.randn(N, generator=own) + skew * torch.randn(N, generator=common)
             aggregator.gradients.flat.copy_(gradient * torch.linspace(1 + skew, 1, N))
             report = aggregator.aggregate(
-                watch=lambda acc, part: parts.append(Sparse(*map(torch.clone, part)))
+                selection_hook=lambda acc, part: parts.append(SparseVector(*map(torch.clone, part)))
             )
             sent.append(report.wire_bytes)
         return Lived(parts, sent)

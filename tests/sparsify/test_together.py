@@ -21,7 +21,7 @@ from sparsify.kernels import JointKernel, make_kernel, native_unavailable_reason
 from sparsify.kernels.native import NativeGroupKernel
 from sparsify.method import Sparsifier
 from sparsify.select import TopK
-from sparsify.types import Delivery, Sparse
+from sparsify.types import Delivery, SparseVector
 from sparsify.wrappers import engine
 from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import there
@@ -103,13 +103,13 @@ def test_more_elements_than_int32_counts_travel_in_several_messages(monkeypatch:
 def test_what_is_watched_is_what_is_sent() -> None:
     seen: list[tuple[int, int]] = []
 
-    def watch(acc: Tensor, part: Sparse) -> None:
+    def watch(acc: Tensor, part: SparseVector) -> None:
         assert torch.equal(acc[part.indices.long()], part.values)
         seen.append((acc.numel(), part.indices.numel()))
 
     aggregator = Aggregator(build("topk", 0.1), make_parameters(), ALONE)
     aggregator.gradients.flat.normal_()
-    aggregator.aggregate(watch=watch)
+    aggregator.aggregate(selection_hook=watch)
     assert seen == [(n, max(1, n // 10)) for n in SIZES[::-1]]
 
 
@@ -119,8 +119,8 @@ def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> No
             return super().aggregate(*args)
 
     class HalvingFeedback(ErrorFeedback):
-        def retain(self, delivery: Delivery, state: Tensor) -> None:
-            super().retain(delivery, state)
+        def retain_undelivered(self, delivery: Delivery, state: Tensor) -> None:
+            super().retain_undelivered(delivery, state)
             state.mul_(0.5)
 
     class OwnExchange(AllGather):
@@ -201,7 +201,7 @@ def test_the_native_search_of_small_buckets_is_exact(change: Any) -> None:
 def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> None:
     """As torch adds them to one tensor: each product rounded, then the sum."""
     parts = [
-        Sparse(torch.randperm(N, generator=torch.Generator().manual_seed(at))[:300].int(), values)
+        SparseVector(torch.randperm(N, generator=torch.Generator().manual_seed(at))[:300].int(), values)
         for at, values in enumerate(draw([300] * 3))
     ]
     before = torch.cat(draw(SIZES, seed=2))
@@ -226,7 +226,7 @@ def test_two_spaces_that_are_alike_move_alike_by_the_sum_of_parts(make: Any, cou
     parts = []
     for at in range(count):
         indices = torch.arange(at % 2, N, 20, dtype=torch.int32)  # some places are of several
-        parts.append(Sparse(indices, draw([len(indices)], seed=at)[0]))
+        parts.append(SparseVector(indices, draw([len(indices)], seed=at)[0]))
         total.index_add_(0, indices, parts[-1].values * 0.25)
     anchors, owns = ([piece.clone() for piece in before.split(SIZES)] for _ in range(2))
     make(SIZES).move(anchors, owns, parts, 0.25, -1.0)
@@ -239,7 +239,7 @@ def test_more_than_caches_hold_is_cleared_whole() -> None:
     sizes = [3, 2**22, 1, 5]
     whole = torch.ones(sum(sizes) + 1)
     memories = whole[1:].split(sizes)  # at any address that a number can have
-    part = Sparse(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
+    part = SparseVector(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
     NativeGroupKernel(sizes).add(memories, [part], 2.0, clears=True)
     assert whole[0] == 1
     assert whole[1:].nonzero().flatten().tolist() == part.indices.tolist()

@@ -16,8 +16,8 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training.datasets import Dataset, Split
 from experiments.training.task import Task
 from sparsify.core.gradients import Gradients
-from sparsify.method import num_selected
 from sparsify.methods import REGISTRY as METHODS
+from sparsify.types import num_selected
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import broadcast_all
 from sparsify.core.bucket import Bucket, grouped, local_part
-from sparsify.method import Dense, Method, StepSettings
+from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
+from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
     WrapperBase,
     bucket_learning_rates,

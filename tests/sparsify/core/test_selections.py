@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsify.core.synthetic_selections import Generated, Statistics, measured, skewed
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 
 N = 1_000_000
 
@@ -58,7 +58,7 @@ def test_values_of_an_element_have_one_sign_and_exceed_the_threshold() -> None:
 
 
 def test_overlap_and_skew_of_known_selections() -> None:
-    parts = [Sparse(torch.tensor(chosen), torch.ones(4)) for chosen in ([0, 1, 2, 3], [2, 3, 4, 63])]
+    parts = [SparseVector(torch.tensor(chosen), torch.ones(4)) for chosen in ([0, 1, 2, 3], [2, 3, 4, 63])]
     found = measured(parts, 64)
     assert found.density == 4 / 64
     assert found.overlap == 0.5

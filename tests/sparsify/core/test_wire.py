@@ -12,8 +12,8 @@ from torch import Tensor
 import sparsify
 from sparsify.core.wire import BLOCK, Wire, joined, split
 from sparsify.ranges import IndexFormat, ValueFormat
-from sparsify.select import sample
-from sparsify.types import Sparse
+from sparsify.select import sample_indices
+from sparsify.types import SparseVector
 from tests.sparsify.laws import live
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -25,12 +25,12 @@ NARROW: dict[ValueFormat, torch.dtype] = {
 WIRES = [Wire(*both) for both in product(get_args(IndexFormat), get_args(ValueFormat))]
 
 
-def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> Sparse:
+def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> SparseVector:
     own = torch.Generator().manual_seed(n + k)
-    return Sparse(sample(n, k, 7, torch.device("cpu")), torch.randn(k, generator=own).to(dtype))
+    return SparseVector(sample_indices(n, k, 7, torch.device("cpu")), torch.randn(k, generator=own).to(dtype))
 
 
-def check_trip(wire: Wire, sent: Sparse, n: int, offset: int = 0) -> Tensor:
+def check_trip(wire: Wire, sent: SparseVector, n: int, offset: int = 0) -> Tensor:
     """Check that what is read is what was sent, with rounded values, in any order; return the message."""
     k = len(sent.values)
     message = wire.write(sent, n)
@@ -71,13 +71,13 @@ def test_messages_have_the_stated_size() -> None:
 def test_indices_reach_to_the_borders_of_their_types() -> None:
     """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
     indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 3 * BLOCK])
-    check_trip(Wire("delta16"), Sparse(indices, torch.arange(5.0)), 4 * BLOCK)
+    check_trip(Wire("delta16"), SparseVector(indices, torch.arange(5.0)), 4 * BLOCK)
     borders: list[tuple[IndexFormat, int]] = [
         ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
         ("int64", 2**31 + 1),
     ]  # fmt: skip
     for index, n in borders:
-        edge = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
+        edge = SparseVector(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
         check_trip(Wire(index), edge, n)
     with pytest.raises(ValueError, match=rf"a bucket of {n} elements needs index='int64'"):
         Wire().write(edge, n)
@@ -85,7 +85,7 @@ def test_indices_reach_to_the_borders_of_their_types() -> None:
 
 def test_values_are_rounded_to_the_nearest_of_their_type() -> None:
     exact = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-9, 1 + 2**-12, -3.14159, 1e-8, 0.0], dtype=torch.float64)
-    sent = Sparse(torch.arange(7), exact)
+    sent = SparseVector(torch.arange(7), exact)
     for value, dtype in NARROW.items():
         rounded = Wire("int32", value).rounded(sent).values
         assert torch.equal(rounded, exact.to(dtype).double())

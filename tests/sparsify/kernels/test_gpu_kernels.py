@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsify import kernels
 from sparsify.core import host_sync
-from sparsify.types import SearchStats, Sparse
+from sparsify.types import SearchStats, SparseVector
 from tests.conftest import python, there
 from tests.sparsify.kernels.interpreter import patching_once
 from tests.sparsify.kernels.oracle import (
@@ -170,7 +170,7 @@ class TestTop:
         acc = draw()
         kernel = small(acc)
         first = check_topk(kernel, acc, None, 3)
-        kept = Sparse(first.indices.clone(), first.values.clone())
+        kept = SparseVector(first.indices.clone(), first.values.clone())
         for k in (1000, 5):
             check_topk(kernel, acc, draw(N, k), k)
         assert all(map(torch.equal, first, kept))
@@ -187,7 +187,9 @@ class TestTop:
         search = triton_search.TritonKernel.topk
         fallbacks = []
 
-        def counting(kernel: triton_search.TritonKernel, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        def counting(
+            kernel: triton_search.TritonKernel, acc: Tensor, grad: Tensor | None, k: int
+        ) -> SparseVector:
             found = search(kernel, acc, grad, k)
             fallbacks.append(kernel.stats().fallbacks)
             if is_broken and kernel.forced_bound >= 0:

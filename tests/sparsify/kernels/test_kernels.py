@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsify import kernels
-from sparsify.kernels import Kernel, TorchKernel, native
+from sparsify.kernels import SelectionKernel, TorchKernel, native
 from sparsify.kernels.native import VECTOR_LEVELS, NativeKernel
 from tests.conftest import python
 from tests.sparsify.kernels.oracle import (
@@ -32,12 +32,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in add:RuntimeWar
 N = 40_000  # large enough that a bound is guessed
 HAS_COMPILER = kernels.native_unavailable_reason() is None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no compiler")
-MAKE = dict[str, Callable[..., Kernel]]()
+MAKE = dict[str, Callable[..., SelectionKernel]]()
 if HAS_COMPILER:
     for level in VECTOR_LEVELS[: VECTOR_LEVELS.index(native.best_vector_level()) + 1]:
         MAKE[f"native {level}"] = partial(NativeKernel, level=level)
 every_kernel = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-Make = Callable[..., Kernel]
+Make = Callable[..., SelectionKernel]
 
 
 @every_kernel
@@ -191,7 +191,7 @@ def test_a_settled_step_allocates_nothing_of_size_n(make: Make) -> None:
     tracemalloc.start()
     try:
         kernel.topk(acc, grad, 400)
-        kernel.above(acc, grad, 20.0)
+        kernel.above_threshold(acc, grad, 20.0)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -251,7 +251,7 @@ def test_what_the_library_would_misread_is_refused() -> None:
         with pytest.raises(ValueError, match="this kernel takes"):
             kernel.topk(wrong, grad, 40)
         with pytest.raises(ValueError, match="this kernel takes"):
-            kernel.above(wrong, grad, 1.0)
+            kernel.above_threshold(wrong, grad, 1.0)
     assert torch.equal(acc, normal(N))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsify.core import host_sync
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.sparsify.kernels.test_machine_code import call_in_own_process
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
@@ -72,7 +72,7 @@ class Recorder:
 
         return start
 
-    def record(self, call: Callable[[], Sparse]) -> list[Any]:
+    def record(self, call: Callable[[], SparseVector]) -> list[Any]:
         """Return what a call launches; its result is new at each call, so instead of its addresses: names."""
         self.launches = []
         indices, values = call()
@@ -96,18 +96,18 @@ def compare_launches() -> None:
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = triton_search.TritonKernel(acc[:N])
     together = triton_group_search.TritonGroupSearch([acc[:N], acc[N : 2 * N]])
-    part = Sparse(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
+    part = SparseVector(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
 
-    def add(alpha: float) -> Sparse:
+    def add(alpha: float) -> SparseVector:
         together.add([another[: 2 * N]], [part], alpha)
         return part
 
-    def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], Sparse]:
+    def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], SparseVector]:
         return lambda: kernel.topk(acc, grad, k)
 
     own = acc[:N]
     added = grad[:N]
-    steps: dict[str, Callable[[], Sparse]] = {
+    steps: dict[str, Callable[[], SparseVector]] = {
         "first": step(own, added),
         "another k": step(own, added, 40),
         "another gradient": step(own, another[:N]),
@@ -121,8 +121,8 @@ def compare_launches() -> None:
         "another stream": step(own, added),
         "added": lambda: add(1),
         "subtracted": lambda: add(-0.25),
-        "above": lambda: kernel.above(own, added, 0.0),
-        "above, strictly": lambda: kernel.above(own, None, 0.0, strict=True),
+        "above": lambda: kernel.above_threshold(own, added, 0.0),
+        "above, strictly": lambda: kernel.above_threshold(own, None, 0.0, strict=True),
     }
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     recorded: dict[str, list[Any]] = {name: [] for name in steps}

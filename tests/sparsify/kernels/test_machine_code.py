@@ -95,7 +95,7 @@ def check_all() -> None:
                 kernel = triton_search.TritonKernel(own)
                 kernel.topk(own, added, N // 10)  # so many that they are refined
                 if case == "float32":
-                    kernel.above(own, added, 1.0)
+                    kernel.above_threshold(own, added, 1.0)
                 names |= check_launches(kernel, case)
         for case, at in {"buckets": 0, "buckets not aligned": 1}.items():
             if case == "buckets" or capability == 90:

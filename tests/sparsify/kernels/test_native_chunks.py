@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from sparsify.comm import Comm, virtual
-from sparsify.core.chunks import Tiles
+from sparsify.core.chunks import ChunkLayout
 from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native import KIND_BY_DTYPE, VECTOR_LEVELS, best_vector_level
 from sparsify.kernels.native_chunks import NativeChunkSearch
-from sparsify.method import num_selected
 from sparsify.methods._chunked import ChunkTopK
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, num_selected
 from tests.conftest import there
 from tests.sparsify.core.test_chunks import SHAPES, Shapes, check_chosen, check_equal, numel, random
 from tests.sparsify.kernels.oracle import INPUTS, generator, threads
@@ -31,10 +30,10 @@ every_level = pytest.mark.parametrize(
 def search(
     of: Shapes, density: float, acc: Tensor, grad: Tensor | None = None, level: str | None = None
 ) -> None:
-    tiles = Tiles(of)
+    tiles = ChunkLayout(of)
     k = num_selected(acc.numel(), density)
     summed = acc.clone() if grad is None else acc + grad
-    found = there(NativeChunkSearch(tiles, level).largest([acc], [] if grad is None else [grad], [k]))
+    found = there(NativeChunkSearch(tiles, level).select_largest([acc], [] if grad is None else [grad], [k]))
     check_equal(acc, summed)
     check_chosen(tiles, k, summed, found)
 
@@ -70,7 +69,11 @@ def test_threads_choose_alike() -> None:
     found = []
     for number in (1, 2, 5):
         with threads(number):
-            found.append(there(NativeChunkSearch(Tiles(of)).largest([random(n)], [random(n, 1)], [n // 64])))
+            found.append(
+                there(
+                    NativeChunkSearch(ChunkLayout(of)).select_largest([random(n)], [random(n, 1)], [n // 64])
+                )
+            )
     for other in found[1:]:
         assert all(map(torch.equal, other, found[0]))
 
@@ -98,16 +101,16 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
     other gives.
     """
     of: Shapes = [(128, 192), (1000,), (0,), (67, 65), (3,)]
-    tiles = Tiles(of, buckets=[1, 3, 1])
-    ks = [num_selected(n, 1 / 64) for n in tiles.ns]
-    accs = [random(n, n) for n in tiles.ns]
+    tiles = ChunkLayout(of, tensors_per_bucket=[1, 3, 1])
+    ks = [num_selected(n, 1 / 64) for n in tiles.bucket_numels]
+    accs = [random(n, n) for n in tiles.bucket_numels]
     own, anchors = ([random(prod(shape), seed) for shape in of] for seed in (1, 2))
     before = torch.cat(anchors)
     drift = before - torch.cat(own)
     chunks = NativeChunkSearch(tiles, level)
     for _ in range(2):  # the second time with kept tables
         summed = torch.cat(accs) * 0.95 + drift
-        check_chosen(tiles, ks, summed, there(chunks.largest(accs, own, ks, 0.95, anchors)))
+        check_chosen(tiles, ks, summed, there(chunks.select_largest(accs, own, ks, 0.95, anchors)))
         assert torch.equal(torch.cat(accs), summed)
         assert torch.equal(torch.cat(own), before)
         assert torch.equal(torch.cat(anchors), before)
@@ -116,7 +119,7 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
 
 def test_what_it_cannot_read_is_left_as_it_is() -> None:
     """Other types, gaps, a chunk in two memories."""
-    chunks = NativeChunkSearch(Tiles([(64, 64)]))
+    chunks = NativeChunkSearch(ChunkLayout([(64, 64)]))
     acc = random(4096)
     grad = random(4096, 1)
     for accs, grads, anchors in (
@@ -128,5 +131,5 @@ def test_what_it_cannot_read_is_left_as_it_is() -> None:
         ([acc], [grad[1:]], []),
     ):
         before = accs[0].clone()
-        assert chunks.largest(accs, grads, [64], 0.5, anchors) is None
+        assert chunks.select_largest(accs, grads, [64], 0.5, anchors) is None
         assert torch.equal(accs[0], before)

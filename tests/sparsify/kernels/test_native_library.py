@@ -87,14 +87,14 @@ def num_calls(notes: Path) -> int:
 
 def cache() -> Path:
     """Return the first of the two folders."""
-    return next(native_library.places())
+    return next(native_library.cache_folders())
 
 
 def leave_in_cache(content: bytes) -> Path:
     """Write a library as an earlier process left it. It is not loaded here: who changes a library that is in
     use ends its users.
     """
-    path = cache() / f"native-{native_library.key()}-{native_library.digest(content)}.so"
+    path = cache() / f"native-{native_library.build_key()}-{native_library.hash_content(content)}.so"
     cache().mkdir(parents=True, mode=0o700)
     path.write_bytes(content)
     path.chmod(0o700)
@@ -204,14 +204,14 @@ def lead_through_anothers_link(folder: Path) -> None:
 def test_where_the_home_can_not_be_used_the_machine_keeps_it(
     notes: Path, spoil: Callable[[Path], None]
 ) -> None:
-    home, machine = native_library.places()
+    home, machine = native_library.cache_folders()
     spoil(home)
     assert Path(load_or_build()._name) == the_file(machine)
 
 
 def test_where_nothing_can_be_used_both_folders_are_named(compiler: MakeCompiler) -> None:
     compiler("exit 1")
-    home, machine = native_library.places()
+    home, machine = native_library.cache_folders()
     put_a_file_there(home)
     machine.write_text("")
     with pytest.raises(KernelUnavailableError, match=f"{home}.*{machine}"):
@@ -249,7 +249,7 @@ def test_what_fails_is_told_and_leaves_nothing(
 def test_a_compiler_that_hangs_is_given_up_with_all_that_it_started(
     compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(native_library, "LIMIT_S", 0.5)
+    monkeypatch.setattr(native_library, "TIMEOUT_S", 0.5)
     notes = compiler(f"sleep 100 & echo $! >> {tmp_path}/calls; sleep 100")
     with pytest.raises(KernelUnavailableError, match=r"did not end within 0\.5 s"):
         load_or_build()
@@ -268,7 +268,7 @@ def is_asleep(process: int) -> bool:
 
 
 def test_who_waits_for_another_s_compiler_gives_up_too(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_library, "LIMIT_S", 0.2)
+    monkeypatch.setattr(native_library, "TIMEOUT_S", 0.2)
     cache().mkdir(parents=True, mode=0o700)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsify import kernels
 from sparsify.kernels import TorchKernel
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.sparsify.kernels.oracle import INPUTS, K, check_add, check_joint, generator
 from tests.sparsify.kernels.test_gpu_kernels import (
     CUDA,
@@ -82,7 +82,7 @@ class TestTogether:
             (3, torch.int32, torch.bfloat16),
         ):
             indices = torch.randperm(space, generator=generator(k))[:k]
-            parts.append(Sparse(indices.to(DEVICE, kind), draw(k, k).to(dtype)))
+            parts.append(SparseVector(indices.to(DEVICE, kind), draw(k, k).to(dtype)))
         kernel = TritonGroupSearch([draw(n) for n in (1500, 1, 700)], **SMALL)
         for sizes in ([space], [1500, 1, 700], [0, 1, 0, 0, 2000, 199, 1, 0], [1] * 11 + [space - 11]):
             memories = [draw(size, 9) for size in sizes]
@@ -96,7 +96,7 @@ class TestTogether:
         tables = []
         for _ in range(2):
             for start in range(0, 700, 100):
-                kernel.add([memory[start:][:70]], [Sparse(one.int(), one)])
+                kernel.add([memory[start:][:70]], [SparseVector(one.int(), one)])
             tables.append(list(kernel.memories.values()))
         assert len(tables[1]) == 7
         assert all(map(is_, *tables))
@@ -131,8 +131,8 @@ class TestTogether:
         search = TritonGroupSearch.topk
         add = TritonGroupSearch.add
 
-        def searching_wrongly(self: Any, accs: Any, grads: Any, ks: Any) -> Sparse:
-            found: Sparse = search(self, accs, grads, ks)
+        def searching_wrongly(self: Any, accs: Any, grads: Any, ks: Any) -> SparseVector:
+            found: SparseVector = search(self, accs, grads, ks)
             if len(grads) > len(accs):
                 found.indices[-1] = found.indices[-2]
             return found

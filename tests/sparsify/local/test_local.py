@@ -107,7 +107,7 @@ def test_momentum_is_applied_once() -> None:
     outers = [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), Plain()]
     for method in map(sparsify.build, per_step()):
         for outer in outers:
-            if method.momentum_inside and getattr(outer, "momentum", 0):
+            if method.applies_momentum and getattr(outer, "momentum", 0):
                 with pytest.raises(ValueError, match=r"itself, and the outer step has 0\.9 too"):
                     Local(EVERY, method, outer)
             else:

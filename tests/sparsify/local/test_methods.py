@@ -17,7 +17,7 @@ from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, P
 from sparsify.method import Dense
 from sparsify.methods.noloco import PairAverage, pairs
 from sparsify.methods.qgz import QuantisedReduce
-from sparsify.types import BucketContext, SeenStep
+from sparsify.types import BucketContext, BucketStep
 from tests.conftest import there
 from tests.sparsify.local.rounds import EVERY, INNER, SIZE, Worker, flat, live, model_of
 
@@ -125,7 +125,7 @@ def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> N
     momentum = list(phi)
     draws = strategy.method.init(torch.empty(phi[0].numel()), BucketContext(3, 0, 0))
     for turn in range(ROUNDS):
-        routes = dict(pairs(size, draws.key()))
+        routes = dict(pairs(size, draws.next_key()))
         pulled = []
         for rank in range(size):
             both = [rank, routes.get(rank, rank)]
@@ -148,11 +148,11 @@ def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_th
     for history in histories:
         assert history.worker.optimizer.num_elements == n
         assert history.sent == history.counted == [*[0] * (EVERY - 1), 2 * nbytes] * ROUNDS
-    seen = SeenStep(((n,),), n, torch.float64, size, 0, [])
-    assert strategy.method.promised(seen) == (nbytes, nbytes)
+    seen = BucketStep(((n,),), n, torch.float64, size, 0, [])
+    assert strategy.method.predict_bytes(seen) == (nbytes, nbytes)
     draws = strategy.method.init(torch.empty(n), BucketContext(0, 0, 0))
     for _ in range(ROUNDS):
-        route = pairs(size, draws.key())
+        route = pairs(size, draws.next_key())
         assert len({source for source, _ in route}) == len(route) == size - size % 2
 
 

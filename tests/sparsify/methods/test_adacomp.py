@@ -10,7 +10,7 @@ import torch
 
 import sparsify
 from sparsify.methods.adacomp import AdaComp, Bins, num_codes, read, write
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext, SparseVector
 from tests.sparsify.laws import gradient, live
 from tests.sparsify.methods.replays import Array, check_updates, split_tensors
 
@@ -46,7 +46,7 @@ def test_adacomp_is_the_papers_algorithm(bins: tuple[int, int], scope: str) -> N
 
 def encode(
     acc: torch.Tensor, grad: torch.Tensor, shape: tuple[int, ...], residual: torch.Tensor | None = None
-) -> tuple[Any, Sparse, Bins]:
+) -> tuple[Any, SparseVector, Bins]:
     """Return the message for this gradient plus residual, what is read of it, and the state."""
     method = AdaComp()
     state = method.init(acc, BucketContext(0, 0, 0, (shape,)))

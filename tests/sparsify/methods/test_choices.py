@@ -17,7 +17,7 @@ from sparsify.kernels import TorchKernel
 from sparsify.methods import hardthreshold
 from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
 from sparsify.methods.stable_topk import Score, StableBlocks
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.sparsify.methods.replays import (
     CONTEXT,
     EXACT,
@@ -113,7 +113,7 @@ def test_only_the_leader_of_scalecom_runs_a_top_k(monkeypatch: pytest.MonkeyPatc
     ks = []
     original = TorchKernel.topk
 
-    def topk(kernel: TorchKernel, acc: torch.Tensor, grad: None, k: int) -> Sparse:
+    def topk(kernel: TorchKernel, acc: torch.Tensor, grad: None, k: int) -> SparseVector:
         ks.append(k)
         return original(kernel, acc, grad, k)
 
@@ -166,7 +166,7 @@ def test_a_threshold_above_everything_sends_only_the_lengths(send: str) -> None:
 
 
 def test_words_hold_31_bits_of_index_and_a_sign() -> None:
-    part = Sparse(torch.tensor([0, 5, 2**31 - 1, 0]), torch.tensor([1.0, -2.0, -3.0, -4.0]))
+    part = SparseVector(torch.tensor([0, 5, 2**31 - 1, 0]), torch.tensor([1.0, -2.0, -3.0, -4.0]))
     written = hardthreshold.words(part, 2**31)
     assert written.dtype == torch.int32
     read = hardthreshold.signed(written, 0.5, torch.float64)

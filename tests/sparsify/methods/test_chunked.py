@@ -16,7 +16,7 @@ from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
 from sparsify.ranges import AverageOver, CodeName
 from sparsify.select import TopK
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Sparse
+from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, SparseVector
 from tests.conftest import there
 from tests.sparsify.laws import check_excuses, check_laws, gradient, live
 from tests.sparsify.methods.replays import CONTEXT
@@ -143,7 +143,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
 
     def body(comm: Comm) -> None:
         exchange = ChunkGather()
-        part = Sparse(torch.arange(5), torch.ones(5))
+        part = SparseVector(torch.arange(5), torch.ones(5))
         exchange.exchange(part, 64, 1, comm, exchange.init(torch.ones(64), CONTEXT))
 
     with pytest.raises(ValueError, match=r"5 elements were chosen, and chunks .* have 1 for k=1 of 64"):

@@ -11,8 +11,8 @@ import torch
 import sparsify
 from sparsify.comm import virtual
 from sparsify.core import host_sync
-from sparsify.method import num_selected
 from sparsify.methods.dgc import DgcSample
+from sparsify.types import num_selected
 from tests.sparsify.laws import SHAPES, check_laws, gradient, live
 from tests.sparsify.methods.replays import (
     CONTEXT,
@@ -140,7 +140,7 @@ def test_clipping_is_local_and_by_the_square_root_of_the_workers() -> None:
 
     def body(comm: virtual.VirtualComm) -> float:
         grad = gradient(comm.rank, 0, (100,))
-        method.prepare([grad[:30], grad[30:]], comm)
+        method.prepare_gradients([grad[:30], grad[30:]], comm)
         return float(grad.norm())
 
     assert virtual.run(4, body) == pytest.approx([0.5] * 4)

@@ -10,7 +10,7 @@ import torch
 from scipy.fft import dctn, idctn
 
 import sparsify
-from sparsify.core.chunks import Tiles
+from sparsify.core.chunks import ChunkLayout
 from sparsify.methods.arctopk import ArcRows
 from sparsify.methods.demo import transform
 from sparsify.types import BucketContext
@@ -26,7 +26,7 @@ def test_powersgd_is_algorithms_1_and_2(rank: int) -> None:
     from the last parameter to the first.
     """
     lived = live(sparsify.build("powersgd", rank=rank), SIZE, 5, shapes=[(30, 20), (9,)])
-    generator = BucketContext(SEED, 0, 0).shared.generator(CPU)
+    generator = BucketContext(SEED, 0, 0).shared.make_generator(CPU)
     q = torch.randn(20 * rank, generator=generator, dtype=torch.float64).view(20, rank).numpy()
     residuals = np.zeros((SIZE, 30, 20))
 
@@ -141,7 +141,7 @@ def test_without_sign_and_decay_demo_loses_nothing() -> None:
 
 
 def test_the_cosine_transform_is_orthonormal_and_has_an_inverse() -> None:
-    tiles = Tiles([(70, 130), (97,), (3, 5, 7), (1,)])
+    tiles = ChunkLayout([(70, 130), (97,), (3, 5, 7), (1,)])
     values = gradient(0, 0, (tiles.n,))
     coefficients = transform(values, torch.empty_like(values), tiles)
     torch.testing.assert_close(coefficients.norm(), values.norm())
