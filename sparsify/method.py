@@ -1,4 +1,4 @@
-"""Methods: how a worker turns its gradient of one bucket into the average over all workers. Start reading here."""
+"""Methods, which turn the gradients of all workers into their average, bucket by bucket. Start reading here."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def measure(case: Record, repeats: int, device: torch.device) -> Record:
     acc, grad = torch.zeros(case["n"], device=device), torch.zeros(case["n"], device=device)
     kernels = {name: triton_search.TritonKernel(acc) for name in HOST}
     for name, kernel in kernels.items():
-        kernel.launch.keep = name == "kept"
+        kernel.launch.keeps_compiled = name == "kept"
     calls = {name: lambda each=each: each.topk(acc, grad, case["k"]) for name, each in kernels.items()}
     took = in_turn(calls, Clock(device, "call"), repeats, warm_up=WARM_UP)
     found = {HOST[name]: spread([1e3 * ms for ms in samples.values()]) for name, samples in took.items()}

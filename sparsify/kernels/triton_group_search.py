@@ -21,7 +21,7 @@ from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
 from sparsify.kernels.joint import JointKernel, divide, matched, split_like
-from sparsify.kernels.triton_launcher import Launch, Launcher, Launches
+from sparsify.kernels.triton_launcher import KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
 TILE = 4096  # elements that a program looks at in one go
@@ -78,8 +78,8 @@ class TritonGroupSearch(JointKernel):
         self.table: list[tuple[int, ...]] = []  # what `buckets` holds
         self.buckets, self.is_aligned = new(0, dtype=torch.int64), False
         self.memories: dict[tuple[tuple[int, int], ...], Tensor] = {}  # tables of `add`, the oldest first
-        self.launch = Launcher()
-        self.launch.hold(shares=self.shares, work=self.work, rows=self.rows)
+        self.launch = KernelLauncher()
+        self.launch.set_buffers(shares=self.shares, work=self.work, rows=self.rows)
         self.steps = self.selected = 0
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
@@ -136,17 +136,17 @@ class TritonGroupSearch(JointKernel):
         """Counts so far, see `SelectionKernel.stats`; without a host synchronisation."""
         return SearchStats(self.steps, selected=self.selected)
 
-    def _search(self, kind: tl.dtype | None, aligned: bool) -> Launches:
+    def _search(self, kind: tl.dtype | None, aligned: bool) -> LaunchPlan:
         shape = {"ALIGNED": aligned, "TILE": self.tile}
         return (
-            Launch(device_code.add_and_count, "programs", 8, {"KIND": kind, **shape}),
-            Launch(device_code.count_middle, "programs", 8, shape),
-            Launch(device_code.count_low, "programs", 8, shape),
-            Launch(device_code.emit_all, "programs", 8, {**shape, "WIDTH": WIDTH, "SHARES": MOST_SHARES}),
+            LaunchSpec(device_code.add_and_count, "programs", 8, {"KIND": kind, **shape}),
+            LaunchSpec(device_code.count_middle, "programs", 8, shape),
+            LaunchSpec(device_code.count_low, "programs", 8, shape),
+            LaunchSpec(device_code.emit_all, "programs", 8, {**shape, "WIDTH": WIDTH, "SHARES": MOST_SHARES}),
         )
 
-    def _add(self) -> Launches:
-        return (Launch(device_code.add_part, "chunks", 4, {"CHUNK": CHUNK}),)
+    def _add(self) -> LaunchPlan:
+        return (LaunchSpec(device_code.add_part, "chunks", 4, {"CHUNK": CHUNK}),)
 
     def _shares(self, fewest: int) -> list[tuple[int, int, int, int]]:
         """Bucket, first tile, the one behind the last, the first program of this bucket: for each program."""
@@ -173,7 +173,7 @@ class TritonGroupSearch(JointKernel):
         if table != self.table:
             self.table, self.buckets = table, host_sync.to_device(table, accs[0])
             self.is_aligned = all(address % ALIGNMENT == 0 for row in table for address in row[:2])
-            self.launch.hold(buckets=self.buckets)
+            self.launch.set_buffers(buckets=self.buckets)
 
     def _memories(self, into: Sequence[Tensor]) -> Tensor:
         """(2 x rows,) int64: where each memory begins in the space, and its address. Tables of the last few

@@ -1,8 +1,9 @@
-"""Triton's kernels launched without asking Triton each time which compiled one is meant.
+"""Launches of Triton's kernels that keep what Triton compiled.
 
-An ordinary launch binds its arguments, reads their types, alignments and strides, and looks up what was
-compiled for such: that takes the host longer than most of these kernels take the device. Here it is done once
-for every kind of arguments; later launches hand the compiled kernel, addresses and numbers to the driver.
+An ordinary launch binds its arguments, reads their types, alignments and strides, and looks up which compiled
+kernel they need: that takes the host longer than most of these kernels take the device. Here it is done once
+    for
+every kind of arguments; later launches hand the compiled kernel, addresses and numbers to the driver.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.driver import driver
 
-# Versions whose compiled kernels are started as `start` does: read in their compiler/compiler.py.
-VERIFIED = ((3, 5), (3, 9))
+# Versions whose compiled kernels are started as `CompiledLaunch.start` does: read in their
+# compiler/compiler.py.
+VERIFIED_VERSIONS = ((3, 5), (3, 9))
 ALIGNMENT = 16  # bytes; Triton compiles another kernel for addresses that are no multiple
 log = logging.getLogger(__name__)
 
 
-class Launch(NamedTuple):
-    """A kernel, and the name of the number of programs that run it. Its arguments are found by their names in
-    its signature, where constants come last.
+class LaunchSpec(NamedTuple):
+    """A kernel to launch, and the constants that it is compiled for.
+
+    Its arguments are found by their names in its signature, where constants come last.
     """
 
     kernel: Any
-    programs: str
+    num_programs: str  # name of the argument that says how many programs run it
     num_warps: int
     constants: Mapping[str, Any]
 
 
-Launches = Sequence[Launch]
+LaunchPlan = Sequence[LaunchSpec]
 
 
-class Kept(NamedTuple):
+class CompiledLaunch(NamedTuple):
     """A launch with its compiled kernel, which is held so that the driver does not unload it."""
 
     compiled: Any
-    programs: str
+    num_programs: str
     arguments: Callable[[Mapping[str, Any]], tuple[Any, ...]]
     constants: tuple[Any, ...]
 
@@ -51,91 +54,102 @@ class Kept(NamedTuple):
         """Launch the kernel on a stream."""
         compiled = self.compiled
         compiled.run(
-            values[self.programs], 1, 1, stream, compiled.function, compiled.packed_metadata,
-            None, None, None,  # launch metadata and hooks: for profilers, see `is_watched`
+            values[self.num_programs], 1, 1, stream, compiled.function, compiled.packed_metadata,
+            None, None, None,  # launch metadata and hooks: for profilers, see `is_profiled`
             *self.arguments(values), *self.constants,
         )  # fmt: skip
 
 
-class Launcher:
-    """Launches on one device, which whoever calls has made the current one; without `keep` Triton's own."""
+class KernelLauncher:
+    """A launcher of kernels on one device, which the caller has made the current one.
 
-    def __init__(self, keep: bool = True) -> None:
-        self.keep = keep and can_keep()
-        self.kept: dict[Hashable, list[Kept]] = {}
+    Args:
+        keeps_compiled: keep compiled kernels, and launch them directly; False: launch as Triton does.
+    """
+
+    def __init__(self, keeps_compiled: bool = True) -> None:
+        self.keeps_compiled = keeps_compiled and can_keep_compiled()
+        self.compiled_by_kind: dict[Hashable, list[CompiledLaunch]] = {}
         self.buffers: dict[str, Tensor] = {}
         self.addresses: dict[str, int] = {}
 
-    def hold(self, **buffers: Tensor) -> None:
-        """Buffers given to kernels at every launch, allocated and so aligned, until it is replaced."""
+    def set_buffers(self, **buffers: Tensor) -> None:
+        """Set buffers that kernels are given at every launch, allocated and so aligned, until replaced."""
         self.buffers |= buffers
         self.addresses |= {name: buffer.data_ptr() for name, buffer in buffers.items()}
 
     def __call__(
         self,
-        plan: Callable[..., Launches],
+        plan: Callable[..., LaunchPlan],
         choices: tuple[Hashable, ...],
         tensors: Mapping[str, Tensor],
         numbers: Mapping[str, int | float],
     ) -> None:
-        """Launch plan(*choices), in order. `tensors` are 1-D, others at each call; the stride of `acc` is
-        given to kernels as `acc_stride`. For no value of `numbers` Triton compiles a kernel of its own:
-        do_not_specialize.
+        """Launch the kernels of plan(*choices), in order.
+
+        Args:
+            tensors: 1-D, others at each call; the stride of `acc` is given to kernels as `acc_stride`.
+            numbers: for none of their values Triton compiles a kernel of its own: do_not_specialize.
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
-        if not self.keep or is_watched():
-            ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
+        if not self.keeps_compiled or is_profiled():
+            launch_by_triton(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         types = [tensor.dtype for tensor in tensors.values()]
-        aligned = [address % ALIGNMENT == 0 for address in addresses.values()]
-        kind = (plan.__name__, choices, *types, *aligned, *strides.values())
-        kept = self.kept.get(kind)
-        if kept is None:
-            self.kept[kind] = ask(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
+        are_aligned = [address % ALIGNMENT == 0 for address in addresses.values()]
+        kind = (plan.__name__, choices, *types, *are_aligned, *strides.values())
+        launches = self.compiled_by_kind.get(kind)
+        if launches is None:
+            values = {**self.buffers, **tensors, **strides, **numbers}
+            self.compiled_by_kind[kind] = launch_by_triton(plan(*choices), values)
             return
         values = {**self.addresses, **addresses, **strides, **numbers}
         active = driver.active
         stream = active.get_current_stream(active.get_current_device())
-        for launch in kept:
+        for launch in launches:
             launch.start(values, stream)
 
 
-def ask(launches: Launches, values: Mapping[str, Any]) -> list[Kept]:
-    """Launch as Triton does; what it compiled for such arguments."""
-    kept = []
-    for launch in launches:
-        names = launch.kernel.arg_names
-        num_given = len(names) - len(launch.constants)
+def launch_by_triton(plan: LaunchPlan, values: Mapping[str, Any]) -> list[CompiledLaunch]:
+    """Launch kernels as Triton does, and return what it compiled for such arguments."""
+    launches = []
+    for spec in plan:
+        names = spec.kernel.arg_names
+        num_given = len(names) - len(spec.constants)
         arguments = itemgetter(*names[:num_given])
-        compiled = launch.kernel[(values[launch.programs],)](
+        compiled = spec.kernel[(values[spec.num_programs],)](
             *arguments(values),
-            **launch.constants,
-            num_warps=launch.num_warps,
+            **spec.constants,
+            num_warps=spec.num_warps,
             enable_fp_fusion=False,  # a product is rounded before it is added, as torch rounds it
         )
-        constants = tuple(launch.constants[name] for name in names[num_given:])
-        kept.append(Kept(compiled, launch.programs, arguments, constants))
-    return kept
+        constants = tuple(spec.constants[name] for name in names[num_given:])
+        launches.append(CompiledLaunch(compiled, spec.num_programs, arguments, constants))
+    return launches
 
 
-def is_watched() -> bool:
-    """True if a profiler wants to hear of launches. Only Triton's own tell it. A hook is a chain of calls, a
-    function that somebody put in its place, or None, which Triton allows as well.
+def is_profiled() -> bool:
+    """Tell whether a profiler wants to hear of launches, of which only Triton's own tell it.
+
+    A hook is a chain of calls, a function that somebody put in its place, or None, which Triton allows as
+    well.
     """
-    hooks = (getattr(knobs.runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook"))
+    hooks = [getattr(knobs.runtime, name, None) for name in ("launch_enter_hook", "launch_exit_hook")]
     return any(hook is not None and bool(getattr(hook, "calls", True)) for hook in hooks)
 
 
 @cache
-def can_keep() -> bool:
-    """Not in Triton's interpreter, which compiles nothing, nor in versions that may start kernels otherwise:
-    that is told once.
+def can_keep_compiled() -> bool:
+    """Tell whether compiled kernels can be launched directly.
+
+    They can't in Triton's interpreter, which compiles nothing, nor in versions that may start kernels
+    otherwise: that is logged once.
     """
     if knobs.runtime.interpret:
         return False
     version = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
-    if VERIFIED[0] <= version <= VERIFIED[1]:
+    if VERIFIED_VERSIONS[0] <= version <= VERIFIED_VERSIONS[1]:
         return True
     log.warning(
         "Triton %s: kept kernels are launched directly in 3.5 to 3.9 only; its own launches, which cost the "

@@ -22,7 +22,7 @@ from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_device_functions
 from sparsify.kernels import triton_search_device as device_code
-from sparsify.kernels.triton_launcher import ALIGNMENT, Launch, Launcher, Launches
+from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector, accumulation_dtype
 
 TILE = 2048  # elements that a program takes at a time: 8 for each of 256 threads
@@ -93,8 +93,8 @@ class TritonKernel(SelectionKernel):
         self.candidates = SparseVector(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
-        self.launch = Launcher()
-        self.launch.hold(
+        self.launch = KernelLauncher()
+        self.launch.set_buffers(
             work=self.work, rows=self.rows, totals=self.totals, threshold=self.threshold,
             marks=new(triton.cdiv(self.n, tile) * tile // triton_device_functions.WORD.value, dtype=torch.int32),
             indices=self.candidates.indices, values=self.candidates.values,
@@ -165,28 +165,28 @@ class TritonKernel(SelectionKernel):
     def stats(self) -> SearchStats:
         return SearchStats(*host_sync.to_host(self.totals))
 
-    def _search(self, add: bool, sampled: bool, guessed: bool, width: int) -> Launches:
+    def _search(self, add: bool, sampled: bool, guessed: bool, width: int) -> LaunchPlan:
         # Tiles of kernels that count all of acc are twice as long: their histograms are read half as often.
         sizes = {"TILE": 2 * self.tile, "CHUNK": CHUNK}
         marks = {"MARKED": self.tile, "WORDS": WORDS, **sizes}
         tiles = {"WIDTH": width, "TILE": self.tile, "LONG": 2 * self.tile}
         emit = {"GUESSED": guessed, **tiles, "CHUNK_WIDTH": WIDE, "CHUNK": CHUNK}
         return (
-            Launch(device_code.guess, "one", 32, {"SAMPLED": sampled, "ADD": add, "SAMPLE": self.sample}),
-            Launch(device_code.stream, "tiles", 8, {"GUESSED": guessed, "ADD": add, "TILE": self.tile}),
-            Launch(device_code.gather, "programs", 8, marks),
-            Launch(device_code.count_next, "programs", 8, sizes),
-            Launch(device_code.count_last, "programs", 8, sizes),
-            Launch(device_code.emit, "programs", 8, emit),
+            LaunchSpec(device_code.guess, "one", 32, {"SAMPLED": sampled, "ADD": add, "SAMPLE": self.sample}),
+            LaunchSpec(device_code.stream, "tiles", 8, {"GUESSED": guessed, "ADD": add, "TILE": self.tile}),
+            LaunchSpec(device_code.gather, "programs", 8, marks),
+            LaunchSpec(device_code.count_next, "programs", 8, sizes),
+            LaunchSpec(device_code.count_last, "programs", 8, sizes),
+            LaunchSpec(device_code.emit, "programs", 8, emit),
         )
 
-    def _mark_and_count(self, add: bool, strict: bool) -> Launches:
+    def _mark_and_count(self, add: bool, strict: bool) -> LaunchPlan:
         return (
-            Launch(device_code.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
+            LaunchSpec(device_code.stream_above, "tiles", 8, {"ADD": add, "STRICT": strict, "TILE": self.tile}),
         )
 
-    def _gather_in_order(self) -> Launches:
-        return (Launch(device_code.gather_in_order, "tiles", 2, {"TILE": self.tile}),)
+    def _gather_in_order(self) -> LaunchPlan:
+        return (LaunchSpec(device_code.gather_in_order, "tiles", 2, {"TILE": self.tile}),)
 
     def _sizes(self, n: int) -> dict[str, int]:
         return {"n": n, "one": 1, "tiles": triton.cdiv(n, self.tile), "programs": self.programs}
@@ -213,12 +213,12 @@ class TritonKernel(SelectionKernel):
             self.candidates = SparseVector(
                 self.work.new_empty(capacity), self.work.new_empty(capacity, dtype=torch.float32)
             )
-            self.launch.hold(indices=self.candidates.indices, values=self.candidates.values)
+            self.launch.set_buffers(indices=self.candidates.indices, values=self.candidates.values)
 
     def _make_ends(self) -> None:
         if "ends" not in self.launch.buffers:
             new, tiles = self.work.new_empty, triton.cdiv(self.n, self.tile)
-            self.launch.hold(counted=new(tiles), ends=new(tiles, dtype=torch.int64))
+            self.launch.set_buffers(counted=new(tiles), ends=new(tiles, dtype=torch.int64))
 
 
 def added(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:

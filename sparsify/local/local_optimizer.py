@@ -23,28 +23,11 @@ from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
 from sparsify.local.master_weights import find_copies, update_copies
 from sparsify.local.strategy import Local
 from sparsify.ranges import NonNegativeInt, stable_repr
-from sparsify.wrappers.checks import (
-    ForeignStepGuard,
-    WrapperBase,
-    broadcast_model,
-    check_optimizer_and_model,
-    make_comm,
-    parameters_of,
-)
-from sparsify.wrappers.double_averaging import DoubleAveragingGuard
+from sparsify.wrappers.checks import check_optimizer_and_model
 from sparsify.wrappers.engine import StepReport
-from sparsify.wrappers.handshake import buffer_facts, check_arguments_agree, wrapping_facts
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
 from sparsify.wrappers.overlap import BackgroundStream
-from sparsify.wrappers.saved_states import (
-    StateMismatch,
-    check_all_can_load,
-    check_keys,
-    check_value,
-    load_inner_optimizer,
-    marked_state_dict,
-    restore_on_error,
-)
+from sparsify.wrappers.saved_states import StateMismatch, check_keys, check_value, load_inner_optimizer
 
 SAVED = ("local", "epoch")  # what a saved state has besides the inner optimizer's
 TOP = ("strategy", "step", "rank", "size", "fragments")

@@ -23,7 +23,6 @@ from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
-    WrapperBase,
     bucket_learning_rates,
     parameters_of,
     resolve_process_group,
@@ -59,6 +58,7 @@ from sparsify.wrappers.handshake import (
 )
 from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
 from sparsify.wrappers.overlap import BackgroundStream
+from sparsify.wrappers.wrapper_base import WrapperBase
 
 
 class DDPHook(WrapperBase):

@@ -225,7 +225,8 @@ class BackwardOverlap:
     def average(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
         """Aggregate the buckets of a group, which are full."""
         buckets = self.aggregator.gradients.buckets
-        return self.aggregator.average(group, [buckets[index].flat for index in group], steps)
+        flats = [buckets[index].flat for index in group]
+        return self.aggregator.average(self.aggregator.gradients_of(flats, steps, group))
 
     def _start(self, group: int) -> None:
         """Submit a group of buckets to the thread."""

@@ -80,7 +80,7 @@ def test_what_is_not_captured_is_the_residual() -> None:
             bucket.flat.normal_(generator=torch.Generator().manual_seed(0))
         squares = sum(float(b.flat.double().square().sum()) for b in aggregator.gradients.buckets)
         watch = CapturedEnergy()
-        aggregator.aggregate(watch=watch)
+        aggregator.aggregate(selection_hook=watch)
         left = float(aggregator.residual_norm()) ** 2
         assert watch.share() == pytest.approx(1 - left / squares)
 

@@ -18,7 +18,6 @@ from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
-    WrapperBase,
     bucket_learning_rates,
     resolve_process_group,
     stepped_by_scaler,
@@ -41,6 +40,7 @@ from sparsify.wrappers.sharded.checks import (
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.optimizer_state import OptimizerStateExtension
 from sparsify.wrappers.sharded.units import ShardedUnit, find_units
+from sparsify.wrappers.wrapper_base import WrapperBase
 
 
 class NonFiniteShard(NonFinite):

@@ -13,11 +13,12 @@ from torch import Generator, Tensor
 from torch.nn import Parameter
 
 from sparsify.ranges import stable_repr
-from sparsify.wrappers.checks import WrapperBase, parameters_of
+from sparsify.wrappers.checks import parameters_of
 from sparsify.wrappers.engine import while_alive
 from sparsify.wrappers.handshake import digest
 from sparsify.wrappers.saved_states import FORMAT, StateMismatch, check_all_can_load, parts_by_name
 from sparsify.wrappers.sharded.grid import ShardGrid
+from sparsify.wrappers.wrapper_base import WrapperBase
 
 OURS = "sparsify."  # begins the names of what is ours in the state of a parameter
 FACTS, LENGTH = f"{OURS}facts", ".length"

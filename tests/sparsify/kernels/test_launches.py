@@ -127,12 +127,12 @@ def compare_launches() -> None:
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     recorded: dict[str, list[Any]] = {name: [] for name in steps}
     for keep in (True, True, False):  # the first time they are kept
-        kernel.launch.keep = keep
-        together.launch.keep = keep
+        kernel.launch.keeps_compiled = keep
+        together.launch.keeps_compiled = keep
         for name, call in steps.items():
             driver.active.get_current_stream = lambda device, name=name: STREAM * (name == "another stream")
             recorded[name].append(recorder.record(call))
-    kernel.launch.keep = True
+    kernel.launch.keeps_compiled = True
 
     run: Callable[..., Any] = triton.runtime.JITFunction.run
     runtime = triton.knobs.runtime
@@ -161,10 +161,10 @@ def compare_launches() -> None:
         with mock.patch.object(triton_launcher, "knobs", SimpleNamespace(runtime=SimpleNamespace())):
             num_asked["absent"] = count_asked(None, None)
 
-    triton_launcher.can_keep.cache_clear()
+    triton_launcher.can_keep_compiled.cache_clear()
     triton.__version__ = "99.0.0"
     with mock.patch.object(logging.getLogger("sparsify.kernels.triton_launcher"), "warning") as warning:
-        are_kept = [triton_launcher.Launcher().keep for _ in range(2)]
+        are_kept = [triton_launcher.KernelLauncher().keeps_compiled for _ in range(2)]
     warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
     both = {name: found[1:] for name, found in recorded.items()}
     print(json.dumps({"launches": both, "asked": num_asked, "keep": are_kept, "warnings": warnings}))

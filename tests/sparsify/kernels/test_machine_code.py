@@ -110,7 +110,7 @@ def check_all() -> None:
 def check_launches(kernel: Any, case: str) -> set[str]:
     """Check what a kernel has compiled; return the names."""
     names = set[str]()
-    for launch in chain(*kernel.launch.kept.values()):
+    for launch in chain(*kernel.launch.compiled_by_kind.values()):
         name = launch.compiled.name
         if case in ("float32", "buckets", "buckets not aligned") or name == "stream":
             print(case, name)

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.wrappers import checks
+from sparsify.wrappers import wrapper_base
 from tests.conftest import there
 from tests.sparsify import laws
 from tests.sparsify.wrappers.test_refused import Scaled, ignore, sgd
@@ -222,7 +222,7 @@ def test_a_warm_up_that_nobody_advances_is_told_once_by_rank_0(
     monkeypatch: pytest.MonkeyPatch,
     group_of_one: None,
 ) -> None:
-    monkeypatch.setattr(checks, "LONG_EPOCH_STEPS", 3)
+    monkeypatch.setattr(wrapper_base, "LONG_EPOCH_STEPS", 3)
     options = {key: value for key, value in choices.items() if key == "steps_per_epoch"}
     method = sparsify.build("topk", density=0.2, density_warmup=choices["density_warmup"])
 
