@@ -104,13 +104,13 @@ class GroupForm:
         """Accumulate and select in one pass over memory; None where this selector or feedback can't.
 
         Args:
-            anchors: see `Selector.search_together`.
+            anchors: see `Selector.search_group`.
         """
         weight = self.feedback.residual_weight
         if weight is None:
             return None
         states = [bucket.state.select for bucket in group.buckets]
-        return self.select.search_together(
+        return self.select.search_group(
             group.feedback_states, group.pieces, group.ks, states, weight, anchors
         )
 
@@ -121,9 +121,9 @@ class GroupForm:
         kernel = group.kernel
         states = [bucket.state.exchange for bucket in group.buckets]
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange_together(selection, kernel.num_elements, group.ks, comm, states)
+            delivery = self.exchange.exchange_group(selection, kernel.num_elements, group.ks, comm, states)
         with timer.phase("select"):
-            self.feedback.retain_together(delivery, group.feedback_states, kernel)
+            self.feedback.retain_group(delivery, group.feedback_states, kernel)
         return as_sparse_vectors(delivery.total)
 
     def deliver_group(
@@ -145,7 +145,7 @@ class GroupForm:
         self, group: BucketGroup, comm: Comm
     ) -> tuple[Sequence[Tensor], tuple[SparseVector, list[int]]]:
         """Return what was selected from, (n,) of each bucket, and what `select_group` returns."""
-        accs, addends = self.feedback.operands_together(
+        accs, addends = self.feedback.prepare_group_accumulation(
             [bucket.pieces for bucket in group.buckets],
             [bucket.step.lr for bucket in group.buckets],
             group.feedback_states,

@@ -1,4 +1,4 @@
-"""Methods, which turn the gradients of all workers into their average, bucket by bucket. Start reading here."""
+"""Methods, which turn the gradients of all workers into their average, by buckets. Start reading here."""
 
 from __future__ import annotations
 

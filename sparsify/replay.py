@@ -24,7 +24,7 @@ from sparsify.methods.deft import Deft
 from sparsify.methods.micro import ExclusiveThreshold
 from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least, quantiles
 from sparsify.methods.sparcml import SplitAllGather
-from sparsify.select import Union
+from sparsify.select import UnionSelector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
 
 Selected = Sequence[SparseVector]  # what each worker selected, by rank; may be made when it is asked for
@@ -136,7 +136,7 @@ def called(part: MethodPart, bucket_step: BucketStep) -> list[Collective]:
 
 def chosen_together(selector: Any, bucket_step: BucketStep) -> list[Collective]:
     """Collectives by which the workers agree upon a choice."""
-    if isinstance(selector, ExclusiveThreshold | Deft | Union):
+    if isinstance(selector, ExclusiveThreshold | Deft | UnionSelector):
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )

@@ -1,4 +1,4 @@
-"""Selectors: rules that choose k of n. They get the accumulated gradient and return indices."""
+"""Selectors: rules that choose k of the n elements of an accumulated gradient."""
 
 from __future__ import annotations
 
@@ -31,30 +31,31 @@ from sparsify.types import (
 
 
 class Selector(MethodPart, ABC):
-    """Part of a method that chooses k of n. How many a worker chooses depends on its data, unless `exact`."""
+    """Base of the parts of methods that choose k of n elements."""
 
-    selects_exactly_k: ClassVar[bool] = False  # does every worker choose the same number, known beforehand?
+    # True if every worker chooses k elements; False if their number depends on the data.
+    selects_exactly_k: ClassVar[bool] = False
 
     @property
     def shared(self) -> bool:
-        """True if all workers choose alike."""
+        """True if all workers choose the same indices."""
         return False
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one; by default what searches it, of which nothing is saved."""
+        """Return the state for a bucket like this tensor; by default buffers, which are not saved."""
         return Workspace.with_kernel(like, context)
 
     @abstractmethod
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
+        """Return (k',) distinct indices in [0, n) of acc (n,), which must not be written to."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
     ) -> Selection:
-        """acc (n,) += grad (n,) if there is one, then as `select`; some do both in one pass."""
+        """Add grad (n,), if any, to acc (n,), and select from the sum; some selectors do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
-    def search_together(
+    def search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
@@ -63,26 +64,29 @@ class Selector(MethodPart, ABC):
         weight: float,
         anchors: Sequence[Tensor] = (),
     ) -> tuple[SparseVector, list[int]] | None:
-        """Of several buckets acc <- weight x acc + grad; what is chosen of their space, and how many elements
-        that is of each. None where it can't be done at once, and nothing has changed.
+        """Accumulate and select from several buckets in one pass: acc <- weight x acc + grad.
 
         Args:
             accs: (n,) of each bucket.
-            grads: tensors (m,) that follow each other in the space.
-            anchors: such tensors, too; then anchor - grad is added in the place of grad, which becomes a copy
-                of the anchor.
+            grads: pieces (m,) of the gradients, bucket after bucket.
+            anchors: pieces of the same sizes. If given, anchor - grad is added instead of grad, and grad
+                becomes a copy of the anchor.
+
+        Returns:
+            The selection from all buckets, and the number of elements from each. None, with nothing changed,
+            where this selector can't do it in one pass.
         """
         return None
 
 
 class ExactlyKSelector(Selector):
-    """Base of selectors that always choose k."""
+    """Base of selectors that always choose exactly k elements."""
 
     selects_exactly_k: ClassVar[bool] = True
 
 
 class SinglePassSelector(Selector):
-    """Base of selectors whose `accumulate_and_select` is their own: one pass does both."""
+    """Base of selectors that define `accumulate_and_select`, because one pass does both."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         return self.accumulate_and_select(acc, None, k, comm, state)
@@ -90,7 +94,7 @@ class SinglePassSelector(Selector):
 
 @dataclass(frozen=True)
 class TopK(SinglePassSelector, ExactlyKSelector):
-    """The k largest by absolute value, exactly. Published operator: torch.topk."""
+    """A selector of exactly the k largest elements by absolute value. Published operator: torch.topk."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
@@ -100,20 +104,20 @@ class TopK(SinglePassSelector, ExactlyKSelector):
 
 @dataclass
 class DrawCounter:
-    """The number of draws so far; the next draw depends on it and on the context only."""
+    """A counter of draws, from which a new random key follows for each draw."""
 
     context: BucketContext = field(metadata={"saved": False})
     step: NonNegativeInt = 0
 
     def next_key(self) -> int:
-        """The next draw's own number."""
+        """Count a draw, and return its random key."""
         self.step += 1
         return self.context.random_key(self.step)
 
 
 @dataclass
 class PermutationState:
-    """The published operator's generator."""
+    """The random generator of the published operator."""
 
     generator: Generator
 
@@ -123,12 +127,12 @@ SamplingRule = Literal["hash", "permutation"]
 
 @dataclass(frozen=True)
 class RandomK(ExactlyKSelector):
-    """k uniformly random indices without replacement.
+    """A selector of k uniformly random indices without replacement.
 
     Args:
-        shared: all workers draw alike (from a shared seed), so that indices need not be sent.
-        sampling: `hash`, O(k + sqrt n) and the same on every device (see `sample`); or `permutation`, the
-            published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
+        shared: all workers draw the same indices (from a shared seed), so that none need to be sent.
+        sampling: `hash`, O(k + sqrt n) and equal on every device (see `sample_indices`); or `permutation`,
+            the published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
     """
 
     shared: bool = False
@@ -150,30 +154,32 @@ class RandomK(ExactlyKSelector):
         return Selection(sample_indices(n, k, state.next_key(), acc.device))
 
 
-ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Rackoff 1988)
+FEISTEL_ROUNDS = 6  # four rounds make a Feistel network pseudo-random (Luby and Rackoff 1988)
 
 
 def sample_indices(n: int, k: int, key: int, device: torch.device) -> Tensor:
-    """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation. A
-    Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n): of the images of
-    the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
+    """Return (k,) distinct pseudo-random indices below n, which differ for every key.
+
+    A Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n). Of the images of
+    the first k + (a b - n) points at least k lie below n, and the first k of these are the sample. There is
+    no host synchronisation.
     """
     a = math.isqrt(n - 1) + 1 if n else 1
     b = -(-n // a)
     points = torch.arange(min(n, k) + a * b - n, device=device)
     left, right = points // b, points % b
-    for turn in range(ROUNDS):
-        # Alternately each half is moved by a hash of the other: invertible, whatever the hash.
+    for turn in range(FEISTEL_ROUNDS):
+        # A hash of one half moves the other, alternately. This is invertible whatever the hash is.
         left = (left + hash_31_bits(right, mix_bits(key + 2 * turn))) % a
         right = (right + hash_31_bits(left, mix_bits(key + 2 * turn + 1))) % b
     images = left * b + right
-    inside = images < n
-    slots = torch.where(inside, inside.cumsum(0) - 1, k).clamp_(max=k)
+    is_below_n = images < n
+    slots = torch.where(is_below_n, is_below_n.cumsum(0) - 1, k).clamp_(max=k)
     return torch.empty(k + 1, dtype=torch.int64, device=device).scatter_(0, slots, images)[:k]
 
 
 def hash_31_bits(numbers: Tensor, key: int) -> Tensor:
-    """(m,) int64 -> (m,) pseudo-random numbers of 31 bits."""
+    """Return pseudo-random numbers of 31 bits (m,), one for each of `numbers` (m,) int64."""
     x = (numbers ^ (key & 0x7FFFFFFF)) * (key >> 32 | 1) & 0x7FFFFFFF
     x = (x ^ x >> 15) * 0x2C1B3C6D & 0x7FFFFFFF
     x = (x ^ x >> 12) * 0x297A2D39 & 0x7FFFFFFF
@@ -182,13 +188,13 @@ def hash_31_bits(numbers: Tensor, key: int) -> Tensor:
 
 @dataclass(frozen=True)
 class BlockRandomK(ExactlyKSelector):
-    """k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
+    """A selector of k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
 
     Args:
-        shared: all workers start at the same place (from a shared seed).
+        shared: all workers start at the same index (from a shared seed).
         aligned: starts are multiples of k, and the last n mod k elements are never chosen, as in mlbench's
-            code; else any element can be the start and the block wraps around the end, as in PowerSGD's code.
-            The paper leaves it open.
+            code; otherwise any element can be the start and the block wraps around the end, as in PowerSGD's
+            code. The paper leaves this open.
     """
 
     shared: bool = False
@@ -207,14 +213,14 @@ class BlockRandomK(ExactlyKSelector):
 
 @dataclass
 class IndexCache:
-    """0 to k - 1, made once for the largest k."""
+    """A cache of the indices 0 to k - 1, for the largest k so far."""
 
     indices: Tensor = field(metadata={"saved": False})  # (k,)
 
 
 @dataclass(frozen=True)
 class FirstK(ExactlyKSelector):
-    """The first k. It looks at nothing and computes nothing: a control for what the harness itself costs."""
+    """A selector of the first k elements. As it costs nothing, it shows what the harness itself costs."""
 
     shared: ClassVar[bool] = True
 
@@ -229,84 +235,78 @@ class FirstK(ExactlyKSelector):
 
 
 @dataclass(frozen=True)
-class Union(Selector):
-    """The union of all workers' choices: each worker selects its own, and indices are all-gathered.
+class UnionSelector(Selector):
+    """A selector of the union of all workers' choices: each worker selects, and indices are all-gathered.
 
     The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
-    that suffices (theirs: int64), padded to the longest list as there.
+    that suffices (in their code as int64), padded to the longest list as there.
     """
 
-    own: Selector
+    local_selector: Selector
     shared: ClassVar[bool] = True
 
     def broken_laws(self) -> dict[str, str]:
-        return self.own.broken_laws()
+        return self.local_selector.broken_laws()
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        return self.own.init(like, context)
+        return self.local_selector.init(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        chosen = self.own.select(acc, k, comm, state).indices
+        chosen = self.local_selector.select(acc, k, comm, state).indices
         gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
-        host_sync.count_sync()  # for the size of the union
+        host_sync.count_sync()  # it waits for the size of the union
         return Selection(torch.unique(torch.cat(gathered)))
 
 
-# ExclusiveIndices choices: each worker selects in its own part, so that no index is chosen twice. What DEFT, MiCRO
-# and ExDyna share; facts from their public code (kljp/deft, kljp/micro, kljp/exdyna).
+# DEFT, MiCRO and ExDyna choose exclusively: each worker selects in its own stretch of the bucket, so that no
+# index is chosen twice. Facts are from their public code (kljp/deft, kljp/micro, kljp/exdyna).
 
 
 def split_evenly(n: int, size: int) -> list[int]:
-    """n as a sum of `size` numbers that differ by at most 1, larger ones first."""
-    return [n // size + (at < n % size) for at in range(size)]
+    """Return `size` numbers with sum n that differ by at most 1, larger ones first."""
+    return [n // size + (index < n % size) for index in range(size)]
 
 
 class ExclusiveIndices(NamedTuple):
-    """The choices of all workers, worker by worker."""
+    """The disjoint choices of all workers, in the order of ranks."""
 
-    indices: Tensor  # (k',) distinct; alike on all workers
-    counts: list[int]  # of each worker
+    indices: Tensor  # (k',) distinct, equal on all workers
+    counts: list[int]  # the number of indices of each worker
 
 
 def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveIndices:
-    """Union of choices that do not overlap: nothing to sort. Indices travel as in `Union`. One host
-    synchronisation.
-    """
+    """All-gather choices that do not overlap, so that nothing needs sorting. One host synchronisation."""
     gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
     return ExclusiveIndices(torch.cat(gathered), [len(indices) for indices in gathered])
 
 
 def predict_union_bytes(bucket_step: BucketStep) -> PredictedBytes:
-    """Bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
-    (together,) = set(bucket_step.sent_counts)
-    longest = (
-        (-(-together // bucket_step.world_size), together)
-        if bucket_step.max_chosen is None
-        else (bucket_step.max_chosen, bucket_step.max_chosen)
-    )
-    least, most = (
-        cost.gather_uneven(bucket_step.index_nbytes * count, bucket_step.world_size) for count in longest
-    )
-    return bytes_between([least], [most])
+    """Return the bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
+    (total,) = set(bucket_step.sent_counts)
+    world_size = bucket_step.world_size
+    least = bucket_step.max_chosen or -(-total // world_size)
+    most = bucket_step.max_chosen or total
+    costs = [cost.gather_uneven(bucket_step.index_nbytes * count, world_size) for count in (least, most)]
+    return bytes_between(costs[:1], costs[1:])
 
 
-# What selectors share that compare magnitudes with a threshold. Plain operators take the magnitudes once,
-# and compare them with one threshold after the other, as published code does. The other kernels compare
-# while they read, so nothing is taken beforehand.
+# Selectors that compare magnitudes with a threshold share these. Plain torch operators compute the magnitudes
+# once and compare them with one threshold after the other, as published code does. The other kernels compare
+# while they read, so they compute nothing beforehand.
 
 
 def compute_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
-    """(n,) -> (n,): |acc|, in a buffer."""
+    """Return |acc| (n,), in a buffer."""
     return torch.abs(acc, out=workspace.buffer("magnitudes"))
 
 
 def mask_buffer(workspace: Workspace) -> Tensor:
-    """(n,) bool, a buffer."""
+    """Return a buffer (n,) of bool."""
     return workspace.buffer("mask", torch.bool)
 
 
 def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
-    """Take magnitudes, before one or several calls of `select:reaching` with this acc."""
+    """Compute magnitudes where `select_above_threshold` will need them for this acc."""
     if isinstance(workspace.kernel, TorchKernel):
         compute_magnitudes(acc, workspace)
 
@@ -314,7 +314,10 @@ def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
 def select_above_threshold(
     acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False
 ) -> Selection:
-    """Indices where |acc| >= threshold (> if strict), ascending; after `select:prepare`. One host sync."""
+    """Return the indices where |acc| >= threshold (> if strict), ascending, after `prepare_magnitudes`.
+
+    One host synchronisation.
+    """
     if isinstance(workspace.kernel, TorchKernel):
         compare = torch.gt if strict else torch.ge
         mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_buffer(workspace))

@@ -2,7 +2,7 @@
 # ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
 """What kernels in Triton are made of: the layout of `work`, reading, writing, counting.
 
-A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK,) int32
+A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK_NUMEL,) int32
 holds numbers that kernels leave to later ones, how many candidates each share of the elements has, then three
 histograms.
 
@@ -16,41 +16,41 @@ from triton.language import constexpr
 
 # Numbers in `work`. All are 0 when a call begins.
 BOUND = constexpr(0)  # least key of a candidate
-COUNT = constexpr(1)  # elements that reached the bound
-ALL = constexpr(2)  # 1: the k-th is looked for among all elements, for the bound was wrong, or there is none
-EMITTED = constexpr(3)  # slots given away in the result
+NUM_CANDIDATES = constexpr(1)  # elements that reached the bound
+SEARCHES_ALL = constexpr(2)  # 1: the k-th is looked for among all elements, for the bound was wrong, or there is none
+NUM_EMITTED = constexpr(3)  # slots given away in the result
 # Then a number for each program that loops, and the histograms of keys: by upper, middle and lower bits.
-SHARES = constexpr(16)
-MOST_PROGRAMS = constexpr(1024)
-BINS = constexpr(2048)
-FEW = constexpr(1024)
+CANDIDATES_BY_PROGRAM = constexpr(16)
+MAX_PROGRAMS = constexpr(1024)
+HIGH_BINS = constexpr(2048)
+LOW_BINS = constexpr(1024)
 HIGH = constexpr(16 + 1024)
 MIDDLE = constexpr(16 + 1024 + 2048)
 LOW = constexpr(16 + 1024 + 2048 + 1024)
-HISTOGRAMS = constexpr(2048 + 2 * 1024)
-WORK = constexpr(16 + 1024 + 2048 + 2 * 1024)
+HISTOGRAMS_NUMEL = constexpr(2048 + 2 * 1024)
+WORK_NUMEL = constexpr(16 + 1024 + 2048 + 2 * 1024)
 # In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
 STEPS = constexpr(0)
 FALLBACKS = constexpr(1)
 CANDIDATES = constexpr(2)
 SELECTED = constexpr(3)
 
-WORD = constexpr(32)  # elements that a word of marks speaks of
-RUN = constexpr(32)  # elements of a sample that lie side by side: a memory line
+MARKS_PER_WORD = constexpr(32)  # elements that a word of marks speaks of
+RUN_NUMEL = constexpr(32)  # elements of a sample that lie side by side: a memory line
 
 
 @triton.jit
-def magnitude(values):
+def magnitude_keys(values):
     """float32 -> int32 keys."""
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def read(acc, n, acc_stride, begin, lanes, TILE: constexpr):
+def load_block(acc, n, acc_stride, begin, lanes, BLOCK: constexpr):
     """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
     inside = lanes < n - begin
     places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
-    if begin + TILE <= n:  # loads without a mask are wide
+    if begin + BLOCK <= n:  # loads without a mask are wide
         values = tl.load(places)
     else:
         values = tl.load(places, mask=inside, other=0.0)
@@ -58,14 +58,14 @@ def read(acc, n, acc_stride, begin, lanes, TILE: constexpr):
 
 
 @triton.jit
-def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, TILE: constexpr):
+def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, BLOCK: constexpr):
     """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
-    begin = tl.program_id(0) * TILE
+    begin = tl.program_id(0) * BLOCK
     inside = lanes < n - begin
     # One base of 64 bits; lanes differ from it by few bits, and mostly by constants.
     places = acc + begin.to(tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
     added = grad + begin.to(tl.int64) * grad_stride + lanes.to(tl.int64) * grad_stride
-    if begin + TILE <= n:  # loads and stores without a mask are wide
+    if begin + BLOCK <= n:  # loads and stores without a mask are wide
         sums = tl.load(places)
         if ADD:
             sums = sums + tl.load(added).to(tl.float32)
@@ -79,9 +79,9 @@ def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, TIL
 
 
 @triton.jit
-def tile_of_rows(TILE: constexpr, WIDTH: constexpr):
-    """0 ... TILE - 1, (TILE / WIDTH, WIDTH)."""
-    return tl.arange(0, TILE // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+def block_offsets(BLOCK: constexpr, WIDTH: constexpr):
+    """0 ... BLOCK - 1, (BLOCK / WIDTH, WIDTH)."""
+    return tl.arange(0, BLOCK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
@@ -91,16 +91,16 @@ def column(rows, number: constexpr, WIDTH: constexpr):
 
 
 @triton.jit
-def put(indices, values, slots, end, begin, names, kept, bits, TILE: constexpr, WIDTH: constexpr):
-    """What is kept (TILE / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
+def put(indices, values, slots, end, begin, names, kept, bits, BLOCK: constexpr, WIDTH: constexpr):
+    """What is kept (BLOCK / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
     behind it, while they are less than `end`. The tile's indices stand in `names` from `begin` on, or are the
     numbers from `begin` on where that is None.
     """
-    # In columns: before scattered stores of a whole tile, Triton would move all of it between threads.
+    # In columns: before pseudo_random stores of a whole tile, Triton would move all of it between threads.
     for number in tl.static_range(WIDTH):
         here = column(kept, number, WIDTH)
         live = (here > 0) & (slots < end)
-        index = begin + tl.arange(0, TILE // WIDTH) * WIDTH + number
+        index = begin + tl.arange(0, BLOCK // WIDTH) * WIDTH + number
         if names is not None:
             index = tl.load(names + index, mask=live, other=0)
         tl.store(indices + slots, index, mask=live)
@@ -109,18 +109,18 @@ def put(indices, values, slots, end, begin, names, kept, bits, TILE: constexpr, 
 
 
 @triton.jit
-def in_order(counts):
+def exclusive_cumsum(counts):
     """(m,) -> how many are before each."""
     return tl.cumsum(counts, 0) - counts
 
 
 @triton.jit
-def mark(marks, keep, TILE: constexpr):
-    """One bit for each element of this program's tile, (TILE / 32, 32): a word for each 32, first the lowest.
+def store_marks(marks, keep, BLOCK: constexpr):
+    """One bit for each element of this program's tile, (BLOCK / 32, 32): a word for each 32, first the lowest.
     -> how many are marked.
     """
-    bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, WORD)[None, :].to(tl.uint32), 1)
-    words = tl.program_id(0) * (TILE // WORD) + tl.arange(0, TILE // WORD)
+    bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, MARKS_PER_WORD)[None, :].to(tl.uint32), 1)
+    words = tl.program_id(0) * (BLOCK // MARKS_PER_WORD) + tl.arange(0, BLOCK // MARKS_PER_WORD)
     tl.store(marks + words, bits.to(tl.int32, bitcast=True))
     return tl.sum(popcount(bits), 0)
 
@@ -141,11 +141,11 @@ def exponent(x):
 
 
 @triton.jit
-def crossing(histogram, k, SIZE: constexpr):
+def find_bin(histogram, k, SIZE: constexpr):
     """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
     order = tl.arange(0, SIZE)
     counts = tl.load(histogram + (SIZE - 1 - order))
-    above = in_order(counts)
+    above = exclusive_cumsum(counts)
     here = (above < k) & (above + counts >= k)
     bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
     return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
@@ -154,15 +154,15 @@ def crossing(histogram, k, SIZE: constexpr):
 @triton.jit
 def kth_key(high, middle, low, k):
     """The k-th largest key by three histograms; its lower bits, and how many keys are above it."""
-    upper, above, _inside = crossing(high, k, BINS)
-    inner, more, _inside = crossing(middle, k - above, FEW)
+    upper, above, _inside = find_bin(high, k, HIGH_BINS)
+    inner, more, _inside = find_bin(middle, k - above, LOW_BINS)
     above = above + more
-    lower, more, _inside = crossing(low, k - above, FEW)
+    lower, more, _inside = find_bin(low, k - above, LOW_BINS)
     return (upper << 20) | (inner << 10) | lower, lower, above + more
 
 
 @triton.jit
-def emit_tile(
+def emit_block(
     indices,
     values,
     counter,
@@ -174,24 +174,24 @@ def emit_tile(
     live,
     x,
     kth,
-    TILE: constexpr,
+    BLOCK: constexpr,
     WIDTH: constexpr,
 ):
     """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
     equal to it to slots from `taken` on. `names`: see `put`. -> `taken` behind these.
     """
-    keys, bits = magnitude(x), x.to(tl.int32, bitcast=True)
+    keys, bits = magnitude_keys(x), x.to(tl.int32, bitcast=True)
     larger = (live & (keys > kth)).to(tl.int32)
     counts = tl.sum(larger, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        slots = start + tl.atomic_add(counter, total, sem="relaxed") + in_order(counts)
-        put(indices, values, slots, end, begin, names, larger, bits, TILE, WIDTH)
+        slots = start + tl.atomic_add(counter, total, sem="relaxed") + exclusive_cumsum(counts)
+        put(indices, values, slots, end, begin, names, larger, bits, BLOCK, WIDTH)
     equal = (live & (keys == kth)).to(tl.int32)
     counts = tl.sum(equal, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        put(indices, values, taken + in_order(counts), end, begin, names, equal, bits, TILE, WIDTH)
+        put(indices, values, taken + exclusive_cumsum(counts), end, begin, names, equal, bits, BLOCK, WIDTH)
     return taken + total
 
 
@@ -208,20 +208,20 @@ def emit_range(
     first,
     last,
     kth,
-    TILE: constexpr,
+    BLOCK: constexpr,
     WIDTH: constexpr,
 ):
-    """`emit_tile` of all tiles of x [first, last)."""
-    lanes = tile_of_rows(TILE, WIDTH)
-    for begin in range(first, last, TILE):
-        found, live = read(x, last, stride, begin, lanes, TILE)
-        taken = emit_tile(
-            indices, values, counter, 0, end, taken, begin, names, live, found, kth, TILE, WIDTH
+    """`emit_block` of all tiles of x [first, last)."""
+    lanes = block_offsets(BLOCK, WIDTH)
+    for begin in range(first, last, BLOCK):
+        found, live = load_block(x, last, stride, begin, lanes, BLOCK)
+        taken = emit_block(
+            indices, values, counter, 0, end, taken, begin, names, live, found, kth, BLOCK, WIDTH
         )
 
 
 @triton.jit
-def scattered(number, turn):
+def pseudo_random(number, turn):
     """int32, int32 -> pseudo-random numbers of 31 bits."""
     x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
     x = (x ^ (x >> 15)) * 0x2C1B3C6D
@@ -230,16 +230,16 @@ def scattered(number, turn):
 
 
 @triton.jit
-def share_of(n, TILE: constexpr):
+def program_range(n, BLOCK: constexpr):
     """This program's share of n elements, some tiles in a row: the first, and the one behind the last."""
-    tiles = (n + TILE - 1) // TILE
+    tiles = (n + BLOCK - 1) // BLOCK
     length = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
-    first = tl.program_id(0) * length * TILE  # behind n, where there is nothing left
-    return first, tl.minimum(first + length * TILE, n)
+    first = tl.program_id(0) * length * BLOCK  # behind n, where there is nothing left
+    return first, tl.minimum(first + length * BLOCK, n)
 
 
 @triton.jit
-def histogram_of(
+def count_range(
     values,
     stride,
     first,
@@ -248,14 +248,14 @@ def histogram_of(
     PREFIX: constexpr,
     SHIFT: constexpr,
     SIZE: constexpr,
-    TILE: constexpr,
+    BLOCK: constexpr,
 ):
     """(SIZE,): keys of values [first, last) whose bits from PREFIX on are `prefix`, counted from SHIFT on."""
     counts = tl.zeros([SIZE], tl.int32)
-    lanes = tl.arange(0, TILE)
-    for begin in range(first, last, TILE):
-        found, inside = read(values, last, stride, begin, lanes, TILE)
-        keys = magnitude(found)
+    lanes = tl.arange(0, BLOCK)
+    for begin in range(first, last, BLOCK):
+        found, inside = load_block(values, last, stride, begin, lanes, BLOCK)
+        keys = magnitude_keys(found)
         if PREFIX < 31:
             inside = inside & ((keys >> PREFIX) == prefix)
         counts += tl.histogram((keys >> SHIFT) & (SIZE - 1), SIZE, mask=inside)
@@ -263,7 +263,7 @@ def histogram_of(
 
 
 @triton.jit
-def counts_of(
+def count_program_range(
     acc,
     work,
     values,
@@ -272,16 +272,16 @@ def counts_of(
     prefix,
     PREFIX: constexpr,
     SHIFT: constexpr,
-    TILE: constexpr,
-    CHUNK: constexpr,
+    BLOCK: constexpr,
+    CANDIDATE_BLOCK: constexpr,
 ):
-    """(FEW,): `histogram_of` this program's share of the candidates, or of all elements."""
-    if tl.load(work + ALL) != 0:
-        first, last = share_of(n, TILE)
-        counts = histogram_of(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, FEW, TILE)
+    """(LOW_BINS,): `count_range` this program's share of the candidates, or of all elements."""
+    if tl.load(work + SEARCHES_ALL) != 0:
+        first, last = program_range(n, BLOCK)
+        counts = count_range(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, LOW_BINS, BLOCK)
     else:
-        first, last = share_of(tl.load(work + COUNT), CHUNK)
-        counts = histogram_of(values, 1, first, last, prefix, PREFIX, SHIFT, FEW, CHUNK)
+        first, last = program_range(tl.load(work + NUM_CANDIDATES), CANDIDATE_BLOCK)
+        counts = count_range(values, 1, first, last, prefix, PREFIX, SHIFT, LOW_BINS, CANDIDATE_BLOCK)
     return counts
 
 

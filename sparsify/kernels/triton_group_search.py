@@ -1,9 +1,9 @@
-"""The largest elements of many buckets in one search: five launches on a GPU, however many there are.
+"""The search of many buckets at once on a GPU, in Triton: five launches, however many buckets there are.
 
-What `TritonKernel` does for one bucket takes six launches, which for small ones take longer than the search
-itself. Here tables say which program works on which part of which bucket. Keys are counted in three rounds:
-no bound is guessed, which would have to be verified for each bucket. That is 24 bytes of memory traffic per
-element instead of 12, for which large buckets are better searched alone.
+`TritonKernel` takes six launches for one bucket, which for a small one take longer than the search itself.
+Here tables say which program works on which part of which bucket. Keys are counted in three rounds: no bound
+is guessed, which would have to be verified for each bucket. That is 24 bytes of memory traffic per element
+instead of 12, for which large buckets are better searched alone.
 """
 
 from __future__ import annotations
@@ -21,40 +21,44 @@ from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
 from sparsify.kernels.joint import JointKernel, divide, matched, split_like
-from sparsify.kernels.triton_launcher import KernelLauncher, LaunchPlan, LaunchSpec
+from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
-TILE = 4096  # elements that a program looks at in one go
-WIDTH = 4  # elements in a row that a thread holds when it looks what to emit
-FEWEST = 4  # tiles of a share, so that a program has something to do
-MOST_SHARES = 256  # of one bucket
-ALIGNMENT = 16  # bytes of the widest load
-CHUNK = 256  # elements that a program adds: two for each thread
-MOST_TABLES = 8  # of memories that are added to
-UNREACHED = 2**62  # where no element is
-KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+BLOCK = 4096  # elements that a program takes at a time
+WIDTH = 4  # elements in a row that a thread holds when elements are emitted
+MIN_BLOCKS = 4  # of a share, so that a program has something to do
+MAX_SHARES = 256  # of one bucket
+ADD_BLOCK = 256  # elements that a program adds: two for each thread
+MAX_KEPT_TABLES = 8  # of memories that are added to
+UNREACHABLE_INDEX = 2**62  # where no element is
+TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 def unsupported_reason(likes: Sequence[Tensor]) -> str | None:
-    """Reason why `TritonGroupSearch` can't serve such buckets; None where it can."""
-    if trouble := next(filter(None, map(triton_search.unsupported_reason, likes)), None):
-        return trouble
-    if (together := sum(like.numel() for like in likes)) > triton_search.LONGEST:
+    """Return the reason why `TritonGroupSearch` can't serve such buckets; None where it can."""
+    for like in likes:
+        reason = triton_search.unsupported_reason(like)
+        if reason:
+            return reason
+    numel = sum(like.numel() for like in likes)
+    if numel > triton_search.MAX_NUMEL:
         return (
-            f"Triton's kernels take at most {triton_search.LONGEST:,} elements together, whose indices have 32 bits, "
-            f"and these are {together:,}"
+            f"Triton's kernels take at most {triton_search.MAX_NUMEL:,} elements together, whose indices "
+            f"have 32 bits, and these are {numel:,}"
         )
     return None
 
 
 class TritonGroupSearch(JointKernel):
-    """`topk` of several buckets together, and additions to any of their elements; a ValueError for those that
-    `unsupported_reason` refuses.
+    """A search of several buckets together by Triton's kernels, which also add to any of their elements.
 
     Args:
         likes: (n,) of each, as `TritonKernel` takes them.
-        tile, fewest: see TILE, FEWEST; smaller in tests.
+        block, min_blocks: see BLOCK, MIN_BLOCKS; smaller in tests.
         bases: where these buckets begin, if they are part of a larger space.
+
+    Raises:
+        ValueError: `unsupported_reason` has a reason why such buckets can't be searched.
     """
 
     name = "triton, buckets together"
@@ -62,146 +66,164 @@ class TritonGroupSearch(JointKernel):
     def __init__(
         self,
         likes: Sequence[Tensor],
-        tile: int = TILE,
-        fewest: int = FEWEST,
+        block: int = BLOCK,
+        min_blocks: int = MIN_BLOCKS,
         bases: Sequence[int] | None = None,
     ) -> None:
-        if trouble := unsupported_reason(likes):
-            raise ValueError(f"{trouble}; or take select=torch")
+        reason = unsupported_reason(likes)
+        if reason:
+            raise ValueError(f"{reason}; or take select=torch")
         super().__init__([like.numel() for like in likes])
-        self.tile, self.bases = tile, self.bases if bases is None else list(bases)
-        shares = list(self._shares(fewest))
+        self.block = block
+        if bases is not None:
+            self.bases = list(bases)
+        shares = self._divide_among_programs(min_blocks)
+        self.num_programs = len(shares)
         new = likes[0].new_empty
-        self.shares = torch.tensor(shares, dtype=torch.int32, device=likes[0].device)
         self.work = new((len(likes), device_code.ROW.value), dtype=torch.int32)
-        self.rows = new((len(shares), device_code.FEW.value), dtype=torch.int32)
-        self.table: list[tuple[int, ...]] = []  # what `buckets` holds
-        self.buckets, self.is_aligned = new(0, dtype=torch.int64), False
-        self.memories: dict[tuple[tuple[int, int], ...], Tensor] = {}  # tables of `add`, the oldest first
+        self.bucket_rows: list[tuple[int, ...]] = []  # rows of the table of buckets on the device
+        self.is_aligned = False
+        self.memory_tables: dict[tuple[tuple[int, int], ...], Tensor] = {}  # of `add`, the oldest first
         self.launch = KernelLauncher()
-        self.launch.set_buffers(shares=self.shares, work=self.work, rows=self.rows)
-        self.steps = self.selected = 0
+        self.launch.set_buffers(
+            shares=torch.tensor(shares, dtype=torch.int32, device=likes[0].device),
+            work=self.work,
+            rows=new((self.num_programs, device_code.LOW_BINS.value), dtype=torch.int32),
+        )
+        self.steps = 0
+        self.selected = 0
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
-        """See `JointKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
+        """Search as `JointKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
         self._check(accs, grads, ks)
-        added = self._added(accs, grads)
+        whole_grads = self._whole_gradients(accs, grads)
         starts = [0, *accumulate(ks)]
-        out = SparseVector(accs[0].new_empty(starts[-1], dtype=torch.int32), accs[0].new_empty(starts[-1]))
-        kind = None if added is None else KINDS[added[0].dtype]
-        self._describe(accs, added, ks, starts)
+        total = starts[-1]
+        selection = SparseVector(accs[0].new_empty(total, dtype=torch.int32), accs[0].new_empty(total))
+        grad_dtype = None if whole_grads is None else TRITON_DTYPES[whole_grads[0].dtype]
+        self._update_bucket_table(accs, whole_grads, ks, starts)
         self.work.zero_()
-        with torch.cuda.device_of(out.values):
+        with torch.cuda.device_of(selection.values):
             self.launch(
-                self._search,
-                (kind, self.is_aligned),
-                {"out_indices": out.indices, "out_values": out.values},
-                {"programs": len(self.shares)},
+                self._plan_topk,
+                (grad_dtype, self.is_aligned),
+                {"out_indices": selection.indices, "out_values": selection.values},
+                {"programs": self.num_programs},
             )
         self.steps += len(ks)
-        self.selected += starts[-1]
-        return out
+        self.selected += total
+        return selection
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
     ) -> None:
-        """See `JointKernel.add`: one launch for each part. Products are rounded before they are added, as
-        those of torch's index_add_; what is not float32 is left to torch.
+        """Add as `JointKernel.add`, with one launch for each part.
+
+        Products are rounded before they are added, as those of torch's index_add_; memories that are not of
+        float32 are left to torch.
         """
-        if any(map(self._misfits, into)):
+        if any(map(self._is_unsupported_memory, into)):
             return super().add(into, parts, alpha, clears)
-        table = self._memories(into)
+        table = self._memory_table(into)
         if clears:
             torch._foreach_zero_(list(into))
         for part in parts:
-            if k := part.indices.numel():
-                with torch.cuda.device_of(table):
-                    self.launch(
-                        self._add,
-                        (),
-                        {
-                            "indices": part.indices.contiguous(),
-                            "values": part.values.contiguous(),
-                            "table": table,
-                        },
-                        {
-                            "k": k,
-                            "half": table.numel() // 4,
-                            "alpha": float(alpha),
-                            "chunks": triton.cdiv(k, CHUNK),
-                        },
-                    )
+            k = part.indices.numel()
+            if not k:
+                continue
+            tensors = {
+                "indices": part.indices.contiguous(),
+                "values": part.values.contiguous(),
+                "table": table,
+            }
+            numbers = {
+                "k": k,
+                "half": table.numel() // 4,
+                "alpha": float(alpha),
+                "blocks": triton.cdiv(k, ADD_BLOCK),
+            }
+            with torch.cuda.device_of(table):
+                self.launch(self._plan_add, (), tensors, numbers)
 
     def stats(self) -> SearchStats:
-        """Counts so far, see `SelectionKernel.stats`; without a host synchronisation."""
+        """Return counts so far, see `SelectionKernel.stats`; without a host synchronisation."""
         return SearchStats(self.steps, selected=self.selected)
 
-    def _search(self, kind: tl.dtype | None, aligned: bool) -> LaunchPlan:
-        shape = {"ALIGNED": aligned, "TILE": self.tile}
+    def _plan_topk(self, grad_dtype: tl.dtype | None, aligned: bool) -> LaunchPlan:
+        common = {"ALIGNED": aligned, "BLOCK": self.block}
+        emitting = {**common, "WIDTH": WIDTH, "SHARES": MAX_SHARES}
         return (
-            LaunchSpec(device_code.add_and_count, "programs", 8, {"KIND": kind, **shape}),
-            LaunchSpec(device_code.count_middle, "programs", 8, shape),
-            LaunchSpec(device_code.count_low, "programs", 8, shape),
-            LaunchSpec(device_code.emit_all, "programs", 8, {**shape, "WIDTH": WIDTH, "SHARES": MOST_SHARES}),
+            LaunchSpec(device_code.accumulate_and_count, "programs", 8, {"KIND": grad_dtype, **common}),
+            LaunchSpec(device_code.count_group_middle_bits, "programs", 8, common),
+            LaunchSpec(device_code.count_group_low_bits, "programs", 8, common),
+            LaunchSpec(device_code.emit_group_largest, "programs", 8, emitting),
         )
 
-    def _add(self) -> LaunchPlan:
-        return (LaunchSpec(device_code.add_part, "chunks", 4, {"CHUNK": CHUNK}),)
+    def _plan_add(self) -> LaunchPlan:
+        return (LaunchSpec(device_code.add_selection, "blocks", 4, {"ADD_BLOCK": ADD_BLOCK}),)
 
-    def _shares(self, fewest: int) -> list[tuple[int, int, int, int]]:
-        """Bucket, first tile, the one behind the last, the first program of this bucket: for each program."""
-        found: list[tuple[int, int, int, int]] = []
+    def _divide_among_programs(self, min_blocks: int) -> list[tuple[int, int, int, int]]:
+        """Return the rows of `shares`: bucket, first block, end block, and the bucket's first program."""
+        shares: list[tuple[int, int, int, int]] = []
         for bucket, size in enumerate(self.sizes):
-            tiles, before = triton.cdiv(size, self.tile), len(found)
-            length = max(fewest, triton.cdiv(tiles, MOST_SHARES))
-            found += [(bucket, at, min(at + length, tiles), before) for at in range(0, tiles, length)]
-        return found
+            num_blocks = triton.cdiv(size, self.block)
+            first_program = len(shares)
+            length = max(min_blocks, triton.cdiv(num_blocks, MAX_SHARES))
+            for start in range(0, num_blocks, length):
+                shares.append((bucket, start, min(start + length, num_blocks), first_program))
+        return shares
 
-    def _describe(
+    def _update_bucket_table(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor] | None,
         ks: Sequence[int],
         starts: Sequence[int],
     ) -> None:
-        """Bring the table of buckets up to date, where something has changed: a k, an address."""
-        added = [0] * len(accs) if grads is None else [grad.data_ptr() for grad in grads]
-        table: list[tuple[int, ...]] = [
-            (acc.data_ptr(), grad, acc.numel(), k, start, base)
-            for acc, grad, k, start, base in zip(accs, added, ks, starts, self.bases, strict=False)
+        """Bring the table of buckets on the device up to date, where a k or an address has changed."""
+        grad_addresses = [0] * len(accs) if grads is None else [grad.data_ptr() for grad in grads]
+        rows: list[tuple[int, ...]] = [
+            (acc.data_ptr(), grad_address, acc.numel(), k, start, base)
+            for acc, grad_address, k, start, base in zip(
+                accs, grad_addresses, ks, starts, self.bases, strict=False
+            )
         ]
-        if table != self.table:
-            self.table, self.buckets = table, host_sync.to_device(table, accs[0])
-            self.is_aligned = all(address % ALIGNMENT == 0 for row in table for address in row[:2])
-            self.launch.set_buffers(buckets=self.buckets)
+        if rows != self.bucket_rows:
+            self.bucket_rows = rows
+            self.is_aligned = all(address % ALIGNMENT == 0 for row in rows for address in row[:2])
+            self.launch.set_buffers(buckets=host_sync.to_device(rows, accs[0]))
 
-    def _memories(self, into: Sequence[Tensor]) -> Tensor:
-        """(2 x rows,) int64: where each memory begins in the space, and its address. Tables of the last few
-        memories are kept: results and residuals take turns.
+    def _memory_table(self, memories: Sequence[Tensor]) -> Tensor:
+        """Return (2 x rows,) int64: where each memory begins in the space, then the addresses.
+
+        Tables of the last few memories are kept: results and residuals take turns.
         """
-        key = tuple((memory.data_ptr(), memory.numel()) for memory in into)
-        if (table := self.memories.get(key)) is not None:
+        key = tuple((memory.data_ptr(), memory.numel()) for memory in memories)
+        table = self.memory_tables.get(key)
+        if table is not None:
             return table
         if sum(size for _, size in key) != self.num_elements:
             raise ValueError(
                 f"parts are added to memories of {self.num_elements} elements together; these are "
-                f"{described(into)}"
+                f"{describe_tensors(memories)}"
             )
-        # A power of 2, which the search halves.
-        rows = max(2, triton.next_power_of_2(len(into)))
-        bases = [0, *accumulate(size for _, size in key)][:-1]
-        begins = bases + [UNREACHED] * (rows - len(into))
-        addresses = [address for address, _ in key] + [0] * (rows - len(into))
-        if len(self.memories) >= MOST_TABLES:
-            del self.memories[next(iter(self.memories))]
-        self.memories[key] = table = host_sync.to_device(begins + addresses, into[0])
+        num_rows = max(2, triton.next_power_of_2(len(memories)))  # a power of 2, which the search halves
+        num_unused = num_rows - len(memories)
+        *begins, _ = accumulate((size for _, size in key), initial=0)
+        begins += [UNREACHABLE_INDEX] * num_unused
+        addresses = [address for address, _ in key] + [0] * num_unused
+        if len(self.memory_tables) >= MAX_KEPT_TABLES:
+            del self.memory_tables[next(iter(self.memory_tables))]
+        table = host_sync.to_device(begins + addresses, memories[0])
+        self.memory_tables[key] = table
         return table
 
     def _check(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> None:
-        if [acc.numel() for acc in accs] != self.sizes or any(map(self._misfits, accs)):
+        """Refuse other tensors than this kernel was made for."""
+        if [acc.numel() for acc in accs] != self.sizes or any(map(self._is_unsupported_memory, accs)):
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements on {self.work.device}, acc in "
-                f"float32 and without gaps; these are {described(accs)}"
+                f"float32 and without gaps; these are {describe_tensors(accs)}"
             )
         for acc, k in zip(accs, ks, strict=True):
             check_k(k, acc.numel())
@@ -209,10 +231,10 @@ class TritonGroupSearch(JointKernel):
         if grads and (is_strange or sum(piece.numel() for piece in grads) != self.num_elements):
             raise ValueError(
                 f"gradients of {self.num_elements} elements on {self.work.device} are to be added, in pieces "
-                f"without shape; these are {described(grads)}"
+                f"without shape; these are {describe_tensors(grads)}"
             )
 
-    def _misfits(self, memory: Tensor) -> bool:
+    def _is_unsupported_memory(self, memory: Tensor) -> bool:
         return (
             memory.dtype != torch.float32
             or memory.dim() != 1
@@ -220,17 +242,19 @@ class TritonGroupSearch(JointKernel):
             or not memory.is_contiguous()
         )
 
-    def _added(self, accs: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        """The gradients that the search itself is to add: all of one type and in one piece each. Others are
-        added here.
+    def _whole_gradients(self, accs: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor] | None:
+        """Return the gradients that the search itself is to add: all of one type and in one piece each.
+
+        Others are added here, and None is returned.
         """
         if not grads:
             return None
-        pieces = divide(grads, self.sizes)
-        if all(len(own) == 1 for own in pieces):
-            whole = [own[0] for own in pieces]
-            kinds = {grad.dtype if grad.is_contiguous() else None for grad in whole}
-            if len(kinds) == 1 and kinds <= set(KINDS):
+        pieces_by_bucket = divide(grads, self.sizes)
+        if all(len(pieces) == 1 for pieces in pieces_by_bucket):
+            whole = [pieces[0] for pieces in pieces_by_bucket]
+            dtypes = {grad.dtype for grad in whole}
+            is_plain = all(grad.is_contiguous() for grad in whole)
+            if is_plain and len(dtypes) == 1 and dtypes <= set(TRITON_DTYPES):
                 return whole
         pairs = list(matched(accs, grads))
         torch._foreach_add_([acc for acc, _ in pairs], [piece for _, piece in pairs])
@@ -238,57 +262,65 @@ class TritonGroupSearch(JointKernel):
 
 
 class TritonGroupKernel(JointKernel):
-    """Small buckets searched at once, and each large one by itself, which takes less traffic.
+    """A search of small buckets at once, and of each large one by itself, which takes less memory traffic.
 
     Args:
         likes, kernels: of each bucket.
-        most: elements of a small bucket.
+        max_small_numel: elements of a small bucket, at most.
     """
 
     name = TritonGroupSearch.name
 
-    def __init__(self, likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], most: int) -> None:
+    def __init__(
+        self, likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], max_small_numel: int
+    ) -> None:
         super().__init__([like.numel() for like in likes], kernels)
-        self.space = TritonGroupSearch(likes)  # written to
-        self.small = [at for at, n in enumerate(self.sizes) if n <= most]
-        bases = [self.bases[at] for at in self.small]
-        self.segments = (
-            TritonGroupSearch([likes[at] for at in self.small], bases=bases) if len(bases) > 1 else None
-        )
+        self.writer = TritonGroupSearch(likes)
+        self.small_buckets = [bucket for bucket, n in enumerate(self.sizes) if n <= max_small_numel]
+        self.small_search: TritonGroupSearch | None = None
+        if len(self.small_buckets) > 1:
+            small_likes = [likes[bucket] for bucket in self.small_buckets]
+            bases = [self.bases[bucket] for bucket in self.small_buckets]
+            self.small_search = TritonGroupSearch(small_likes, bases=bases)
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
-        if self.segments is None or [acc.numel() for acc in accs] != self.sizes:
+        if self.small_search is None or [acc.numel() for acc in accs] != self.sizes:
             return super().topk(accs, grads, ks)
-        added = divide(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
-        few = [ks[at] for at in self.small]
-        of_small = [grad for at in self.small for grad in added[at]]
-        found = self.segments.topk([accs[at] for at in self.small], of_small, few)
-        if len(few) == len(ks):
-            return found
-        parts = dict(
-            zip(self.small, map(SparseVector, found.indices.split(few), found.values.split(few)), strict=True)
-        )
-        for at, base in enumerate(self.bases):
-            if at not in parts:
-                own = added[at]
-                if len(own) > 1:
-                    torch._foreach_add_(split_like(accs[at], own), own)
-                indices, values = self.kernels[at].topk(accs[at], own[0] if len(own) == 1 else None, ks[at])
-                parts[at] = SparseVector(indices.int() + base, values)
-        ordered = [parts[at] for at in range(len(ks))]
+        grad_pieces = divide(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
+        small_accs = [accs[bucket] for bucket in self.small_buckets]
+        small_grads = [grad for bucket in self.small_buckets for grad in grad_pieces[bucket]]
+        small_ks = [ks[bucket] for bucket in self.small_buckets]
+        small_selection = self.small_search.topk(small_accs, small_grads, small_ks)
+        if len(small_ks) == len(ks):
+            return small_selection
+        small_indices = small_selection.indices.split(small_ks)
+        small_values = small_selection.values.split(small_ks)
+        indices_by_bucket = dict(zip(self.small_buckets, small_indices, strict=True))
+        values_by_bucket = dict(zip(self.small_buckets, small_values, strict=True))
+        for bucket, base in enumerate(self.bases):
+            if bucket not in indices_by_bucket:
+                pieces = grad_pieces[bucket]
+                if len(pieces) > 1:
+                    torch._foreach_add_(split_like(accs[bucket], pieces), pieces)
+                grad = pieces[0] if len(pieces) == 1 else None
+                indices, values = self.kernels[bucket].topk(accs[bucket], grad, ks[bucket])
+                indices_by_bucket[bucket] = indices.int() + base
+                values_by_bucket[bucket] = values
+        buckets = range(len(ks))
         return SparseVector(
-            torch.cat([one.indices for one in ordered]), torch.cat([one.values for one in ordered])
+            torch.cat([indices_by_bucket[bucket] for bucket in buckets]),
+            torch.cat([values_by_bucket[bucket] for bucket in buckets]),
         )
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
     ) -> None:
-        self.space.add(into, parts, alpha, clears)
+        self.writer.add(into, parts, alpha, clears)
 
     def stats(self) -> SearchStats:
-        return SearchStats() if self.segments is None else self.segments.stats()
+        return SearchStats() if self.small_search is None else self.small_search.stats()
 
 
-def described(tensors: Sequence[Tensor]) -> str:
-    """Shapes, types and devices, for a message."""
-    return ", ".join(f"{tuple(one.shape)} {one.dtype} on {one.device}" for one in tensors)
+def describe_tensors(tensors: Sequence[Tensor]) -> str:
+    """Return the shapes, types and devices of tensors, for a message."""
+    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}" for tensor in tensors)

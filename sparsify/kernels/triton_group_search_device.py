@@ -15,21 +15,21 @@ from triton.language import constexpr
 
 from sparsify.kernels.triton_device_functions import (
     add_counts,
-    crossing,
-    emit_tile,
+    find_bin,
+    emit_block,
     kth_key,
     magnitude,
-    tile_of_rows,
+    block_offsets,
 )
 
 # A row of `work` for each bucket, all 0 when a call begins: three histograms, and slots given away.
 HIGH = constexpr(0)
 MIDDLE = constexpr(2048)
 LOW = constexpr(2048 + 1024)
-EMITTED = constexpr(2048 + 2 * 1024)
+NUM_EMITTED = constexpr(2048 + 2 * 1024)
 ROW = constexpr(2048 + 2 * 1024 + 32)
-HIGHS = constexpr(2048)  # bins
-FEW = constexpr(1024)
+HIGH_BINS = constexpr(2048)  # bins
+LOW_BINS = constexpr(1024)
 # A row of `shares` (programs, 4) int32.
 BUCKET = constexpr(0)
 FIRST = constexpr(1)  # tile
@@ -79,27 +79,27 @@ def load(places, offsets, n, full):
 
 @triton.jit
 def counted(
-    acc, n, first, last, prefix, PREFIX: constexpr, SHIFT: constexpr, BINS: constexpr, TILE: constexpr
+    acc, n, first, last, prefix, PREFIX: constexpr, SHIFT: constexpr, BINS: constexpr, BLOCK: constexpr
 ):
     """(BINS,): counts by SHIFT of those keys of a share whose bits from PREFIX on are `prefix`."""
     counts = tl.zeros([BINS], tl.int32)
     for tile in range(first, last):
-        offsets = tile * TILE + tl.arange(0, TILE)
-        keys = magnitude(load(acc, offsets, n, tile * TILE + TILE <= n))
+        offsets = tile * BLOCK + tl.arange(0, BLOCK)
+        keys = magnitude_keys(load(acc, offsets, n, tile * BLOCK + BLOCK <= n))
         here = (offsets < n) & ((keys >> PREFIX) == prefix)
         counts += tl.histogram((keys >> SHIFT) & (BINS - 1), BINS, mask=here)
     return counts
 
 
 @triton.jit
-def add_and_count(shares, buckets, work, KIND: constexpr, ALIGNED: constexpr, TILE: constexpr):
+def accumulate_and_count(shares, buckets, work, KIND: constexpr, ALIGNED: constexpr, BLOCK: constexpr):
     """acc += grad; KIND: of the gradients, None: there are none. All keys are counted by their upper bits."""
     about, row, n, _k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
-    counts = tl.zeros([HIGHS], tl.int32)
+    counts = tl.zeros([HIGH_BINS], tl.int32)
     for tile in range(first, last):
-        offsets = tile * TILE + tl.arange(0, TILE)
-        full = tile * TILE + TILE <= n
+        offsets = tile * BLOCK + tl.arange(0, BLOCK)
+        full = tile * BLOCK + BLOCK <= n
         sums = load(acc, offsets, n, full)
         if KIND is not None:
             grad = vector(about, GRAD, KIND, ALIGNED)
@@ -108,33 +108,33 @@ def add_and_count(shares, buckets, work, KIND: constexpr, ALIGNED: constexpr, TI
                 tl.store(acc + offsets, sums)
             else:
                 tl.store(acc + offsets, sums, mask=offsets < n)
-        counts += tl.histogram(magnitude(sums) >> 20, HIGHS, mask=offsets < n)
-    add_counts(row + HIGH, counts, HIGHS)
+        counts += tl.histogram(magnitude_keys(sums) >> 20, HIGH_BINS, mask=offsets < n)
+    add_counts(row + HIGH, counts, HIGH_BINS)
 
 
 @triton.jit
-def count_middle(shares, buckets, work, ALIGNED: constexpr, TILE: constexpr):
+def count_group_middle_bits(shares, buckets, work, ALIGNED: constexpr, BLOCK: constexpr):
     """Keys of the bin that the k-th falls into are counted by their next bits."""
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
-    high, _above, _inside = crossing(row + HIGH, k, HIGHS)
-    add_counts(row + MIDDLE, counted(acc, n, first, last, high, 20, 10, FEW, TILE), FEW)
+    high, _above, _inside = find_bin(row + HIGH, k, HIGH_BINS)
+    add_counts(row + MIDDLE, counted(acc, n, first, last, high, 20, 10, LOW_BINS, BLOCK), LOW_BINS)
 
 
 @triton.jit
-def count_low(shares, buckets, work, rows, ALIGNED: constexpr, TILE: constexpr):
-    """And by their last; each program's own count as well, into rows (programs, FEW)."""
+def count_group_low_bits(shares, buckets, work, rows, ALIGNED: constexpr, BLOCK: constexpr):
+    """And by their last; each program's own count as well, into rows (programs, LOW_BINS)."""
     about, row, n, k, first, last = share_of(shares, buckets, work)
     acc = vector(about, ACC, tl.float32, ALIGNED)
-    high, above, _inside = crossing(row + HIGH, k, HIGHS)
-    middle, _above, _inside = crossing(row + MIDDLE, k - above, FEW)
-    counts = counted(acc, n, first, last, (high << 10) | middle, 10, 0, FEW, TILE)
-    add_counts(row + LOW, counts, FEW)
-    tl.store(rows + tl.program_id(0).to(tl.int64) * FEW + tl.arange(0, FEW), counts)
+    high, above, _inside = find_bin(row + HIGH, k, HIGH_BINS)
+    middle, _above, _inside = find_bin(row + MIDDLE, k - above, LOW_BINS)
+    counts = counted(acc, n, first, last, (high << 10) | middle, 10, 0, LOW_BINS, BLOCK)
+    add_counts(row + LOW, counts, LOW_BINS)
+    tl.store(rows + tl.program_id(0).to(tl.int64) * LOW_BINS + tl.arange(0, LOW_BINS), counts)
 
 
 @triton.jit
-def emit_all(
+def emit_group_largest(
     shares,
     buckets,
     work,
@@ -143,7 +143,7 @@ def emit_all(
     out_values,
     ALIGNED: constexpr,
     WIDTH: constexpr,
-    TILE: constexpr,
+    BLOCK: constexpr,
     SHARES: constexpr,
 ):
     """All keys above the k-th, in no order; of those equal to it the first by index. Indices are those among
@@ -156,17 +156,17 @@ def emit_all(
     kth, low, above = kth_key(row + HIGH, row + MIDDLE, row + LOW, k)
     # Shares of one bucket follow each other, so equal keys of smaller indices are the earlier programs'.
     earlier = tl.load(shares + tl.program_id(0) * 4 + BEFORE) + tl.arange(0, SHARES)
-    ties = tl.load(rows + earlier.to(tl.int64) * FEW + low, mask=earlier < tl.program_id(0), other=0)
+    ties = tl.load(rows + earlier.to(tl.int64) * LOW_BINS + low, mask=earlier < tl.program_id(0), other=0)
     taken = out + above + tl.sum(ties, 0)
-    lanes = tile_of_rows(TILE, WIDTH)
+    lanes = block_offsets(BLOCK, WIDTH)
     for tile in range(first, last):
-        begin = tile * TILE
+        begin = tile * BLOCK
         inside = (begin + lanes < n) & (k > 0)  # of k = 0 there is no k-th
-        values = load(acc, begin + lanes, n, begin + TILE <= n)
-        taken = emit_tile(
+        values = load(acc, begin + lanes, n, begin + BLOCK <= n)
+        taken = emit_block(
             out_indices,
             out_values,
-            row + EMITTED,
+            row + NUM_EMITTED,
             out,
             out + k,
             taken,
@@ -175,27 +175,27 @@ def emit_all(
             inside,
             values,
             kth,
-            TILE,
+            BLOCK,
             WIDTH,
         )
 
 
 @triton.jit(do_not_specialize=["k", "half", "alpha"])
-def add_part(
+def add_selection(
     indices,  # (k,) distinct, among all elements
     values,  # (k,)
     table,  # (2 x 2 half,) int64: where each memory begins among all elements, ascending; its address
     k,
     half,  # of the table's rows, a power of 2; behind the last memory's are rows that no index reaches
     alpha,
-    CHUNK: constexpr,
+    ADD_BLOCK: constexpr,
 ):
     """memory[index] += alpha x value, each in the memory that the element lies in."""
-    slots = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    slots = tl.program_id(0) * ADD_BLOCK + tl.arange(0, ADD_BLOCK)
     live = slots < k
     index = tl.load(indices + slots, mask=live, other=0).to(tl.int64)
     value = tl.load(values + slots, mask=live, other=0.0).to(tl.float32)
-    row = tl.zeros([CHUNK], tl.int32)  # the last one that begins no later: of none that is empty
+    row = tl.zeros([ADD_BLOCK], tl.int32)  # the last one that begins no later: of none that is empty
     step = half
     while step > 0:
         begin = tl.load(table + row + step)

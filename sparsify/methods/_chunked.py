@@ -94,7 +94,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
                 return Selection(found.indices.long(), found.values)
         return Selection(*state.tiles.select_largest(acc if grad is None else acc.add_(grad), k))
 
-    def search_together(
+    def search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
@@ -186,7 +186,7 @@ class ChunkGather(Exchange):
     def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: GatherState) -> Delivery:
         return self._exchange(part, n, [k], comm, state)
 
-    def exchange_together(
+    def exchange_group(
         self, part: SparseVector, n: int, ks: Sequence[int], comm: Comm, states: Sequence[GatherState]
     ) -> Delivery:
         first = states[0]

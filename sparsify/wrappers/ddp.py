@@ -1,4 +1,4 @@
-"""Sparsified gradients under DistributedDataParallel: a communication hook."""
+"""A communication hook that sparsifies gradients under DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from sparsify.wrappers.checks import (
     bucket_learning_rates,
     parameters_of,
     resolve_process_group,
-    stepped_by_scaler,
 )
 from sparsify.wrappers.ddp_buckets import (
     BucketLayout,
@@ -49,6 +48,7 @@ from sparsify.wrappers.engine import (
     check_unchanged,
     while_alive,
 )
+from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
     check_workers_agree,
@@ -62,7 +62,9 @@ from sparsify.wrappers.wrapper_base import WrapperBase
 
 
 class DDPHook(WrapperBase):
-    """Lets `method` average the gradients of `model`, instead of DDP's allreduce: `sparsify.register`.
+    """A communication hook that lets `method` average gradients in place of DDP's all-reduce.
+
+    Users call it `sparsify.register`.
 
     DDP hands gradients over in buckets of its own, which it rebuilds after the first step. They wait until
     the last one is full; then the method sees all of them at once, in its own buckets (`scope`: the whole
@@ -85,7 +87,9 @@ class DDPHook(WrapperBase):
         check, debug, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this
             returns.
         scaler: the GradScaler that scales the loss: residuals hold gradients without its scale, and where a
-            gradient overflows on one worker, the scalers of all workers skip the step.
+            gradient overflows on one worker, the scalers of all workers skip the step. A scaler that is not
+            handed over is refused if it was made before this, or steps a fused optimizer; else it goes
+            unnoticed.
         overlap: in a thread, in the order of DDP's buckets; needs scope='layer', and no `clip_norm`. The rest
             is as for `sparsify.distribute`.
 
@@ -96,7 +100,7 @@ class DDPHook(WrapperBase):
         ValueError: a model that is no DistributedDataParallel, or that has a communication hook already; a
             method that needs to know the optimizer, where there is none, or whose momentum would be applied
             twice; gradients of several types that should share a bucket; or too little to overlap.
-        WorkerMismatch: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where their arguments differ.
     """
 
     def __init__(
@@ -120,18 +124,22 @@ class DDPHook(WrapperBase):
         if comm is not None and group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
 
-        def facts() -> dict[str, Any]:
+        def collect_facts() -> dict[str, Any]:
             check_hook_arguments(model, method, optimizer, scaler, overlap)
             return wrapping_facts(
                 model.module, optimizer, method, seed=seed, check=check, debug=debug, overlap=overlap,
                 steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
             )  # fmt: skip
 
-        check_arguments_agree(meeting := comm or ddp_comm(model, group), model, facts)
+        used_comm = comm or ddp_comm(model, group)
+        check_arguments_agree(used_comm, model, collect_facts)
         if overlap and comm is None and not isinstance(method, Dense):
-            meeting = separate_ddp_comm(model, group)
-        super().__init__(method, meeting, steps_per_epoch, scaler)
-        self.method, self.optimizer, self.check, self.debug = method, optimizer, check, debug
+            used_comm = separate_ddp_comm(model, group)
+        super().__init__(method, used_comm, steps_per_epoch, scaler)
+        self.method = method
+        self.optimizer = optimizer
+        self.check = check
+        self.debug = debug
         averaged = [
             (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
@@ -139,151 +147,156 @@ class DDPHook(WrapperBase):
         self.parameters = in_backward_order(averaged)
         self.names = {id(p): name for name, p in self.parameters}
         self.strides = {name: p.stride() for name, p in self.parameters}
-        # Has each tensor a bucket of its own, which is sent when it comes? Else what DDP brings waits.
+        # True: each tensor has a bucket of its own, which is sent when it arrives. Else gradients wait.
         self._is_tensorwise = method.scope in ("layer", "bucket") or isinstance(method, Dense)
         if self._is_tensorwise:
-            self._likes = {
+            self._like_by_name = {
                 name: p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p))
                 for name, p in self.parameters
             }
             buckets = [
-                Bucket(self._likes[name], (name,), (shape_of(p),)) for name, p in self.parameters if p.numel()
+                Bucket(self._like_by_name[name], (name,), (shape_of(p),))
+                for name, p in self.parameters
+                if p.numel()
             ]
         else:
-            anew = "take scope='layer', which mixes no types"
-            flat = FlatGradients(averaged, method.scope, anew, holds=not method.group_support.pieces)
+            advice = "take scope='layer', which mixes no types"
+            flat = FlatGradients(averaged, method.scope, advice, holds=not method.group_support.pieces)
             buckets = flat.buckets
-            self._likes = {name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)}
-        self.engine = Engine(method, buckets, meeting, None, seed, select)
-        self._at = {name: at for at, bucket in enumerate(buckets) for name in bucket.names}
-        self._known = dict[int, BucketLayout]()  # by the number of DDP's bucket
-        self._in_order, self._all = [name for name, _ in self.parameters], range(len(buckets))
+            self._like_by_name = {
+                name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)
+            }
+        self.engine = Engine(method, buckets, used_comm, None, seed, select)
+        self._bucket_by_name = {name: number for number, bucket in enumerate(buckets) for name in bucket.names}
+        self._layout_by_index = dict[int, BucketLayout]()  # of DDP's buckets
         self._overhead = AveragingOverhead(
             self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
         )
         self._full: list[FullBucket] = []  # not yet aggregated
-        self._parts: list[StepReport] = []  # of this step
-        self._came = set[str]()  # what DDP has handed over in this step
+        self._reports: list[StepReport] = []  # of this step
+        self._arrived = set[str]()  # names of the parameters that DDP has handed over in this step
         self._steps: list[StepSettings] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
-        self._dense = meeting if isinstance(method, Dense) and isinstance(meeting, TorchComm) else None
+        self._dense = used_comm if isinstance(method, Dense) and isinstance(used_comm, TorchComm) else None
         device = next(model.module.parameters()).device
         self._background = BackgroundStream(device) if overlap and self._dense is None else None
-        self._number = {name: number for number, (name, _) in enumerate(self.parameters)}
+        self._index_by_name = {name: index for index, (name, _) in enumerate(self.parameters)}
         self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
-        self._double_averaging = DoubleAveragingGuard(model.parameters(), besides=model)
+        self._double_averaging = DoubleAveragingGuard(model.parameters(), allowed=model)
+        register_comm_hook(model, self, call_ddp_hook)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
-        register_comm_hook(model, self, call)
         if not self._is_scaler_checked:
+            self._unknown_scalers = find_scalers()
             finalize(self, register_optimizer_step_pre_hook(while_alive(self._check_scaler)).remove)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Nothing: DDP does not use again what it copies of its hooks, and process groups can't be copied."""
+        """Pickle and copy as None: DDP does not use copies of its hooks, and process groups can't be copied."""
         return type(None), ()
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
         with self._overhead.measure():
-            averaged = self._take(bucket)
+            averaged = self._average_ddp_bucket(bucket)
         if bucket.is_last() and self._dense is None:
             self._overhead.end_step(self.last_report)
         return averaged
 
-    def _take(self, bucket: Any) -> Future[Tensor]:
-        """A bucket of DDP's that is full."""
+    def _average_ddp_bucket(self, bucket: Any) -> Future[Tensor]:
+        """Return the future average of one of DDP's buckets, which is full."""
         if bucket.index() == 0:  # also after a backward pass that ended in an error
-            self._begin()
-        (buffer, back), parameters = dense(bucket.buffer()), bucket.parameters()
-        known = self._look_up(bucket.index(), buffer, parameters)
-        self._came.update(known.names)
+            self._begin_step()
+        buffer, restore_format = flatten_dense(bucket.buffer())
+        layout = self._look_up_layout(bucket.index(), buffer, bucket.parameters())
+        self._arrived.update(layout.names)
         if bucket.is_last():
-            self._check_all_came()
+            self._check_all_arrived()
             self._double_averaging.check()
         if self._dense is not None:
-            averaged = self._begin_average(buffer, self._dense.group, back)
+            averaged = self._start_all_reduce(buffer, self._dense.group, restore_format)
         else:
-            # Each as it lies in the buffer, whatever its strides. Complex numbers are two real ones: so DDP
-            # hands their buckets over (and `bucket.gradients()` does not know it).
-            numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
-            used = [self._used.take(self._number[name]) for name in known.names] if self._used else None
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
+            # Gradients are taken as they lie in the buffer, whatever their strides. Complex numbers are two
+            # real numbers: so DDP hands their buckets over (and `bucket.gradients()` does not know it).
+            numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
+            used: list[bool] | None = None
+            if self._used is not None:
+                used = [self._used.take(self._index_by_name[name]) for name in layout.names]
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(FullBucket(buffer, numbers, known, used, averaged, back, filled))
+            self._full.append(FullBucket(buffer, numbers, layout, used, averaged, restore_format, filled))
             if self._background is not None:
-                full, self._full = self._full, []
-                self._background.submit(partial(self._average, full))
+                self._background.submit(partial(self._average, self._full))
+                self._full = []
             elif bucket.is_last():
                 self._average(self._full)
         if bucket.is_last():
-            self._end()
+            self._end_step()
         return averaged
 
-    def _begin(self) -> None:
-        """A step."""
-        self._full, self._parts, self._came = [], [], set()
+    def _begin_step(self) -> None:
+        """Begin a step: check it, and set each bucket's density and learning rate."""
+        self._full = []
+        self._reports = []
+        self._arrived = set()
         if self._background is not None:
             self._background.futures = []
         if self.debug:
-            self._shake_hands()
+            self._check_workers_agree()
         if self._dense is None:
             self.check_step(self.optimizer)
-            step, buckets = StepSettings(self.method.density_at(self.epoch)), self.engine.buckets
-            self._steps = [step] * len(buckets)
-            if self.method.needs_lr:
-                assert self.optimizer is not None  # `check_ddp_method` has looked
-                lrs = bucket_learning_rates(self.parameters, buckets, self.optimizer)
-                self._steps = [step._replace(lr=lr) for lr in lrs]
+            self._steps = self.make_step_settings(self.parameters, self.optimizer)
 
-    def _shake_hands(self) -> None:
-        """Before the first bucket of a step."""
+    def _check_workers_agree(self) -> None:
+        """Compare method, step, epoch, parameters and optimizer over the workers, for `debug`."""
         step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-        named = tensor_facts("parameter", self.parameters)
-        check_workers_agree(
-            self.comm, {**step, **named, **optimizer_facts(self.optimizer)}, self.parameters[0][1]
-        )
+        facts = {**step, **tensor_facts("parameter", self.parameters), **optimizer_facts(self.optimizer)}
+        check_workers_agree(self.comm, facts, self.parameters[0][1])
 
-    def _end(self) -> None:
-        """A step. There is nothing left to overlap with, and errors are raised here, for DDP would take those
-        of a future for gradients.
+    def _end_step(self) -> None:
+        """Wait for all averages and report.
+
+        Errors of the thread are raised here, for DDP would take those of a future for gradients.
         """
         self._full = []
         if self._background is not None:
             self._background.finish()
         self.engine.timer.samples.clear()
-        if self._parts:
+        if self._reports:
             self.engine.step += 1
-            self.last_report = StepReport.total(self._parts)
+            self.last_report = StepReport.total(self._reports)
 
-    def _look_up(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
-        """A bucket of DDP's, whose parameters change once, after the first step."""
-        ids, kind = [*map(id, parameters)], TensorKind.of(buffer)
-        known = self._known.get(index)
-        if known is None or (known.ids, known.kind) != (ids, kind):
-            names, sizes = [self._name(p) for p in parameters], [num_reals(p) for p in parameters]
+    def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
+        """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""
+        ids = [*map(id, parameters)]
+        kind = TensorKind.of(buffer)
+        strides = [p.stride() for p in parameters]
+        layout = self._layout_by_index.get(index)
+        if layout is None or (layout.ids, layout.kind) != (ids, kind):
+            names = [self._check_parameter(p) for p in parameters]
+            sizes = [num_reals(p) for p in parameters]
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for name, size in zip(names, sizes, strict=True):
-                check_unchanged(real.expand(size), self._likes[name], name)
-            known = self._known[index] = BucketLayout(
-                ids, kind, names, sizes, [p.stride() for p in parameters]
-            )
-        elif known.strides != [p.stride() for p in parameters]:
+                check_unchanged(real.expand(size), self._like_by_name[name], name)
+            layout = BucketLayout(ids, kind, names, sizes, strides)
+            self._layout_by_index[index] = layout
+        elif layout.strides != strides:
             for p in parameters:
-                self._name(p)
-        return known
+                self._check_parameter(p)
+        return layout
 
-    def _begin_average(
-        self, buffer: Tensor, group: dist.ProcessGroup | None, back: Callable[[Tensor], Tensor]
+    def _start_all_reduce(
+        self, buffer: Tensor, group: dist.ProcessGroup | None, restore_format: Callable[[Tensor], Tensor]
     ) -> Future[Tensor]:
-        """DDP's own way: nothing waits for it here."""
-        comm, size = self.engine.comm, self.comm.size
+        """Start the all-reduce that DDP itself would make."""
+        size = self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        n, (sent, _) = buffer.numel(), comm.priced("all_reduce", buffer.nbytes, size)
-        self._parts.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
+        sent, _ = self.engine.comm.priced("all_reduce", buffer.nbytes, size)
+        n = buffer.numel()
+        self._reports.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
-        return future.then(lambda done: back(done.value()[0]))
+        return future.then(lambda done: restore_format(done.value()[0]))
 
     def _average(self, full: list[FullBucket]) -> None:
-        """These buckets, which are full: all, or with `overlap` one after the other, in a thread."""
+        """Average full buckets: all of a step, or with `overlap` one after the other, in a thread."""
         for bucket in full:
             if bucket.filled is not None:
                 torch.cuda.current_stream(bucket.buffer.device).wait_event(bucket.filled)
@@ -292,81 +305,106 @@ class DDPHook(WrapperBase):
             for bucket in full:
                 bucket.buffer.div_(scale)
         try:
-            used = used_by_any_worker(
-                full, self._ask if self.check or self.scaler is not None or self._used else None
-            )
+            used = self._find_used(full)
         except NonFinite:
             if self.scaler is None:
                 raise
             self.last_report = None
             for bucket in full:
-                bucket.buffer.fill_(torch.inf)  # of which the scaler takes notice, on all workers
+                bucket.buffer.fill_(torch.inf)  # so that the scalers of all workers skip the step
         else:
-            self._parts += self._average_used(full, used)
+            self._reports += self._average_used(full, used)
             if scale != 1:
                 for bucket in full:
                     bucket.buffer.mul_(scale)
         for bucket in full:
-            bucket.averaged.set_result(bucket.back(bucket.buffer))
+            bucket.averaged.set_result(bucket.restore_format(bucket.buffer))
 
     def _average_used(self, full: list[FullBucket], used: list[list[bool]]) -> list[StepReport]:
-        """What any worker has used since the last step; in buckets of several tensors, all of them."""
+        """Average the tensors that any worker has used; in buckets of several tensors, all of them."""
         if not self._is_tensorwise:
             return [self._average_all(full, used)]
-        is_one, units = self.method.scope == "bucket", [(full, used)]
-        if is_one:
-            units = [([bucket], [flags]) for bucket, flags in zip(full, used, strict=True)]
-        return [report for unit in units for report in self._average_tensors(*unit, is_one)]
+        if self.method.scope != "bucket":
+            return self._average_tensors(full, used, shares_k=False)
+        reports = list[StepReport]()
+        for bucket, flags in zip(full, used, strict=True):
+            reports += self._average_tensors([bucket], [flags], shares_k=True)
+        return reports
 
     def _average_tensors(
-        self, full: list[FullBucket], used: list[list[bool]], is_one: bool
+        self, full: list[FullBucket], used: list[list[bool]], shares_k: bool
     ) -> list[StepReport]:
-        """Tensors, each with a state of its own, in the order in which they lie in DDP's buckets."""
-        grads, ats = list[Tensor](), list[int]()
+        """Average tensors that each have a state, in the order in which they lie in DDP's buckets."""
+        grads = list[Tensor]()
+        numbers = list[int]()
         for bucket, flags in zip(full, used, strict=True):
             if all(flags):
                 grads.append(bucket.numbers)
-                ats += [self._at[name] for name in bucket.known.names if name in self._at]
+                numbers += [self._bucket_by_name[name] for name in bucket.layout.names if name in self._bucket_by_name]
                 continue
-            for name, grad, is_used in zip(bucket.known.names, bucket.grads(), flags, strict=True):
-                if is_used and name in self._at:
+            for name, grad, is_used in zip(bucket.layout.names, bucket.grads(), flags, strict=True):
+                if is_used and name in self._bucket_by_name:
                     grads.append(grad)
-                    ats.append(self._at[name])
-        if not ats:
+                    numbers.append(self._bucket_by_name[name])
+        if not numbers:
             return []
-        gradients = self.engine.gradients_of(grads, [self._steps[at] for at in ats], ats)
-        return [self.engine.average(gradients, is_one)]
+        steps = [self._steps[number] for number in numbers]
+        return [self.engine.average(self.engine.gradients_of(grads, steps, numbers), shares_k)]
 
     def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
-        """The whole model, in the method's own buckets."""
-        names, is_all = [name for bucket in full for name in bucket.known.names], all(map(all, used))
-        if is_all and names == self._in_order:
+        """Average the whole model, in the method's own buckets."""
+        names = [name for bucket in full for name in bucket.layout.names]
+        is_all = all(map(all, used))
+        if is_all and names == [*self._index_by_name]:
             tensors = [bucket.numbers for bucket in full]
             return self.engine.average(self.engine.gradients_of(tensors, self._steps))
-        by_name = dict[str, Tensor]()
+        unused = dict[str, Tensor]()
+        grad_by_name = dict[str, Tensor]()
         for bucket, flags in zip(full, used, strict=True):
-            for name, grad, is_used in zip(bucket.known.names, bucket.grads(), flags, strict=True):
-                by_name[name] = grad if is_used else grad.zero_()
-        grads = [grad for name in self._in_order if (grad := by_name[name]).numel()]
+            for name, grad, is_used in zip(bucket.layout.names, bucket.grads(), flags, strict=True):
+                grad_by_name[name] = grad
+                if not is_used:
+                    unused[name] = grad.zero_()
+        grads = [grad_by_name[name] for name in self._index_by_name if grad_by_name[name].numel()]
         report = self.engine.average(self.engine.gradients_of(grads, self._steps))
-        residuals = {} if is_all else self.engine.residuals()
-        for name, is_used in zip(names, (flag for flags in used for flag in flags), strict=True):
-            # DDP drops this average: with this, all workers together owe what they have just delivered.
-            if not is_used and name in residuals:
-                residuals[name].add_(by_name[name])
+        residuals = self.engine.residuals() if unused else {}
+        for name, grad in unused.items():
+            # DDP drops this average, so all workers together owe again what they have just delivered.
+            if name in residuals:
+                residuals[name].add_(grad)
         return report
 
-    def _ask(
-        self, grads: Sequence[Tensor], names: Sequence[str], sizes: Sequence[int], used: Flags
-    ) -> list[bool]:
-        """See `Engine.agree`: asked only where there is anything to agree on."""
-        looks, error = (
-            self.check or self.scaler is not None,
+    def _find_used(self, full: list[FullBucket]) -> list[list[bool]]:
+        """Return, of each tensor of full buckets, whether any worker has used it since the last step.
+
+        Raises:
+            NonFinite: a gradient has a NaN or Inf, on any worker; with `check` or a scaler.
+        """
+        flags = [[True] * len(bucket.layout.names) for bucket in full]
+        sizes = [size for bucket in full for size in bucket.layout.sizes]
+        looks = self.check or self.scaler is not None
+        if not (looks or self._used) or not any(sizes):
+            return flags
+        used_here: list[bool] | None = None
+        if self._used is not None:
+            used_here = [is_used for bucket in full for is_used in bucket.used or []]
+        used_anywhere = self.engine.agree(
+            [bucket.numbers for bucket in full],
+            [name for bucket in full for name in bucket.layout.names],
+            sizes,
+            used_here,
+            looks,
             PartlyDelivered if self._background else NonFinite,
         )
-        return self.engine.agree(grads, names, sizes, used, looks, error)
+        is_used = iter(used_anywhere)
+        return [[next(is_used) for _ in bucket_flags] for bucket_flags in flags]
 
-    def _name(self, p: Tensor) -> str:
+    def _check_parameter(self, p: Tensor) -> str:
+        """Return the name of a parameter that DDP averages.
+
+        Raises:
+            ValueError: it was frozen, or lay in memory otherwise, when the hook was registered.
+        """
         if id(p) not in self.names:
             raise ValueError(
                 f"a parameter of shape {tuple(p.shape)} was frozen when `register` was called, and now DDP "
@@ -374,16 +412,17 @@ class DDPHook(WrapperBase):
             )
         name: str = self.names[id(p)]
         if p.stride() != self.strides[name]:
-            # It reads what a hook returns by the strides of now, and filled the bucket by those of before.
+            # DDP filled the bucket by the old strides, and reads the average by the new ones.
             raise ValueError(
                 f"{name} lies in memory otherwise than when `register` was called, and DDP would mix up its "
                 "gradient; convert the model first (such as to channels_last), then wrap it"
             )
         return name
 
-    def _check_all_came(self) -> None:
-        """Refuse a step in which DDP leaves a parameter out: it would be each worker's own."""
-        if missing := [name for name, _ in self.parameters if name not in self._came]:
+    def _check_all_arrived(self) -> None:
+        """Refuse a step in which DDP leaves a parameter out, which would differ between workers."""
+        missing = [name for name, _ in self.parameters if name not in self._arrived]
+        if missing:
             raise ValueError(
                 f"{missing[0]} requires a gradient, but was frozen when DistributedDataParallel was made, "
                 "which does not average it; unfreeze it first, then wrap the model"
@@ -394,24 +433,24 @@ class DDPHook(WrapperBase):
         if self._is_scaler_checked or not any(id(p) in self.names for p in parameters_of(optimizer)):
             return
         self._is_scaler_checked = True
-        if stepped_by_scaler():
+        if is_stepped_by_scaler(optimizer, self._unknown_scalers):
             raise ValueError(
                 "a GradScaler steps the optimizer, so residuals would hold gradients of different scales; "
                 "hand it over, sparsify.register(..., scaler=scaler): gradients are divided by its scale then"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's state, of tensors and numbers only: save it per rank, beside model and optimizer."""
+        """Return this worker's state, of tensors and numbers only: save it per rank."""
         return self.engine.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken, on all workers together: see `Engine.load_state_dict`."""
+        """Continue where `state_dict` was called, on all workers together, see `Engine.load_state_dict`."""
         self.engine.load_state_dict(saved)
 
 
-def call(hook: DDPHook, bucket: Any) -> Future[Tensor]:
-    """The hook as a function, which DDP asks for."""
+def call_ddp_hook(hook: DDPHook, bucket: Any) -> Future[Tensor]:
+    """Call the hook: DDP asks for a function."""
     return hook(bucket)
 
 
-call.__annotations__.clear()  # DDP inspects them, and would not know what is text here
+call_ddp_hook.__annotations__.clear()  # DDP inspects them, and would not know what is text here

@@ -1,4 +1,4 @@
-"""What can be averaged unit by unit, and what is refused."""
+"""Checks of the arguments of `sparsify.shard`."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from torch import nn
 from sparsify.method import Dense, Method
 from sparsify.wrappers.checks import check_momentum_applied_once, parameters_of
 
-Named = Sequence[tuple[str, nn.Parameter]]
+NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose steps can be watched: Accelerate and Lightning hide it in one of their own."""
+    """Return the optimizer whose steps hooks see, which Accelerate and Lightning hide in their own."""
     for name in ("optimizer", "_optimizer"):
-        if isinstance(inner := getattr(optimizer, name, None), torch.optim.Optimizer):
+        inner = getattr(optimizer, name, None)
+        if isinstance(inner, torch.optim.Optimizer):
             return unwrap_optimizer(inner)
     return optimizer
 
 
 def reduce_scatter_of(within: Method | None) -> Any:
-    """The reduce-scatter of this method; None of none.
+    """Return the reduce-scatter of a method; None where there is no method.
 
     Raises:
-        ValueError: it has none, or one that would keep a residual.
+        ValueError: the method has no reduce-scatter, or one that would keep a residual.
     """
     if within is None:
         return None
-    found = within.custom_reduce_scatter() if isinstance(within, Method) else None
-    if found is None:
+    reduce_scatter = within.custom_reduce_scatter() if isinstance(within, Method) else None
+    if reduce_scatter is None:
         raise ValueError(
             f"within={within!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
             "for torch's own"
         )
-    return found
+    return reduce_scatter
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse what is no optimizer, or averages by itself.
+    """Refuse an object that is no optimizer, or averages by itself.
 
     Raises:
         ValueError: says what to hand over.
@@ -60,27 +61,27 @@ def check_optimizer_of_model(optimizer: torch.optim.Optimizer, model: nn.Module)
     """Refuse an optimizer of parameters that the model does not have.
 
     Raises:
-        ValueError: it has one.
+        ValueError: the optimizer has such a parameter.
     """
-    known = set(map(id, model.parameters()))
+    model_ids = set(map(id, model.parameters()))
     for p in parameters_of(optimizer):
-        if id(p) not in known:
+        if id(p) not in model_ids:
             raise ValueError(
                 f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have; make "
                 "the optimizer after fully_shard, which replaces the parameters"
             )
 
 
-def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters: Named) -> None:
-    """Refuse what can't average unit by unit, or does not fit together."""
+def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters: NamedParameters) -> None:
+    """Refuse a method that can't average unit by unit, or does not fit the optimizer or the model."""
     if not hasattr(method, "aggregate"):
         raise ValueError(
             f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
         )
     check_momentum_applied_once(optimizer, method)
-    known = set(map(id, parameters_of(optimizer)))
+    optimized_ids = set(map(id, parameters_of(optimizer)))
     for name, p in parameters:
-        if id(p) not in known:
+        if id(p) not in optimized_ids:
             raise ValueError(
                 f"{name} is not the optimizer's, with whose state its residual is saved; make one optimizer "
                 "of all that is trained, after fully_shard, which replaces the parameters"

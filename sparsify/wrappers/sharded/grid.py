@@ -1,4 +1,4 @@
-"""Workers in rows and columns: a row shares one replica of the model, a column has the same shard of it."""
+"""The grid of all workers: a row shares one replica of the model, a column has equal shards of it."""
 
 from __future__ import annotations
 
@@ -14,75 +14,82 @@ from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
 
-NAMES = ("replicate", "shard")
+MESH_DIM_NAMES = ("replicate", "shard")
 
 
 class ShardGrid(NamedTuple):
-    """Both groups of this worker."""
+    """The two groups of a worker, and the mesh of all workers."""
 
-    replicas: TorchComm  # those with the same shard
-    shards: TorchComm  # those of the same replica
+    replicas: TorchComm  # the workers that have the same shard as this one
+    shards: TorchComm  # the workers that share a replica with this one
     mesh: DeviceMesh  # of all, (replicas, shards)
     device: torch.device  # on which tensors travel
 
     @classmethod
-    def of(
+    def from_groups(
         cls, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup, device: torch.device
     ) -> ShardGrid:
-        """The grid that these groups make up. Collective, over all its workers.
+        """Return the grid that the groups of all workers make up. Collective, over all of them.
 
         Raises:
-            ValueError: there is one replica only, or the groups make up none.
+            ValueError: there is one replica only, or the groups make up no grid.
         """
-        column, row = TorchComm(replicas), TorchComm(shards)
+        column = TorchComm(replicas)
+        row = TorchComm(shards)
         if column.size == 1:
             raise ValueError(
                 f"there is one replica only, of {row.size} shards, so nothing is exchanged between replicas; "
                 "take a mesh with two or more, such as init_device_mesh('cuda', (2, 4), "
-                f"mesh_dim_names={NAMES}), or leave sparsify.shard out"
+                f"mesh_dim_names={MESH_DIM_NAMES}), or leave sparsify.shard out"
             )
-        mine = dist.get_process_group_ranks(shards)
-        told = torch.tensor([len(mine), *mine], device=device)
-        lengths = host_sync.to_host(torch.cat(column.all_gather(told[:1])))
-        if set(lengths) != {len(mine)}:
+        row_ranks = dist.get_process_group_ranks(shards)
+        message = torch.tensor([len(row_ranks), *row_ranks], device=device)
+        lengths = host_sync.to_host(torch.cat(column.all_gather(message[:1])))
+        if set(lengths) != {len(row_ranks)}:
             raise ValueError(f"the replicas have {lengths} shards, and must have equally many")
-        rows = [theirs[1:] for theirs in host_sync.to_host(torch.stack(column.all_gather(told)))]
-        ranks = [rank for each in rows for rank in each]
+        messages = host_sync.to_host(torch.stack(column.all_gather(message)))
+        rows = [theirs[1:] for theirs in messages]
+        ranks = [rank for row_of_ranks in rows for rank in row_of_ranks]
         if len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"the workers {dist.get_process_group_ranks(column.group)} should have the same shard, but "
-                f"{mine}, who share a replica, are among them; hand over the other dimension of the mesh: "
+                f"{row_ranks}, who share a replica, are among them; hand over the other dimension of the mesh: "
                 "replicas=mesh['replicate']"
             )
         groups = [cast(dist.ProcessGroup, column.group), cast(dist.ProcessGroup, row.group)]
         mesh = DeviceMesh.from_group(
-            groups, device.type, mesh=torch.tensor(rows, device="cpu"), mesh_dim_names=NAMES
+            groups, device.type, mesh=torch.tensor(rows, device="cpu"), mesh_dim_names=MESH_DIM_NAMES
         )
         return cls(column, row, mesh, device)
 
     def all_workers(self) -> Comm:
-        """All workers, for what all must know."""
+        """Return a communicator of all workers."""
         return cast(Comm, GridComm(self.replicas, self.shards))
 
-    def stack_workers(self, own: Tensor) -> DTensor:
-        """A tensor of each worker's, of the same shape on all, as one: (replicas, shards, *shape). So
-        `torch.distributed.checkpoint` saves and loads all of them.
+    def stack_workers(self, tensor: Tensor) -> DTensor:
+        """Return a DTensor (replicas, shards, *shape) of every worker's tensor, of one shape on all workers.
+
+        `torch.distributed.checkpoint` saves and loads all parts of it.
         """
-        found: DTensor = DTensor.from_local(own[None, None], self.mesh, [Shard(0), Shard(1)], run_check=False)
-        return found
+        stacked: DTensor = DTensor.from_local(
+            tensor[None, None], self.mesh, [Shard(0), Shard(1)], run_check=False
+        )
+        return stacked
 
 
 class GridComm:
-    """As much of a communicator of all workers, row by row, as those who agree need: it gathers, first in
-    rows, then in columns.
+    """A communicator of all workers of a grid, numbered row by row, that can only all-gather.
+
+    It gathers first in rows, then in columns.
     """
 
     def __init__(self, columns: TorchComm, rows: TorchComm) -> None:
-        self.rows, self.columns = rows, columns
+        self.rows = rows
+        self.columns = columns
         self.size = rows.size * columns.size
         self.rank = columns.rank * rows.size + rows.rank
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every worker's tensor, by rank; all have the same shape."""
-        mine = torch.stack(self.rows.all_gather(tensor))
-        return [theirs for row in self.columns.all_gather(mine) for theirs in row.unbind()]
+        """Return every worker's tensor, by rank; all have one shape."""
+        row = torch.stack(self.rows.all_gather(tensor))
+        return [tensor for row in self.columns.all_gather(row) for tensor in row.unbind()]

@@ -1,4 +1,4 @@
-"""Sparsified gradients of a sharded model: what is exchanged between the replicas of each shard."""
+"""A hook that sparsifies the gradients of a sharded model between the replicas of each shard."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ from sparsify.core.bucket import Bucket, grouped, local_part
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
-from sparsify.wrappers.checks import (
-    bucket_learning_rates,
-    resolve_process_group,
-    stepped_by_scaler,
-)
+from sparsify.wrappers.checks import resolve_process_group
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport, while_alive
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
@@ -30,8 +26,9 @@ from sparsify.wrappers.handshake import (
     wrapping_facts,
 )
 from sparsify.wrappers.overhead import AveragingOverhead
+from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.sharded.checks import (
-    Named,
+    NamedParameters,
     check_optimizer,
     check_shardable,
     reduce_scatter_of,
@@ -44,7 +41,7 @@ from sparsify.wrappers.wrapper_base import WrapperBase
 
 
 class NonFiniteShard(NonFinite):
-    """A gradient is NaN or infinite. Units that came before it in the backward pass were delivered."""
+    """A NaN or Inf in a gradient. Units before it in the backward pass were delivered."""
 
     def __init__(self, rank: int, step: int, layer: str) -> None:
         super().__init__(rank, step, layer)
@@ -55,7 +52,9 @@ class NonFiniteShard(NonFinite):
 
 
 class ShardHook(WrapperBase):
-    """Lets `method` average the gradients of a sharded model between its replicas: `sparsify.shard`.
+    """A hook that lets `method` average the gradients of a sharded model between its replicas.
+
+    Users call it `sparsify.shard`.
 
     Within a replica gradients are reduced as ever, so that each worker has those of its shard, unit by unit,
     while backpropagation goes on. The method then averages them over the workers that have the same shard,
@@ -73,7 +72,8 @@ class ShardHook(WrapperBase):
     Args:
         model: all of it sharded by `fully_shard`, over a mesh of shards or of replicas and shards (HSDP).
             Replica 0's parameters and buffers are broadcast.
-        optimizer: of the model's parameters. It is stepped as ever; its steps are counted here.
+        optimizer: of the model's parameters. It is stepped as ever, and its steps are counted. A GradScaler
+            that steps it is refused, if it was made before this, or the optimizer is fused.
         method: with scope='layer', a size in MB (tensors that follow each other in a unit), or 'bucket'
             (a unit). dense takes units.
         replicas: the mesh, of one dimension, or the group, of the workers that have the same shard; by
@@ -92,7 +92,7 @@ class ShardHook(WrapperBase):
     Raises:
         ValueError: the model is not sharded, or by something else; there is one replica; the method must see
             the whole gradient; torch's version is unknown.
-        WorkerMismatch: on all workers, where they were not given the same.
+        WorkerMismatch: on all workers, where their arguments differ.
     """
 
     def __init__(
@@ -109,108 +109,124 @@ class ShardHook(WrapperBase):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        self.units, optimizer = find_units(model), unwrap_optimizer(optimizer)
+        self.units = find_units(model)
+        optimizer = unwrap_optimizer(optimizer)
         grid = make_grid(self.units, resolve_process_group(replicas))
-        self._everyone, parameters = grid.all_workers(), named_unit_parameters(self.units)
+        self._all_workers = grid.all_workers()
+        parameters = named_unit_parameters(self.units)
 
-        def facts() -> dict[str, Any]:
+        def collect_facts() -> dict[str, Any]:
             check_optimizer(optimizer)
             check_shardable(method, optimizer, parameters)
             reduce_scatter_of(within)
-            told = wrapping_facts(
+            unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
+            options = wrapping_facts(
                 model, optimizer, method, within=stable_repr(within), seed=seed, check=check, debug=debug,
                 steps_per_epoch=steps_per_epoch,
             )  # fmt: skip
-            return told | {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
+            return {**options, **unit_facts}
 
-        check_arguments_agree(self._everyone, nn.ParameterList(map(local_parameter, parameters)), facts)
+        shards = nn.ParameterList(map(local_parameter, parameters))
+        check_arguments_agree(self._all_workers, shards, collect_facts)
         super().__init__(method, grid.replicas, steps_per_epoch, None)
-        self.method, self.optimizer, self.check, self.debug = method, optimizer, check, debug
+        self.method = method
+        self.optimizer = optimizer
+        self.check = check
+        self.debug = debug
         broadcast_first_replica(model, grid)
-        buckets, self._inside = make_unit_buckets(self.units, method)
+        buckets, self._buckets_by_unit = make_unit_buckets(self.units, method)
         self.engine = Engine(method, buckets, grid.replicas, None, seed, select)
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
-        self._waiting = dict[int, Tensor]()  # by unit, what is exchanged with the next gradients
-        self._steps, self._parts = list[StepSettings](), list[StepReport]()  # of this step
-        self._overhead, self._tells = AveragingOverhead(self.engine.comm, ""), self._everyone.rank == 0
-        if not self._tells:
-            self._overhead.samples = None
-        self._saved = OptimizerStateExtension(
+        self._deferred_by_unit = dict[int, Tensor]()  # gradients that are exchanged with the next ones
+        self._steps = list[StepSettings]()  # of this step, by bucket
+        self._reports = list[StepReport]()  # of this step
+        self._overhead = AveragingOverhead(self.engine.comm, "")
+        if self._all_workers.rank > 0:
+            self._overhead.samples = None  # another worker logs
+        self._state_extension = OptimizerStateExtension(
             self, optimizer, dict(parameters), grid, self.check_between_steps
         )
         self.scatter = reduce_scatter_of(within)
-        for at, unit in enumerate(self.units):
-            unit.replace_all_reduce(partial(self._take, at))
+        for index, unit in enumerate(self.units):
+            unit.replace_all_reduce(partial(self._on_unit_gradient, index))
             if self.scatter is not None:
                 unit.replace_reduce_scatter(self.scatter)
+        self._unknown_scalers = find_scalers()
         for handle in (
             optimizer.register_step_pre_hook(while_alive(self._check_before_step)),
-            optimizer.register_step_post_hook(while_alive(self._end)),
+            optimizer.register_step_post_hook(while_alive(self._end_step)),
         ):
             finalize(self, handle.remove)
 
-    def _take(self, at: int, grad: Tensor) -> None:
-        """A unit's gradients on this worker, (n,), have come."""
-        unit = self.units[at]
-        unit.check(grad)
-        if (waiting := self._waiting.pop(at, None)) is not None:
-            grad.add_(waiting)
+    def _on_unit_gradient(self, index: int, grad: Tensor) -> None:
+        """Average the gradients of a unit on this worker, (n,), in place, unless they only accumulate."""
+        unit = self.units[index]
+        unit.check_gradient(grad)
+        deferred = self._deferred_by_unit.pop(index, None)
+        if deferred is not None:
+            grad.add_(deferred)
         if unit.is_all_reduce_deferred:
-            self._waiting[at] = grad.clone()
+            self._deferred_by_unit[index] = grad.clone()
             grad.zero_()
             return
         with self._overhead.measure():
-            self._average(at, grad)
+            self._average(index, grad)
 
-    def _average(self, at: int, grad: Tensor) -> None:
-        """Between the replicas."""
-        engine, inside = self.engine, self._inside[at]
-        if not self._parts:
-            self._begin()
+    def _average(self, index: int, grad: Tensor) -> None:
+        """Average the gradients of a unit between the replicas."""
+        if not self._reports:
+            self._begin_step()
         if self.check and not isinstance(self.method, Dense):
-            n, names = grad.numel(), [self.units[at].name]
-            engine.agree([grad], names, [n], None, error=NonFiniteShard, among=self._everyone)
-        gradients = engine.gradients_of([grad], [self._steps[bucket] for bucket in inside], inside)
-        self._parts.append(engine.average(gradients))
+            self.engine.agree(
+                [grad],
+                [self.units[index].name],
+                [grad.numel()],
+                None,
+                error=NonFiniteShard,
+                among=self._all_workers,
+            )
+        numbers = self._buckets_by_unit[index]
+        steps = [self._steps[number] for number in numbers]
+        self._reports.append(self.engine.average(self.engine.gradients_of([grad], steps, numbers)))
 
-    def _begin(self) -> None:
-        """A step."""
+    def _begin_step(self) -> None:
+        """Begin a step: check it, and set each bucket's density and learning rate."""
         self._check_model()
         self.check_step(self.optimizer)
         if self.debug:
-            told = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-            check_workers_agree(
-                self._everyone, {**told, **optimizer_facts(self.optimizer)}, self.engine.buckets[0].flat
-            )
-        step, buckets = StepSettings(self.method.density_at(self.epoch)), self.engine.buckets
-        self._steps = [step] * len(buckets)
-        if self.method.needs_lr:
-            lrs = bucket_learning_rates(self._parameters, buckets, self.optimizer)
-            self._steps = [step._replace(lr=lr) for lr in lrs]
+            step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
+            facts = {**step, **optimizer_facts(self.optimizer)}
+            check_workers_agree(self._all_workers, facts, self.engine.buckets[0].flat)
+        self._steps = self.make_step_settings(self._parameters, self.optimizer)
 
-    def _end(self, *_: Any) -> None:
-        """The optimizer has made a step; torch.distributed.checkpoint also makes one without gradients."""
-        if not self._parts:
+    def _end_step(self, *_: Any) -> None:
+        """Count and report a step that the optimizer has made.
+
+        A step without gradients, as torch.distributed.checkpoint makes, does not count.
+        """
+        if not self._reports:
             return
-        self.last_report, self._parts = StepReport.total(self._parts), []
+        self.last_report = StepReport.total(self._reports)
+        self._reports = []
         self.engine.step += 1
         self.engine.timer.samples.clear()
         self._overhead.end_step(self.last_report)
 
-    def check_between_steps(self, what: str) -> None:
-        """Refuse what must not come between backward and step."""
-        if self._parts or self._waiting:
+    def check_between_steps(self, call: str) -> None:
+        """Refuse a call that must not come between backward and step."""
+        if self._reports or self._deferred_by_unit:
             raise ValueError(
-                f"{what} came between backward and step, when part of this step is in the residuals already; "
+                f"{call} came between backward and step, when part of this step is in the residuals already; "
                 "call it after the step"
             )
 
     def _check_model(self) -> None:
-        """Refuse parameters that somebody else averages, or nobody.
+        """Refuse parameters that something else averages, or nothing.
 
         Raises:
-            ValueError: one was frozen when the model was sharded and is trained now, or a hook is not ours.
+            ValueError: a parameter was frozen when the model was sharded and is trained now, or a hook is not this
+                library's.
         """
         for name, p in self._frozen:
             if p.requires_grad:
@@ -222,34 +238,34 @@ class ShardHook(WrapperBase):
         for unit in self.units:
             unit.check_hook()
 
-    def _check_before_step(self, *_: Any) -> None:
+    def _check_before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse a GradScaler, which hides the scale, and skips steps that have been delivered."""
         self._check_model()
-        if self._parts and stepped_by_scaler():
+        if self._reports and is_stepped_by_scaler(optimizer, self._unknown_scalers):
             raise ValueError(
                 "a GradScaler steps the optimizer, so residuals would hold gradients of different scales; "
                 "reduce in bfloat16 or float32, MixedPrecisionPolicy(reduce_dtype=...), which need no scaler"
             )
 
 
-def named_unit_parameters(units: Sequence[ShardedUnit]) -> Named:
-    """All that is trained, unit by unit."""
-    return [one for unit in units for one in zip(unit.names, unit.parameters, strict=True)]
+def named_unit_parameters(units: Sequence[ShardedUnit]) -> NamedParameters:
+    """Return the trained parameters, unit by unit, with their names."""
+    return [named for unit in units for named in zip(unit.names, unit.parameters, strict=True)]
 
 
 def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
-    """A parameter's shard as a plain one, in the same memory."""
+    """Return a parameter's shard as a plain parameter, in the same memory."""
     return nn.Parameter(local_part(named[1]), requires_grad=False)
 
 
 def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
-    """Give all replicas the parameters and buffers of the first one. All travel on one device."""
+    """Broadcast the parameters and buffers of the first replica. All travel on one device."""
     tensors = map(local_part, (*model.parameters(), *model.buffers()))
     broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
 def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) -> ShardGrid:
-    """The workers of these units: their own replicas, or those that were handed over.
+    """Return the grid of the workers of these units, with their own replicas or the given ones.
 
     Raises:
         ValueError: the units are not all on one mesh, or there are no replicas.
@@ -263,31 +279,35 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
                 "on the same mesh; shard exchanges all units between the same replicas: give fully_shard one "
                 "mesh for all"
             )
-    own = first.replicas
-    if own is None and replicas is None:
+    own_replicas = first.replicas
+    if own_replicas is None and replicas is None:
         raise ValueError(
             "the model is sharded over one dimension of a mesh, which says nothing of replicas; hand over "
             "the other one: sparsify.shard(..., replicas=mesh['replicate'])"
         )
-    if own is not None and replicas is not None:
-        theirs, mine = map(dist.get_process_group_ranks, (replicas, own))
-        if theirs != mine:
+    if own_replicas is not None and replicas is not None:
+        own_ranks = dist.get_process_group_ranks(own_replicas)
+        given_ranks = dist.get_process_group_ranks(replicas)
+        if given_ranks != own_ranks:
             raise ValueError(
-                f"the model's own mesh has the replicas {mine}, and replicas= has {theirs}; leave it out"
+                f"the model's own mesh has the replicas {own_ranks}, and replicas= has {given_ranks}; leave "
+                "it out"
             )
-    return ShardGrid.of(own or replicas, first.shards, first.device)
+    return ShardGrid.from_groups(own_replicas or replicas, first.shards, first.device)
 
 
 def make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:
-    """What is exchanged together; and of each unit which buckets they are. There is no memory behind them."""
-    buckets, inside = list[Bucket](), list[list[int]]()
+    """Return the buckets of all units, without memory behind them, and the numbers of each unit's buckets."""
+    buckets = list[Bucket]()
+    numbers_by_unit = list[list[int]]()
     is_whole = isinstance(method, Dense) or method.scope == "bucket"
+    scope = "global" if is_whole else method.scope
     for unit in units:
-        groups = grouped(unit.sizes, unit.dtype.itemsize, "global" if is_whole else method.scope)
-        begun, like = len(buckets), torch.zeros(1, dtype=unit.dtype, device=unit.device)
-        for group in groups:
-            at = slice(group.start, group.stop)
-            n = sum(unit.sizes[at])
-            buckets.append(Bucket(like.expand(n), tuple(unit.names[at]), tuple(unit.shapes[at])))
-        inside.append([*range(begun, len(buckets))])
-    return buckets, inside
+        first = len(buckets)
+        like = torch.zeros(1, dtype=unit.dtype, device=unit.device)
+        for group in grouped(unit.sizes, unit.dtype.itemsize, scope):
+            inside = slice(group.start, group.stop)
+            n = sum(unit.sizes[inside])
+            buckets.append(Bucket(like.expand(n), tuple(unit.names[inside]), tuple(unit.shapes[inside])))
+        numbers_by_unit.append([*range(first, len(buckets))])
+    return buckets, numbers_by_unit

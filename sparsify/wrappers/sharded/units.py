@@ -1,4 +1,4 @@
-"""The units of a model that `fully_shard` made. The one file that knows torch's private names of them."""
+"""The units of a model that `fully_shard` made, with all private names of torch that this library uses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,20 @@ from sparsify.core.modes import outside_of_modes
 
 # `set_all_reduce_hook` and its kin are marked experimental: these versions have been tried, and others may
 # hand over something else.
-FIRST, LAST = (2, 11), (2, 15)
-HOOK, SCATTER = "_all_reduce_hook", "_reduce_scatter_comm"
-# Modules whose units have one of this library's hooks.
+OLDEST_TORCH = (2, 11)
+NEWEST_TORCH = (2, 15)
+HOOK = "_all_reduce_hook"
+SCATTER = "_reduce_scatter_comm"
+# The hook of this library that a module's unit has.
 HOOK_BY_MODULE: WeakKeyDictionary[nn.Module, Callable[[Tensor], None]] = WeakKeyDictionary()
 
 
 @dataclass
 class ShardedUnit:
-    """What `fully_shard` gathers and reduces together: the parameters of a module, but for those of units
-    inside it. A worker has a shard of each, and gets their gradients as one flat tensor, each padded to the
-    size that the first worker has.
+    """The trained parameters of a module that `fully_shard` gathers and reduces together.
+
+    Parameters of units inside the module are not among them. A worker has a shard of each parameter, and gets
+    their gradients as one flat tensor, each padded to the size that the first worker has.
     """
 
     name: str
@@ -37,51 +40,50 @@ class ShardedUnit:
     parameters: list[Parameter]  # DTensors
     shapes: list[tuple[int, ...]]  # of their shards, padded
     dtype: torch.dtype  # in which gradients are reduced
-    hook: Callable[[Tensor], None] | None = None  # that this library has set
+    hook: Callable[[Tensor], None] | None = None  # as set by this library
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each shard, padded."""
+        """Number of elements of each shard, padded."""
         return [torch.Size(shape).numel() for shape in self.shapes]
 
     @property
     def device(self) -> torch.device:
-        """Where gradients are reduced, also those of parameters that are kept on the host."""
-        found: torch.device = self.group.device
-        return found
+        """Device on which gradients are reduced, also those of parameters that are kept on the host."""
+        device: torch.device = self.group.device
+        return device
 
     @property
     def shards(self) -> dist.ProcessGroup:
-        """The workers that share a replica."""
-        mesh_info = self.group.mesh_info
-        found: dist.ProcessGroup = mesh_info.shard_process_group
-        return found
+        """Group of the workers that share a replica."""
+        group: dist.ProcessGroup = self.group.mesh_info.shard_process_group
+        return group
 
     @property
     def replicas(self) -> dist.ProcessGroup | None:
-        """The workers that have the same shard, where the unit averages over them by itself (HSDP)."""
-        found: dist.ProcessGroup | None = getattr(self.group.mesh_info, "replicate_process_group", None)
-        return found
+        """Group of the workers that have equal shards, where the unit itself averages over them (HSDP)."""
+        group: dist.ProcessGroup | None = getattr(self.group.mesh_info, "replicate_process_group", None)
+        return group
 
     @property
     def is_factor_set(self) -> bool:
-        """True after `set_gradient_divide_factor`: what it was told divides the sum over all workers."""
+        """True after `set_gradient_divide_factor`, whose factor divides the sum over all workers."""
         return self.group.gradient_divide_factor is not None
 
     @property
     def is_all_reduce_deferred(self) -> bool:
-        """True in a backward pass that is told not to reduce between replicas yet:
-        `set_requires_all_reduce(False)`.
-        """
+        """True in a backward pass under `set_requires_all_reduce(False)`, which does not reduce over replicas."""
         return not self.group.all_reduce_grads
 
     def replace_all_reduce(self, average: Callable[[Tensor], None]) -> None:
-        """Let `average` change a shard's gradients in place, as they come from the reduce-scatter: (n,), the
-        mean over the replica's workers; or R times their sum divided by what `set_gradient_divide_factor` was
-        told, which is of all workers of the R replicas. In the place of the unit's own all-reduce.
+        """Let `average` change a shard's gradients in place of the unit's own all-reduce.
+
+        It is given the gradients (n,) as they come from the reduce-scatter: their mean over the replica's
+        workers; or, after `set_gradient_divide_factor` for all workers of R replicas, R times their sum over
+        the factor.
         """
         num_replicas = 1 if self.replicas is None else self.replicas.size()
-        self._take_all_reduce_away()
+        self._remove_all_reduce()
 
         def hook(grad: Tensor) -> None:
             if num_replicas > 1 and self.is_factor_set:
@@ -93,19 +95,20 @@ class ShardedUnit:
         self.module.set_all_reduce_hook(hook)
 
     def confine_to_replica(self, shards: DeviceMesh) -> None:
-        """Keep gradients, and the arithmetic of optimizers, within the replica: parameters of a mesh of
-        replicas and shards become DTensors on `shards`, the mesh of this replica.
+        """Keep gradients, and the arithmetic of optimizers, within the replica.
+
+        Parameters on a mesh of replicas and shards become DTensors on `shards`, the mesh of this replica.
         """
         self.replace_all_reduce(lambda grad: None)
-        for one in self.group.fsdp_params:
-            one._sharding_spec = spec_without_replicas(one._sharding_spec, shards)
-            one.sharded_param._spec = one._sharding_spec
+        for fsdp_param in self.group.fsdp_params:
+            fsdp_param._sharding_spec = spec_without_replicas(fsdp_param._sharding_spec, shards)
+            fsdp_param.sharded_param._spec = fsdp_param._sharding_spec
 
     def check_hook(self) -> None:
-        """Refuse a unit whose gradients somebody else has been given since.
+        """Refuse a unit whose all-reduce hook was replaced since.
 
         Raises:
-            ValueError: its all-reduce hook is another one.
+            ValueError: the unit has another hook.
         """
         if getattr(self.group, HOOK) is not self.hook:
             raise ValueError(
@@ -114,27 +117,29 @@ class ShardedUnit:
                 "after fully_shard anew"
             )
 
-    def _take_all_reduce_away(self) -> None:
-        """From a unit on a mesh of replicas and shards; others average within their replica only."""
+    def _remove_all_reduce(self) -> None:
+        """Remove the all-reduce of a unit on a mesh of replicas and shards; other units have none."""
         if self.replicas is None:
             return
-        group, own = self.group, mesh_info_without_replicas(self.group.mesh_info)
+        group = self.group
+        mesh_info = mesh_info_without_replicas(group.mesh_info)
         if group.post_forward_mesh_info is group.mesh_info:  # else parameters would move between two meshes
-            group.post_forward_mesh_info = own
-        group.mesh_info = own
+            group.post_forward_mesh_info = mesh_info
+        group.mesh_info = mesh_info
 
-    def check(self, grad: Tensor) -> None:
-        """Refuse gradients of others than of all trained parameters.
+    def check_gradient(self, grad: Tensor) -> None:
+        """Refuse a gradient that is not of all trained parameters.
 
         Raises:
-            ValueError: there are fewer or more, or of another type.
+            ValueError: it has fewer or more elements, or another dtype.
         """
         if grad.dtype != self.dtype:
             raise ValueError(
                 f"{self.name} is reduced in {grad.dtype}, and was in {self.dtype} when it was sharded; its "
                 "residual can't follow: call sparsify.shard anew after the change"
             )
-        if (n := sum(self.sizes)) != grad.numel():
+        n = sum(self.sizes)
+        if n != grad.numel():
             raise ValueError(
                 f"{self.name} has {n} trained elements on this worker, and {grad.numel()} have a gradient: a "
                 "parameter was not used in this step, or frozen or unfrozen since; call "
@@ -143,7 +148,7 @@ class ShardedUnit:
             )
 
     def replace_reduce_scatter(self, scatter: Any) -> None:
-        """Let another one reduce within the shards, see `torch.distributed.fsdp`'s ReduceScatter."""
+        """Reduce within the shards by `scatter`, a ReduceScatter of `torch.distributed.fsdp`."""
         self.module.set_custom_reduce_scatter(ReduceScatterOutsideAutocast(scatter))
 
 
@@ -160,18 +165,18 @@ class ReduceScatterOutsideAutocast:
 
 
 def mesh_info_without_replicas(mesh_info: Any) -> Any:
-    """What HSDP knows of its mesh, of the shards alone."""
+    """Return what FSDP knows of a mesh of replicas and shards, for the shards alone."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
-    found: Any = FSDPMeshInfo(mesh_info.mesh, shard_mesh_dim=mesh_info.shard_mesh_dim)
+    shards_info: Any = FSDPMeshInfo(mesh_info.mesh, shard_mesh_dim=mesh_info.shard_mesh_dim)
     for name in ("dp_mesh_dims", "spmd_mesh", "is_spmd_mesh", "reduce_scatter_process_group"):
         if hasattr(mesh_info, name):
-            setattr(found, name, getattr(mesh_info, name))
-    return found
+            setattr(shards_info, name, getattr(mesh_info, name))
+    return shards_info
 
 
 def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
-    """A DTensor's place on a mesh of replicas and shards, in this order, on the mesh of shards alone."""
+    """Return a DTensor's spec on a mesh of replicas and shards, in this order, for the shards alone."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     if spec.mesh.ndim == 1:
@@ -180,9 +185,7 @@ def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
 
 
 def confine_optimizer_to_replica(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
-    """Let gradients, and what an optimizer remembers, follow their parameters from a mesh of replicas and
-    shards to the mesh of shards.
-    """
+    """Move gradients and an optimizer's state to the mesh of shards, as `ShardedUnit.confine_to_replica` does."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             for tensor in (p.grad, *optimizer.state.get(p, {}).values()):
@@ -191,41 +194,43 @@ def confine_optimizer_to_replica(optimizer: torch.optim.Optimizer, shards: Devic
 
 
 def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[ShardedUnit]:
-    """All units of a model that train something, the outermost first.
+    """Return the units of a model that have trained parameters, the outermost first.
 
     Args:
-        allow_library_hooks: units may have a hook of this library, which they keep.
+        allow_library_hooks: units may have a hook of this library, and keep it.
 
     Raises:
-        ValueError: it has none, or one of a kind that gradients can't be taken from; or torch is of a version
-            that this library does not know.
+        ValueError: the model has no units, or units that hand no gradients over; or this library does not
+            know the version of torch.
     """
-    check_version()
+    check_torch_version()
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
         if isinstance(module, FSDPModule):  # a forward pass may have left gathered copies in their place
             module.reshard()
     names = {id(p): name for name, p in model.named_parameters()}
-    found = [
-        unit
-        for name, module in model.named_modules()
-        if isinstance(module, FSDPModule) and (unit := make_unit(name or "the whole model", module, names))
-    ]
-    sharded = {id(p) for unit in found for p in unit.parameters}
-    for unit in found if allow_library_hooks else ():
-        unit.hook = HOOK_BY_MODULE.get(unit.module)
-    check_sharded(model, found, sharded)
-    return found
+    units = list[ShardedUnit]()
+    for name, module in model.named_modules():
+        unit = make_unit(name or "the whole model", module, names) if isinstance(module, FSDPModule) else None
+        if unit is not None:
+            units.append(unit)
+            unit.hook = HOOK_BY_MODULE.get(module) if allow_library_hooks else None
+    check_model_sharded(model, units)
+    return units
 
 
 def make_unit(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
-    """That of one module; None where it trains nothing."""
+    """Return the unit of one module; None where the module has no trained parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    groups = [group for group in groups if any(one.sharded_param.requires_grad for one in group.fsdp_params)]
+    trained_by_group = [
+        [fsdp_param for fsdp_param in group.fsdp_params if fsdp_param.sharded_param.requires_grad]
+        for group in groups
+    ]
+    groups = [(group, trained) for group, trained in zip(groups, trained_by_group, strict=True) if trained]
     if not groups:
         return None
     if len(groups) > 1:
@@ -233,37 +238,36 @@ def make_unit(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit |
             f"{name} has parameters on {len(groups)} meshes; give each kind a unit of its own: "
             "fully_shard(part, mesh=...) before fully_shard(model)"
         )
-    (group,) = groups
-    trained = [one for one in group.fsdp_params if one.sharded_param.requires_grad]
-    policy, kept = group.mp_policy, trained[0].sharded_param.dtype
+    ((group, trained),) = groups
+    policy = group.mp_policy
     return ShardedUnit(
         name,
         module,
         group,
-        [names.get(id(one.sharded_param), "?") for one in trained],
-        [one.sharded_param for one in trained],
-        [tuple(one.padded_sharded_param_size) for one in trained],
-        policy.reduce_dtype or policy.param_dtype or kept,
+        [names.get(id(fsdp_param.sharded_param), "?") for fsdp_param in trained],
+        [fsdp_param.sharded_param for fsdp_param in trained],
+        [tuple(fsdp_param.padded_sharded_param_size) for fsdp_param in trained],
+        policy.reduce_dtype or policy.param_dtype or trained[0].sharded_param.dtype,
     )
 
 
-def check_version() -> None:
-    """Refuse a torch that nobody has tried this with.
+def check_torch_version() -> None:
+    """Refuse a version of torch that this library was not tried with.
 
     Raises:
-        ValueError: it is older or newer.
+        ValueError: the version is older or newer.
     """
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    if not FIRST <= (major, minor) <= LAST:
-        known = " to ".join(".".join(map(str, version)) for version in (FIRST, LAST))
+    if not OLDEST_TORCH <= (major, minor) <= NEWEST_TORCH:
+        known = " to ".join(".".join(map(str, version)) for version in (OLDEST_TORCH, NEWEST_TORCH))
         raise ValueError(
             f"sparsify.shard works with torch {known}, and this is {torch.__version__}: FSDP2's hooks are "
             "marked experimental, and may hand over something else here; take one of those versions"
         )
 
 
-def check_sharded(model: nn.Module, units: list[ShardedUnit], sharded: set[int]) -> None:
-    """Refuse a model of which something would not be averaged, or by another one."""
+def check_model_sharded(model: nn.Module, units: list[ShardedUnit]) -> None:
+    """Refuse a model with trained parameters that no unit has, or that something else averages."""
     if not units:
         kind = type(model).__name__
         advice = "call torch.distributed.fsdp.fully_shard on its blocks and on itself first"
@@ -272,8 +276,9 @@ def check_sharded(model: nn.Module, units: list[ShardedUnit], sharded: set[int])
         elif any(type(module).__name__ == "DistributedDataParallel" for module in model.modules()):
             advice = "for DistributedDataParallel take sparsify.register"
         raise ValueError(f"shard takes a model that is sharded, and this {kind} is not; {advice}")
+    sharded_ids = {id(p) for unit in units for p in unit.parameters}
     for name, p in model.named_parameters():
-        if p.requires_grad and id(p) not in sharded:
+        if p.requires_grad and id(p) not in sharded_ids:
             raise ValueError(
                 f"{name} is trained and in no unit, so that nobody would average it; call fully_shard on the "
                 "whole model as well, or freeze it"
@@ -292,14 +297,14 @@ def check_sharded(model: nn.Module, units: list[ShardedUnit], sharded: set[int])
                 "shard the model anew"
             )
         for name, p in zip(unit.names, unit.parameters, strict=True):
-            if len(sharding_dims(p)) > 1:
+            num_dims = count_sharded_dims(p)
+            if num_dims > 1:
                 raise ValueError(
-                    f"{name} is divided along {len(sharding_dims(p))} dimensions of its mesh, as tensor "
+                    f"{name} is divided along {num_dims} dimensions of its mesh, as tensor "
                     "parallelism does; shard takes those that fully_shard alone has divided"
                 )
 
 
-def sharding_dims(p: Tensor) -> list[int]:
-    """Dimensions of its mesh along which a DTensor is divided."""
-    placements = getattr(p, "placements", ())
-    return [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+def count_sharded_dims(p: Tensor) -> int:
+    """Return along how many dimensions of its mesh a DTensor is divided."""
+    return sum(not placement.is_replicate() for placement in getattr(p, "placements", ()))

@@ -24,7 +24,7 @@ from tests.sparsify.kernels.oracle import (
     sum_of,
 )
 
-GRADIENTS = (torch.float32, torch.bfloat16, torch.float16)
+GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST = 500  # elements
 UNREACHABLE_KEY = 0x7F000000  # a bound
 
@@ -34,7 +34,7 @@ def little_work() -> Iterator[None]:
     """Let programs take few elements at a time, so that several have something to do; new memory is not 0."""
     is_set = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)  # fills what torch.empty gives with NaN and the largest numbers
-    with mock.patch.multiple(triton_search, CHUNK=16, WORDS=4), warnings.catch_warnings():
+    with mock.patch.multiple(triton_search, CANDIDATE_BLOCK=16, WORD_BLOCK=4), warnings.catch_warnings():
         # Of NaN and overflow; and that Triton 3.6 takes arrays of one for numbers.
         warnings.simplefilter("ignore", RuntimeWarning)
         warnings.filterwarnings("ignore", "Conversion of an array with ndim", DeprecationWarning)
@@ -74,10 +74,10 @@ class Contest:
     def together(self) -> None:
         """Search the k largest of each bucket; write twice half of all to memories."""
         firsts = [self.data() for _ in range(self.chance.choice((1, 2, 3)))]
-        kernel = TritonGroupSearch(firsts, tile=self.chance.choice((64, 128)), fewest=1)
+        kernel = TritonGroupSearch(firsts, block=self.chance.choice((64, 128)), min_blocks=1)
         num_elements = sum(map(len, firsts))
         for accs in zip(*map(self.calls, firsts), strict=False):
-            kinds = self.chance.choice((GRADIENTS[:1], GRADIENTS[1:2], GRADIENTS, ()))
+            kinds = self.chance.choice((GRADIENT_DTYPES[:1], GRADIENT_DTYPES[1:2], GRADIENT_DTYPES, ()))
             grads = [self.gradient_of(acc, kinds) for acc in accs] if kinds else []
             sums = list(map(sum_of, accs, grads)) if kinds else accs
             ks = [self.k(one, 0) for one in sums]
@@ -98,7 +98,7 @@ class Contest:
             check_above(kernel, acc, grad, threshold, strict)
 
     def make(self, like: Tensor, **options: Any) -> triton_search.TritonKernel:
-        return triton_search.TritonKernel(like, tile=self.chance.choice((32, 32, 64)), sample=64, **options)
+        return triton_search.TritonKernel(like, block=self.chance.choice((32, 32, 64)), sample=64, **options)
 
     def k(self, sums: Tensor, least: int = 1) -> int:
         """Draw any k; often one that takes all of some equal elements, where each lost count matters."""
@@ -122,7 +122,7 @@ class Contest:
 
     def gradient(self, acc: Tensor) -> Tensor | None:
         """Draw a gradient of any type, or none."""
-        return None if self.chance.random() < 0.4 else self.gradient_of(acc, GRADIENTS)
+        return None if self.chance.random() < 0.4 else self.gradient_of(acc, GRADIENT_DTYPES)
 
     def gradient_of(self, acc: Tensor, kinds: tuple[torch.dtype, ...]) -> Tensor:
         """Draw a gradient of one of these types."""

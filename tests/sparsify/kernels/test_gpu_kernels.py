@@ -72,7 +72,7 @@ def draw(n: int = N, seed: int = 0) -> Tensor:
 
 def small(like: Tensor, **options: int) -> Any:
     """Return a kernel of small tiles and samples, for the interpreter is slow."""
-    return triton_search.TritonKernel(like, **{"tile": 256, "sample": 512, **options})
+    return triton_search.TritonKernel(like, **{"block": 256, "sample": 512, **options})
 
 
 @QUIET
@@ -134,7 +134,7 @@ class TestTop:
         k = 600
         grad = draw(n, 7) / 8 + draw(n, 8).sign()
         for coarse in ((8 * grad).round().half() / 8, grad.bfloat16().clamp(-1.25, 1.25)):
-            kernel = small(coarse, tile=2048, sample=2048)
+            kernel = small(coarse, block=2048, sample=2048)
             acc = torch.zeros(n, device=DEVICE)
             check_topk(kernel, acc, coarse, k)
             border = acc.abs().kthvalue(n - k + 1).values
@@ -145,7 +145,7 @@ class TestTop:
     def test_a_sample_is_enough_and_differs_from_step_to_step(self) -> None:
         """With less room than elements, so that it is the guess that is used."""
         acc = torch.zeros(20 * N, device=DEVICE)
-        kernel = small(acc, tile=2048)
+        kernel = small(acc, block=2048)
         seen = list[int]()
         for _ in range(3):
             acc.copy_(normal(20 * N))
@@ -161,7 +161,7 @@ class TestTop:
         acc = normal(20 * N)
         acc[torch.randperm(20 * N, generator=generator(6))[:20]] = 10 ** torch.linspace(3, 30, 20)
         acc = acc.to(DEVICE)
-        kernel = small(acc, tile=2048)
+        kernel = small(acc, block=2048)
         for k in (1, 10, 19):
             check_topk(kernel, acc, None, k)
         assert kernel.stats().fallbacks == 0
@@ -196,7 +196,7 @@ class TestTop:
                 found.indices[0] = found.indices[1]
             return found
 
-        monkeypatch.setattr(kernels, "TRIED", 20_000)
+        monkeypatch.setattr(kernels, "TRIAL_NUMEL", 20_000)
         monkeypatch.setattr(triton_search.TritonKernel, "topk", counting)
         is_broken = False
         assert trouble(DEVICE) is None
@@ -208,9 +208,9 @@ class TestTop:
         n = 25_600_000  # ResNet-50
         kernel = triton_search.TritonKernel(torch.empty(n, device=DEVICE))
         for density in (0.0001, 0.001, 0.01):
-            kernel._make_room(
+            kernel._ensure_candidate_capacity(
                 triton_search.candidate_capacity(
-                    n, triton_search.upper_count_bound(density * triton_search.SAMPLE), triton_search.SAMPLE
+                    n, triton_search.upper_count_bound(density * triton_search.SAMPLE_NUMEL), triton_search.SAMPLE_NUMEL
                 )
             )
             assert sum(map(Tensor.numel, kernel.launch.buffers.values())) <= 0.1 * n

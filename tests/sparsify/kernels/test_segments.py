@@ -27,7 +27,7 @@ from tests.sparsify.kernels.test_gpu_kernels import (
 from tests.sparsify.laws import build, live
 
 __all__ = ["less_slow"]  # a fixture is found by its name in this module
-SMALL: dict[str, Any] = {"tile": 256, "fewest": 1}  # the interpreter is slow
+SMALL: dict[str, Any] = {"block": 256, "min_blocks": 1}  # the interpreter is slow
 N = 600  # three shares
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
@@ -97,14 +97,14 @@ class TestTogether:
         for _ in range(2):
             for start in range(0, 700, 100):
                 kernel.add([memory[start:][:70]], [SparseVector(one.int(), one)])
-            tables.append(list(kernel.memories.values()))
+            tables.append(list(kernel.memory_tables.values()))
         assert len(tables[1]) == 7
         assert all(map(is_, *tables))
         assert memory.nonzero().flatten().tolist() == [start + 1 for start in range(0, 700, 100)]
         assert memory.sum() == 14
         for start in range(600):  # no more of them are kept than of memories that take turns
             kernel.add([memory[start:][:70]], [])
-        assert len(kernel.memories) <= 8
+        assert len(kernel.memory_tables) <= 8
 
     def test_what_the_kernels_would_misread_is_refused(self) -> None:
         first, second = draw(8), draw(9)
@@ -126,7 +126,7 @@ class TestTogether:
 
     def test_a_trial_tells_what_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         trouble = kernels.triton_group_unavailable_reason.__wrapped__
-        monkeypatch.setattr(kernels, "TRIED", 2000)
+        monkeypatch.setattr(kernels, "TRIAL_NUMEL", 2000)
         assert trouble(DEVICE) is None
         search = TritonGroupSearch.topk
         add = TritonGroupSearch.add
