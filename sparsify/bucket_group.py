@@ -17,8 +17,8 @@ from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, as_sparse_vectors
-from sparsify.kernels import JointKernel
-from sparsify.kernels.joint import matched, split_like
+from sparsify.kernels import GroupKernel
+from sparsify.kernels.group_kernel import matched, split_like
 from sparsify.select import Selector
 from sparsify.types import SparseVector, StepSettings, num_selected
 
@@ -46,7 +46,7 @@ class BucketGroup(NamedTuple):
     """Buckets that share one selection, one message and one scatter in a step."""
 
     buckets: Sequence[BucketGradient]
-    kernel: JointKernel  # of these buckets; or of one bucket that all of them make up
+    kernel: GroupKernel  # of these buckets; or of one bucket that all of them make up
 
     @property
     def pieces(self) -> list[Tensor]:

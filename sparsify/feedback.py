@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparsify.core import huge_pages
-from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import split_like
+from sparsify.kernels import GroupKernel, Workspace
+from sparsify.kernels.group_kernel import split_like
 from sparsify.ranges import MomentumFactor, NonNegativeFloat, PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -96,7 +96,7 @@ class Feedback(MethodPart, ABC):
                 torch._foreach_add_(split_like(acc, pieces), list(pieces))
         return accs, [[] for _ in accs]
 
-    def retain_group(self, delivery: Delivery, states: Sequence[Any], kernel: JointKernel) -> None:
+    def retain_group(self, delivery: Delivery, states: Sequence[Any], kernel: GroupKernel) -> None:
         """Do as `retain_undelivered` for a group of buckets, given the delivery of the whole group."""
         residuals = [self.residual(state) for state in states]
         kept = [residual for residual in residuals if residual is not None]
@@ -242,7 +242,7 @@ class LiteralFeedback(LearningRateFeedback):
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
 
-    def retain_group(self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: JointKernel) -> None:
+    def retain_group(self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: GroupKernel) -> None:
         kernel.add([state.residual for state in states], as_sparse_vectors(delivery.total), alpha=-1)
 
 
@@ -295,7 +295,7 @@ class MomentumCorrection(Feedback):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
     def retain_group(
-        self, delivery: Delivery, states: Sequence[MomentumCorrectionState], kernel: JointKernel
+        self, delivery: Delivery, states: Sequence[MomentumCorrectionState], kernel: GroupKernel
     ) -> None:
         super().retain_group(delivery, states, kernel)
         if self.masking:

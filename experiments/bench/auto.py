@@ -15,7 +15,7 @@ from experiments.bench._runner import Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import turns
 from experiments.bench._timing import Clock, TimedCall, device_of, facts, in_turn, lacking
 from experiments.training import networks
-from sparsify.kernels import JointKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
+from sparsify.kernels import GroupKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
 from sparsify.ranges import NonNegativeFloat, PositiveFraction, PositiveInt
 from sparsify.types import num_selected
 
@@ -127,7 +127,7 @@ def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str |
     searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
     names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
     together = make_group_kernel(likes, alone["auto"])
-    if len(likes) > 1 and type(together) is not JointKernel:
+    if len(likes) > 1 and type(together) is not GroupKernel:
         searches["auto"], names["auto"] = together.topk, together.name
     return searches, names, why
 

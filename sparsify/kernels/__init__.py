@@ -21,8 +21,8 @@ from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
 from sparsify.kernels import native
-from sparsify.kernels.joint import JointKernel as JointKernel
-from sparsify.kernels.joint import divide
+from sparsify.kernels.group_kernel import GroupKernel as GroupKernel
+from sparsify.kernels.group_kernel import divide
 from sparsify.kernels.native import KernelUnavailableError, NativeGroupKernel, NativeKernel
 from sparsify.types import BucketContext, SearchStats, SparseVector, accumulation_dtype
 from sparsify.types import SelectionKernel as SelectionKernel
@@ -123,7 +123,7 @@ def make_kernel(like: Tensor, choice: str = "auto") -> SelectionKernel:
 
 def make_group_kernel(
     likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], choice: str = "auto"
-) -> JointKernel:
+) -> GroupKernel:
     """Make the kernel that searches all these buckets (n,) at once, and writes to them.
 
     Where there is no such kernel, the buckets are searched one after the other.
@@ -145,7 +145,7 @@ def make_group_kernel(
         if not reason:
             return triton_group_search.TritonGroupKernel(likes, kernels, GROUP_SEARCH_MAX_NUMEL)
         warn_once(f"searching bucket by bucket, which takes more launches: {reason}")
-    return JointKernel(sizes, kernels)
+    return GroupKernel(sizes, kernels)
 
 
 def stretch_norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
-from sparsify.kernels.joint import JointKernel
+from sparsify.kernels.group_kernel import GroupKernel
 from sparsify.kernels.native_library import KernelUnavailableError as KernelUnavailableError
 from sparsify.types import SearchStats, SelectionKernel, SparseVector, drop_nans
 
@@ -117,7 +117,7 @@ class NativeKernel(SelectionKernel):
             )
 
 
-class NativeGroupKernel(JointKernel):
+class NativeGroupKernel(GroupKernel):
     """Buckets as one space that C++ searches in one call, and writes to in another.
 
     They are of float32, or bfloat16 or float16 whose sums are float32. Where memories or selections are of

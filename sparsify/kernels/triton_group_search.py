@@ -20,7 +20,7 @@ from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
-from sparsify.kernels.joint import JointKernel, divide, matched, split_like
+from sparsify.kernels.group_kernel import GroupKernel, divide, matched, split_like
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
@@ -49,7 +49,7 @@ def unsupported_reason(likes: Sequence[Tensor]) -> str | None:
     return None
 
 
-class TritonGroupSearch(JointKernel):
+class TritonGroupSearch(GroupKernel):
     """A search of several buckets together by Triton's kernels, which also add to any of their elements.
 
     Args:
@@ -94,7 +94,7 @@ class TritonGroupSearch(JointKernel):
         self.selected = 0
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
-        """Search as `JointKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
+        """Search as `GroupKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
         self._check(accs, grads, ks)
         whole_grads = self._whole_gradients(accs, grads)
         starts = [0, *accumulate(ks)]
@@ -117,7 +117,7 @@ class TritonGroupSearch(JointKernel):
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
     ) -> None:
-        """Add as `JointKernel.add`, with one launch for each part.
+        """Add as `GroupKernel.add`, with one launch for each part.
 
         Products are rounded before they are added, as those of torch's index_add_; memories that are not of
         float32 are left to torch.
@@ -261,7 +261,7 @@ class TritonGroupSearch(JointKernel):
         return None
 
 
-class TritonGroupKernel(JointKernel):
+class TritonGroupKernel(GroupKernel):
     """A search of small buckets at once, and of each large one by itself, which takes less memory traffic.
 
     Args:

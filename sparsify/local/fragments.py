@@ -17,7 +17,7 @@ from sparsify.core.bucket import FlatGradients, TensorKind, local_part
 from sparsify.core.gradients import finite_elements, flattened, layout_of
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
-from sparsify.kernels.joint import split_like
+from sparsify.kernels.group_kernel import split_like
 from sparsify.local.fused_exchange import moved
 from sparsify.local.packed_messages import whole
 from sparsify.local.strategy import Local

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.kernels.joint import split_like
+from sparsify.kernels.group_kernel import split_like
 from sparsify.method import Dense
 from sparsify.types import StepSettings
 from sparsify.wrappers.engine import Engine, StepReport

@@ -16,7 +16,7 @@ from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.kernels import Workspace
-from sparsify.kernels.joint import split_like
+from sparsify.kernels.group_kernel import split_like
 from sparsify.method import Dense, Sparsifier, SparsifierState
 from sparsify.ranges import (
     Density,

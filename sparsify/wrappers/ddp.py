@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -23,21 +23,18 @@ from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
-    bucket_learning_rates,
     parameters_of,
     resolve_process_group,
 )
 from sparsify.wrappers.ddp_buckets import (
     BucketLayout,
-    Flags,
     FullBucket,
     check_hook_arguments,
     ddp_comm,
-    dense,
     find_ddp,
+    flatten_dense,
     register_comm_hook,
     separate_ddp_comm,
-    used_by_any_worker,
 )
 from sparsify.wrappers.double_averaging import DoubleAveragingGuard
 from sparsify.wrappers.engine import (
@@ -167,7 +164,9 @@ class DDPHook(WrapperBase):
                 name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)
             }
         self.engine = Engine(method, buckets, used_comm, None, seed, select)
-        self._bucket_by_name = {name: number for number, bucket in enumerate(buckets) for name in bucket.names}
+        self._bucket_by_name = {
+            name: number for number, bucket in enumerate(buckets) for name in bucket.names
+        }
         self._layout_by_index = dict[int, BucketLayout]()  # of DDP's buckets
         self._overhead = AveragingOverhead(
             self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
@@ -340,7 +339,9 @@ class DDPHook(WrapperBase):
         for bucket, flags in zip(full, used, strict=True):
             if all(flags):
                 grads.append(bucket.numbers)
-                numbers += [self._bucket_by_name[name] for name in bucket.layout.names if name in self._bucket_by_name]
+                numbers += [
+                    self._bucket_by_name[name] for name in bucket.layout.names if name in self._bucket_by_name
+                ]
                 continue
             for name, grad, is_used in zip(bucket.layout.names, bucket.grads(), flags, strict=True):
                 if is_used and name in self._bucket_by_name:

@@ -1,6 +1,4 @@
-"""Parts of the hook under DistributedDataParallel: what is refused when it is registered, and DDP's buckets,
-which are handed over full and get back their average.
-"""
+"""Buckets of DistributedDataParallel, its process group, and checks of the arguments of `sparsify.register`."""
 
 from __future__ import annotations
 
@@ -25,87 +23,63 @@ from sparsify.wrappers.checks import (
     parameters_of,
 )
 
-Flags = Sequence[bool] | None  # None: all
-
 
 class BucketLayout(NamedTuple):
-    """A bucket of DDP's, as it is known until its parameters change."""
+    """The parameters of one of DDP's buckets, and where their gradients lie in it."""
 
     ids: list[int]  # of its parameters
     kind: TensorKind  # of its buffer
     names: list[str]
-    sizes: list[int]  # real numbers of each
+    sizes: list[int]  # real numbers of each parameter
     strides: list[tuple[int, ...]]
 
 
 class FullBucket(NamedTuple):
-    """A bucket of DDP's whose gradients are all there."""
+    """One of DDP's buckets whose gradients have all arrived."""
 
     buffer: Tensor  # (n,)
-    numbers: Tensor  # the same as real numbers
-    known: BucketLayout
+    numbers: Tensor  # the buffer as real numbers
+    layout: BucketLayout
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
-    back: Callable[[Tensor], Tensor]  # makes of the average what DDP takes
+    restore_format: Callable[[Tensor], Tensor]  # turns the average into the format of DDP's buffer
     filled: Any  # an event on the stream that filled it; None on the CPU
 
     def grads(self) -> Sequence[Tensor]:
-        """(m,) of each tensor, views."""
-        return torch.split(self.numbers, self.known.sizes)
+        """Return views (m,) of the gradient of each tensor."""
+        return torch.split(self.numbers, self.layout.sizes)
 
 
-def used_by_any_worker(full: list[FullBucket], ask: Callable[..., list[bool]] | None) -> list[list[bool]]:
-    """Return, of each tensor of these buckets, whether any worker has used it since the last step.
+def flatten_dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """Return a bucket's gradients as (n,), and a function that restores the buffer's format.
 
-    Args:
-        ask: agrees on that with the others; None: there is nothing to agree on.
+    The sparse gradient of an embedding lies alone in its bucket, as a sparse tensor.
     """
-    flags, sizes = (
-        [[True] * len(one.known.names) for one in full],
-        [n for one in full for n in one.known.sizes],
-    )
-    if ask is None or not any(sizes):
-        return flags
-    knows = full[0].used is not None
-    used = [flag for one in full for flag in one.used or []] if knows else None
-    names = [name for one in full for name in one.known.names]
-    anywhere = iter(ask([one.numbers for one in full], names, sizes, used))
-    return [[next(anywhere) for _ in own] for own in flags] if knows else flags
-
-
-def dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """(n,), and the way back: a sparse embedding's gradient lies alone in its bucket, as a sparse tensor."""
     if not buffer.is_sparse:
-        return buffer, unchanged
-    return buffer.to_dense().view(-1), partial(sparse, like=buffer)
+        return buffer, lambda average: average
+    return buffer.to_dense().view(-1), partial(sparse_like, buffer)
 
 
-def unchanged(average: Tensor) -> Tensor:
-    """The average as it is."""
-    return average
-
-
-def sparse(average: Tensor, like: Tensor) -> Tensor:
-    """(n,) in the shape of the sparse tensor `like`; rows of zeros are left out."""
+def sparse_like(like: Tensor, average: Tensor) -> Tensor:
+    """Return (n,) in the shape of the sparse tensor `like`; rows of zeros are left out."""
     return average.view(like.shape).to_sparse(like.sparse_dim())
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel:
-    """The one that takes a hook: the model, or what `torch.compile` or a trainer has wrapped once more."""
-    parts = list(model.modules()) if isinstance(model, nn.Module) else []
-    inside = [part for part in parts if isinstance(part, DistributedDataParallel)]
-    if len(inside) != 1:
-        sharded = any(hasattr(p, "device_mesh") for part in parts for p in part.parameters())
-        why = "has no buckets" if not inside else f"has {len(inside)} inside, to be registered one by one"
-        why = "shards its gradients, and sparsification needs whole ones" if sharded else why
+    """Return the DistributedDataParallel in a model, which `torch.compile` or a trainer may have wrapped."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    ddps = [module for module in modules if isinstance(module, DistributedDataParallel)]
+    if len(ddps) != 1:
+        why = f"has {len(ddps)} inside, to be registered one by one" if ddps else "has no buckets"
+        if any(hasattr(p, "device_mesh") for module in modules for p in module.parameters()):
+            why = "shards its gradients, and sparsification needs whole ones"
         raise ValueError(
             f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
             "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
         )
-    (found,) = inside
-    check_ddp_options(found)
-    check_ddp_ignored_parameters(found)
-    return found
+    check_ddp_options(ddps[0])
+    check_ddp_ignored_parameters(ddps[0])
+    return ddps[0]
 
 
 def check_ddp_options(model: DistributedDataParallel) -> None:
@@ -139,22 +113,27 @@ def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
     """Refuse parameters that DDP was told to ignore, and averages nevertheless.
 
     Raises:
-        ValueError: such a parameter is the outermost module's own, or has another name that was not told.
+        ValueError: such a parameter is the outermost module's own, or has another name that is not ignored.
     """
-    told = model.parameters_to_ignore
-    ignored = {id(p) for name, p in model.module.named_parameters() if name in told}
+    ignored_names = model.parameters_to_ignore
+    ignored_ids = {id(p) for name, p in model.module.named_parameters() if name in ignored_names}
     for path, module in model.module.named_modules():
         for name, p in module.named_parameters(recurse=False):
-            if id(p) in ignored and p.requires_grad and f"{path}.{name}" not in told:
+            full_name = f"{path}.{name}"
+            if id(p) in ignored_ids and p.requires_grad and full_name not in ignored_names:
                 raise ValueError(
-                    f"DDP was told to ignore {f'{path}.{name}'.strip('.')}, and averages it nevertheless: it "
+                    f"DDP was told to ignore {full_name.strip('.')}, and averages it nevertheless: it "
                     "ignores parameters of submodules only, and those only of which all names were told; "
                     "tell all names, move it into a submodule, or let DDP average it"
                 )
 
 
 def register_comm_hook(model: DistributedDataParallel, state: Any, hook: Callable[..., Any]) -> None:
-    """Hand DDP a communication hook, unless it has one."""
+    """Register a communication hook with DDP.
+
+    Raises:
+        ValueError: DDP has one already.
+    """
     try:
         model.register_comm_hook(state, hook)
     except RuntimeError as error:
@@ -173,10 +152,10 @@ def check_hook_arguments(
     scaler: GradScaler | None,
     overlap: bool,
 ) -> None:
-    """Refuse what can't average in DDP's hook.
+    """Refuse arguments of `sparsify.register` that can't average in DDP's hook.
 
     Raises:
-        ValueError: the method, or what it is combined with.
+        ValueError: names the argument, and what to do instead.
     """
     check_ddp_method(method, optimizer, model)
     check_gradient_dtypes(model.module.named_parameters())
@@ -188,7 +167,7 @@ def check_hook_arguments(
 def check_ddp_method(
     method: Method, optimizer: torch.optim.Optimizer | None, model: DistributedDataParallel
 ) -> None:
-    """Refuse what is no method, or can't work without the optimizer."""
+    """Refuse an object that is no method, and a method that needs another optimizer, or one at all."""
     if hasattr(method, "every"):
         raise ValueError(
             "under DistributedDataParallel gradients are averaged in every backward pass, so nothing would "
@@ -215,16 +194,16 @@ def check_ddp_method(
         )
     if optimizer is not None:
         check_momentum_applied_once(optimizer, method)
-        known = set(map(id, parameters_of(optimizer)))
+        optimized_ids = set(map(id, parameters_of(optimizer)))
         for name, p in model.module.named_parameters():
-            if method.needs_lr and p.requires_grad and id(p) not in known:
+            if method.needs_lr and p.requires_grad and id(p) not in optimized_ids:
                 raise ValueError(
                     f"the method follows each parameter's learning rate, and {name} is not the optimizer's"
                 )
 
 
 def check_method_allows_overlap(method: Method) -> None:
-    """Refuse to overlap, under DDP, what needs more gradients than are there."""
+    """Refuse to overlap a method that needs gradients of several of DDP's buckets."""
     if method.needs_whole_gradient:
         raise ValueError(
             "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
@@ -238,7 +217,11 @@ def check_method_allows_overlap(method: Method) -> None:
 
 
 def ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
-    """DDP's own group, or another one of the same members."""
+    """Return a communicator of `group`, by default DDP's own.
+
+    Raises:
+        ValueError: the group has other members than DDP's.
+    """
     members = dist.get_process_group_ranks(model.process_group)
     if group is not None and sorted(dist.get_process_group_ranks(group)) != sorted(members):
         raise ValueError(
@@ -249,7 +232,11 @@ def ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup | None) ->
 
 
 def separate_ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup | None) -> TorchComm:
-    """Another group than DDP's own, whose collectives those of a thread would meet."""
+    """Return a communicator for a thread, whose collectives must not meet those of DDP's own group.
+
+    Raises:
+        ValueError: a new group of DDP's workers can't be made here, and none was given.
+    """
     if group is not None and group is not model.process_group:
         return ddp_comm(model, group)
     members = dist.get_process_group_ranks(model.process_group)

@@ -19,14 +19,14 @@ from sparsify.core.gradients import finite_elements
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import (
-    JointKernel,
+    GroupKernel,
     SelectionKernel,
     find_kernels,
     make_group_kernel,
     make_kernel,
     stretch_norms,
 )
-from sparsify.kernels.joint import divide, split_like
+from sparsify.kernels.group_kernel import divide, split_like
 from sparsify.method import Method, Sparsifier
 from sparsify.ranges import stable_repr
 from sparsify.types import BucketContext, SearchStats, SparseVector, StepSettings
@@ -142,7 +142,7 @@ class Engine:
         self.select = select
         self.groups_buckets = together
         self.sizes = [bucket.flat.numel() for bucket in buckets]
-        self.group_kernels = dict[tuple[int, ...], JointKernel]()  # by the numbers of their buckets
+        self.group_kernels = dict[tuple[int, ...], GroupKernel]()  # by the numbers of their buckets
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
             for i, bucket in enumerate(buckets)
@@ -267,7 +267,7 @@ class Engine:
 
     def kernel_for_group(
         self, gradients: Sequence[BucketGradient], shares_k: bool = False
-    ) -> JointKernel | None:
+    ) -> GroupKernel | None:
         """Return the kernel that searches these buckets at once, and writes to them; None where each bucket
         goes its own way.
         """
@@ -288,7 +288,7 @@ class Engine:
                 kernels = [make_kernel(likes[0], self.select)]
             kernel = self.group_kernels[key] = make_group_kernel(likes, kernels, self.select)
         is_one_tensor = len(gradients) == 1 and len(gradients[0].pieces) == 1
-        return None if is_one_tensor and type(kernel) is JointKernel else kernel
+        return None if is_one_tensor and type(kernel) is GroupKernel else kernel
 
     def residuals(self) -> dict[str, Tensor]:
         """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
@@ -315,7 +315,7 @@ class Engine:
         """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
         synchronisation each.
         """
-        searching: list[SelectionKernel | JointKernel] = [
+        searching: list[SelectionKernel | GroupKernel] = [
             *self.group_kernels.values(),
             *find_kernels(self.states),
         ]
@@ -324,7 +324,7 @@ class Engine:
         is_idle = not any(stats.steps for _, stats in kernels)
         found: dict[str, SearchStats] = {}
         for name, stats in kernels:
-            if stats.steps or (is_idle and name != JointKernel.name):
+            if stats.steps or (is_idle and name != GroupKernel.name):
                 found[name] = found.get(name, SearchStats()) + stats
         return found
 

@@ -17,7 +17,7 @@ from sparsify.comm import Comm, virtual
 from sparsify.core.gradients import OwnGradients
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import JointKernel, make_kernel, native_unavailable_reason, stretch_norms
+from sparsify.kernels import GroupKernel, make_kernel, native_unavailable_reason, stretch_norms
 from sparsify.kernels.native import NativeGroupKernel
 from sparsify.method import Sparsifier
 from sparsify.select import TopK
@@ -152,8 +152,8 @@ def draw(sizes: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0
     return [torch.randn(n, generator=generator).to(dtype) for n in sizes]
 
 
-def one_by_one(sizes: Sequence[int]) -> JointKernel:
-    return JointKernel(sizes, [make_kernel(torch.empty(n), "torch") for n in sizes])
+def one_by_one(sizes: Sequence[int]) -> GroupKernel:
+    return GroupKernel(sizes, [make_kernel(torch.empty(n), "torch") for n in sizes])
 
 
 KERNELS = [one_by_one, pytest.param(NativeGroupKernel, marks=needs_native)]

@@ -19,6 +19,7 @@ from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import resolve_process_group
 from sparsify.wrappers.engine import Engine, NonFinite, StepReport, while_alive
+from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
     check_workers_agree,
@@ -26,7 +27,6 @@ from sparsify.wrappers.handshake import (
     wrapping_facts,
 )
 from sparsify.wrappers.overhead import AveragingOverhead
-from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.sharded.checks import (
     NamedParameters,
     check_optimizer,

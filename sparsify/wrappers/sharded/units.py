@@ -20,7 +20,6 @@ from sparsify.core.modes import outside_of_modes
 OLDEST_TORCH = (2, 11)
 NEWEST_TORCH = (2, 15)
 HOOK = "_all_reduce_hook"
-SCATTER = "_reduce_scatter_comm"
 # The hook of this library that a module's unit has.
 HOOK_BY_MODULE: WeakKeyDictionary[nn.Module, Callable[[Tensor], None]] = WeakKeyDictionary()
 

@@ -231,7 +231,7 @@ def test_small_buckets_are_left_to_torch_unless_fused_is_asked_for() -> None:
 def test_a_choice_that_does_not_work_is_told() -> None:
     like = torch.empty(10, device="meta")
     assert isinstance(kernels.make_kernel(like, "auto"), TorchKernel)
-    assert type(kernels.make_group_kernel([torch.empty(10)], [], "torch")) is kernels.JointKernel
+    assert type(kernels.make_group_kernel([torch.empty(10)], [], "torch")) is kernels.GroupKernel
     for choice, sentence in (("quick", "torch, fused"), ("fused", "or select=torch")):
         with pytest.raises(ValueError, match=sentence):
             kernels.make_kernel(like, choice)

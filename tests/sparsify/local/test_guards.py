@@ -388,7 +388,7 @@ def test_a_saved_state_loaded_into_the_inner_optimizer_before_it_is_wrapped_is_r
         again = Worker(method, comm).optimizer
         again.load_state_dict(copy.deepcopy(saved))
         # As the documentation says: what was owed is lost.
-        again.optimizer.load_state_dict(copy.deepcopy(saved))
+        again.inner_optimizer.load_state_dict(copy.deepcopy(saved))
         assert [set(group) for group in again.param_groups] == groups
 
     for method in (DILOCO, sparsify.topk(0.5)):

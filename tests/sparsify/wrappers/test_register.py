@@ -140,7 +140,7 @@ def test_collectives_are_as_many_as_buckets_of_ddp_and_one_for_the_check() -> No
                 before = hook.engine.comm.collectives
                 ddp(torch.ones(2, 4)).sum().backward()
                 collectives = hook.engine.comm.collectives - before
-            buckets = len(hook._known)
+            buckets = len(hook._layout_by_index)
             assert 1 < buckets < 20
             assert collectives <= (2 * buckets if overlap else buckets + 1), (scope, overlap)
 
@@ -151,7 +151,7 @@ def test_k_is_that_of_each_bucket_of_ddp() -> None:
     hook = sparsify.register(ddp, sparsify.build("topk", density=0.3, scope="bucket"))
     for _ in range(3):
         ddp(torch.randn(2, 4)).sum().backward()
-    sizes = [sum(known.sizes) for known in hook._known.values()]
+    sizes = [sum(known.sizes) for known in hook._layout_by_index.values()]
     assert there(hook.last_report).selected == sum(int(0.3 * n) for n in sizes) == 120
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsify.types import SearchStats, SelectionKernel, SparseVector, index_dtype
 
 
-class JointKernel:
+class GroupKernel:
     """Buckets as one space, in which they follow each other without gaps: done bucket by bucket, with torch's
     operators, which is what faster ones must equal.
 
