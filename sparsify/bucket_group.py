@@ -18,7 +18,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, as_sparse_vectors
 from sparsify.kernels import GroupKernel
-from sparsify.kernels.group_kernel import matched, split_like
+from sparsify.kernels.group_kernel import pair_up, split_like
 from sparsify.select import Selector
 from sparsify.types import SparseVector, StepSettings, num_selected
 
@@ -137,7 +137,7 @@ class GroupForm:
             scale = 1 / comm.size if self.average else 1.0
             group.kernel.add(wide or group.pieces, total, scale, clears=True)
             if wide:
-                pairs = list(matched(wide, group.pieces))
+                pairs = list(pair_up(wide, group.pieces))
                 torch._foreach_copy_([piece for _, piece in pairs], [summed for summed, _ in pairs])
         return selection.indices.numel()
 
@@ -161,4 +161,4 @@ class GroupForm:
             choice = self.select.accumulate_and_select(acc, last, k, comm, bucket.state.select)
             selections.append(choice.gather_from(acc))
         ks = [selection.indices.numel() for selection in selections]
-        return accs, (group.kernel.joined(selections), ks)
+        return accs, (group.kernel.join(selections), ks)

@@ -32,12 +32,12 @@ class PredictedBytes(NamedTuple):
         return PredictedBytes(self.least + other.least, self.most + other.most)
 
 
-def exact_bytes(*collectives: cost.Cost) -> PredictedBytes:
+def exact_bytes(*collectives: cost.CollectiveCost) -> PredictedBytes:
     """Return the bytes that a worker sends in these collectives together."""
     return bytes_between(collectives, collectives)
 
 
-def bytes_between(least: Sequence[cost.Cost], most: Sequence[cost.Cost]) -> PredictedBytes:
+def bytes_between(least: Sequence[cost.CollectiveCost], most: Sequence[cost.CollectiveCost]) -> PredictedBytes:
     """Return the range from the bytes of some collectives to the bytes of others."""
     return PredictedBytes(sum(each.sent_bytes for each in least), sum(each.sent_bytes for each in most))
 
@@ -49,7 +49,7 @@ class CollectiveCall(NamedTuple):
     nbytes: int
     route: Sequence[tuple[int, int]] = ()  # (source, destination) pairs of permute
 
-    def cost(self, world_size: int) -> cost.Cost:
+    def cost(self, world_size: int) -> cost.CollectiveCost:
         """Return the cost for each worker, as the communicator counts it."""
         return cost.TEXTBOOK[self.kind](self.nbytes, len(self.route) or world_size)
 
@@ -57,7 +57,7 @@ class CollectiveCall(NamedTuple):
 def uneven_gather_calls(longest_nbytes: int) -> list[CollectiveCall]:
     """Return the collectives of `sparsify.comm.gather_uneven`: lengths, then padded tensors, if any."""
     padded = [CollectiveCall("all_gather", longest_nbytes)] if longest_nbytes else []
-    return [CollectiveCall("all_gather", cost.LENGTH), *padded]
+    return [CollectiveCall("all_gather", cost.LENGTH_BYTES), *padded]
 
 
 class BucketStep(NamedTuple):

@@ -27,7 +27,7 @@ from sparsify.comm import virtual
 from sparsify.core import huge_pages
 from sparsify.types import BucketContext, SparseVector
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 
 SCALE = 1e-3  # of synthetic gradients, as in training
 KEPT = 4  # gradients of a training that are kept
@@ -155,7 +155,7 @@ def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[s
         assert flat.numel() == size, (name, flat.numel())
         losses.append(loss.item())
         if not math.isfinite(losses[-1]) or not flat.isfinite().all():
-            raise NonFinite(0, step, name)
+            raise NonFiniteGradientError(0, step, name)
         if (turn := step - (steps - KEPT)) >= 0:
             if turn == 0:
                 owed = aggregator.method.residual(aggregator.states[0])

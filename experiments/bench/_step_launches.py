@@ -249,5 +249,5 @@ def fresh(source: Tensor) -> Tensor:
 
 def searched(optimiser: Any) -> tuple[int, int]:
     """Candidates and selected elements, of all searches until now."""
-    found = optimiser.engine.searching().values()
+    found = optimiser.engine.search_stats().values()
     return sum(one.candidates for one in found), sum(one.selected for one in found)

@@ -36,7 +36,7 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
     *promised* is what closed forms say, given how many elements each worker sent (a method's `predict_bytes`, by
     the forms of sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank
     0. They must be equal, or counted must lie in the promised range. *published* is the bandwidth term of the
-    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable
+    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published_cost`: Table 1 of Zhang's Stable
     Top-K slides, after Li and Hoefler 2022, and a few rows more); announcements of lengths come on top of it,
     and thresholds select about k.
 
@@ -129,4 +129,4 @@ def published(name: str, n: int, k: int, size: int, word: int = 1) -> list[float
     """The literature's words, of so many bytes, least and most; None where it has none."""
     if name not in SCHEMES:
         return None
-    return [float(word * words) for words in cost.published(SCHEMES[name], n, k, size)[:2]]
+    return [float(word * words) for words in cost.published_cost(SCHEMES[name], n, k, size)[:2]]

@@ -26,7 +26,7 @@ from experiments.bench._timing import device_of, facts
 from experiments.training import networks
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import TorchComm
-from sparsify.cost import Cost, Link
+from sparsify.cost import CollectiveCost, Link
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 LINK = "simulated link: injected delay"
@@ -46,13 +46,13 @@ class SlowComm(CountingComm):
     """A communicator that is as slow as a link, and adds up what it was asked to send."""
 
     link = Link(0.0, 0.0)
-    asked = Cost(0, 0)
+    asked = CollectiveCost(0, 0)
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
         collective, _ = self.priced(kind, nbytes, size)
         self.asked += collective
-        time.sleep(self.link.seconds(collective))
+        time.sleep(self.link.transfer_seconds(collective))
 
 
 def overlap(
@@ -135,12 +135,12 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
         for name in asked.rows
         for overlap in (False, True)
     }
-    cases = list[tuple[str, float, Cost, Link]]()
+    cases = list[tuple[str, float, CollectiveCost, Link]]()
     for name in asked.rows:
         slow, step = ways[name, False]
         for _ in range(WARM_UP):  # what the last one sends counts
             ways[name, True][1]()
-            slow.asked = Cost(0, 0)
+            slow.asked = CollectiveCost(0, 0)
             step()
         for ratio in asked.ratios:
             link = link_of(ratio * backward_s, slow.asked, asked.latency_ms / 1e3)
@@ -160,7 +160,7 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
                 "row": name,
                 "asked_ratio": ratio,
                 "backward_ms": 1e3 * backward_s,
-                "communication_ms": 1e3 * link.seconds(sent),
+                "communication_ms": 1e3 * link.transfer_seconds(sent),
                 **sent._asdict(),
                 "link_latency_ms": 1e3 * link.alpha_s,
                 "link_mbit_per_s": 8e-6 / link.beta_s_per_byte,
@@ -219,7 +219,7 @@ def trained(
     return comm, step
 
 
-def link_of(seconds: float, sent: Cost, latency_s: float) -> Link:
+def link_of(seconds: float, sent: CollectiveCost, latency_s: float) -> Link:
     """The link on which all that a step sends takes so long; its latency is at most half of that."""
     latency_s = min(latency_s, seconds / 2 / sent.messages)
     return Link(latency_s, (seconds - sent.messages * latency_s) / sent.sent_bytes)

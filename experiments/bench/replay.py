@@ -19,7 +19,7 @@ from experiments.training.task import Task
 from sparsify.core.synthetic_selections import Generated, Statistics, measured, skewed
 from sparsify.cost import Link, Network
 from sparsify.ranges import PositiveInt
-from sparsify.replay import Replay, balance, sparse_part
+from sparsify.replay import ExchangeReplay, load_imbalance, check_replayable
 
 RESNET50 = 25_600_000  # parameters, rounded
 METHODS = "dense,topk,gaussiank,randomk,blockrandomk,gtopk,sparcml,scalecom,oktopk"
@@ -67,7 +67,7 @@ def replay(
     fields = resolve(["cluster=virtual", f"link={link}"])["cluster"]["link"]
     network = Network(Link(fields["alpha_s"], fields["beta_s_per_byte"]))
     for name in names:
-        sparse_part(sparsify.build(name))
+        check_replayable(sparsify.build(name))
     if task is None:
         shares = skewed(skew) if skew > 1 else (1.0,)
         statistics, source = Statistics(density, overlap, shares), "given"
@@ -87,14 +87,14 @@ def replay(
         name, size = case["method"], case["workers"]
         parts, began = parts_of(size), time.perf_counter()
         method = sparsify.build(name, **({"density": density} if has_density(name) else {}))
-        exchange = Replay(method, n, size)
-        traffic = [exchange.next(parts, parts.k) for _ in range(STEPS)][-1]
+        exchange = ExchangeReplay(method, n, size)
+        traffic = [exchange.replay_step(parts, parts.k) for _ in range(STEPS)][-1]
         yield {
             "k": parts.k,
             "words": max(traffic.sent_bytes) // 4,
             "published": published(name, n, parts.k, size),
-            "balance_sent": balance(traffic.sent_bytes),
-            "balance_received": balance(traffic.received_bytes),
+            "balance_sent": load_imbalance(traffic.sent_bytes),
+            "balance_received": load_imbalance(traffic.received_bytes),
             "messages": traffic.messages,
             "simulated_ms": 1e3 * traffic.seconds(network),
             "took_s": (time.perf_counter() - began) / STEPS,

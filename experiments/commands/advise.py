@@ -32,7 +32,7 @@ from sparsify.ranges import (
     check_value,
     describe_unknown,
 )
-from sparsify.replay import sparse_part
+from sparsify.replay import check_replayable
 
 GROUP = "results"
 SELECT = "select_s."
@@ -155,7 +155,7 @@ def _check_method(name: str) -> None:
             f"methods={name}: local steps are asked for by every=H, which any method here takes; "
             "methods=dense every=30 is the exchange of DiLoCo"
         )
-    sparse_part(sparsify.build(method))
+    check_replayable(sparsify.build(method))
 
 
 def _network(config: Mapping[str, Any]) -> Network:
@@ -167,13 +167,13 @@ def _network(config: Mapping[str, Any]) -> Network:
         )
     between, inside = NamedLink.built(link).numbers("link"), cluster.get("inside")
     fast = NamedLink.built(inside).numbers("inside") if inside else None
-    algorithm = DIRECT if between.way_s else "textbook"
+    algorithm = DIRECT if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 
 
 def _every(given: Mapping[str, Any], network: Network) -> tuple[int, ...]:
     """H, each once."""
-    asked = given.get("every", FAR if network.between.way_s else 1)
+    asked = given.get("every", FAR if network.inter_node.propagation_s else 1)
     if isinstance(asked, str):
         asked = [int(number) for number in asked.split(",")]
     return tuple(dict.fromkeys([asked] if isinstance(asked, int) else asked))
@@ -259,11 +259,11 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         else ""
     )
     least, _, most = question.overlap
-    nodes = math.ceil(question.workers / question.network.per_node)
+    nodes = math.ceil(question.workers / question.network.workers_per_node)
     flat = (
         f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= says what "
         "these have."
-        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.inside is None
+        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.intra_node is None
         else ""
     )
     local = (
@@ -273,7 +273,7 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
     far = (
         " Everybody sends to everybody at once (collectives=direct), which over this link takes fewer ways "
         "than rings; a way is known within a tenth."
-    ) * bool(question.network.between.way_s)
+    ) * bool(question.network.inter_node.propagation_s)
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "

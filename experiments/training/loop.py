@@ -32,7 +32,7 @@ from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.checks import check_momentum_applied_once
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from sparsify.wrappers.overlap import BackwardOverlap
 
 STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
@@ -164,7 +164,7 @@ class Trainer:
             with timer.phase("check"):
                 finite = aggregator.gradients.finite()  # of the average, where they overlap
                 if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
-                    raise NonFinite(self.comm.rank, step, layer)
+                    raise NonFiniteGradientError(self.comm.rank, step, layer)
             if isinstance(aggregator, LocalSteps):
                 with timer.phase("update"):
                     aggregator.step(rate)
@@ -298,7 +298,7 @@ def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callab
 
 def searched(aggregator: Aggregator | LocalSteps) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
-    found = aggregator.searching()
+    found = aggregator.search_stats()
     total = sum(found.values(), SearchStats())
     return {"kernel": " and ".join(found) or None, **asdict(total)}
 

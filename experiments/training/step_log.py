@@ -19,7 +19,7 @@ from sparsify.comm import Comm
 from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.engine import NonFinite, StepReport
+from sparsify.wrappers.engine import NonFiniteGradientError, StepReport
 
 EPOCH_MEANS = tuple(fields_of(Averaged))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
@@ -90,7 +90,7 @@ class StepLog:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
-            NonFinite: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
+            NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
                 looked for.
         """
         samples = self.timer.resolve(self._gather)
@@ -158,7 +158,7 @@ class StepLog:
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 
-    def _not_finite(self) -> NonFinite | None:
+    def _not_finite(self) -> NonFiniteGradientError | None:
         """The first gradient of any rank's waiting steps that was not finite: all ranks tell of the same."""
         if not self.finite:
             return None
@@ -171,7 +171,7 @@ class StepLog:
         if bad_step >= len(flags):
             return None
         steps = [values["step"] for values in self.waiting]
-        return NonFinite(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
+        return NonFiniteGradientError(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

@@ -22,7 +22,7 @@ from slurm.emulated import counters
 from slurm.emulated.network import LONG_S
 from sparsify.comm import Comm, CountingComm, gather_json
 from sparsify.comm.direct import KINDS, DirectComm
-from sparsify.cost import TEXTBOOK, Cost, Link
+from sparsify.cost import TEXTBOOK, CollectiveCost, Link
 
 CPU = torch.device("cpu")
 COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
@@ -206,7 +206,7 @@ class ProbeCase(NamedTuple):
     kind: str
     size: int
     do: Callable[[], object]
-    cost: Cost
+    cost: CollectiveCost
     nbytes: int  # that a worker brings
 
     @classmethod
@@ -228,7 +228,7 @@ class ProbeCase(NamedTuple):
         return cls(kind, size, do[kind], cost, sent)
 
 
-def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
+def fitted(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:
     """Alpha and beta, neither negative, with the least sum of squared relative errors.
 
     Args:

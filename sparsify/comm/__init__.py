@@ -66,12 +66,12 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Returns on each worker after the last one has called it."""
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
-        """Cost of a collective by its algorithm (`kind` and `nbytes` as in `cost.Network.seconds`), and the
+    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+        """Cost of a collective by its algorithm (`kind` and `nbytes` as in `cost.Network.collective_seconds`), and the
         seconds that it takes by `links`: 0 where nobody has measured it.
         """
         collective = cost.ALGORITHMS[self.algorithm][kind](nbytes, size)
-        return collective, self.links[kind].seconds(collective) if kind in self.links else 0.0
+        return collective, self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0
 
     def lagged_max(self, number: int) -> int:
         """Hand in this worker's number, 0 or more; returns the largest that any worker handed in at the call
@@ -196,7 +196,7 @@ class CountingComm(Comm):
     def barrier(self) -> None:
         self.comm.barrier()
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
+    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
         return self.comm.priced(kind, nbytes, size)
 
     def lagged_max(self, number: int) -> int:

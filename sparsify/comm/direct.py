@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsify.comm import Comm, put
-from sparsify.cost import ALGORITHMS, Cost, Link
+from sparsify.cost import ALGORITHMS, CollectiveCost, Link
 
 DIRECT = "direct"  # of `sparsify.cost.ALGORITHMS`
 KINDS = ("all_reduce", "all_gather")
@@ -79,11 +79,11 @@ class DirectComm(Comm):
         """Tell whether a collective of so many bytes is sent directly. Alike on all workers."""
         return self.size > 1 and nbytes <= self.most.get(kind, -1)
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[Cost, float]:
+    def priced(self, kind: str, nbytes: int, size: int) -> tuple[CollectiveCost, float]:
         if not self.is_direct(kind, nbytes):
             return self.comm.priced(kind, nbytes, size)
         cost, link = ALGORITHMS[DIRECT][kind](nbytes, size), self.direct_links.get(kind)
-        return cost, link.seconds(cost) if link else 0.0
+        return cost, link.transfer_seconds(cost) if link else 0.0
 
     def _gather(self, flat: Tensor) -> list[Tensor]:
         """All workers' 1-D tensors, which are equally long."""

@@ -145,20 +145,20 @@ class VirtualComm(Comm):
         return found
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        price_s = self.cluster.network.seconds("all_reduce", tensor.nbytes, self.size)
+        price_s = self.cluster.network.collective_seconds("all_reduce", tensor.nbytes, self.size)
         totals: list[Tensor] = self._meet("all_reduce", tensor, totals_in_rank_order, price_s)
         return put(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
-        price_s = self.cluster.network.seconds("all_gather", tensor.nbytes, self.size)
+        price_s = self.cluster.network.collective_seconds("all_gather", tensor.nbytes, self.size)
         gathered: list[Tensor] = self._meet("all_gather", snapshot, list, price_s)
         return gathered
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
         leaves = tensor.nbytes - pieces[self.rank].nbytes
-        price_s = self.cluster.network.seconds("all_to_all", leaves, self.size)
+        price_s = self.cluster.network.collective_seconds("all_to_all", leaves, self.size)
         everyones = self._meet("all_to_all", pieces, list, price_s, alike=str(tensor.dtype))
         mine: list[Tensor] = [theirs[self.rank] for theirs in everyones]
         if [len(piece) for piece in mine] != list(receive):
@@ -174,7 +174,7 @@ class VirtualComm(Comm):
         return tensors[sources[0]] if sources else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        price_s = self.cluster.network.seconds("broadcast", tensor.nbytes, self.size)
+        price_s = self.cluster.network.collective_seconds("broadcast", tensor.nbytes, self.size)
         return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price_s), tensor)
 
     def barrier(self) -> None:

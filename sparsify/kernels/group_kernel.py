@@ -1,8 +1,8 @@
-"""Several buckets as one space: what searches all of them, and writes to all of them, at once."""
+"""Kernels of bucket groups: they search several buckets at once, and write to all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -12,51 +12,66 @@ from sparsify.types import SearchStats, SelectionKernel, SparseVector, index_dty
 
 
 class GroupKernel:
-    """Buckets as one space, in which they follow each other without gaps: done bucket by bucket, with torch's
-    operators, which is what faster ones must equal.
+    """A kernel of several buckets, which goes bucket by bucket with torch's operators.
 
-    What lies in the space is given as tensors (m,) that follow each other, of whatever lengths.
+    It is the oracle of faster ones. The buckets form one space, in which they follow each other without gaps.
+    What lies in the space is given as tensors (m,) that follow each other, of any lengths.
 
     Args:
-        kernels: searches of each bucket; none where nothing is searched.
+        sizes: elements of each bucket.
+        kernels: the search of each bucket; none where nothing is searched.
     """
 
     name = "one by one"
 
     def __init__(self, sizes: Sequence[int], kernels: Sequence[SelectionKernel] = ()) -> None:
-        self.sizes, self.kernels = list(sizes), list(kernels)
+        self.sizes = list(sizes)
+        self.kernels = list(kernels)
         *self.bases, self.num_elements = accumulate(self.sizes, initial=0)
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
-        """acc += grad, and of each bucket the k elements of largest magnitude: (sum of ks,), bucket after
-        bucket, with their places in the space. No host synchronisation.
+        """Add grad to acc, then select the k elements of largest magnitude of each bucket.
+
+        No host synchronization.
 
         Args:
-            accs: what lies in the space, each within a bucket.
-            grads: what is added to it; none where there is nothing to add.
+            accs: tensors in the space, each within a bucket.
+            grads: tensors to be added; none where there is nothing to add.
+            ks: elements to select of each bucket.
+
+        Returns:
+            (sum of ks,), bucket after bucket, with indices in the space.
         """
-        added: list[Tensor | None] = [None for _ in self.sizes]
+        addends: list[Tensor | None] = [None for _ in self.sizes]
         if [*map(Tensor.numel, grads)] == self.sizes == [*map(Tensor.numel, accs)]:
-            added = [*grads]  # a tensor of each bucket, which its kernel adds
+            addends = [*grads]  # a tensor of each bucket, which its kernel adds
         elif grads:
-            pairs = list(matched(accs, grads))
+            pairs = list(pair_up(accs, grads))
             torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
-        buckets = zip(self.kernels, divide(accs, self.sizes), added, ks, strict=True)
-        return self.joined(
-            kernel.topk(own[0] if len(own) == 1 else torch.cat(own), grad, k)
-            for kernel, own, grad, k in buckets
-        )
+        selections = list[SparseVector]()
+        pieces_by_bucket = divide(accs, self.sizes)
+        for kernel, pieces, grad, k in zip(self.kernels, pieces_by_bucket, addends, ks, strict=True):
+            acc = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            selections.append(kernel.topk(acc, grad, k))
+        return self.join(selections)
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
     ) -> None:
-        """The space += alpha x one part after the other; with `clears` it is set to zero before."""
+        """Add alpha times each part to the space.
+
+        Args:
+            into: the tensors of the space.
+            parts: sparse vectors of the space, added one after the other.
+            clears: set the space to zero before.
+        """
         if clears:
             torch._foreach_zero_(list(into))
-        space = torch.cat([*into]) if (whole := merged(into)) is None else whole
+        contiguous = as_one_tensor(into)
+        space = torch.cat([*into]) if contiguous is None else contiguous
         for part in parts:
             part.add_to(space, alpha)
-        if whole is None:
+        if contiguous is None:
             torch._foreach_copy_(list(into), split_like(space, into))
 
     def clear_at(self, into: Sequence[Tensor], part: SparseVector) -> None:
@@ -74,8 +89,13 @@ class GroupKernel:
         alpha: float,
         rate: float,
     ) -> None:
-        """Two spaces that are alike, of float32: each += rate x the sum of (alpha x each part), the latter
-        with one rounding, as torch's add has it. Parts are those of several buckets, in the order of these.
+        """Add rate times the sum of alpha times each part to two equal spaces of float32.
+
+        The product with `rate` is added with one rounding, as torch's add does.
+
+        Args:
+            anchors, owns: the tensors of each space.
+            parts: sparse vectors of the space, bucket after bucket.
         """
         total = anchors[0].new_zeros(self.num_elements)
         for part in parts:
@@ -84,25 +104,24 @@ class GroupKernel:
             [*anchors, *owns], [*split_like(total, anchors), *split_like(total, owns)], alpha=rate
         )
 
-    def joined(self, parts: Iterable[SparseVector]) -> SparseVector:
-        """Parts of each bucket as one of the space."""
+    def join(self, parts: Sequence[SparseVector]) -> SparseVector:
+        """Return sparse vectors of each bucket as one of the space."""
         dtype = index_dtype(self.num_elements)
-        indices, values = zip(*parts, strict=True)
-        moved = [at.to(dtype) + base for at, base in zip(indices, self.bases, strict=True)]
-        return SparseVector(torch.cat(moved), torch.cat(values))
+        moved = [part.indices.to(dtype) + base for part, base in zip(parts, self.bases, strict=True)]
+        return SparseVector(torch.cat(moved), torch.cat([part.values for part in parts]))
 
     def split(self, part: SparseVector, ks: Sequence[int]) -> list[SparseVector]:
-        """The inverse of `joined`, for a part that has ks of each bucket."""
+        """Return the inverse of `join`: one sparse vector for each bucket, which has k elements."""
         pieces = zip(part.indices.split(list(ks)), part.values.split(list(ks)), self.bases, strict=True)
         return [SparseVector(indices - base, values) for indices, values, base in pieces]
 
     def stats(self) -> SearchStats:
-        """Counts of what it searched itself, every bucket a step; see `SelectionKernel.stats`."""
+        """Return the counts of its own searches, every bucket a step; see `SelectionKernel.stats`."""
         return SearchStats()
 
 
 def split_like(whole: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
-    """(n,) as views of the lengths of these pieces, that together have n elements."""
+    """Return views of (n,) that are as long as these pieces, which together have n elements."""
     return [*whole.split([piece.numel() for piece in pieces])]
 
 
@@ -134,21 +153,21 @@ def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
     return stretches
 
 
-def matched(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two rows of tensors (m,) of as many elements, divided where any of them ends: pairs of one length."""
-    of_tensors = divide(others, [tensor.numel() for tensor in tensors])
-    for tensor, pieces in zip(tensors, of_tensors, strict=True):
+def pair_up(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield pairs of views of equal length, given two rows of tensors (m,) with as many elements in all."""
+    pieces_by_tensor = divide(others, [tensor.numel() for tensor in tensors])
+    for tensor, pieces in zip(tensors, pieces_by_tensor, strict=True):
         yield from zip(split_like(tensor, pieces), pieces, strict=True)
 
 
-def merged(memories: Sequence[Tensor]) -> Tensor | None:
-    """Contiguous memories (m,) that follow each other, as one tensor; None where they lie elsewhere."""
-    first = memories[0]
-    if len(memories) == 1:
+def as_one_tensor(tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return contiguous tensors (m,) that follow each other in memory as one; None where they do not."""
+    first = tensors[0]
+    if len(tensors) == 1:
         return first
     storage = first.untyped_storage().data_ptr()
-    for one, other in pairwise(memories):
-        follows = other.data_ptr() == one.data_ptr() + one.nbytes
-        if not follows or other.untyped_storage().data_ptr() != storage:
+    for tensor, following in pairwise(tensors):
+        is_adjacent = following.data_ptr() == tensor.data_ptr() + tensor.nbytes
+        if not is_adjacent or following.untyped_storage().data_ptr() != storage:
             return None
-    return first.as_strided((sum(memory.numel() for memory in memories),), (1,))
+    return first.as_strided((sum(tensor.numel() for tensor in tensors),), (1,))

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 # ruff: noqa: SIM108 (a branch on what is read at run time is a statement to Triton)
-"""What kernels in Triton are made of: the layout of `work`, reading, writing, counting.
+"""Functions that Triton's kernels share, and the layout of their work memory.
 
-A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK_NUMEL,) int32
-holds numbers that kernels leave to later ones, how many candidates each share of the elements has, then three
+A key is the bits of |x| as an integer: its order is that of magnitudes, NaN above Inf. `work` (WORK_NUMEL,)
+int32 holds numbers that kernels leave to later ones, how many candidates each program has, then three
 histograms.
 
 Offsets are int32 (triton_search.py refuses longer vectors); a stride can make them longer, so addresses are
@@ -17,9 +17,11 @@ from triton.language import constexpr
 # Numbers in `work`. All are 0 when a call begins.
 BOUND = constexpr(0)  # least key of a candidate
 NUM_CANDIDATES = constexpr(1)  # elements that reached the bound
-SEARCHES_ALL = constexpr(2)  # 1: the k-th is looked for among all elements, for the bound was wrong, or there is none
+# 1: the k-th is looked for among all elements, for the bound was wrong, or there is none.
+SEARCHES_ALL = constexpr(2)
 NUM_EMITTED = constexpr(3)  # slots given away in the result
-# Then a number for each program that loops, and the histograms of keys: by upper, middle and lower bits.
+# Then how many candidates each program has that loops, and the histograms of keys: by upper, middle and lower
+# bits.
 CANDIDATES_BY_PROGRAM = constexpr(16)
 MAX_PROGRAMS = constexpr(1024)
 HIGH_BINS = constexpr(2048)
@@ -41,15 +43,15 @@ RUN_NUMEL = constexpr(32)  # elements of a sample that lie side by side: a memor
 
 @triton.jit
 def magnitude_keys(values):
-    """float32 -> int32 keys."""
+    """Return the keys, int32, of float32 values."""
     return values.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
-def load_block(acc, n, acc_stride, begin, lanes, BLOCK: constexpr):
-    """Elements `lanes` from `begin` on. -> values, 0 where there is none; where there is one."""
-    inside = lanes < n - begin
-    places = acc + tl.cast(begin, tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
+def load_block(acc, n, acc_stride, begin, offsets, BLOCK: constexpr):
+    """Load elements `offsets` from `begin` on: values, 0 where there is none; and where there is one."""
+    inside = offsets < n - begin
+    places = acc + tl.cast(begin, tl.int64) * acc_stride + offsets.to(tl.int64) * acc_stride
     if begin + BLOCK <= n:  # loads without a mask are wide
         values = tl.load(places)
     else:
@@ -58,66 +60,68 @@ def load_block(acc, n, acc_stride, begin, lanes, BLOCK: constexpr):
 
 
 @triton.jit
-def accumulate(acc, grad, n, acc_stride, grad_stride, lanes, ADD: constexpr, BLOCK: constexpr):
-    """Elements `lanes` of this program's tile: acc += grad, rounded once. -> sums, which of them exist."""
+def accumulate(acc, grad, n, acc_stride, grad_stride, offsets, ADD: constexpr, BLOCK: constexpr):
+    """Add grad to acc in this program's block, rounded once; return the sums, and which of them exist."""
     begin = tl.program_id(0) * BLOCK
-    inside = lanes < n - begin
-    # One base of 64 bits; lanes differ from it by few bits, and mostly by constants.
-    places = acc + begin.to(tl.int64) * acc_stride + lanes.to(tl.int64) * acc_stride
-    added = grad + begin.to(tl.int64) * grad_stride + lanes.to(tl.int64) * grad_stride
+    inside = offsets < n - begin
+    # One base of 64 bits; offsets differ from it by few bits, and mostly by constants.
+    places = acc + begin.to(tl.int64) * acc_stride + offsets.to(tl.int64) * acc_stride
+    addends = grad + begin.to(tl.int64) * grad_stride + offsets.to(tl.int64) * grad_stride
     if begin + BLOCK <= n:  # loads and stores without a mask are wide
         sums = tl.load(places)
         if ADD:
-            sums = sums + tl.load(added).to(tl.float32)
+            sums = sums + tl.load(addends).to(tl.float32)
             tl.store(places, sums)
     else:
         sums = tl.load(places, mask=inside, other=0.0)
         if ADD:
-            sums = sums + tl.load(added, mask=inside, other=0.0).to(tl.float32)
+            sums = sums + tl.load(addends, mask=inside, other=0.0).to(tl.float32)
             tl.store(places, sums, mask=inside)
     return sums, inside
 
 
 @triton.jit
 def block_offsets(BLOCK: constexpr, WIDTH: constexpr):
-    """0 ... BLOCK - 1, (BLOCK / WIDTH, WIDTH)."""
+    """Return 0 ... BLOCK - 1 as (BLOCK / WIDTH, WIDTH)."""
     return tl.arange(0, BLOCK // WIDTH)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
 
 
 @triton.jit
-def column(rows, number: constexpr, WIDTH: constexpr):
-    """(m, WIDTH) int32 -> (m,): where a row lies in one thread, the register that it is in."""
+def select_column(rows, number: constexpr, WIDTH: constexpr):
+    """Return a column (m,) of rows (m, WIDTH) int32: where a row lies in one thread, one of its registers."""
     return tl.sum(tl.where(tl.arange(0, WIDTH)[None, :] == number, rows, 0), 1)
 
 
 @triton.jit
-def put(indices, values, slots, end, begin, names, kept, bits, BLOCK: constexpr, WIDTH: constexpr):
-    """What is kept (BLOCK / WIDTH, WIDTH) of a tile that starts at `begin`: each row to its slot and those
-    behind it, while they are less than `end`. The tile's indices stand in `names` from `begin` on, or are the
-    numbers from `begin` on where that is None.
+def store_kept(indices, values, slots, end, begin, names, keep, bits, BLOCK: constexpr, WIDTH: constexpr):
+    """Store the kept elements (BLOCK / WIDTH, WIDTH) of a block that starts at `begin`.
+
+    Those of a row go to its slot and the slots behind it, while these are less than `end`. The block's
+    indices stand in `names` from `begin` on, or are the numbers from `begin` on where that is None.
     """
-    # In columns: before pseudo_random stores of a whole tile, Triton would move all of it between threads.
+    # In columns: before scattered stores of a whole block, Triton would move all of it between threads.
     for number in tl.static_range(WIDTH):
-        here = column(kept, number, WIDTH)
-        live = (here > 0) & (slots < end)
+        is_hit = select_column(keep, number, WIDTH)
+        live = (is_hit > 0) & (slots < end)
         index = begin + tl.arange(0, BLOCK // WIDTH) * WIDTH + number
         if names is not None:
             index = tl.load(names + index, mask=live, other=0)
         tl.store(indices + slots, index, mask=live)
-        tl.store(values + slots, column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
-        slots += here
+        tl.store(values + slots, select_column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
+        slots += is_hit
 
 
 @triton.jit
 def exclusive_cumsum(counts):
-    """(m,) -> how many are before each."""
+    """Return the sum (m,) of the counts before each."""
     return tl.cumsum(counts, 0) - counts
 
 
 @triton.jit
 def store_marks(marks, keep, BLOCK: constexpr):
-    """One bit for each element of this program's tile, (BLOCK / 32, 32): a word for each 32, first the lowest.
-    -> how many are marked.
+    """Store one bit for each element of this program's block; return how many are marked.
+
+    Each row of `keep` (BLOCK / 32, 32) is a word, whose lowest bit is the first element.
     """
     bits = tl.sum(keep.to(tl.uint32) << tl.arange(0, MARKS_PER_WORD)[None, :].to(tl.uint32), 1)
     words = tl.program_id(0) * (BLOCK // MARKS_PER_WORD) + tl.arange(0, BLOCK // MARKS_PER_WORD)
@@ -127,7 +131,7 @@ def store_marks(marks, keep, BLOCK: constexpr):
 
 @triton.jit
 def popcount(x):
-    """uint32 -> how many bits are set, int32. Hacker's Delight, figure 5-2."""
+    """Count the bits, int32, that are set in uint32 numbers. Hacker's Delight, figure 5-2."""
     x = x - ((x >> 1) & 0x55555555)
     x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F
@@ -136,24 +140,24 @@ def popcount(x):
 
 @triton.jit
 def exponent(x):
-    """uint32 powers of 2 -> which, int32; read off a float. Of 0: negative."""
+    """Return the exponents, int32, of powers of 2, uint32, read off a float; of 0 a negative number."""
     return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
 @triton.jit
 def find_bin(histogram, k, SIZE: constexpr):
-    """The bin that the k-th largest falls into, how many are above it, how many in it; zeros if none."""
+    """Find the bin of the k-th largest; return it, and how many are above it and in it; zeros if none."""
     order = tl.arange(0, SIZE)
     counts = tl.load(histogram + (SIZE - 1 - order))
     above = exclusive_cumsum(counts)
-    here = (above < k) & (above + counts >= k)
-    bin = tl.sum(tl.where(here, SIZE - 1 - order, 0), 0)
-    return bin, tl.sum(tl.where(here, above, 0), 0), tl.sum(tl.where(here, counts, 0), 0)
+    is_hit = (above < k) & (above + counts >= k)
+    bin = tl.sum(tl.where(is_hit, SIZE - 1 - order, 0), 0)
+    return bin, tl.sum(tl.where(is_hit, above, 0), 0), tl.sum(tl.where(is_hit, counts, 0), 0)
 
 
 @triton.jit
 def kth_key(high, middle, low, k):
-    """The k-th largest key by three histograms; its lower bits, and how many keys are above it."""
+    """Find the k-th largest key by three histograms; return it, its lower bits, and how many are above."""
     upper, above, _inside = find_bin(high, k, HIGH_BINS)
     inner, more, _inside = find_bin(middle, k - above, LOW_BINS)
     above = above + more
@@ -168,7 +172,7 @@ def emit_block(
     counter,
     start,
     end,
-    taken,
+    tie_slot,
     begin,
     names,
     live,
@@ -177,22 +181,27 @@ def emit_block(
     BLOCK: constexpr,
     WIDTH: constexpr,
 ):
-    """Of a tile `x` that starts at `begin`: keys above the k-th to slots from `start` on, in no order; those
-    equal to it to slots from `taken` on. `names`: see `put`. -> `taken` behind these.
+    """Emit the elements of a block `x`, which starts at `begin`, whose keys are at least the k-th.
+
+    Keys above the k-th go to slots from `start` on, in no order; those equal to it to slots from `tie_slot`
+    on. `names`: see `store_kept`. Returns the `tie_slot` behind these.
     """
-    keys, bits = magnitude_keys(x), x.to(tl.int32, bitcast=True)
+    keys = magnitude_keys(x)
+    bits = x.to(tl.int32, bitcast=True)
     larger = (live & (keys > kth)).to(tl.int32)
     counts = tl.sum(larger, 1)
     total = tl.sum(counts, 0)
     if total > 0:
         slots = start + tl.atomic_add(counter, total, sem="relaxed") + exclusive_cumsum(counts)
-        put(indices, values, slots, end, begin, names, larger, bits, BLOCK, WIDTH)
+        store_kept(indices, values, slots, end, begin, names, larger, bits, BLOCK, WIDTH)
     equal = (live & (keys == kth)).to(tl.int32)
     counts = tl.sum(equal, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        put(indices, values, taken + exclusive_cumsum(counts), end, begin, names, equal, bits, BLOCK, WIDTH)
-    return taken + total
+        store_kept(
+            indices, values, tie_slot + exclusive_cumsum(counts), end, begin, names, equal, bits, BLOCK, WIDTH
+        )
+    return tie_slot + total
 
 
 @triton.jit
@@ -201,7 +210,7 @@ def emit_range(
     values,
     counter,
     end,
-    taken,
+    tie_slot,
     x,
     stride,
     names,
@@ -211,18 +220,18 @@ def emit_range(
     BLOCK: constexpr,
     WIDTH: constexpr,
 ):
-    """`emit_block` of all tiles of x [first, last)."""
-    lanes = block_offsets(BLOCK, WIDTH)
+    """Emit as `emit_block` from all blocks of x [first, last)."""
+    offsets = block_offsets(BLOCK, WIDTH)
     for begin in range(first, last, BLOCK):
-        found, live = load_block(x, last, stride, begin, lanes, BLOCK)
-        taken = emit_block(
-            indices, values, counter, 0, end, taken, begin, names, live, found, kth, BLOCK, WIDTH
+        loaded, live = load_block(x, last, stride, begin, offsets, BLOCK)
+        tie_slot = emit_block(
+            indices, values, counter, 0, end, tie_slot, begin, names, live, loaded, kth, BLOCK, WIDTH
         )
 
 
 @triton.jit
 def pseudo_random(number, turn):
-    """int32, int32 -> pseudo-random numbers of 31 bits."""
+    """Return pseudo-random numbers of 31 bits for two int32 numbers."""
     x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
     x = (x ^ (x >> 15)) * 0x2C1B3C6D
     x = (x ^ (x >> 12)) * 0x297A2D39
@@ -231,9 +240,9 @@ def pseudo_random(number, turn):
 
 @triton.jit
 def program_range(n, BLOCK: constexpr):
-    """This program's share of n elements, some tiles in a row: the first, and the one behind the last."""
-    tiles = (n + BLOCK - 1) // BLOCK
-    length = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    """Return the range of this program's elements, of n: some blocks in a row."""
+    num_blocks = (n + BLOCK - 1) // BLOCK
+    length = (num_blocks + tl.num_programs(0) - 1) // tl.num_programs(0)
     first = tl.program_id(0) * length * BLOCK  # behind n, where there is nothing left
     return first, tl.minimum(first + length * BLOCK, n)
 
@@ -250,12 +259,12 @@ def count_range(
     SIZE: constexpr,
     BLOCK: constexpr,
 ):
-    """(SIZE,): keys of values [first, last) whose bits from PREFIX on are `prefix`, counted from SHIFT on."""
+    """Count keys of values [first, last) with `prefix` from bit PREFIX on, by their bits from SHIFT on."""
     counts = tl.zeros([SIZE], tl.int32)
-    lanes = tl.arange(0, BLOCK)
+    offsets = tl.arange(0, BLOCK)
     for begin in range(first, last, BLOCK):
-        found, inside = load_block(values, last, stride, begin, lanes, BLOCK)
-        keys = magnitude_keys(found)
+        loaded, inside = load_block(values, last, stride, begin, offsets, BLOCK)
+        keys = magnitude_keys(loaded)
         if PREFIX < 31:
             inside = inside & ((keys >> PREFIX) == prefix)
         counts += tl.histogram((keys >> SHIFT) & (SIZE - 1), SIZE, mask=inside)
@@ -275,7 +284,7 @@ def count_program_range(
     BLOCK: constexpr,
     CANDIDATE_BLOCK: constexpr,
 ):
-    """(LOW_BINS,): `count_range` this program's share of the candidates, or of all elements."""
+    """Count as `count_range` this program's range of the candidates, or of all elements: (LOW_BINS,)."""
     if tl.load(work + SEARCHES_ALL) != 0:
         first, last = program_range(n, BLOCK)
         counts = count_range(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, LOW_BINS, BLOCK)

@@ -20,7 +20,7 @@ from sparsify.core import host_sync
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
-from sparsify.kernels.group_kernel import GroupKernel, divide, matched, split_like
+from sparsify.kernels.group_kernel import GroupKernel, divide, pair_up, split_like
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
@@ -153,7 +153,7 @@ class TritonGroupSearch(GroupKernel):
         common = {"ALIGNED": aligned, "BLOCK": self.block}
         emitting = {**common, "WIDTH": WIDTH, "SHARES": MAX_SHARES}
         return (
-            LaunchSpec(device_code.accumulate_and_count, "programs", 8, {"KIND": grad_dtype, **common}),
+            LaunchSpec(device_code.accumulate_and_count, "programs", 8, {"GRAD_DTYPE": grad_dtype, **common}),
             LaunchSpec(device_code.count_group_middle_bits, "programs", 8, common),
             LaunchSpec(device_code.count_group_low_bits, "programs", 8, common),
             LaunchSpec(device_code.emit_group_largest, "programs", 8, emitting),
@@ -256,7 +256,7 @@ class TritonGroupSearch(GroupKernel):
             is_plain = all(grad.is_contiguous() for grad in whole)
             if is_plain and len(dtypes) == 1 and dtypes <= set(TRITON_DTYPES):
                 return whole
-        pairs = list(matched(accs, grads))
+        pairs = list(pair_up(accs, grads))
         torch._foreach_add_([acc for acc, _ in pairs], [piece for _, piece in pairs])
         return None
 

@@ -24,7 +24,7 @@ from sparsify.local.strategy import Local
 from sparsify.method import Dense
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
-from sparsify.wrappers.engine import Engine, NonFinite, StepReport
+from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
 from sparsify.wrappers.saved_states import (
     StateMismatch,
@@ -40,7 +40,7 @@ APART = 0x9E3779B9  # between the seeds of two fragments
 Named = Sequence[tuple[str, Parameter]]
 
 
-class NonFiniteDrift(NonFinite):
+class NonFiniteDriftError(NonFiniteGradientError):
     """A worker's parameters are NaN or infinite after its local steps. Nothing of the round was exchanged."""
 
     def __init__(self, rank: int, step: int, layer: str) -> None:
@@ -158,7 +158,7 @@ class Fragment:
         """Average the drift of what was taken, steps 2 and 3 of `sparsify.local.strategy`. Collective.
 
         Raises:
-            NonFiniteDrift: on all workers, where any has a NaN or Inf; nothing has changed.
+            NonFiniteDriftError: on all workers, where any has a NaN or Inf; nothing has changed.
         """
         strategy, engine, own, self.drift = self.strategy, self.engine, self.drift, []
         step = StepSettings(strategy.method.density_at(epoch), lr=strategy.outer.lr)
@@ -168,7 +168,7 @@ class Fragment:
         if check and self.everyone is not None:
             self._check_finite(own, self.everyone)
         elif check:
-            engine.agree(own, self.names, self.sizes, None, error=NonFiniteDrift)
+            engine.check_finite_and_find_used(own, self.names, self.sizes, None, error=NonFiniteDriftError)
         engine.step += 1
         at_once = strategy.is_plain and self.watch is None
         if at_once and (report := moved(engine, own, self.anchor, step)) is not None:
@@ -191,7 +191,7 @@ class Fragment:
         """Look for NaN and Inf, where workers have shards of other sizes, some of them empty.
 
         Raises:
-            NonFiniteDrift: on all workers, where any has one.
+            NonFiniteDriftError: on all workers, where any has one.
         """
         finite = host_sync.to_host(finite_elements(own))
         bad = [name for name, is_finite in zip(self.names, finite, strict=True) if not is_finite]
@@ -199,7 +199,7 @@ class Fragment:
         everyones = everyone.all_gather(host_sync.to_device([first], own[0]))
         for rank, place in enumerate(host_sync.to_host(torch.cat(everyones))):
             if place >= 0:
-                raise NonFiniteDrift(rank, self.engine.step, self.all_names[place])
+                raise NonFiniteDriftError(rank, self.engine.step, self.all_names[place])
 
     @torch.no_grad()
     @outside_of_modes

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsify.bucket_group import BucketGroup
 from sparsify.method import Sparsifier
 from sparsify.types import StepSettings
-from sparsify.wrappers.engine import MOST_TOGETHER, Engine, StepReport
+from sparsify.wrappers.engine import MAX_GROUP_ELEMENTS, Engine, StepReport
 
 
 def moved(
@@ -33,9 +33,9 @@ def moved(
         type(method) is not Sparsifier or not method.group_support.pieces
     ):  # one with a step of its own takes that
         return None
-    if len(set(engine.kinds)) > 1 or engine.num_elements > MOST_TOGETHER:  # they travel in several messages
+    if len(set(engine.kinds)) > 1 or engine.num_elements > MAX_GROUP_ELEMENTS:  # they travel in several messages
         return None
-    gradients = engine.gradients_of(own, [step] * len(engine.buckets))
+    gradients = engine.divide_gradients(own, [step] * len(engine.buckets))
     kernel = engine.kernel_for_group(gradients)
     if kernel is None:
         return None

@@ -60,7 +60,7 @@ class LocalOptimizer(OptimizerWrapper):
         comm, group: who averages: a communicator, a process group, or a mesh of one dimension; by default
             torch.distributed's own group. With `overlap` the default is a new group, which all workers make
             here together; what is given is used by the thread, and by nothing else.
-        check: look for NaN and Inf before every exchange; all workers then raise `NonFiniteDrift`.
+        check: look for NaN and Inf before every exchange; all workers then raise `NonFiniteDriftError`.
         debug: before every exchange compare strategy and round over the workers.
         select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`.
@@ -78,8 +78,8 @@ class LocalOptimizer(OptimizerWrapper):
     """
 
     rewrap_advice = (
-        "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the residual "
-        "and the outer step's momentum are zero"
+        "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the "
+        "residual and the outer step's momentum are zero"
     )
 
     def __init__(
@@ -163,7 +163,7 @@ class LocalOptimizer(OptimizerWrapper):
         """One step of this worker, and whatever exchange is due after it. What the inner optimizer returns.
 
         Raises:
-            NonFiniteDrift: on all workers, where an exchange is due and any worker's parameters have a NaN or
+            NonFiniteDriftError: on all workers, where an exchange is due and any worker's parameters have a NaN or
                 Inf.
         """
         loss = self.step_alone(closure)
@@ -268,7 +268,7 @@ class LocalOptimizer(OptimizerWrapper):
         sent.
 
         Raises:
-            NonFiniteDrift: as `step`.
+            NonFiniteDriftError: as `step`.
         """
         self._check_outside("exchange")
         self._claim.check()
@@ -385,7 +385,7 @@ class LocalOptimizer(OptimizerWrapper):
     # --- saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue where `state_dict` was called, in mid-round too, see `OptimizerWrapper.load_state_dict`."""
+        """Continue where `state_dict` was called, in mid-round too, see `OptimizerWrapper`."""
         self._check_outside("load_state_dict")
         self._reshard()
         super().load_state_dict(state_dict)

@@ -39,11 +39,11 @@ def whole(engine: Engine, pieces: Sequence[Tensor], step: StepSettings) -> StepR
     method, count = engine.method, len(engine.buckets)
     alike = len(set(engine.kinds)) == 1 and len(pieces) == count
     if not alike or count == 1 or not isinstance(method, Dense | Packs):
-        return engine.average(engine.gradients_of(pieces, [step] * count))
+        return engine.average(engine.divide_gradients(pieces, [step] * count))
     reports = list[StepReport]()
     for ats in groups([piece.nbytes for piece in pieces]):
         own = [pieces[at] for at in ats]
-        gradients = engine.gradients_of(own, [step] * len(ats), ats)
+        gradients = engine.divide_gradients(own, [step] * len(ats), ats)
         states = [gradient.state for gradient in gradients]
         if isinstance(method, Packs):
             act = partial(method.aggregate_each, own, step, states, engine.comm, engine.timer)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.wire import Wire
-from sparsify.cost import rounds
+from sparsify.cost import num_tree_rounds
 from sparsify.exchange import Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
@@ -87,7 +87,7 @@ class Tree(Exchange):
 
 def merges(size: int) -> list[list[tuple[int, int]]]:
     """Who sends to whom in each round."""
-    strides = [2**turn for turn in range(rounds(size))]
+    strides = [2**turn for turn in range(num_tree_rounds(size))]
     return [[(to + stride, to) for to in range(0, size - stride, 2 * stride)] for stride in strides]
 
 

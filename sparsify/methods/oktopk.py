@@ -207,9 +207,9 @@ class SplitReduceBalance(Exchange):
             partial(self.wire.nbytes, n=bucket_step.n, dtype=bucket_step.value_dtype),
         )
         together = min(bucket_step.n, sum(bucket_step.sent_counts))
-        least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH, size)]
+        least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH_BYTES, size)]
         if bucket_step.step % self.regions_every == 0:
-            least.append(cost.all_gather(cost.LENGTH * (size - 1), size))
+            least.append(cost.all_gather(cost.LENGTH_BYTES * (size - 1), size))
         pairs = nbytes(together)
         most = [
             *least,

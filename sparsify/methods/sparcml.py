@@ -116,7 +116,7 @@ class SplitAllGather(Exchange):
             bucket_step.world_size,
             partial(self.wire.nbytes, n=bucket_step.n, dtype=bucket_step.value_dtype),
         )
-        counts = cost.all_gather(cost.LENGTH, size)
+        counts = cost.all_gather(cost.LENGTH_BYTES, size)
         pairs = nbytes(min(bucket_step.n, sum(bucket_step.sent_counts)))
         region = -(-bucket_step.n // size) * self.wire.value_dtype(bucket_step.value_dtype).itemsize
         split = cost.exchange_pieces(nbytes(max(bucket_step.sent_counts)), size)

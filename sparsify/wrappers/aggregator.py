@@ -1,4 +1,4 @@
-"""A method applied to one worker's model."""
+"""The engine together with the gradients of a whole model."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
 
 
 class Aggregator(Engine):
-    """A method applied to one worker's model: its buckets, and the method's state for each.
+    """A method applied to one worker's model, whose gradients it collects in buckets and averages.
 
     Args:
         comm: is wrapped in a `CountingComm`, unless it counts already.
         debug: before each step compare method, step, k and parameters over the workers, by one small
             allgather; without it, workers that disagree hang, or exchange nonsense.
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
-            `auto`. See `sparsify.kernels.make_kernel`. It decides how fast a step is; of equal magnitudes at
-            the border each may take others.
+            `auto`: see `sparsify.kernels.make_kernel`. Of equal magnitudes at the border they may take others.
         together: False: each bucket is searched and sent by itself, as papers describe it.
         in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
             where it computes them, for methods that can read them there.
@@ -49,13 +48,14 @@ class Aggregator(Engine):
         in_place: bool = True,
     ) -> None:
         make = Gradients if in_place or not method.group_support.pieces else OwnGradients
-        self.source, self.debug = make(parameters, method.scope), debug
+        self.source = make(parameters, method.scope)
+        self.debug = debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
         super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
 
     @property
     def gradients(self) -> Gradients:
-        """The flat gradients, where there are any: not with `in_place=False`."""
+        """The flat gradients; not to be asked for with `in_place=False`."""
         assert isinstance(self.source, Gradients)
         return self.source
 
@@ -69,23 +69,29 @@ class Aggregator(Engine):
             lr: the optimizer's, for feedback in the learning-rate domain; or one for each bucket.
             selection_hook: see `StepSettings`.
         """
-        return self.aggregate_collected(self.gradients.views, epoch, lr, selection_hook)
+        return self.aggregate_tensors(self.gradients.views, epoch, lr, selection_hook)
 
-    def aggregate_collected(
+    def aggregate_tensors(
         self,
         grads: Sequence[Tensor],
         epoch: int = 0,
         lr: float | Sequence[float] = 1.0,
         selection_hook: SelectionHook | None = None,
     ) -> StepReport:
-        """The same, given what `source.collect` returned."""
-        steps = self.begin(epoch, lr, selection_hook)
-        return self.average(self.gradients_of(self.source.in_space(grads), steps))
+        """Replace gradients by their averages over the workers, given what `source.collect` returned.
 
-    def begin(
+        Other arguments as of `aggregate`.
+        """
+        steps = self.begin_step(epoch, lr, selection_hook)
+        return self.average(self.divide_gradients(self.source.in_space(grads), steps))
+
+    def begin_step(
         self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None
     ) -> list[StepSettings]:
-        """The next step of each bucket, the same on all workers. Arguments as `aggregate`."""
+        """Count a step, and return its values for each bucket, the same on all workers.
+
+        Arguments as of `aggregate`.
+        """
         step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
         if self.debug:
             ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]

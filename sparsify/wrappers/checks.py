@@ -148,8 +148,8 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
     ):
         if not isinstance(argument, kind):
             raise ValueError(
-                f"{type(argument).__name__} is not {description}; sparsify.distribute takes an optimizer, its model, "
-                "and a method, in this order"
+                f"{type(argument).__name__} is not {description}; sparsify.distribute takes an optimizer, "
+                "its model, and a method, in this order"
             )
     ignored = ignored_names(model)
     optimized_ids = set(map(id, parameters_of(optimizer)))
@@ -198,8 +198,9 @@ def check_gradient_dtypes(named: Iterable[tuple[str, nn.Parameter]]) -> None:
         grad_dtype = getattr(p, "grad_dtype", None) if p.requires_grad and p.is_leaf else None
         if grad_dtype not in (None, p.dtype):
             raise ValueError(
-                f"{name} is in {p.dtype} and takes gradients in {grad_dtype}, its grad_dtype, while gradients are "
-                "averaged in the parameter's type; leave grad_dtype out, or keep the parameter in that type"
+                f"{name} is in {p.dtype} and takes gradients in {grad_dtype}, its grad_dtype, while "
+                "gradients are averaged in the parameter's type; leave grad_dtype out, or keep the parameter in "
+                "that type"
             )
 
 

@@ -39,11 +39,11 @@ from sparsify.wrappers.ddp_buckets import (
 from sparsify.wrappers.double_averaging import DoubleAveragingGuard
 from sparsify.wrappers.engine import (
     Engine,
-    NonFinite,
-    PartlyDelivered,
+    NonFiniteGradientError,
+    PartlyDeliveredError,
     StepReport,
-    check_unchanged,
-    while_alive,
+    check_bucket_kind,
+    weak_callback,
 )
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
@@ -186,10 +186,10 @@ class DDPHook(WrapperBase):
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
         if not self._is_scaler_checked:
             self._unknown_scalers = find_scalers()
-            finalize(self, register_optimizer_step_pre_hook(while_alive(self._check_scaler)).remove)
+            finalize(self, register_optimizer_step_pre_hook(weak_callback(self._check_scaler)).remove)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle and copy as None: DDP does not use copies of its hooks, and process groups can't be copied."""
+        """Pickle and copy as None: DDP uses no copies of hooks, and process groups can't be copied."""
         return type(None), ()
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
@@ -273,7 +273,7 @@ class DDPHook(WrapperBase):
             sizes = [num_reals(p) for p in parameters]
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for name, size in zip(names, sizes, strict=True):
-                check_unchanged(real.expand(size), self._like_by_name[name], name)
+                check_bucket_kind(real.expand(size), self._like_by_name[name], name)
             layout = BucketLayout(ids, kind, names, sizes, strides)
             self._layout_by_index[index] = layout
         elif layout.strides != strides:
@@ -305,7 +305,7 @@ class DDPHook(WrapperBase):
                 bucket.buffer.div_(scale)
         try:
             used = self._find_used(full)
-        except NonFinite:
+        except NonFiniteGradientError:
             if self.scaler is None:
                 raise
             self.last_report = None
@@ -350,7 +350,7 @@ class DDPHook(WrapperBase):
         if not numbers:
             return []
         steps = [self._steps[number] for number in numbers]
-        return [self.engine.average(self.engine.gradients_of(grads, steps, numbers), shares_k)]
+        return [self.engine.average(self.engine.divide_gradients(grads, steps, numbers), shares_k)]
 
     def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
         """Average the whole model, in the method's own buckets."""
@@ -358,7 +358,7 @@ class DDPHook(WrapperBase):
         is_all = all(map(all, used))
         if is_all and names == [*self._index_by_name]:
             tensors = [bucket.numbers for bucket in full]
-            return self.engine.average(self.engine.gradients_of(tensors, self._steps))
+            return self.engine.average(self.engine.divide_gradients(tensors, self._steps))
         unused = dict[str, Tensor]()
         grad_by_name = dict[str, Tensor]()
         for bucket, flags in zip(full, used, strict=True):
@@ -367,7 +367,7 @@ class DDPHook(WrapperBase):
                 if not is_used:
                     unused[name] = grad.zero_()
         grads = [grad_by_name[name] for name in self._index_by_name if grad_by_name[name].numel()]
-        report = self.engine.average(self.engine.gradients_of(grads, self._steps))
+        report = self.engine.average(self.engine.divide_gradients(grads, self._steps))
         residuals = self.engine.residuals() if unused else {}
         for name, grad in unused.items():
             # DDP drops this average, so all workers together owe again what they have just delivered.
@@ -379,7 +379,7 @@ class DDPHook(WrapperBase):
         """Return, of each tensor of full buckets, whether any worker has used it since the last step.
 
         Raises:
-            NonFinite: a gradient has a NaN or Inf, on any worker; with `check` or a scaler.
+            NonFiniteGradientError: a gradient has a NaN or Inf, on any worker; with `check` or a scaler.
         """
         flags = [[True] * len(bucket.layout.names) for bucket in full]
         sizes = [size for bucket in full for size in bucket.layout.sizes]
@@ -389,13 +389,13 @@ class DDPHook(WrapperBase):
         used_here: list[bool] | None = None
         if self._used is not None:
             used_here = [is_used for bucket in full for is_used in bucket.used or []]
-        used_anywhere = self.engine.agree(
+        used_anywhere = self.engine.check_finite_and_find_used(
             [bucket.numbers for bucket in full],
             [name for bucket in full for name in bucket.layout.names],
             sizes,
             used_here,
             looks,
-            PartlyDelivered if self._background else NonFinite,
+            PartlyDeliveredError if self._background else NonFiniteGradientError,
         )
         is_used = iter(used_anywhere)
         return [[next(is_used) for _ in bucket_flags] for bucket_flags in flags]

@@ -1,4 +1,4 @@
-"""Buckets of DistributedDataParallel, its process group, and checks of the arguments of `sparsify.register`."""
+"""Buckets of DistributedDataParallel, its process group, and checks of `sparsify.register`'s arguments."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from sparsify.wrappers.checks import (
     check_distribute_arguments,
     check_scaler_allows_overlap,
 )
-from sparsify.wrappers.engine import PartlyDelivered, StepReport
+from sparsify.wrappers.engine import PartlyDeliveredError, StepReport
 from sparsify.wrappers.grad_scaler import all_reduce_overflow, check_scale_known, unscale_and_find_overflows
 from sparsify.wrappers.handshake import optimizer_facts
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
@@ -73,8 +73,8 @@ class DistributedOptimizer(OptimizerWrapper):
             torch.distributed's own group. With `overlap` the default is a new group, which all workers make
             here together; what is given is used by the thread, and by nothing else during backward.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
-            `NonFinite`, with residuals untouched (with `overlap` those of that bucket and the later ones).
-            Without it they get into the residuals and stay there.
+            `NonFiniteGradientError`, with residuals untouched (with `overlap` those of that bucket and the
+            later ones). Without it they get into the residuals and stay there.
         debug, select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
             0, before the first step of each.
@@ -197,7 +197,7 @@ class DistributedOptimizer(OptimizerWrapper):
             for grad in grads:
                 grad.fill_(torch.inf)
             return None
-        self.last_report = self.aggregator.aggregate_collected(grads, self.epoch, self._learning_rates())
+        self.last_report = self.aggregator.aggregate_tensors(grads, self.epoch, self._learning_rates())
         self._clear_unused(grads, used)
         if scale is not None:
             torch._foreach_mul_(grads, scale)
@@ -274,12 +274,12 @@ class DistributedOptimizer(OptimizerWrapper):
             grads = [aggregator.gradients.views[index] for index in indices]
             names = [aggregator.gradients.parameters[index][0] for index in indices]
             is_used = self._used.flags
-            used = aggregator.agree(
+            used = aggregator.check_finite_and_find_used(
                 grads,
                 names,
                 [grad.numel() for grad in grads],
                 [is_used[index] for index in indices],
-                error=PartlyDelivered,
+                error=PartlyDeliveredError,
             )
             for index, is_used_anywhere in zip(indices, used, strict=True):
                 self._used_anywhere[index] = is_used_anywhere
@@ -316,7 +316,9 @@ class DistributedOptimizer(OptimizerWrapper):
         if not self.check:
             return [True] * len(flags), False
         names = [name for name, _ in self.aggregator.source.parameters]
-        return self.aggregator.agree(grads, names, [grad.numel() for grad in grads], flags), False
+        return self.aggregator.check_finite_and_find_used(
+            grads, names, [grad.numel() for grad in grads], flags
+        ), False
 
     @exclude_from_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The engine under all doors: a method's states of the buckets, a step of one, the look before it, saving."""
+"""The engine under all wrappers: a method's state for each bucket, and the averaging of their gradients."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from sparsify.wrappers.saved_states import (
     restore,
 )
 
-MOST_TOGETHER = 2**31 - 1  # elements that travel together
-MOST_GROUP_KERNELS = 64  # that are kept
+MAX_GROUP_ELEMENTS = 2**31 - 1  # elements that travel together
+MAX_GROUP_KERNELS = 64  # that are kept
 INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
 NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
 
 
-class NonFinite(ArithmeticError):
-    """A gradient is NaN or infinite.
+class NonFiniteGradientError(ArithmeticError):
+    """The error that a gradient is NaN or infinite.
 
     Args:
         noticed: the step after which it was noticed, where that was too late to keep it out.
@@ -58,13 +58,15 @@ class NonFinite(ArithmeticError):
             f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
             "checkpoint"
         )
-        self.rank, self.step, self.noticed = rank, step, noticed
+        self.rank = rank
+        self.step = step
+        self.noticed = noticed
         self.where = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
         super().__init__(self.where + late * (noticed is not None))
 
 
-class PartlyDelivered(NonFinite):
-    """A gradient is NaN or infinite, and others of its step were delivered before it was there."""
+class PartlyDeliveredError(NonFiniteGradientError):
+    """The error that a gradient is NaN or infinite, after others of its step were delivered."""
 
     def __init__(self, rank: int, step: int, layer: str) -> None:
         super().__init__(rank, step, layer)
@@ -75,7 +77,7 @@ class PartlyDelivered(NonFinite):
 
 
 class StepReport(NamedTuple):
-    """Numbers of one worker in one step."""
+    """What one worker sent in one step, in numbers."""
 
     selected: int  # elements sent
     num_elements: int  # of which they were selected
@@ -86,22 +88,22 @@ class StepReport(NamedTuple):
 
     @property
     def sent_density(self) -> float:
-        """Share of the elements that was sent: what the method did, where its density is what was asked."""
+        """The share of the elements that was sent; a method's density is the share that was asked for."""
         return self.selected / self.num_elements
 
     @property
     def density(self) -> float:
-        """Another name of `sent_density`."""
+        """Another name for `sent_density`."""
         return self.sent_density
 
     @classmethod
     def total(cls, reports: Sequence[StepReport]) -> StepReport:
-        """The sum over all buckets."""
+        """Return the sum of the reports of several buckets."""
         return cls(*(sum(numbers) for numbers in zip(*reports, strict=True)))
 
 
 class Engine:
-    """A method at work on the buckets of one worker's model.
+    """A method applied to the buckets of one worker's model: it keeps their states and averages gradients.
 
     Args:
         buckets: numbered as what is drawn for them.
@@ -126,7 +128,9 @@ class Engine:
     ) -> None:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
-        self.method, self.buckets, self.step = method, buckets, 0
+        self.method = method
+        self.buckets = buckets
+        self.step = 0
         self._equal_gradients = EqualGradientsMonitor(comm.rank == 0)
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
@@ -157,7 +161,7 @@ class Engine:
         """True if several buckets travel in one message."""
         return self.method.group_support.one_message and self.groups_buckets
 
-    def gradients_of(
+    def divide_gradients(
         self, tensors: Sequence[Tensor], steps: Sequence[StepSettings], numbers: Sequence[int] | None = None
     ) -> list[BucketGradient]:
         """Return the gradients of buckets, given tensors (m,) that hold them one after the other.
@@ -178,8 +182,10 @@ class Engine:
 
     @outside_of_modes
     def average(self, gradients: Sequence[BucketGradient], shares_k: bool = False) -> StepReport:
-        """Replace gradients by their average over the workers, in place. Buckets that can travel together do.
-        Collective: all workers call it with the same buckets in the same order.
+        """Replace gradients by their average over the workers, in place.
+
+        Buckets that can travel together do. Collective: all workers call it with the same buckets in the same
+        order.
 
         Args:
             shares_k: k is that of all buckets together, see `GroupSupport.shared_k`.
@@ -231,7 +237,7 @@ class Engine:
             group = list[BucketGradient]()
             num_elements = 0
             for gradient in alike:
-                if group and num_elements + gradient.size > MOST_TOGETHER:
+                if group and num_elements + gradient.size > MAX_GROUP_ELEMENTS:
                     yield group
                     group = []
                     num_elements = 0
@@ -268,8 +274,9 @@ class Engine:
     def kernel_for_group(
         self, gradients: Sequence[BucketGradient], shares_k: bool = False
     ) -> GroupKernel | None:
-        """Return the kernel that searches these buckets at once, and writes to them; None where each bucket
-        goes its own way.
+        """Return the kernel that searches these buckets at once, and writes to them.
+
+        None where each bucket is averaged by itself.
         """
         support = self.method.group_support
         is_worthwhile = support.one_message or (support.one_search and len(gradients) > 1)
@@ -279,7 +286,7 @@ class Engine:
         key = (shares_k, *numbers)
         kernel = self.group_kernels.get(key)
         if kernel is None:
-            if len(self.group_kernels) >= MOST_GROUP_KERNELS:  # other parameters are used in each step
+            if len(self.group_kernels) >= MAX_GROUP_KERNELS:  # other parameters are used in each step
                 self.group_kernels.clear()
             likes = [self.buckets[number].flat for number in numbers]
             kernels = [kernel for number in numbers for kernel in find_kernels(self.states[number])]
@@ -291,17 +298,19 @@ class Engine:
         return None if is_one_tensor and type(kernel) is GroupKernel else kernel
 
     def residuals(self) -> dict[str, Tensor]:
-        """(n,) of each parameter by its name, views: this worker's residual, where the method keeps one."""
-        found = dict[str, Tensor]()
+        """Return this worker's residual of each parameter, views (n,) by name; {} where none is kept."""
+        residual_by_name = dict[str, Tensor]()
         for bucket, state in zip(self.buckets, self.states, strict=True):
-            if (residual := self.method.residual(state)) is not None:
+            residual = self.method.residual(state)
+            if residual is not None:
                 sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
-                found |= zip(bucket.names, residual.split(sizes), strict=True)
-        return found
+                residual_by_name |= zip(bucket.names, residual.split(sizes), strict=True)
+        return residual_by_name
 
     def residual_norm(self) -> Tensor:
-        """Euclidean norm of this worker's residuals: a number in double precision, on their device."""
-        residuals = [r for state in self.states if (r := self.method.residual(state)) is not None]
+        """Return the Euclidean norm of this worker's residuals, () float64 on their device."""
+        kept = [self.method.residual(state) for state in self.states]
+        residuals = [residual for residual in kept if residual is not None]
         if not residuals:
             return self.buckets[0].flat.new_zeros((), dtype=torch.float64)
         if residuals[0].is_cuda:
@@ -311,78 +320,84 @@ class Engine:
         pieces = (piece.double() for residual in residuals for piece in residual.split(NORM_PIECE))
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
 
-    def searching(self) -> dict[str, SearchStats]:
-        """The kernels that searched the buckets, by name, and their statistics. On a GPU one host
-        synchronisation each.
+    def search_stats(self) -> dict[str, SearchStats]:
+        """Return the statistics of the kernels that searched the buckets, by the kernel's name.
+
+        On a GPU one host synchronization for each kernel.
         """
-        searching: list[SelectionKernel | GroupKernel] = [
+        kernels: list[SelectionKernel | GroupKernel] = [
             *self.group_kernels.values(),
             *find_kernels(self.states),
         ]
-        kernels = [(kernel.name, kernel.stats()) for kernel in searching]
-        # Where buckets are searched together, their own kernels have nothing to do.
-        is_idle = not any(stats.steps for _, stats in kernels)
-        found: dict[str, SearchStats] = {}
-        for name, stats in kernels:
+        named_stats = [(kernel.name, kernel.stats()) for kernel in kernels]
+        # Where buckets are searched in a group, their own kernels have nothing to do.
+        is_idle = not any(stats.steps for _, stats in named_stats)
+        stats_by_name = dict[str, SearchStats]()
+        for name, stats in named_stats:
             if stats.steps or (is_idle and name != GroupKernel.name):
-                found[name] = found.get(name, SearchStats()) + stats
-        return found
+                stats_by_name[name] = stats_by_name.get(name, SearchStats()) + stats
+        return stats_by_name
 
     @outside_of_modes
-    def agree(
+    def check_finite_and_find_used(
         self,
         grads: Sequence[Tensor],
         names: Sequence[str],
         sizes: Sequence[int],
         used: Sequence[bool] | None,
         looks: bool = True,
-        error: type[NonFinite] = NonFinite,
+        error: type[NonFiniteGradientError] = NonFiniteGradientError,
         among: Comm | None = None,
     ) -> list[bool]:
-        """Of each parameter, has any worker used it? One host synchronisation and a small allgather; and
-        again where a norm is not finite.
+        """Check all workers' gradients for NaN and Inf, and find the parameters that any worker used.
+
+        Collective: one host synchronization and a small all-gather; another one where a norm is not finite.
 
         Args:
             grads: tensors (m,) that follow each other, each the gradients of whole parameters.
             names, sizes: of each parameter.
-            used: of each parameter, has this worker used it? None: all workers use all.
-            looks: at the gradients, too.
-            among: all who must know; by default those who average.
+            used: whether this worker used each parameter; None: all workers use all.
+            looks: False: gradients are not checked.
+            among: all workers who must know; by default those who average.
+
+        Returns:
+            For each parameter whether any worker used it.
 
         Raises:
-            NonFinite: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
+            NonFiniteGradientError: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
         among = among or self.comm
         norms = stretch_norms(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
-        told = [norms.view(torch.int32)]
+        rows = [norms.view(torch.int32)]
         if used is not None:
-            told.append(host_sync.to_device(used, norms, torch.int32))
-        everyone = torch.stack(among.all_gather(torch.stack(told)))  # (workers, 1 or 2, parameters)
-        bits = everyone[:, 0]
+            rows.append(host_sync.to_device(used, norms, torch.int32))
+        gathered = torch.stack(among.all_gather(torch.stack(rows)))  # (workers, 1 or 2, parameters)
+        bits = gathered[:, 0]
         facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
         if used is not None:
-            facts.append(everyone[:, 1].any(dim=0))
-        is_infinite, is_alike, is_any, *anywhere = host_sync.to_host(
+            facts.append(gathered[:, 1].any(dim=0))
+        is_infinite, is_alike, has_any, *used_anywhere = host_sync.to_host(
             torch.cat([fact.reshape(-1) for fact in facts])
         )
         if is_infinite:
-            stretches = [piece for own in divide(grads, sizes) for piece in own or [grads[0][:0]]]
-            flags = among.all_gather(finite_elements(stretches).int())
-            for rank, theirs in enumerate(host_sync.to_host(torch.stack(flags))):
-                if not all(theirs):  # else a norm has overflowed
-                    raise error(rank, self.step, names[theirs.index(0)])
-        if looks and is_any and among.size > 1:
+            nothing = grads[0][:0]
+            stretches = [piece for pieces in divide(grads, sizes) for piece in pieces or [nothing]]
+            flags_by_rank = among.all_gather(finite_elements(stretches).int())
+            for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
+                if not all(flags):  # else a norm has overflowed
+                    raise error(rank, self.step, names[flags.index(0)])
+        if looks and has_any and among.size > 1:
             self._equal_gradients.record(self.step, is_alike)
-        return anywhere if used is not None else [True] * len(sizes)
+        return used_anywhere if used is not None else [True] * len(sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's state, of tensors and numbers only: save it per rank, beside model and optimizer."""
-        own = self._described()
-        return {**own, "buckets": [{**bucket, "state": dump(bucket["state"])} for bucket in own["buckets"]]}
+        """Return this worker's state, of tensors and numbers only; save it per rank."""
+        description = self._describe()
+        buckets = [{**bucket, "state": dump(bucket["state"])} for bucket in description["buckets"]]
+        return {**description, "buckets": buckets}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Continue where `state_dict` was taken. All workers call it together, and either all load theirs or
-        none does.
+        """Load what `state_dict` returned. Collective: either all workers load theirs or none does.
 
         Raises:
             StateMismatch: one is another method's, another model's, another worker's, of another step than
@@ -392,49 +407,55 @@ class Engine:
         self.restore_state(saved)
 
     def check_state(self, saved: Any) -> dict[str, Any]:
-        """Refuse what is no state of this worker's; returns what must be the same on all workers."""
+        """Refuse what is no state of this worker's, and return what must be the same on all workers."""
         check_saved_layout(saved)
-        check_saved_matches(saved, self._described())
+        check_saved_matches(saved, self._describe())
         return {"step": saved["step"]}
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
-        """Load what was checked."""
+        """Load a state that `check_state` let pass."""
         self.step = saved["step"]
         self.states = [
             restore(state, bucket["state"])
             for state, bucket in zip(self.states, saved["buckets"], strict=True)
         ]
 
-    def _described(self) -> dict[str, Any]:
-        """What a saved state of this worker's has, with the states as they are."""
+    def _describe(self) -> dict[str, Any]:
+        """Return the content of this worker's saved state, with the methods' states as they are."""
         buckets = [
             {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}
             for bucket, state in zip(self.buckets, self.states, strict=True)
         ]
-        who = {"rank": self.comm.rank, "size": self.comm.size}
         return {
             "format": FORMAT,
             "method": stable_repr(self.method),
             "step": self.step,
-            **who,
+            "rank": self.comm.rank,
+            "size": self.comm.size,
             "buckets": buckets,
         }
 
 
-def while_alive(method: Callable[..., None], *first: Any) -> Callable[..., None]:
-    """A hook that calls a method as long as its object lives: what hooks are registered with lives longer."""
-    alive = WeakMethod(method)
+def weak_callback(method: Callable[..., None], *first: Any) -> Callable[..., None]:
+    """Return a hook that calls a method as long as its object lives; what it is registered with lives longer.
+
+    Args:
+        first: arguments that the method gets before those of the hook.
+    """
+    reference = WeakMethod(method)
 
     def hook(*rest: Any) -> None:
-        if (call := alive()) is not None:
+        call = reference()
+        if call is not None:
             call(*first, *rest)
 
     return hook
 
 
-def check_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
+def check_bucket_kind(bucket: Tensor, like: Tensor, name: str) -> None:
     """Refuse a bucket that is not the one whose state is kept."""
-    before, now = TensorKind.of(like), TensorKind.of(bucket)
+    before = TensorKind.of(like)
+    now = TensorKind.of(bucket)
     if now != before:
         raise ValueError(
             f"bucket {name} was {before} and is now {now}; its residual can't follow: build the state anew"

@@ -34,7 +34,7 @@ def is_stepped_by_scaler(optimizer: torch.optim.Optimizer, scalers: Iterable[Gra
 
 
 def unscale_and_find_overflows(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Unscale the gradients, unless the user has, and return the scaler's count of overflows on each device."""
+    """Unscale the gradients, unless the user has, and return the scaler's overflow flag of each device."""
     states = scaler._per_optimizer_states
     if id(getattr(optimizer, "inner_optimizer", None)) in states:
         raise ValueError(
@@ -70,16 +70,16 @@ def all_reduce_overflow(
 
     Args:
         used: of each gradient, has this worker used it?
-        overflows: a scaler's counts, see `unscale_and_find_overflows`, which are set to those of all workers;
+        overflows: a scaler's flags, see `unscale_and_find_overflows`, which are set to those of all workers;
             None: the gradients are searched.
     """
     if overflows is None:
         overflow = ~finite_norms(grads).all()
     else:
-        overflow = torch.stack([count.to(grads[0].device) for count in overflows]).sum()
+        overflow = torch.stack([flag.to(grads[0].device) for flag in overflows]).sum()
     used_here = host_sync.to_device(used, grads[0], torch.float32)
     facts = torch.cat([overflow.float().reshape(1), used_here])
     num_overflows, *num_users = host_sync.to_host(comm.all_reduce(facts))
-    for count in overflows or ():
-        count.fill_(min(num_overflows, 1.0))  # so every worker's scaler lowers its scale
+    for flag in overflows or ():
+        flag.fill_(min(num_overflows, 1.0))  # so every worker's scaler lowers its scale
     return [bool(number) for number in num_users], num_overflows > 0

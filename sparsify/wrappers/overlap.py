@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.engine import StepReport, while_alive
+from sparsify.wrappers.engine import StepReport, weak_callback
 
 MAX_MESSAGE_BYTES = 25 * 2**20  # of the gradients that share a message, as DDP's buckets
 MIN_MESSAGES = 8  # of a step, about
@@ -22,8 +22,8 @@ MIN_MESSAGES = 8  # of a step, about
 class BackgroundStream:
     """A thread and, on a GPU, a stream that work in the order in which work was submitted.
 
-    Where work fails, all later work is dropped. A collective needs a process group that belongs to the thread:
-    in a shared group, collectives of two threads would meet.
+    Where work fails, all later work is dropped. A collective needs a process group that belongs to the
+    thread: in a shared group, collectives of two threads would meet.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -143,7 +143,7 @@ class BackwardOverlap:
         self.version = 0  # autograd's count of the gradients' changes, when the last gradient arrived
         self.hooks = list[RemovableHandle]()
         for index in self.group_by_parameter:
-            hook = while_alive(self.on_gradient, index)
+            hook = weak_callback(self.on_gradient, index)
             self.hooks.append(gradients.parameters[index][1].register_post_accumulate_grad_hook(hook))
 
     @property
@@ -153,7 +153,7 @@ class BackwardOverlap:
 
     def begin(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
         """Begin a step, before its first gradient. Arguments as `Aggregator.aggregate`."""
-        self.steps = self.aggregator.begin(epoch, lr)
+        self.steps = self.aggregator.begin_step(epoch, lr)
         self.pending = [set(indices) for indices in self.parameters_by_group]
         self.background.futures = []  # of a step that ended in an error
         self.version = self.aggregator.gradients.flat._version
@@ -226,7 +226,7 @@ class BackwardOverlap:
         """Aggregate the buckets of a group, which are full."""
         buckets = self.aggregator.gradients.buckets
         flats = [buckets[index].flat for index in group]
-        return self.aggregator.average(self.aggregator.gradients_of(flats, steps, group))
+        return self.aggregator.average(self.aggregator.divide_gradients(flats, steps, group))
 
     def _start(self, group: int) -> None:
         """Submit a group of buckets to the thread."""

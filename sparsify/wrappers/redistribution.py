@@ -1,4 +1,4 @@
-"""Saved states for another number of workers."""
+"""Redistribution of saved states over another number of workers."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ from sparsify.wrappers.saved_states import (
     check_value,
 )
 
-OWED = {"feedback", "residual"}  # parts that hold what a worker has not delivered yet, or its momentum
+RESIDUAL_PARTS = {"feedback", "residual"}  # hold what a worker has not delivered yet, or its momentum
 
 
 def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str, Any]]:
-    """All workers' saved states, by rank, for another number of workers.
+    """Return the saved states of all workers, by rank, for another number of workers.
 
-    Every new worker gets the average of the old workers' residuals, for that is all that future updates
-    depend on, and what all of them remember alike: momentum, how often they drew, the inner optimizer's
+    Every new worker gets the average of the old workers' residuals, for future updates depend on that alone,
+    and the parts that are equal on all old workers: momentum, how often they drew, the inner optimizer's
     state. Not defined for what belongs to one worker (thresholds, generators) or to a number of workers
     (regions). For as many workers as there were, the states are what they were.
 
     Args:
-        saved: of each worker what `state_dict` returned, of `sparsify.distribute`'s optimizer or of what
-            `sparsify.register` returns.
+        saved: each worker's `state_dict()`, of the object that `sparsify.distribute` or `sparsify.register`
+            returned.
+        size: the new number of workers.
 
     Raises:
-        StateMismatch: these are not all workers' states of one step, or one is broken, or the method
-            remembers more.
+        StateMismatch: these are not the states of all workers in one step, or a state is broken, or has parts
+            that are neither residuals nor equal on all workers.
     """
     check_value("size", size, PositiveInt)
     states = list(saved) if isinstance(saved, Sequence) and not isinstance(saved, str) else []
@@ -68,38 +69,43 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
     check_equal_trees("the saved states' step", [state["step"] for state in states])
     if size == len(states):
         return [dict(state) for state in states]
-    buckets = [
-        {**same[0], "state": merge_states([bucket["state"] for bucket in same], states[0])}
-        for same in zip(*(state["buckets"] for state in states), strict=True)
-    ]
+    buckets = list[dict[str, Any]]()
+    for alike in zip(*(state["buckets"] for state in states), strict=True):
+        merged = merge_states([bucket["state"] for bucket in alike], states[0])
+        buckets.append({**alike[0], "state": merged})
     return [{**states[0], "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
 
 
-def merge_states(parts: Sequence[Any], of: Mapping[str, Any], is_owed: bool = False) -> Any:
-    """One state for all, of all workers' states of a bucket; tensors that workers owe are averaged.
+def merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bool = False) -> Any:
+    """Return one state for all workers, of all workers' states of a bucket: residuals are averaged.
+
+    Args:
+        saved: the saved state that has these parts, for the error message.
+        is_residual: the parts are residuals.
 
     Raises:
-        StateMismatch: one holds what can't be for all.
+        StateMismatch: a part is no residual and differs between workers.
     """
     first = parts[0]
     if isinstance(first, Mapping):
         return {
-            name: merge_states([part[name] for part in parts], of, is_owed or name in OWED) for name in first
+            name: merge_states([part[name] for part in parts], saved, is_residual or name in RESIDUAL_PARTS)
+            for name in first
         }
-    if is_owed and isinstance(first, Tensor):
+    if is_residual and isinstance(first, Tensor):
         total = sum((part.to(first.device) for part in parts[1:]), start=first)
         return total / len(parts)
-    # A list has one number a worker.
+    # A list has one number of each worker.
     if (isinstance(first, list) and first) or not all(are_equal_trees(part, first) for part in parts):
         raise StateMismatch(
-            f"{of['method']} remembers more than residuals, which can't be shared out anew; resume with "
-            f"{of['size']} workers"
+            f"{saved['method']} remembers more than residuals, which can't be shared out anew; resume with "
+            f"{saved['size']} workers"
         )
     return copy.deepcopy(first)
 
 
 def check_equal_trees(where: str, trees: Sequence[Any]) -> None:
-    """Refuse what is not the same on all workers."""
+    """Refuse trees, by rank, that are not equal on all workers."""
     for rank, tree in enumerate(trees):
         if not are_equal_trees(tree, trees[0]):
             raise StateMismatch(
@@ -107,14 +113,14 @@ def check_equal_trees(where: str, trees: Sequence[Any]) -> None:
             )
 
 
-def are_equal_trees(one: Any, other: Any) -> bool:
-    """True where two trees have the same keys, numbers and bits."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(
-            are_equal_trees(part, other[name]) for name, part in one.items()
+def are_equal_trees(first: Any, second: Any) -> bool:
+    """Return True if two trees have equal keys, numbers and bits."""
+    if isinstance(first, Mapping) and isinstance(second, Mapping):
+        return first.keys() == second.keys() and all(
+            are_equal_trees(part, second[name]) for name, part in first.items()
         )
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(are_equal_trees, one, other))
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) and all(map(are_equal_trees, first, second))
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and torch.equal(first.cpu(), second.cpu())
+    return type(first) is type(second) and bool(first == second)

@@ -1,4 +1,4 @@
-"""Saved states of the doors: what one holds, and whether it fits. All workers load theirs, or none does."""
+"""Saved states: their layout, and whether they fit. All workers load theirs, or none does."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from sparsify.ranges import NonNegativeInt, PositiveInt, format_value
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
 GROUPS_AND_STATE = ("param_groups", "state")
-# In the groups of a saved state, which are what an optimizer keeps of it though it does not know them.
+# A key in the parameter groups of a saved state: optimizers keep there what they do not know.
 MARK = "saved by sparsify"
-NUM_STATES = "num_states"  # number of parameters of which the inner optimizer remembers something
-TOP = {
+NUM_STATES = "num_states"  # key of the number of parameters that the inner optimizer has a state of
+TOP_LEVEL = {
     "format": NonNegativeInt,
     "method": str,
     "step": NonNegativeInt,
@@ -32,21 +32,23 @@ TOP = {
 
 
 class StateMismatch(ValueError):
-    """A saved state is of something else, or broken. Nothing of it was loaded."""
+    """A saved state that is of another training, or broken. Nothing of it was loaded."""
 
 
 def dump(state: Any) -> Any:
-    """A copy of a state as a plain tree of tensors and numbers, for `torch.load(weights_only=True)`.
+    """Return a copy of a state as a plain tree of tensors and numbers, for `torch.load(weights_only=True)`.
+
     Dataclasses and named tuples become dicts, generators their state. Fields whose metadata say
-    `saved: False` (work buffers) are left out; a part of nothing else is None, for
+    `saved: False` (work buffers) are left out. A dataclass without other fields becomes None, because
     torch.distributed.checkpoint drops empty dicts.
     """
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, Generator):
         return state.get_state()
-    if (named := parts_by_name(state)) is not None:
-        return {name: dump(part) for name, part in named.items()} or None
+    parts = parts_by_name(state)
+    if parts is not None:
+        return {name: dump(part) for name, part in parts.items()} or None
     if isinstance(state, list | tuple):
         return [dump(part) for part in state]
     assert state is None or isinstance(state, bool | int | float | str), f"{type(state)} can't be saved"
@@ -54,7 +56,7 @@ def dump(state: Any) -> Any:
 
 
 def restore(state: Any, saved: Any) -> Any:
-    """`state`, as made by `init`, with what `dump` saved; tensors of the same size are written in place."""
+    """Restore `saved`, from `dump`, in a state made by `init`. Tensors of equal size are written in place."""
     if isinstance(state, Generator):
         state.set_state(saved.cpu())
         return state
@@ -66,8 +68,9 @@ def restore(state: Any, saved: Any) -> Any:
         return saved.to(state.device, copy=True)
     if isinstance(state, Mapping):
         return {name: restore(state.get(name), part) for name, part in saved.items()}
-    if (named := parts_by_name(state)) is not None:
-        parts = {name: restore(part, saved[name]) for name, part in named.items()}
+    own_parts = parts_by_name(state)
+    if own_parts is not None:
+        parts = {name: restore(part, saved[name]) for name, part in own_parts.items()}
         if hasattr(state, "_replace"):
             return state._replace(**parts)
         for name, part in parts.items():
@@ -79,30 +82,32 @@ def restore(state: Any, saved: Any) -> Any:
 
 
 def parts_by_name(state: Any) -> dict[str, Any] | None:
-    """What a checkpoint has of a dataclass, a named tuple or a mapping, by name; None of anything else."""
+    """Return the saved parts of a dataclass, a named tuple or a mapping; None for anything else."""
     if is_dataclass(state):
-        saved = (field.name for field in fields(state) if field.metadata.get("saved", True))
-        return {name: getattr(state, name) for name in saved}
+        saved_fields = [field for field in fields(state) if field.metadata.get("saved", True)]
+        return {field.name: getattr(state, field.name) for field in saved_fields}
     if hasattr(state, "_asdict"):
         return dict(state._asdict())
     return dict(state) if isinstance(state, Mapping) else None
 
 
 def check_saved_layout(saved: Any) -> None:
-    """Refuse what is not laid out as a saved state is. Those of older versions have no `shapes`."""
+    """Refuse a saved state with a wrong layout. States of older versions have no `shapes`."""
     if isinstance(saved, Mapping) and saved.get("format", FORMAT) != FORMAT:
         raise StateMismatch(
-            f"a saved state of format {format_value(saved['format'])} can't be read; this version reads {FORMAT}"
+            f"a saved state of format {format_value(saved['format'])} can't be read; this version reads "
+            f"{FORMAT}"
         )
-    check_keys("a saved state", saved, TOP)
-    for name, allowed in TOP.items():
+    check_keys("a saved state", saved, TOP_LEVEL)
+    for name, allowed in TOP_LEVEL.items():
         check_value(name, saved[name], allowed)
     if not isinstance(saved["buckets"], list | tuple):
         raise StateMismatch(f"buckets is {format_value(type(saved['buckets']).__name__)}, and must be a list")
-    for at, bucket in enumerate(saved["buckets"]):
-        check_keys(f"buckets[{at}]", bucket, ("names", "state"), ("shapes",))
-        check_value(f"buckets[{at}].names", bucket["names"], list[str])
-        check_value(f"buckets[{at}].shapes", bucket.get("shapes", []), list[list[NonNegativeInt]])
+    for number, bucket in enumerate(saved["buckets"]):
+        where = f"buckets[{number}]"
+        check_keys(where, bucket, ("names", "state"), ("shapes",))
+        check_value(f"{where}.names", bucket["names"], list[str])
+        check_value(f"{where}.shapes", bucket.get("shapes", []), list[list[NonNegativeInt]])
 
 
 def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -110,7 +115,7 @@ def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Non
 
     Args:
         saved: after `check_saved_layout`.
-        own: the same of this worker; states as they are, or as `dump` leaves them.
+        own: the saved state that this worker would have; its states may be as `dump` leaves them.
     """
     if saved["method"] != own["method"]:
         raise StateMismatch(
@@ -129,33 +134,37 @@ def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Non
             "worker saves and loads its own. Where there is only one, load the inner optimizer's alone "
             "(`optimizer.inner_optimizer`): training goes on without what the workers still owed"
         )
-    theirs, mine = ([bucket["names"] for bucket in state["buckets"]] for state in (saved, own))
-    if theirs != mine:
-        differing = (
-            f"where this has {format_value(b)}, it has {format_value(a)}"
-            for a, b in zip(theirs, mine, strict=False)
-            if a != b
-        )
-        why = next(differing, f"this has {len(mine)} buckets, and it has {len(theirs)}")
+    saved_names = [bucket["names"] for bucket in saved["buckets"]]
+    own_names = [bucket["names"] for bucket in own["buckets"]]
+    if saved_names != own_names:
+        why = f"this has {len(own_names)} buckets, and it has {len(saved_names)}"
+        for saved_bucket_names, own_bucket_names in zip(saved_names, own_names, strict=False):
+            if saved_bucket_names != own_bucket_names:
+                why = (
+                    f"where this has {format_value(own_bucket_names)}, it has "
+                    f"{format_value(saved_bucket_names)}"
+                )
+                break
         raise StateMismatch(
             f"the saved state is of a model with other parameters, or of other buckets: {why}"
         )
-    for at, (bucket, like) in enumerate(zip(saved["buckets"], own["buckets"], strict=True)):
+    for number, (bucket, like) in enumerate(zip(saved["buckets"], own["buckets"], strict=True)):
         shapes = like.get("shapes")
         if bucket.get("shapes", shapes) != shapes:
             raise StateMismatch(
                 f"the saved state is of a model with other shapes: of {format_value(like['names'])} this has "
                 f"{format_value(shapes)}, and it has {format_value(bucket['shapes'])}"
             )
-        check_saved_part(f"buckets[{at}].state", bucket["state"], like["state"])
+        check_saved_part(f"buckets[{number}].state", bucket["state"], like["state"])
 
 
 def check_saved_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: bool = False) -> None:
-    """Refuse a part of a saved state that is not of the kind of this worker's.
+    """Refuse a part of a saved state that has another type or shape than this worker's own.
 
     Args:
-        allowed: what the annotation of its field says of a value.
-        any_size: the field's metadata say so: the number of elements changes while training.
+        where: the path to the part, for messages.
+        allowed: the range of a value, by the annotation of its field.
+        any_size: the number of elements changes while training, by the metadata of the field.
     """
     if isinstance(own, Generator):
         check_saved_part(where, saved, own.get_state())
@@ -165,22 +174,30 @@ def check_saved_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_s
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
     elif isinstance(own, Tensor):
         check_saved_tensor(where, saved, own, any_size)
-    elif (named := parts_by_name(own)) == {} and saved is None:
-        return
-    elif named is not None:
-        check_keys(where, saved, named)
-        hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.type_hints(own.__class__)
-        told = fields(own) if is_dataclass(own) else ()
-        grow = {field.name for field in told if field.metadata.get("any_size")}
-        for name, part in named.items():
-            check_saved_part(f"{where}.{name}", saved[name], part, hints.get(name, Any), name in grow)
     else:
-        like = list[Any] if isinstance(own, list) else type(own)
-        check_value(where, saved, allowed if allowed is not Any and ranges.is_plain_data(allowed) else like)
+        parts = parts_by_name(own)
+        if parts is None:
+            like = list[Any] if isinstance(own, list) else type(own)
+            has_range = allowed is not Any and ranges.is_plain_data(allowed)
+            check_value(where, saved, allowed if has_range else like)
+        elif parts or saved is not None:
+            check_keys(where, saved, parts)
+            hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.type_hints(own.__class__)
+            resizable = any_size_fields(own)
+            for name, part in parts.items():
+                check_saved_part(
+                    f"{where}.{name}", saved[name], part, hints.get(name, Any), name in resizable
+                )
+
+
+def any_size_fields(state: Any) -> set[str]:
+    """Return the names of a dataclass's fields whose number of elements changes while training."""
+    state_fields = fields(state) if is_dataclass(state) else ()
+    return {field.name for field in state_fields if field.metadata.get("any_size")}
 
 
 def check_saved_tensor(where: str, saved: Any, own: Tensor, any_size: bool) -> None:
-    """Refuse what is no finite tensor like this one."""
+    """Refuse a value that is no finite tensor of the shape and dtype of `own`."""
     like = f"a tensor of {'any number' if any_size else tuple(own.shape)} of {own.dtype}"
     if not isinstance(saved, Tensor) or saved.layout is not torch.strided or saved.is_meta:
         raise StateMismatch(f"{where} is {format_value(type(saved).__name__)}, and must be {like}")
@@ -198,75 +215,85 @@ def check_finite(where: str, saved: Tensor) -> None:
 
 def check_value(where: str, saved: Any, allowed: Any) -> None:
     """Refuse a value outside of its range, or of another type."""
-    plain = format_value(type(saved).__name__) if isinstance(saved, Tensor | Mapping) else None
-    if plain and allowed is not Any:
-        raise StateMismatch(f"{where} is a {plain}, and must be {ranges.describe_type(allowed)}")
+    kind = format_value(type(saved).__name__) if isinstance(saved, Tensor | Mapping) else None
+    if kind and allowed is not Any:
+        raise StateMismatch(f"{where} is a {kind}, and must be {ranges.describe_type(allowed)}")
     try:
         ranges.check_value(where, saved, allowed)
     except ValueError as error:
         raise StateMismatch(f"{error}") from error
 
 
-def check_keys(where: str, saved: Any, needed: Any, more: Any = ()) -> None:
-    """Refuse what is no dict, lacks a key, or has one that nobody knows."""
+def check_keys(where: str, saved: Any, needed: Any, optional: Any = ()) -> None:
+    """Refuse a value that is no dict, lacks a needed key, or has an unknown one.
+
+    Args:
+        optional: keys that may be there, too; None: any.
+    """
     if not isinstance(saved, Mapping):
         raise StateMismatch(f"{where} is a dict, and this is {format_value(type(saved).__name__)}")
-    if missing := [key for key in needed if key not in saved]:
+    missing = [key for key in needed if key not in saved]
+    if missing:
         raise StateMismatch(f"{where} lacks {missing[0]!r}; it has: {format_value([*saved])}")
-    if more is not None and (unknown := [key for key in saved if key not in needed and key not in more]):
+    if optional is None:
+        return
+    unknown = [key for key in saved if key not in needed and key not in optional]
+    if unknown:
         raise StateMismatch(f"{where} has {format_value(unknown[0])!r}, which no state like it has")
 
 
 def check_all_can_load(comm: Comm, device: torch.device, check: Callable[[], Mapping[str, Any]]) -> None:
-    """Let every worker look at its own saved state, before any loads it.
+    """Let every worker check its own saved state, before any worker loads its own.
 
     Args:
-        check: raises `StateMismatch`, or returns what must be the same on all workers, by name.
+        check: raises `StateMismatch`, or returns what must be equal on all workers, by name.
 
     Raises:
-        StateMismatch: on all workers: one has refused its state, or they differ.
+        StateMismatch: on all workers: a worker has refused its state, or the states differ.
     """
-    refused: Exception | None = None
-    told: dict[str, Any] = {}
+    refusal: Exception | None = None
+    result: dict[str, Any] = {}
     try:
-        told["facts"] = dict(check())
-    except Exception as error:  # whatever it is: the others must know
-        refused = error
-        told["why"] = str(error) if isinstance(error, StateMismatch) else repr(error)
-    everyone = gather_json(comm, told, device)
-    if isinstance(refused, StateMismatch):
-        raise refused
-    if refused is not None:
-        raise StateMismatch(f"the saved state can't be read: {refused!r}") from refused
-    for rank, theirs in enumerate(everyone):
+        result["facts"] = dict(check())
+    except Exception as error:  # of any type: the other workers must know
+        refusal = error
+        result["why"] = str(error) if isinstance(error, StateMismatch) else repr(error)
+    result_by_rank = gather_json(comm, result, device)
+    if isinstance(refusal, StateMismatch):
+        raise refusal
+    if refusal is not None:
+        raise StateMismatch(f"the saved state can't be read: {refusal!r}") from refusal
+    for rank, theirs in enumerate(result_by_rank):
         if "why" in theirs:
             raise StateMismatch(f"rank {rank} can't load its state, so no worker does: {theirs['why']}")
-    for fact, mine in told["facts"].items():
-        values = [theirs["facts"][fact] for theirs in everyone]
-        if any(value != mine for value in values):
+    for fact, own in result["facts"].items():
+        values = [theirs["facts"][fact] for theirs in result_by_rank]
+        if any(value != own for value in values):
             raise StateMismatch(
-                f"the workers' saved states differ in their {fact}, which is, by rank, {format_value(values)}; load "
-                "those of one checkpoint"
+                f"the workers' saved states differ in their {fact}, which is, by rank, "
+                f"{format_value(values)}; load those of one checkpoint"
             )
 
 
 @contextmanager
 def restore_on_error(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """An error within leaves the optimizer with the state that it had: loading gives it new tensors."""
-    own = vars(optimizer)
-    before: dict[str, Any] = {name: own[name] for name in ("state", "param_groups") if name in own}
+    """Give the optimizer its old state again if loading a new one, within, raises an error."""
+    attributes = vars(optimizer)
+    before = {name: attributes[name] for name in GROUPS_AND_STATE if name in attributes}
     try:
         yield
     except BaseException:
-        own.update(before)
+        attributes.update(before)
         raise
 
 
 def check_and_load_inner(
     saved: Any, optimizer: torch.optim.Optimizer, check_method: Callable[[Any], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Check the state of an optimizer that averages, and load the inner one's part, within `restore_on_error`.
-    Returns what must be the same on all workers.
+    """Check the state of a `DistributedOptimizer`, and load the inner optimizer's part of it.
+
+    Returns:
+        What must be equal on all workers, by name.
     """
     if isinstance(saved, Mapping) and "method" not in saved:
         raise StateMismatch(
@@ -278,20 +305,20 @@ def check_and_load_inner(
     check_keys("an optimizer's saved state", saved, ("method", "epoch"), None)
     check_value("epoch", saved["epoch"], NonNegativeInt | None)
     facts = {**check_method(saved["method"]), "epoch": saved["epoch"]}
-    # Older ones have the inner optimizer's under a name of its own.
+    # Older states have the inner optimizer's part under a name of its own.
     load_inner_optimizer(optimizer, saved.get("optimiser", saved))
     return facts
 
 
 def marked_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The inner optimizer's part of a saved state, marked as a part of one."""
+    """Return an optimizer's state, marked as a part of a wrapper's."""
     inner = optimizer.state_dict()
     groups = [{**group, MARK: True} for group in inner["param_groups"]]
     return {**inner, "param_groups": groups, NUM_STATES: len(inner["state"])}
 
 
 def strip_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved state as the inner optimizer knows it: a hook for its `load_state_dict`."""
+    """Return a saved state without the mark: a hook for the inner optimizer's `load_state_dict`."""
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
         return dict(saved)
@@ -300,10 +327,10 @@ def strip_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, 
 
 
 def check_no_wrapped_state(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that has loaded, by itself, a state that a wrapped one saved.
+    """Refuse an optimizer that has itself loaded a state that a wrapper saved.
 
     Raises:
-        ValueError: it has.
+        ValueError: the optimizer's groups have the mark of such a state.
     """
     if any(MARK in group for group in optimizer.param_groups):
         raise ValueError(
@@ -317,25 +344,28 @@ def load_inner_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Load the inner optimizer's state.
 
     Raises:
-        StateMismatch: it is another kind of optimizer's, or of other parameters, or has NaN or Inf.
+        StateMismatch: the state is of another type of optimizer, or of other parameters, or has a NaN or Inf.
     """
     name = type(optimizer).__name__
     needed = ("param_groups",) if NUM_STATES in saved else GROUPS_AND_STATE
     check_keys("the optimizer's saved state", saved, needed, None)
-    # What its groups have now: torch adds to `defaults` when it loads.
-    expected = [key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)]
+    # Torch adds to `defaults` when it loads, so the groups tell what is expected.
+    expected_keys = [
+        key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)
+    ]
     try:
         states = state_by_parameter_number(saved)
         optimizer.load_state_dict({**saved, "state": states})
-    except Exception as error:  # what optimizers raise is theirs
+    except Exception as error:  # of any type that an optimizer may raise
         raise StateMismatch(f"{name} can't load its part of the saved state: {error!r}") from error
-    if len(states) != (count := saved.get(NUM_STATES, len(states))):
+    num_saved = saved.get(NUM_STATES, len(states))
+    if len(states) != num_saved:
         raise StateMismatch(
-            f"the saved state lacks what {name} remembers: it had that of {format_value(count)} parameters, and has "
-            f"that of {len(states)}"
+            f"the saved state lacks what {name} remembers: it had that of {format_value(num_saved)} "
+            f"parameters, and has that of {len(states)}"
         )
     for group in optimizer.param_groups:
-        missing = [key for key in expected if key not in group]
+        missing = [key for key in expected_keys if key not in group]
         if missing:
             raise StateMismatch(
                 f"the saved state is of another optimizer than {name}: it has no {missing[0]!r}"
@@ -350,8 +380,9 @@ def load_inner_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
 
 def state_by_parameter_number(saved: Mapping[str, Any]) -> dict[int, Any]:
-    """An optimizer's state of each parameter, by its number. torch.distributed.checkpoint makes words of
-    numbers, which torch would pass over, and drops a dict that is empty.
+    """Return an optimizer's state of each parameter, by the parameter's number.
+
+    torch.distributed.checkpoint turns the numbers into words, which torch would skip, and drops empty dicts.
     """
-    numbers = {str(number): number for group in saved["param_groups"] for number in group["params"]}
-    return {numbers[str(number)]: state for number, state in saved.get("state", {}).items()}
+    number_by_word = {str(number): number for group in saved["param_groups"] for number in group["params"]}
+    return {number_by_word[str(number)]: state for number, state in saved.get("state", {}).items()}

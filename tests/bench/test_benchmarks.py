@@ -16,7 +16,7 @@ from experiments.commands._advice import Known
 from experiments.config import compose
 from experiments.config.folders import Folders
 from sparsify import kernels
-from sparsify.cost import Cost
+from sparsify.cost import CollectiveCost
 from tests.bench.conftest import Record, RunBench, last_of, lines_of
 from tests.conftest import ROOT, Command, environment_for, fine, process, python
 
@@ -30,7 +30,7 @@ def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_
         assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
         assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
     assert (layers["n"], layers["buckets"]) == (14_728_266, 54)
-    assert (len(last["cases"]), last["fused_from"]) == (3, kernels.NATIVE_FROM)
+    assert (len(last["cases"]), last["fused_from"]) == (3, kernels.NATIVE_MIN_NUMEL)
 
 
 def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> None:
@@ -67,9 +67,9 @@ def test_overlap_says_the_gain_and_records_every_sample(bench: RunBench, tmp_pat
         gain = last["without_over_with"][record["row"]]
         assert (gain["low"], gain["high"], gain["n"]) == pytest.approx((min(ratios), max(ratios), 2), 1e-4)
         assert record["communication_ms"] == pytest.approx(record["backward_ms"])
-    sent = Cost(100, 10**6)
+    sent = CollectiveCost(100, 10**6)
     for seconds in (0.001, 1.0):
-        assert overlap.link_of(seconds, sent, 0.0001).seconds(sent) == pytest.approx(seconds)
+        assert overlap.link_of(seconds, sent, 0.0001).transfer_seconds(sent) == pytest.approx(seconds)
 
 
 @pytest.mark.extended

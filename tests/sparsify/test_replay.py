@@ -12,7 +12,7 @@ import sparsify
 from sparsify.comm import virtual
 from sparsify.cost import Link, Network
 from sparsify.method import Method
-from sparsify.replay import BucketTraffic, Replay, balance
+from sparsify.replay import BucketTraffic, ExchangeReplay, load_imbalance
 from sparsify.types import SparseVector
 from sparsify.wrappers.aggregator import Aggregator
 
@@ -83,8 +83,8 @@ def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
 
 
 def replay(method: Method, lived: list[Lived]) -> list[BucketTraffic]:
-    replay = Replay(method, N, len(lived))
-    return [replay.next([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
+    replay = ExchangeReplay(method, N, len(lived))
+    return [replay.replay_step([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize(("name", "words"), CASES)
@@ -113,19 +113,19 @@ def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pyte
 
 def test_messages_are_the_latency_terms_of_the_collectives() -> None:
     """Merges, then a broadcast: the last merge and one round of the broadcast go between nodes of four."""
-    traffic = Replay(build("gtopk"), N, 8).next([])
+    traffic = ExchangeReplay(build("gtopk"), N, 8).replay_step([])
     assert traffic.messages == 3 + 3
     assert traffic.seconds(Network(Link(1.0, 0.0))) == 6
-    two_nodes = Network(Link(1.0, 0.0), Link(1e-6, 0.0), per_node=4)
+    two_nodes = Network(Link(1.0, 0.0), Link(1e-6, 0.0), workers_per_node=4)
     assert traffic.seconds(two_nodes) == pytest.approx(2, abs=1e-4)
 
 
 def test_balance_is_the_largest_share_over_the_mean() -> None:
-    assert [balance(loads) for loads in ([1, 1, 1, 1], [4, 0, 0, 0], [0, 0])] == [1, 4, 1]
+    assert [load_imbalance(loads) for loads in ([1, 1, 1, 1], [4, 0, 0, 0], [0, 0])] == [1, 4, 1]
 
 
 def test_what_exchanges_no_selections_is_refused() -> None:
     with pytest.raises(ValueError, match="exchanges no selections"):
-        Replay(build("powersgd"), N, 2)
+        ExchangeReplay(build("powersgd"), N, 2)
     with pytest.raises(ValueError, match="ExDyna chooses by what the gradient holds"):
-        Replay(build("exdyna"), N, 2).next([])
+        ExchangeReplay(build("exdyna"), N, 2).replay_step([])

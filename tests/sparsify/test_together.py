@@ -94,7 +94,7 @@ def test_more_elements_than_int32_counts_travel_in_several_messages(monkeypatch:
         return virtual.run(2, lambda comm: average(build("topk", 0.1), comm))[0]
 
     averages, messages = run()
-    monkeypatch.setattr(engine, "MOST_TOGETHER", 100)
+    monkeypatch.setattr(engine, "MAX_GROUP_ELEMENTS", 100)
     in_several, more_messages = run()
     assert (messages, more_messages) == (1, 5)
     assert torch.equal(in_several, averages)

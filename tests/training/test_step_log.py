@@ -14,7 +14,7 @@ from experiments.training.task import Metrics
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.training.digits import Lines
 
 METRICS = Metrics(loss=1.5, top1=50.0, top5=90.0)
@@ -105,7 +105,7 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
             steps.make(0, 1.0, is_finite=step < first_bad_step[comm.rank])
             if step == 1:
                 steps.step_log.write()
-        with pytest.raises(NonFinite) as caught:
+        with pytest.raises(NonFiniteGradientError) as caught:
             steps.step_log.write()
         return str(caught.value)
 

@@ -14,7 +14,7 @@ import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from sparsify.wrappers.handshake import WorkerMismatch
 from tests.conftest import there
 from tests.sparsify import worker_functions
@@ -36,7 +36,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> Non
         before = optimiser.aggregator.residual_norm()
         if comm.rank == 2:
             there(layer.bias.grad)[4] = torch.nan
-        with pytest.raises(NonFinite) as caught:
+        with pytest.raises(NonFiniteGradientError) as caught:
             optimiser.step()
         return str(caught.value), before, optimiser.aggregator.residual_norm()
 

@@ -53,8 +53,8 @@ class ShardGrid(NamedTuple):
         if len(set(ranks)) < len(ranks):
             raise ValueError(
                 f"the workers {dist.get_process_group_ranks(column.group)} should have the same shard, but "
-                f"{row_ranks}, who share a replica, are among them; hand over the other dimension of the mesh: "
-                "replicas=mesh['replicate']"
+                f"{row_ranks}, who share a replica, are among them; hand over the other dimension of the "
+                "mesh: replicas=mesh['replicate']"
             )
         groups = [cast(dist.ProcessGroup, column.group), cast(dist.ProcessGroup, row.group)]
         mesh = DeviceMesh.from_group(

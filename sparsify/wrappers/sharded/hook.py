@@ -18,7 +18,7 @@ from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import resolve_process_group
-from sparsify.wrappers.engine import Engine, NonFinite, StepReport, while_alive
+from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport, weak_callback
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
@@ -40,7 +40,7 @@ from sparsify.wrappers.sharded.units import ShardedUnit, find_units
 from sparsify.wrappers.wrapper_base import WrapperBase
 
 
-class NonFiniteShard(NonFinite):
+class NonFiniteShardError(NonFiniteGradientError):
     """A NaN or Inf in a gradient. Units before it in the backward pass were delivered."""
 
     def __init__(self, rank: int, step: int, layer: str) -> None:
@@ -79,7 +79,7 @@ class ShardHook(WrapperBase):
         replicas: the mesh, of one dimension, or the group, of the workers that have the same shard; by
             default that of an HSDP mesh.
         check: look for NaN and Inf in each unit, by a small all-gather of all workers and one host
-            synchronisation; all raise `NonFiniteShard`. Not for dense.
+            synchronisation; all raise `NonFiniteShardError`. Not for dense.
         within: how gradients are reduced within a replica: None, as torch does; or a `qgz` without feedback,
             of which the reduce-scatter is taken: 4 or 8 bits an element.
         seed, select, steps_per_epoch, debug: as for `sparsify.distribute`; `epoch` is set on what this
@@ -154,8 +154,8 @@ class ShardHook(WrapperBase):
                 unit.replace_reduce_scatter(self.scatter)
         self._unknown_scalers = find_scalers()
         for handle in (
-            optimizer.register_step_pre_hook(while_alive(self._check_before_step)),
-            optimizer.register_step_post_hook(while_alive(self._end_step)),
+            optimizer.register_step_pre_hook(weak_callback(self._check_before_step)),
+            optimizer.register_step_post_hook(weak_callback(self._end_step)),
         ):
             finalize(self, handle.remove)
 
@@ -178,17 +178,17 @@ class ShardHook(WrapperBase):
         if not self._reports:
             self._begin_step()
         if self.check and not isinstance(self.method, Dense):
-            self.engine.agree(
+            self.engine.check_finite_and_find_used(
                 [grad],
                 [self.units[index].name],
                 [grad.numel()],
                 None,
-                error=NonFiniteShard,
+                error=NonFiniteShardError,
                 among=self._all_workers,
             )
         numbers = self._buckets_by_unit[index]
         steps = [self._steps[number] for number in numbers]
-        self._reports.append(self.engine.average(self.engine.gradients_of([grad], steps, numbers)))
+        self._reports.append(self.engine.average(self.engine.divide_gradients([grad], steps, numbers)))
 
     def _begin_step(self) -> None:
         """Begin a step: check it, and set each bucket's density and learning rate."""
@@ -225,8 +225,8 @@ class ShardHook(WrapperBase):
         """Refuse parameters that something else averages, or nothing.
 
         Raises:
-            ValueError: a parameter was frozen when the model was sharded and is trained now, or a hook is not this
-                library's.
+            ValueError: a parameter was frozen when the model was sharded and is trained now, or a unit has
+                another all-reduce hook.
         """
         for name, p in self._frozen:
             if p.requires_grad:

@@ -1,9 +1,9 @@
-"""What workers of a sharded model remember, as a part of their optimizer's saved state."""
+"""The states of a sharded model's workers, as a part of their optimizer's saved state."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -14,221 +14,242 @@ from torch.nn import Parameter
 
 from sparsify.ranges import stable_repr
 from sparsify.wrappers.checks import parameters_of
-from sparsify.wrappers.engine import while_alive
+from sparsify.wrappers.engine import weak_callback
 from sparsify.wrappers.handshake import digest
-from sparsify.wrappers.saved_states import FORMAT, StateMismatch, check_all_can_load, parts_by_name
+from sparsify.wrappers.saved_states import (
+    FORMAT,
+    StateMismatch,
+    any_size_fields,
+    check_all_can_load,
+    parts_by_name,
+)
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.wrapper_base import WrapperBase
 
-OURS = "sparsify."  # begins the names of what is ours in the state of a parameter
-FACTS, LENGTH = f"{OURS}facts", ".length"
+KEY_PREFIX = "sparsify."  # of the names of this library in an optimizer's state of a parameter
+FACTS = f"{KEY_PREFIX}facts"
+LENGTH = ".length"
 NO_EPOCH = -1
 
 
 class OptimizerStateExtension:
-    """Adds to what an optimizer's `state_dict` returns, and takes it out of what its `load_state_dict` is
-    given. Each part is a DTensor (replicas, shards, *shape), in the state of the first parameter of the
-    bucket that it belongs to: so `torch.distributed.checkpoint` saves and loads what each worker has.
+    """An extension of an optimizer's `state_dict` by the states of a wrapper's engine.
+
+    It is added to what the optimizer saves, and taken out of what the optimizer loads. Each part is a DTensor
+    (replicas, shards, *shape), in the state of the first parameter of its bucket, so that
+    `torch.distributed.checkpoint` saves and loads the parts of each worker.
 
     Args:
-        door: whose engine's states are saved, with its epoch.
-        check: refuses what comes in the middle of a step, whose name it is given.
+        wrapper: whose engine's states are saved, with its epoch.
+        check_between_steps: refuses a call, given by its name, in the middle of a step.
     """
 
     def __init__(
         self,
-        door: WrapperBase,
+        wrapper: WrapperBase,
         optimizer: torch.optim.Optimizer,
         parameters: Mapping[str, Parameter],
         grid: ShardGrid,
-        check: Callable[[str], None],
+        check_between_steps: Callable[[str], None],
     ) -> None:
         check_no_extension_loaded(optimizer)
-        self.door, self.optimizer, self.parameters, self.grid = door, optimizer, parameters, grid
-        self.check = check
+        self.wrapper = wrapper
+        self.optimizer = optimizer
+        self.parameters = parameters
+        self.grid = grid
+        self.check_between_steps = check_between_steps
         for handle in (
-            optimizer.register_state_dict_post_hook(while_alive(self._add)),
-            optimizer.register_load_state_dict_pre_hook(while_alive(self._take)),
+            optimizer.register_state_dict_post_hook(weak_callback(self._add)),
+            optimizer.register_load_state_dict_pre_hook(weak_callback(self._load)),
         ):
             finalize(self, handle.remove)
 
-    def _places(self) -> list[int]:
-        """The number of each bucket's first parameter, as the optimizer counts."""
+    def _first_parameters(self) -> list[int]:
+        """Return the optimizer's number of each bucket's first parameter."""
         numbers = {id(p): number for number, p in enumerate(parameters_of(self.optimizer))}
-        return [numbers[id(self.parameters[bucket.names[0]])] for bucket in self.door.engine.buckets]
+        return [numbers[id(self.parameters[bucket.names[0]])] for bucket in self.wrapper.engine.buckets]
 
     def _facts(self) -> Tensor:
-        """What must be alike: (4,) a digest of method and buckets, the step, the epoch and the format."""
-        engine, epoch = self.door.engine, self.door.user_epoch
-        named = [(bucket.names, bucket.shapes) for bucket in engine.buckets]
-        fits = digest((stable_repr(engine.method), named))
-        told = [fits, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
-        return torch.tensor(told, device=self.grid.device)
+        """Return what must be equal: (4,) a digest of method and buckets, the step, the epoch, the format."""
+        engine = self.wrapper.engine
+        epoch = self.wrapper.user_epoch
+        layout = digest(
+            (stable_repr(engine.method), [(bucket.names, bucket.shapes) for bucket in engine.buckets])
+        )
+        facts = [layout, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
+        return torch.tensor(facts, device=self.grid.device)
 
     def _add(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        """To what the optimizer has saved."""
-        self.check("state_dict()")
-        places, engine = self._places(), self.door.engine
-        for place, bucket, state in zip(places, engine.buckets, engine.states, strict=True):
+        """Add the states of all buckets to a state that the optimizer has saved."""
+        self.check_between_steps("state_dict()")
+        engine = self.wrapper.engine
+        numbers = self._first_parameters()
+        for number, bucket, state in zip(numbers, engine.buckets, engine.states, strict=True):
             parts = {
-                f"{OURS}{bucket.names[0]}{path}": part
+                f"{KEY_PREFIX}{bucket.names[0]}{path}": part
                 for path, part in flatten_state(state, bucket.flat.numel(), self.grid.device)
             }
-            self._put(saved, place, parts)
-        self._put(saved, places[0], {FACTS: self._facts()})
+            self._put(saved, number, parts)
+        self._put(saved, numbers[0], {FACTS: self._facts()})
 
-    def _put(self, saved: dict[str, Any], place: int, parts: Mapping[str, Tensor]) -> None:
-        of_parameter = dict(saved["state"].get(place, {}))
-        saved["state"][place] = of_parameter | {
-            name: self.grid.stack_workers(part.detach().clone()) for name, part in parts.items()
-        }
+    def _put(self, saved: dict[str, Any], number: int, parts: Mapping[str, Tensor]) -> None:
+        """Add this worker's parts to the saved state of a parameter."""
+        stacked = {name: self.grid.stack_workers(part.detach().clone()) for name, part in parts.items()}
+        saved["state"][number] = {**saved["state"].get(number, {}), **stacked}
 
-    def _take(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-        """Out of a saved state, a copy of the user's; what is left is the optimizer's own."""
-        self.check("load_state_dict()")
-        found = dict[str, Any]()
-        state = dict(saved.get("state", {}))
-        for number, of_parameter in state.items():
-            ours = {name: part for name, part in of_parameter.items() if str(name).startswith(OURS)}
-            found |= ours
-            if ours:
-                state[number] = {name: part for name, part in of_parameter.items() if name not in ours}
-        saved["state"] = {number: rest for number, rest in state.items() if rest}
-        agreed = dict[str, Any]()
-        check_all_can_load(self.grid.all_workers(), self.grid.device, partial(self._check, found, agreed))
-        self.door.engine.restore_state(agreed["state"])
-        self.door.user_epoch = agreed["epoch"]
+    def _load(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        """Load this library's parts of a saved state, and leave the optimizer's own in it."""
+        self.check_between_steps("load_state_dict()")
+        parts = dict[str, Any]()
+        optimizer_state = dict[Any, Any]()
+        for number, parameter_state in saved.get("state", {}).items():
+            own_parts = {
+                name: part for name, part in parameter_state.items() if not str(name).startswith(KEY_PREFIX)
+            }
+            parts |= {name: part for name, part in parameter_state.items() if name not in own_parts}
+            if own_parts:
+                optimizer_state[number] = own_parts
+        saved["state"] = optimizer_state
+        checked = dict[str, Any]()
+        check = partial(self._check, parts, checked)
+        check_all_can_load(self.grid.all_workers(), self.grid.device, check)
+        self.wrapper.engine.restore_state(checked["state"])
+        self.wrapper.user_epoch = checked["epoch"]
 
-    def _check(self, found: Mapping[str, Any], agreed: dict[str, Any]) -> dict[str, Any]:
-        """Refuse what is not of these workers, this method and this model; else fill `agreed` with what is to
-        be loaded. Returns what must be the same on all workers.
+    def _check(self, parts: Mapping[str, Any], checked: dict[str, Any]) -> dict[str, Any]:
+        """Refuse parts that are not of these workers, this method and this model.
+
+        Args:
+            parts: of all workers, by name.
+            checked: is filled with the `state` and the `epoch` to load.
+
+        Returns:
+            What must be equal on all workers, by name.
         """
-        if FACTS not in found:
+        if FACTS not in parts:
             raise StateMismatch(
                 "the saved state has nothing of sparsify.shard, such as residuals. With "
                 "flatten_optimizer_state_dict=True torch reads back only what the optimizer itself "
                 "remembers: save and load without it. To go on without residuals, load it into the "
                 "optimizer before sparsify.shard"
             )
-        engine = self.door.engine
-        mine = {name: self._own(name, part) for name, part in found.items()}
-        now, (fits, step, epoch, form) = self._facts().tolist(), mine[FACTS].tolist()
-        if form != now[3]:
-            raise StateMismatch(f"a saved state of format {form} can't be read; this version reads {now[3]}")
-        if fits != now[0]:
+        engine = self.wrapper.engine
+        own_parts = {name: self._unstack(name, part) for name, part in parts.items()}
+        saved_layout, step, epoch, saved_format = own_parts[FACTS].tolist()
+        layout = self._facts().tolist()[0]
+        if saved_format != FORMAT:
+            raise StateMismatch(
+                f"a saved state of format {saved_format} can't be read; this version reads {FORMAT}"
+            )
+        if saved_layout != layout:
             raise StateMismatch(
                 "the saved state is of another method, or of a model with other units; build the method with "
                 "the hyperparameters that it was saved with, and shard the model alike"
             )
-        states = [
-            unflatten_state(state, f"{OURS}{bucket.names[0]}", mine)
-            for state, bucket in zip(engine.states, engine.buckets, strict=True)
-        ]
-        buckets = [
-            {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}
-            for bucket, state in zip(engine.buckets, states, strict=True)
-        ]
-        who = {"rank": engine.comm.rank, "size": engine.comm.size}
-        whole = {
-            "format": form,
+        buckets = list[dict[str, Any]]()
+        for state, bucket in zip(engine.states, engine.buckets, strict=True):
+            saved = unflatten_state(state, f"{KEY_PREFIX}{bucket.names[0]}", own_parts)
+            shapes = [list(shape) for shape in bucket.shapes]
+            buckets.append({"names": list(bucket.names), "shapes": shapes, "state": saved})
+        checked["epoch"] = None if epoch == NO_EPOCH else epoch
+        checked["state"] = {
+            "format": saved_format,
             "method": stable_repr(engine.method),
             "step": step,
-            **who,
+            "rank": engine.comm.rank,
+            "size": engine.comm.size,
             "buckets": buckets,
         }
-        agreed["epoch"] = None if epoch == NO_EPOCH else epoch
-        agreed["state"] = whole
-        return {**engine.check_state(whole), "epoch": epoch}
+        return {**engine.check_state(checked["state"]), "epoch": epoch}
 
-    def _own(self, name: str, part: Any) -> Tensor:
-        """This worker's of all workers'."""
+    def _unstack(self, name: str, part: Any) -> Tensor:
+        """Return this worker's part of all workers' part."""
         if not isinstance(part, Tensor):
             raise StateMismatch(f"{name} is {type(part).__name__}, and must be a tensor")
-        grid, now = tuple(part.shape[:2]), (self.grid.replicas.size, self.grid.shards.size)
-        if grid != now:
+        saved_grid = tuple(part.shape[:2])
+        grid = (self.grid.replicas.size, self.grid.shards.size)
+        if saved_grid != grid:
             raise StateMismatch(
                 "the saved state is of {} replicas of {} shards, and there are {} of {}; resume on as many. "
                 "To go on without what workers still owed, load the optimizer's state before "
-                "sparsify.shard".format(*grid, *now)
+                "sparsify.shard".format(*saved_grid, *grid)
             )
         if hasattr(part, "to_local"):
-            found: Tensor = part.to_local()[0, 0]
-            return found
+            own_part: Tensor = part.to_local()[0, 0]
+            return own_part
         return part[self.grid.replicas.rank, self.grid.shards.rank]
 
 
 def flatten_state(
-    state: Any, most: int, device: torch.device, any_size: bool = False
+    state: Any, max_size: int, device: torch.device, any_size: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
-    """The parts of a bucket's state, each by the path to it, as tensors whose shapes do not change while
-    training. What grows and shrinks is padded.
+    """Yield the parts of a bucket's state, each with its path, as tensors of shapes that never change.
+
+    Parts whose number of elements changes while training are padded.
 
     Args:
-        most: elements of the bucket, as many as anything has that grows.
+        max_size: number of elements of the bucket, which no part exceeds.
     """
+    parts = parts_by_name(state)
     if isinstance(state, Generator):
         yield "", state.get_state()
     elif isinstance(state, Tensor) and any_size:
-        yield "", torch.cat([state, state.new_zeros(most - len(state))])
+        yield "", torch.cat([state, state.new_zeros(max_size - len(state))])
         yield LENGTH, torch.tensor(len(state), device=device)
     elif isinstance(state, Tensor):
         yield "", state
-    elif (named := parts_by_name(state)) is not None:
-        grow = any_size_fields(state)
-        for name, part in named.items():
-            for path, leaf in flatten_state(part, most, device, name in grow):
+    elif parts is not None:
+        resizable = any_size_fields(state)
+        for name, part in parts.items():
+            for path, leaf in flatten_state(part, max_size, device, name in resizable):
                 yield f".{name}{path}", leaf
     elif isinstance(state, list | tuple):
-        for at, part in enumerate(state):
-            for path, leaf in flatten_state(part, most, device):
-                yield f".{at}{path}", leaf
-    else:  # a number; none is NaN
-        is_whole = isinstance(state, int)
-        number = torch.nan if state is None else state
-        yield "", torch.tensor(number, dtype=torch.int64 if is_whole else torch.float64, device=device)
+        for index, part in enumerate(state):
+            for path, leaf in flatten_state(part, max_size, device):
+                yield f".{index}{path}", leaf
+    else:  # a number, or None, which is saved as NaN
+        dtype = torch.int64 if isinstance(state, int) else torch.float64
+        yield "", torch.tensor(torch.nan if state is None else state, dtype=dtype, device=device)
 
 
-def unflatten_state(state: Any, path: str, found: Mapping[str, Tensor], any_size: bool = False) -> Any:
-    """The tree that `sparsify.wrappers.saved_states.dump` would have made, of what `leaves` gave.
+def unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_size: bool = False) -> Any:
+    """Return the tree that `saved_states.dump` would have made, from the parts that `flatten_state` yielded.
 
     Args:
-        state: one like that which was saved.
+        state: one with the types of the saved state.
+        path: of the state; the parts' names begin with it.
 
     Raises:
         StateMismatch: a part is missing.
     """
-    if (named := parts_by_name(state)) is not None:
-        grow = any_size_fields(state)
-        parts = {
-            name: unflatten_state(part, f"{path}.{name}", found, name in grow) for name, part in named.items()
+    parts = parts_by_name(state)
+    if parts is not None:
+        resizable = any_size_fields(state)
+        tree = {
+            name: unflatten_state(part, f"{path}.{name}", leaves, name in resizable)
+            for name, part in parts.items()
         }
-        return parts or None
+        return tree or None
     if isinstance(state, list | tuple):
-        return [unflatten_state(part, f"{path}.{at}", found) for at, part in enumerate(state)]
-    if path not in found:
+        return [unflatten_state(part, f"{path}.{index}", leaves) for index, part in enumerate(state)]
+    if path not in leaves:
         raise StateMismatch(f"the saved state lacks {path!r}; it was broken, or saved by another version")
-    saved = found[path]
+    saved = leaves[path]
     if isinstance(state, Tensor | Generator):
-        return saved[: int(found[path + LENGTH])] if any_size else saved
+        return saved[: int(leaves[path + LENGTH])] if any_size else saved
     number = saved.item()
     if isinstance(state, bool):
         return bool(number)
-    return None if number != number else number
-
-
-def any_size_fields(state: Any) -> set[str]:
-    """Names of a dataclass's fields that hold more or fewer elements from step to step."""
-    told = fields(state) if is_dataclass(state) else ()
-    return {field.name for field in told if field.metadata.get("any_size")}
+    return None if math.isnan(number) else number
 
 
 def check_no_extension_loaded(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that holds what another one's `OptimizerStateExtension` saved, and that nobody would read.
+    """Refuse an optimizer that has itself loaded the parts of an `OptimizerStateExtension`.
 
     Raises:
-        ValueError: it does.
+        ValueError: its state has such parts.
     """
-    if any(str(name).startswith(OURS) for state in optimizer.state.values() for name in state):
+    if any(str(name).startswith(KEY_PREFIX) for state in optimizer.state.values() for name in state):
         raise ValueError(
             "this optimizer has loaded a state that was saved after sparsify.shard, with residuals that "
             "would be lost; load it after sparsify.shard"

@@ -71,7 +71,7 @@ class ShardedUnit:
 
     @property
     def is_all_reduce_deferred(self) -> bool:
-        """True in a backward pass under `set_requires_all_reduce(False)`, which does not reduce over replicas."""
+        """True in a backward pass under `set_requires_all_reduce(False)`."""
         return not self.group.all_reduce_grads
 
     def replace_all_reduce(self, average: Callable[[Tensor], None]) -> None:
@@ -184,7 +184,7 @@ def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
 
 
 def confine_optimizer_to_replica(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
-    """Move gradients and an optimizer's state to the mesh of shards, as `ShardedUnit.confine_to_replica` does."""
+    """Move gradients and an optimizer's state to the mesh of shards, see `ShardedUnit.confine_to_replica`."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             for tensor in (p.grad, *optimizer.state.get(p, {}).values()):

@@ -79,7 +79,7 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
         return before, comm.now()
 
     (early, end_0), (late, end_1) = virtual.run(2, body, Network(LINK))
-    price = LINK.seconds(cost.all_gather(8, 2))
+    price = LINK.transfer_seconds(cost.all_gather(8, 2))
     assert price == 1.0 + 0.5 * 8
     # Rank 0 is not charged for rank 1's sleep, though both share a process.
     assert late - early >= late_s * 0.9
@@ -118,7 +118,7 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
             marks.append(comm.mark())
         return seconds_between(marks)
 
-    price = LINK.seconds(cost.all_gather(8, 3))
+    price = LINK.transfer_seconds(cost.all_gather(8, 3))
     found = virtual.run(
         3, body, Network(LINK), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
     )
@@ -129,7 +129,7 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
     ]
 
 
-NODES = Network(LINK, Link(0.25, 0.125), per_node=2)
+NODES = Network(LINK, Link(0.25, 0.125), workers_per_node=2)
 
 
 def seconds_of_each_collective(network: Network) -> list[float]:
@@ -158,12 +158,12 @@ def test_each_collective_costs_what_the_network_says() -> None:
     routes = [[(0, 1), (2, 3)], [(1, 2)]]
     flat = Network(LINK)
     for network in (flat, NODES):
-        expected = [network.seconds(call, nbytes, 4) for call, nbytes in calls.items()]
+        expected = [network.collective_seconds(call, nbytes, 4) for call, nbytes in calls.items()]
         expected += [network.permute_seconds(32, route) for route in routes]
         assert seconds_of_each_collective(network) == expected
     assert seconds_of_each_collective(NODES) != seconds_of_each_collective(flat)
     # Nodes of one worker are a flat network; what is inside joins nobody.
-    of_one = Network(LINK, Link(9.0, 9.0), per_node=1)
+    of_one = Network(LINK, Link(9.0, 9.0), workers_per_node=1)
     assert seconds_of_each_collective(of_one) == seconds_of_each_collective(flat)
 
 

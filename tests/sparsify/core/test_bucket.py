@@ -19,7 +19,7 @@ from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, live
 
 
-def gradients_of(*tensors: Tensor, scope: str | float = "global") -> Gradients:
+def divide_gradients(*tensors: Tensor, scope: str | float = "global") -> Gradients:
     return Gradients([(f"p{i}", Parameter(tensor)) for i, tensor in enumerate(tensors)], scope)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.fragments import NonFiniteDrift, fragments_of
+from sparsify.local.fragments import NonFiniteDriftError, fragments_of
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
 from sparsify.method import Dense, Method
 from sparsify.methods import per_step
@@ -336,7 +336,7 @@ def test_after_a_nan_that_is_named_all_go_on_from_the_anchor(delay: int) -> None
                 there(worker.model.get_parameter("2.weight").grad)[0] = torch.nan
             try:
                 worker.optimizer.step()
-            except NonFiniteDrift as error:
+            except NonFiniteDriftError as error:
                 said.append(str(error))
                 with torch.no_grad():
                     nn.utils.vector_to_parameters(anchors[0].clone(), worker.model.parameters())

@@ -201,7 +201,7 @@ def test_steps_are_counted_however_often_their_gradients_are_looked_at(
             assert len(caplog.messages) == (differs is None and number >= EQUAL_STEPS)
             for look in range(looks):
                 gradient = torch.ones(3) + comm.rank * (look == differs)
-                aggregator.agree([gradient], ["a tensor"], [3], None)
+                aggregator.check_finite_and_find_used([gradient], ["a tensor"], [3], None)
             aggregator.step += 1
 
     with caplog.at_level(logging.WARNING):

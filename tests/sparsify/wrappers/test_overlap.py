@@ -19,7 +19,7 @@ import sparsify
 from sparsify.comm import Comm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.wrappers.engine import Engine, NonFinite, StepReport
+from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport
 from tests.sparsify import laws
 from tests.sparsify.worker_functions import on_processes
 from tests.sparsify.wrappers.user_acts import DISTRIBUTE, REGISTER, Act, Training, loss_of, net
@@ -60,7 +60,7 @@ def overflow_in_the_last_bucket(rank: int, wrapper: str) -> tuple[str, list[str]
     before = training.owed()
     if rank == 1:
         training.model.convolution.weight.register_hook(lambda grad: grad * torch.nan)
-    with pytest.raises(NonFinite) as error:
+    with pytest.raises(NonFiniteGradientError) as error:
         training.advance(1)
     after = training.owed()
     changed = [name for name in before if not torch.equal(before[name], after[name])]

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from sparsify.wrappers.ddp import DDPHook
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.conftest import there
 from tests.sparsify import laws
 from tests.sparsify.wrappers.test_refused import TOPK, ignore, sgd
@@ -61,7 +61,7 @@ def test_a_nan_stops_before_anything_is_delivered(scaler: torch.amp.GradScaler |
     training.advance(0)
     before = training.owed()
     training.model.convolution.weight.register_hook(lambda grad: grad * torch.nan)
-    with pytest.raises(NonFinite, match=r"rank 0, step 1: the gradient of convolution\.weight"):
+    with pytest.raises(NonFiniteGradientError, match=r"rank 0, step 1: the gradient of convolution\.weight"):
         training.advance(1)
     torch.testing.assert_close(training.owed(), before, rtol=0, atol=0)
 

@@ -30,7 +30,7 @@ import sparsify
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
 from sparsify.local.strategy import Local
-from sparsify.wrappers.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.sparsify import laws
 from tests.sparsify.local import uses_guards
 from tests.sparsify.wrappers.user_acts import Act, live, mesh_of, seeded, whole
@@ -646,7 +646,7 @@ REFUSED: dict[str, Refusal] = {
     ),
     "NaN": (
         overflow,
-        "NonFiniteShard: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no",
+        "NonFiniteShardError: rank 0, step 0: the gradient of blocks.1 has a NaN or Inf; it reached no",
     ),
     "scaled": (scale, "a GradScaler steps the optimizer, so residuals would hold gradients of different sc"),
     "halfway": (lambda grid: grid.backward().state_dict(), "state_dict() came between backward and step"),
@@ -665,7 +665,7 @@ REFUSED: dict[str, Refusal] = {
     "half wrapped": (wrap_half, "output.weight is trained, and no optimizer of local steps has it"),
     "NaN, local": (
         overflow_locally,
-        "NonFiniteDrift: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
+        "NonFiniteDriftError: rank 3, round 0: body.weight has a NaN or Inf after the local steps",
     ),
     "of another shard": (load_of_another_shard, "and this is rank"),
     "nothing on some": (
@@ -692,7 +692,7 @@ def told(act: Callable[[Grid], object], grid: Grid) -> str:
     """Return the sentence with which it is refused."""
     try:
         act(grid)
-    except (ValueError, NonFinite, RuntimeError) as error:
+    except (ValueError, NonFiniteGradientError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 
