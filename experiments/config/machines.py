@@ -91,7 +91,7 @@ class NamedLink(Fields):
             slower = max(self.beta_s_per_byte, self.down_s_per_byte or 0.0)
             if self.alpha_s < LONG_S:
                 return Link(self.alpha_s, slower)
-            return Link(START_S, slower, way_s=self.alpha_s)
+            return Link(START_S, slower, propagation_s=self.alpha_s)
         missing = [name for name in ("alpha_s", "beta_s_per_byte") if getattr(self, name) is None]
         raise ValueError(
             f"{group}={self.name} has no {' and no '.join(missing)}, and virtual ranks need a link "

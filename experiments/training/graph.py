@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsify.core import host_sync
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 
 ForwardBackward = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
 WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples

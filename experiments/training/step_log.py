@@ -61,7 +61,7 @@ class StepLog:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
 
         Args:
-            finite: as `Gradients.finite` said; nobody has looked at it but in mode serialised.
+            finite: as `FlatGradients.finite` said; nobody has looked at it but in mode serialised.
         """
         n = aggregator.num_elements
         if self.timer.mode != "serialised":

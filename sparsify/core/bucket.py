@@ -26,7 +26,7 @@ class Bucket(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
-class TensorKind(NamedTuple):
+class TensorSpec(NamedTuple):
     """Properties of a gradient that must not change, since its residual can't follow."""
 
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ class TensorKind(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorKind:
+    def of(cls, tensor: Tensor) -> TensorSpec:
         """Kind of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
@@ -42,7 +42,7 @@ class TensorKind(NamedTuple):
         return f"{self.shape} {self.dtype} on {self.device}"
 
 
-class FlatGradients:
+class GradientBuckets:
     """The gradients of a model as one flat tensor, and its buckets, which are views of it.
 
     Each bucket begins at a multiple of 128 bytes. The gaps between them hold zeros and are in no bucket: they

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.core import host_sync
-from sparsify.core.bucket import FlatGradients, TensorKind, as_pairs
+from sparsify.core.bucket import GradientBuckets, TensorSpec, as_pairs
 from sparsify.core.claims import ParameterClaim
 
 
-class OwnGradients(FlatGradients):
+class InPlaceGradients(GradientBuckets):
     """Gradients that stay in the memory in which backpropagation computes them, which saves writing zeros and
     adding to them. The average is written there too.
     """
@@ -24,7 +24,7 @@ class OwnGradients(FlatGradients):
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
         super().__init__(parameters, scope, holds=self.holds)
-        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        self.kinds = [TensorSpec.from_tensor(p) for _, p in self.parameters]
         self.strides = [p.stride() for _, p in self.parameters]
         self.layouts = [layout_of(p) for _, p in self.parameters]  # strides of their gradients
         self.claim = ParameterClaim("gradients", (p for _, p in self.parameters))
@@ -104,7 +104,7 @@ class OwnGradients(FlatGradients):
     def check_kind(self, at: int) -> None:
         """Refuse a gradient that the residual can't follow."""
         (name, p), kind = self.parameters[at], self.kinds[at]
-        for now in map(TensorKind.of, (p if p.grad is None else p.grad, p)):
+        for now in map(TensorSpec.from_tensor, (p if p.grad is None else p.grad, p)):
             if now != kind:
                 raise ValueError(
                     f"the gradient of {name} was {kind} and is now {now}; convert the model first, then wrap "
@@ -118,7 +118,7 @@ class OwnGradients(FlatGradients):
             )
 
 
-class Gradients(OwnGradients):
+class FlatGradients(InPlaceGradients):
     """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
     the optimizer reads the average from them without a copy.
 
@@ -147,7 +147,7 @@ class Gradients(OwnGradients):
     def collect(self) -> list[Tensor]:
         """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
         something else allocated it or moved it (`model.to`), is copied. Returns the views; the rest is as for
-        `OwnGradients.collect`.
+        `InPlaceGradients.collect`.
         """
         self.claim.check()
         for at in range(len(self.parameters)):

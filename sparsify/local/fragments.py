@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
-from sparsify.core.bucket import FlatGradients, TensorKind, local_part
+from sparsify.core.bucket import GradientBuckets, TensorSpec, local_part
 from sparsify.core.gradients import finite_elements, flattened, layout_of
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
@@ -90,12 +90,12 @@ class Fragment:
         self.strategy, self.offset, self.everyone = strategy, offset, everyone
         whole = dict(named)
         self.all_names = [name for name, _ in named]
-        gradients = FlatGradients([(name, part_of(p)) for name, p in named], method.scope, holds=not pieces)
+        gradients = GradientBuckets([(name, part_of(p)) for name, p in named], method.scope, holds=not pieces)
         parts = [(name, part) for name, part in gradients.parameters if part.numel()]
         self.parameters = [(name, whole[name]) for name, _ in parts]
         self.names = [name for name, _ in self.parameters]
         self.sizes = [view.numel() for view in gradients.views if view.numel()]
-        self.kinds = [TensorKind.of(part) for _, part in parts]
+        self.kinds = [TensorSpec.from_tensor(part) for _, part in parts]
         self.strides = [part.stride() for _, part in parts]
         for name, part in parts:
             if layout_of(part) != part.stride():
@@ -136,7 +136,7 @@ class Fragment:
             is_alike = (part.shape, part.dtype, part.device) == kind and part.stride() == stride
             if not (is_alike and p.requires_grad):
                 laid_out = f", strides {part.stride()}" * (part.stride() != stride)
-                now = f"{TensorKind.of(part)}{laid_out}{'' if p.requires_grad else ', frozen'}"
+                now = f"{TensorSpec.from_tensor(part)}{laid_out}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
                     f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
                     "first, then wrap the optimizer anew: its anchor can't follow"

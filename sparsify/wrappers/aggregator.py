@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.comm import Comm
-from sparsify.core.gradients import Gradients, OwnGradients
+from sparsify.core.gradients import FlatGradients, InPlaceGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method
 from sparsify.ranges import stable_repr
@@ -47,14 +47,14 @@ class Aggregator(Engine):
         together: bool = True,
         in_place: bool = True,
     ) -> None:
-        make = Gradients if in_place or not method.group_support.pieces else OwnGradients
+        make = FlatGradients if in_place or not method.group_support.pieces else InPlaceGradients
         self.source = make(parameters, method.scope)
         self.debug = debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
         super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
 
     @property
-    def gradients(self) -> Gradients:
+    def gradients(self) -> FlatGradients:
         """The flat gradients; not to be asked for with `in_place=False`."""
         assert isinstance(self.source, Gradients)
         return self.source

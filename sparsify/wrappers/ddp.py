@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, FlatGradients, TensorKind, in_backward_order, num_reals, shape_of
+from sparsify.core.bucket import Bucket, GradientBuckets, TensorSpec, in_backward_order, num_reals, shape_of
 from sparsify.core.used_parameters import Used
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
@@ -158,7 +158,7 @@ class DDPHook(WrapperBase):
             ]
         else:
             advice = "take scope='layer', which mixes no types"
-            flat = FlatGradients(averaged, method.scope, advice, holds=not method.group_support.pieces)
+            flat = GradientBuckets(averaged, method.scope, advice, holds=not method.group_support.pieces)
             buckets = flat.buckets
             self._like_by_name = {
                 name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)
@@ -265,7 +265,7 @@ class DDPHook(WrapperBase):
     def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
         """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""
         ids = [*map(id, parameters)]
-        kind = TensorKind.of(buffer)
+        kind = TensorSpec.from_tensor(buffer)
         strides = [p.stride() for p in parameters]
         layout = self._layout_by_index.get(index)
         if layout is None or (layout.ids, layout.kind) != (ids, kind):

@@ -14,7 +14,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import TensorKind
+from sparsify.core.bucket import TensorSpec
 from sparsify.method import Dense, Method
 from sparsify.wrappers.checks import (
     check_gradient_dtypes,
@@ -28,7 +28,7 @@ class BucketLayout(NamedTuple):
     """The parameters of one of DDP's buckets, and where their gradients lie in it."""
 
     ids: list[int]  # of its parameters
-    kind: TensorKind  # of its buffer
+    kind: TensorSpec  # of its buffer
     names: list[str]
     sizes: list[int]  # real numbers of each parameter
     strides: list[tuple[int, ...]]

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsify.bucket_group import BucketGradient, BucketGroup
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import Bucket, TensorKind
+from sparsify.core.bucket import Bucket, TensorSpec
 from sparsify.core.gradients import finite_elements
 from sparsify.core.modes import outside_of_modes
 from sparsify.core.timer import PhaseTimer
@@ -454,8 +454,8 @@ def weak_callback(method: Callable[..., None], *first: Any) -> Callable[..., Non
 
 def check_bucket_kind(bucket: Tensor, like: Tensor, name: str) -> None:
     """Refuse a bucket that is not the one whose state is kept."""
-    before = TensorKind.of(like)
-    now = TensorKind.of(bucket)
+    before = TensorSpec.from_tensor(like)
+    now = TensorSpec.from_tensor(bucket)
     if now != before:
         raise ValueError(
             f"bucket {name} was {before} and is now {now}; its residual can't follow: build the state anew"

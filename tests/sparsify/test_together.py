@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.core.gradients import OwnGradients
+from sparsify.core.gradients import InPlaceGradients
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import GroupKernel, make_kernel, native_unavailable_reason, stretch_norms
@@ -283,9 +283,9 @@ def test_norms_are_of_each_stretch_and_not_finite_where_an_element_is_not(dtype:
 # Gradients that stay where backpropagation computes them
 
 
-def make_gradients(*shapes: tuple[int, ...]) -> tuple[list[Parameter], OwnGradients]:
+def make_gradients(*shapes: tuple[int, ...]) -> tuple[list[Parameter], InPlaceGradients]:
     parameters = [Parameter(torch.randn(shape)) for shape in shapes]
-    return parameters, OwnGradients([(f"p{at}", p) for at, p in enumerate(parameters)], "global")
+    return parameters, InPlaceGradients([(f"p{at}", p) for at, p in enumerate(parameters)], "global")
 
 
 def test_gradients_are_read_where_they_lie() -> None:

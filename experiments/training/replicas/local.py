@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.training.replicas.shared import MakeOptimiser, set_learning_rate
 from sparsify.comm import Comm
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local
@@ -47,7 +47,7 @@ class LocalSteps:
         self.optimiser = LocalOptimizer(
             self.inner, model, strategy, comm, seed, check=False, select=select, timer=timer
         )
-        self.gradients = Gradients(model.named_parameters(), "global")
+        self.gradients = FlatGradients(model.named_parameters(), "global")
         self.num_elements, self.nothing = self.optimiser.num_elements, self.gradients.flat.new_zeros(())
         self.moved = self.nothing
         for fragment in self.optimiser.fragments:
@@ -87,11 +87,11 @@ class LocalSteps:
         norms = [fragment.engine.residual_norm() for fragment in self.optimiser.fragments]
         return torch.stack(norms).square().sum().sqrt()
 
-    def searching(self) -> dict[str, SearchStats]:
+    def search_stats(self) -> dict[str, SearchStats]:
         """The kernels that searched the drift, by name, see `Engine.searching`."""
         found = dict[str, SearchStats]()
         for fragment in self.optimiser.fragments:
-            for name, stats in fragment.engine.searching().items():
+            for name, stats in fragment.engine.search_stats().items():
                 found[name] = found.get(name, SearchStats()) + stats
         return found
 

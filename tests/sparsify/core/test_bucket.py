@@ -12,18 +12,18 @@ from torch.nn import Parameter
 import sparsify
 from sparsify.core import bucket
 from sparsify.core.bucket import shape_of
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import check_unchanged
 from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, live
 
 
-def divide_gradients(*tensors: Tensor, scope: str | float = "global") -> Gradients:
-    return Gradients([(f"p{i}", Parameter(tensor)) for i, tensor in enumerate(tensors)], scope)
+def divide_gradients(*tensors: Tensor, scope: str | float = "global") -> FlatGradients:
+    return FlatGradients([(f"p{i}", Parameter(tensor)) for i, tensor in enumerate(tensors)], scope)
 
 
-def bucketed(*shapes: Any, scope: str | float = "global") -> Gradients:
+def bucketed(*shapes: Any, scope: str | float = "global") -> FlatGradients:
     return gradients_of(*map(torch.zeros, shapes), scope=scope)
 
 
@@ -57,7 +57,7 @@ def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
         "turned, with gaps": torch.zeros(3, 8).t()[:5],
         "last": torch.zeros(3),
     }
-    gradients = Gradients([(name, Parameter(tensor)) for name, tensor in named.items()], "layer")
+    gradients = FlatGradients([(name, Parameter(tensor)) for name, tensor in named.items()], "layer")
     assert [name for name, _ in gradients.parameters] == [*named][::-1]
     expected = [torch.arange(1.0, 1 + p.numel()).view(p.shape) for _, p in gradients.parameters]
     for (_, p), grad in zip(gradients.parameters, expected, strict=True):
@@ -151,4 +151,4 @@ def test_what_has_no_place_in_a_bucket_is_refused(tensors: list[Tensor], sentenc
 
 def test_a_model_without_gradients_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to aggregate: no parameter requires"):
-        Gradients([("p", Parameter(torch.zeros(3), requires_grad=False))], "global")
+        FlatGradients([("p", Parameter(torch.zeros(3), requires_grad=False))], "global")

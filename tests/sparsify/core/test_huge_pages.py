@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.core import huge_pages
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.feedback import ErrorFeedback, LowPass, MomentumCorrection
 from sparsify.kernels import TorchKernel, Workspace
 
@@ -38,7 +38,7 @@ def is_advised(tensor: Tensor) -> bool:
 
 
 def flat(like: Tensor) -> Tensor:
-    return Gradients([("p", Parameter(like))], "global").flat
+    return FlatGradients([("p", Parameter(like))], "global").flat
 
 
 MAKE: dict[str, Callable[[Tensor], Tensor]] = {
