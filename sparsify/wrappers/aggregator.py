@@ -26,7 +26,7 @@ class Aggregator(Engine):
         debug: before each step compare method, step, k and parameters over the workers, by one small
             allgather; without it, workers that disagree hang, or exchange nonsense.
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
-            `auto`: see `sparsify.kernels.make_kernel`. Of equal magnitudes at the border they may take others.
+            `auto`: see `sparsify.kernels.make_kernel`. Of equal magnitudes at the border these may differ.
         together: False: each bucket is searched and sent by itself, as papers describe it.
         in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
             where it computes them, for methods that can read them there.
