@@ -56,7 +56,7 @@ class Aggregator(Engine):
     @property
     def gradients(self) -> FlatGradients:
         """The flat gradients; not to be asked for with `in_place=False`."""
-        assert isinstance(self.source, Gradients)
+        assert isinstance(self.source, FlatGradients)
         return self.source
 
     def aggregate(
@@ -83,7 +83,7 @@ class Aggregator(Engine):
         Other arguments as of `aggregate`.
         """
         steps = self.begin_step(epoch, lr, selection_hook)
-        return self.average(self.divide_gradients(self.source.in_space(grads), steps))
+        return self.average(self.divide_gradients(self.source.tensors_in_bucket_order(grads), steps))
 
     def begin_step(
         self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None

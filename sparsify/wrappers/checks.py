@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sparsify.comm import Comm, broadcast_all
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, check_tensor, ignored_names
+from sparsify.core.bucket import Bucket, check_tensor, ddp_ignored_names
 from sparsify.method import Method
 from sparsify.wrappers.saved_states import check_no_wrapped_state
 
@@ -71,7 +71,7 @@ def broadcast_model(model: nn.Module, comm: Comm) -> None:
 
     All travel on the device of the parameters, for nccl knows no other.
     """
-    ignored = ignored_names(model)
+    ignored = ddp_ignored_names(model)
     named = (*model.named_parameters(), *model.named_buffers())
     tensors = [tensor for name, tensor in named if name not in ignored]
     if tensors:
@@ -151,7 +151,7 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
                 f"{type(argument).__name__} is not {description}; sparsify.distribute takes an optimizer, "
                 "its model, and a method, in this order"
             )
-    ignored = ignored_names(model)
+    ignored = ddp_ignored_names(model)
     optimized_ids = set(map(id, parameters_of(optimizer)))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name not in ignored:
@@ -199,8 +199,8 @@ def check_gradient_dtypes(named: Iterable[tuple[str, nn.Parameter]]) -> None:
         if grad_dtype not in (None, p.dtype):
             raise ValueError(
                 f"{name} is in {p.dtype} and takes gradients in {grad_dtype}, its grad_dtype, while "
-                "gradients are averaged in the parameter's type; leave grad_dtype out, or keep the parameter in "
-                "that type"
+                "gradients are averaged in the parameter's type; leave grad_dtype out, or keep the "
+                "parameter in that type"
             )
 
 

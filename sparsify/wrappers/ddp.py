@@ -17,8 +17,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, GradientBuckets, TensorSpec, in_backward_order, num_reals, shape_of
-from sparsify.core.used_parameters import Used
+from sparsify.core.bucket import (
+    Bucket,
+    GradientBuckets,
+    TensorSpec,
+    num_reals,
+    parameters_in_backward_order,
+    real_shape,
+)
+from sparsify.core.used_parameters import UsedParameters
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
@@ -124,9 +131,16 @@ class DDPHook(WrapperBase):
         def collect_facts() -> dict[str, Any]:
             check_hook_arguments(model, method, optimizer, scaler, overlap)
             return wrapping_facts(
-                model.module, optimizer, method, seed=seed, check=check, debug=debug, overlap=overlap,
-                steps_per_epoch=steps_per_epoch, scaler=scaler is not None,
-            )  # fmt: skip
+                model.module,
+                optimizer,
+                method,
+                seed=seed,
+                check=check,
+                debug=debug,
+                overlap=overlap,
+                steps_per_epoch=steps_per_epoch,
+                scaler=scaler is not None,
+            )
 
         used_comm = comm or ddp_comm(model, group)
         check_arguments_agree(used_comm, model, collect_facts)
@@ -140,8 +154,8 @@ class DDPHook(WrapperBase):
         averaged = [
             (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
-        # Numbered as `Gradients` does: what is drawn for a bucket is the same with and without DDP.
-        self.parameters = in_backward_order(averaged)
+        # Numbered as `FlatGradients` does: what is drawn for a bucket is the same with and without DDP.
+        self.parameters = parameters_in_backward_order(averaged)
         self.names = {id(p): name for name, p in self.parameters}
         self.strides = {name: p.stride() for name, p in self.parameters}
         # True: each tensor has a bucket of its own, which is sent when it arrives. Else gradients wait.
@@ -152,13 +166,13 @@ class DDPHook(WrapperBase):
                 for name, p in self.parameters
             }
             buckets = [
-                Bucket(self._like_by_name[name], (name,), (shape_of(p),))
+                Bucket(self._like_by_name[name], (name,), (real_shape(p),))
                 for name, p in self.parameters
                 if p.numel()
             ]
         else:
             advice = "take scope='layer', which mixes no types"
-            flat = GradientBuckets(averaged, method.scope, advice, holds=not method.group_support.pieces)
+            flat = GradientBuckets(averaged, method.scope, advice, allocates=not method.group_support.pieces)
             buckets = flat.buckets
             self._like_by_name = {
                 name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)
@@ -180,7 +194,7 @@ class DDPHook(WrapperBase):
         device = next(model.module.parameters()).device
         self._background = BackgroundStream(device) if overlap and self._dense is None else None
         self._index_by_name = {name: index for index, (name, _) in enumerate(self.parameters)}
-        self._used = Used([p for _, p in self.parameters]) if model.find_unused_parameters else None
+        self._used = UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
         self._double_averaging = DoubleAveragingGuard(model.parameters(), allowed=model)
         register_comm_hook(model, self, call_ddp_hook)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
@@ -218,7 +232,7 @@ class DDPHook(WrapperBase):
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
             used: list[bool] | None = None
             if self._used is not None:
-                used = [self._used.take(self._index_by_name[name]) for name in layout.names]
+                used = [self._used.pop_flag(self._index_by_name[name]) for name in layout.names]
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
             self._full.append(FullBucket(buffer, numbers, layout, used, averaged, restore_format, filled))
             if self._background is not None:

@@ -115,12 +115,12 @@ def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
     Raises:
         ValueError: such a parameter is the outermost module's own, or has another name that is not ignored.
     """
-    ignored_names = model.parameters_to_ignore
-    ignored_ids = {id(p) for name, p in model.module.named_parameters() if name in ignored_names}
+    ddp_ignored_names = model.parameters_to_ignore
+    ignored_ids = {id(p) for name, p in model.module.named_parameters() if name in ddp_ignored_names}
     for path, module in model.module.named_modules():
         for name, p in module.named_parameters(recurse=False):
             full_name = f"{path}.{name}"
-            if id(p) in ignored_ids and p.requires_grad and full_name not in ignored_names:
+            if id(p) in ignored_ids and p.requires_grad and full_name not in ddp_ignored_names:
                 raise ValueError(
                     f"DDP was told to ignore {full_name.strip('.')}, and averages it nevertheless: it "
                     "ignores parameters of submodules only, and those only of which all names were told; "

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync
-from sparsify.core.used_parameters import Used
+from sparsify.core.used_parameters import UsedParameters
 from sparsify.method import Method
 from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
@@ -118,9 +118,13 @@ class DistributedOptimizer(OptimizerWrapper):
                 check_scaler_allows_overlap(scaler)
 
         options = {
-            "seed": seed, "check": check, "debug": debug, "overlap": overlap,
-            "steps_per_epoch": steps_per_epoch, "scaler": scaler is not None,
-        }  # fmt: skip
+            "seed": seed,
+            "check": check,
+            "debug": debug,
+            "overlap": overlap,
+            "steps_per_epoch": steps_per_epoch,
+            "scaler": scaler is not None,
+        }
         super().__init__(optimizer, model, method, comm, group, scaler, check_arguments, options)
         self.check = check
         self._is_aggregated = False
@@ -133,7 +137,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.engine = self.aggregator
         advice = fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets))
         self._overhead = AveragingOverhead(self.aggregator.comm, advice)
-        self._used = Used([p for _, p in self.aggregator.source.parameters])
+        self._used = UsedParameters([p for _, p in self.aggregator.source.parameters])
         self._guard_parameters()
         self._accumulates = False  # True within `no_sync`
         self._drops_gradients = False  # True within `skip`: gradients that are not sent yet

@@ -15,8 +15,8 @@ from sparsify.bucket_group import BucketGradient, BucketGroup
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorSpec
-from sparsify.core.gradients import finite_elements
-from sparsify.core.modes import outside_of_modes
+from sparsify.core.gradients import are_elements_finite
+from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import (
     GroupKernel,
@@ -115,7 +115,7 @@ class Engine:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
     """
 
-    @outside_of_modes
+    @without_torch_modes
     def __init__(
         self,
         method: Method,
@@ -180,7 +180,7 @@ class Engine:
             for number, size, pieces, step in zip(numbers, sizes, pieces_by_bucket, steps, strict=True)
         ]
 
-    @outside_of_modes
+    @without_torch_modes
     def average(self, gradients: Sequence[BucketGradient], shares_k: bool = False) -> StepReport:
         """Replace gradients by their average over the workers, in place.
 
@@ -338,7 +338,7 @@ class Engine:
                 stats_by_name[name] = stats_by_name.get(name, SearchStats()) + stats
         return stats_by_name
 
-    @outside_of_modes
+    @without_torch_modes
     def check_finite_and_find_used(
         self,
         grads: Sequence[Tensor],
@@ -382,7 +382,7 @@ class Engine:
         if is_infinite:
             nothing = grads[0][:0]
             stretches = [piece for pieces in divide(grads, sizes) for piece in pieces or [nothing]]
-            flags_by_rank = among.all_gather(finite_elements(stretches).int())
+            flags_by_rank = among.all_gather(are_elements_finite(stretches).int())
             for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
                 if not all(flags):  # else a norm has overflowed
                     raise error(rank, self.step, names[flags.index(0)])

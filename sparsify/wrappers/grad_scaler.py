@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler, OptState
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync
-from sparsify.core.gradients import finite_norms
+from sparsify.core.gradients import are_norms_finite
 
 
 def find_scalers() -> WeakSet[GradScaler]:
@@ -74,7 +74,7 @@ def all_reduce_overflow(
             None: the gradients are searched.
     """
     if overflows is None:
-        overflow = ~finite_norms(grads).all()
+        overflow = ~are_norms_finite(grads).all()
     else:
         overflow = torch.stack([flag.to(grads[0].device) for flag in overflows]).sum()
     used_here = host_sync.to_device(used, grads[0], torch.float32)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm, gather_json
 from sparsify.core import host_sync
-from sparsify.core.bucket import ignored_names, local_part
-from sparsify.core.gradients import layout_of
+from sparsify.core.bucket import ddp_ignored_names, local_shard
+from sparsify.core.gradients import gradient_strides
 from sparsify.method import Method
 from sparsify.ranges import stable_repr
 
@@ -38,14 +38,14 @@ def check_workers_agree(comm: Comm, facts: Mapping[str, Any], like: Tensor) -> N
     Raises:
         WorkerMismatch: names the first fact that differs, with its values.
     """
-    mine = {name: str(value) for name, value in facts.items()}
-    digests = comm.all_gather(host_sync.to_device([digest(mine)], like))
+    texts = {name: str(value) for name, value in facts.items()}
+    digests = comm.all_gather(host_sync.to_device([digest(texts)], like))
     if len(set(host_sync.to_host(torch.cat(digests)))) == 1:
         return
-    facts_by_rank = gather_json(comm, mine, like.device)
+    facts_by_rank = gather_json(comm, texts, like.device)
     longest_first = sorted(facts_by_rank, key=len, reverse=True)
     for name in dict.fromkeys(chain.from_iterable(longest_first)):
-        check_values_equal(name, [theirs.get(name, "none") for theirs in facts_by_rank])
+        check_values_equal(name, [facts_of_rank.get(name, "none") for facts_of_rank in facts_by_rank])
     for names in zip(*facts_by_rank, strict=True):
         check_values_equal("the order; in one place", list(names))
 
@@ -92,14 +92,14 @@ def check_arguments_agree(comm: Comm, model: Any, collect_facts: Callable[[], Ma
     """
     refusal: ValueError | None = None
     try:
-        mine = {"whether this can be wrapped": "yes", **collect_facts()}
+        facts = {"whether this can be wrapped": "yes", **collect_facts()}
     except ValueError as error:
         refusal = error
-        mine = {"whether this can be wrapped": f"no: {error}"}
+        facts = {"whether this can be wrapped": f"no: {error}"}
     tensors = model.parameters() if isinstance(model, nn.Module) else ()
     like = next((tensor for tensor in tensors if not tensor.is_meta), None)
     if like is not None and comm.size > 1:
-        check_workers_agree(comm, mine, like)
+        check_workers_agree(comm, facts, like)
     if refusal is not None:
         raise refusal
 
@@ -108,13 +108,13 @@ def wrapping_facts(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, method: Method, **options: Any
 ) -> dict[str, Any]:
     """Return facts on the arguments of a wrapper, without the buffers, see `buffer_facts`."""
-    named = tensor_facts("parameter", model.named_parameters(), ignored_names(model))
+    named = tensor_facts("parameter", model.named_parameters(), ddp_ignored_names(model))
     return {"method": stable_repr(method), **options, **named, **optimizer_facts(optimizer)}
 
 
 def buffer_facts(model: nn.Module) -> dict[str, Any]:
     """Return facts on a model's buffers."""
-    return tensor_facts("buffer", model.named_buffers(), ignored_names(model))
+    return tensor_facts("buffer", model.named_buffers(), ddp_ignored_names(model))
 
 
 def tensor_facts(
@@ -142,10 +142,10 @@ def describe_gradient_strides(tensor: Tensor) -> str:
 
     Returns "" where elements lie row by row. Strides of sides of length 1 are given as 1.
     """
-    shard = local_part(tensor)
+    shard = local_shard(tensor)
     if shard.layout is not torch.strided or shard.is_contiguous():
         return ""
-    layout = layout_of(shard)
+    layout = gradient_strides(shard)
     if torch.empty_strided(shard.shape, layout, dtype=shard.dtype, device="meta").is_contiguous():
         return ""
     strides = [stride if size > 1 else 1 for size, stride in zip(shard.shape, layout, strict=True)]

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from sparsify.comm import Comm, WorkerLost
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import local_part
+from sparsify.core.bucket import local_shard
 from sparsify.core.claims import ParameterClaim
 from sparsify.method import Method
 from sparsify.wrappers.checks import broadcast_model, make_comm, parameters_of
@@ -188,7 +188,7 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
             return
         for p in self._wrapped_parameters:
             if p.grad is not None:
-                local_part(p.grad).div_(self.grad_scale)
+                local_shard(p.grad).div_(self.grad_scale)
 
     @abstractmethod
     def _check_between_steps(self, call: str) -> None:

@@ -11,7 +11,8 @@ from statistics import median
 from sparsify.comm import CountingComm
 from sparsify.wrappers.engine import StepReport
 
-FIRST_STEP, LAST_STEP = 4, 15  # steps that are measured; those before warm up
+FIRST_STEP = 4  # that is measured; earlier steps warm up
+LAST_STEP = 15  # that is measured
 NOTEWORTHY_SHARE = 0.1  # of a step's time
 log = logging.getLogger(__name__)
 

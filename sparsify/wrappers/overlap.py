@@ -183,7 +183,7 @@ class BackwardOverlap:
             raise ValueError(f"gradients were changed {TOO_LATE}")
         for group in range(len(self.background.futures), len(pending)):
             for index in pending[group]:  # parameters that were not used get no gradient
-                gradients.restore(index)
+                gradients.restore_view(index)
             if drops_gradients:
                 for bucket in self.groups[group]:
                     gradients.buckets[bucket].flat.zero_()
@@ -211,7 +211,7 @@ class BackwardOverlap:
                 "was on its way already; run all backward passes of a step but the last within "
                 "`with optimizer.no_sync():`, or leave overlap out"
             )
-        gradients.restore(index)  # backpropagation may have put it elsewhere
+        gradients.restore_view(index)  # backpropagation may have put it elsewhere
         pending.discard(index)
         self.version = gradients.flat._version
         stand_in = gradients.grads[index].as_subclass(InFlightGradient)

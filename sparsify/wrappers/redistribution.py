@@ -55,9 +55,9 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
         methods = redistribute([state["method"] for state in states], size)
         if size == len(states):
             return [dict(state) for state in states]
-        rest = [{name: part for name, part in state.items() if name != "method"} for state in states]
-        check_equal_trees("the optimizers' saved states", rest)
-        return [{**rest[0], "method": method} for method in methods]
+        inner_states = [{name: part for name, part in state.items() if name != "method"} for state in states]
+        check_equal_trees("the optimizers' saved states", inner_states)
+        return [{**inner_states[0], "method": method} for method in methods]
     for rank, state in enumerate(states):
         check_saved_layout(state)
         if state["rank"] != rank or state["size"] != len(states):

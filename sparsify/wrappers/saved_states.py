@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from sparsify import ranges
 from sparsify.comm import Comm, gather_json
-from sparsify.core.bucket import local_part
+from sparsify.core.bucket import local_shard
 from sparsify.ranges import NonNegativeInt, PositiveInt, format_value
 
 FORMAT = 1  # of a saved state; counts up when older ones can't be read any more
@@ -110,45 +110,45 @@ def check_saved_layout(saved: Any) -> None:
         check_value(f"{where}.shapes", bucket.get("shapes", []), list[list[NonNegativeInt]])
 
 
-def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_saved_matches(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Refuse a saved state that is not of this worker's method and model.
 
     Args:
         saved: after `check_saved_layout`.
-        own: the saved state that this worker would have; its states may be as `dump` leaves them.
+        expected: the saved state that this worker would have; its states may be as `dump` leaves them.
     """
-    if saved["method"] != own["method"]:
+    if saved["method"] != expected["method"]:
         raise StateMismatch(
-            f"the saved state is of {saved['method']}, and this is {own['method']}; build the method "
+            f"the saved state is of {saved['method']}, and this is {expected['method']}; build the method "
             "with the hyperparameters that it was saved with"
         )
-    if saved["size"] != own["size"]:
+    if saved["size"] != expected["size"]:
         raise StateMismatch(
-            f"the saved state is of {saved['size']} workers, and there are {own['size']}; resume with "
+            f"the saved state is of {saved['size']} workers, and there are {expected['size']}; resume with "
             "as many, or pass all workers' states through sparsify.redistribute first, which shares the "
             "residuals out"
         )
-    if saved["rank"] != own["rank"]:
+    if saved["rank"] != expected["rank"]:
         raise StateMismatch(
-            f"the saved state is of rank {saved['rank']}, and this is rank {own['rank']}; every "
+            f"the saved state is of rank {saved['rank']}, and this is rank {expected['rank']}; every "
             "worker saves and loads its own. Where there is only one, load the inner optimizer's alone "
             "(`optimizer.inner_optimizer`): training goes on without what the workers still owed"
         )
     saved_names = [bucket["names"] for bucket in saved["buckets"]]
-    own_names = [bucket["names"] for bucket in own["buckets"]]
-    if saved_names != own_names:
-        why = f"this has {len(own_names)} buckets, and it has {len(saved_names)}"
-        for saved_bucket_names, own_bucket_names in zip(saved_names, own_names, strict=False):
-            if saved_bucket_names != own_bucket_names:
+    expected_names = [bucket["names"] for bucket in expected["buckets"]]
+    if saved_names != expected_names:
+        why = f"this has {len(expected_names)} buckets, and it has {len(saved_names)}"
+        for saved_bucket_names, expected_bucket_names in zip(saved_names, expected_names, strict=False):
+            if saved_bucket_names != expected_bucket_names:
                 why = (
-                    f"where this has {format_value(own_bucket_names)}, it has "
+                    f"where this has {format_value(expected_bucket_names)}, it has "
                     f"{format_value(saved_bucket_names)}"
                 )
                 break
         raise StateMismatch(
             f"the saved state is of a model with other parameters, or of other buckets: {why}"
         )
-    for number, (bucket, like) in enumerate(zip(saved["buckets"], own["buckets"], strict=True)):
+    for number, (bucket, like) in enumerate(zip(saved["buckets"], expected["buckets"], strict=True)):
         shapes = like.get("shapes")
         if bucket.get("shapes", shapes) != shapes:
             raise StateMismatch(
@@ -158,32 +158,36 @@ def check_saved_matches(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Non
         check_saved_part(f"buckets[{number}].state", bucket["state"], like["state"])
 
 
-def check_saved_part(where: str, saved: Any, own: Any, allowed: Any = Any, any_size: bool = False) -> None:
-    """Refuse a part of a saved state that has another type or shape than this worker's own.
+def check_saved_part(
+    where: str, saved: Any, expected: Any, allowed: Any = Any, any_size: bool = False
+) -> None:
+    """Refuse a part of a saved state that has another type or shape than this worker's.
 
     Args:
         where: the path to the part, for messages.
         allowed: the range of a value, by the annotation of its field.
         any_size: the number of elements changes while training, by the metadata of the field.
     """
-    if isinstance(own, Generator):
-        check_saved_part(where, saved, own.get_state())
+    if isinstance(expected, Generator):
+        check_saved_part(where, saved, expected.get_state())
         try:
-            Generator(own.device).set_state(saved.cpu())
+            Generator(expected.device).set_state(saved.cpu())
         except RuntimeError as error:
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
-    elif isinstance(own, Tensor):
-        check_saved_tensor(where, saved, own, any_size)
+    elif isinstance(expected, Tensor):
+        check_saved_tensor(where, saved, expected, any_size)
     else:
-        parts = parts_by_name(own)
+        parts = parts_by_name(expected)
         if parts is None:
-            like = list[Any] if isinstance(own, list) else type(own)
+            like = list[Any] if isinstance(expected, list) else type(expected)
             has_range = allowed is not Any and ranges.is_plain_data(allowed)
             check_value(where, saved, allowed if has_range else like)
         elif parts or saved is not None:
             check_keys(where, saved, parts)
-            hints: dict[str, Any] = {} if isinstance(own, Mapping) else ranges.type_hints(own.__class__)
-            resizable = any_size_fields(own)
+            hints: dict[str, Any] = (
+                {} if isinstance(expected, Mapping) else ranges.type_hints(expected.__class__)
+            )
+            resizable = any_size_fields(expected)
             for name, part in parts.items():
                 check_saved_part(
                     f"{where}.{name}", saved[name], part, hints.get(name, Any), name in resizable
@@ -196,14 +200,14 @@ def any_size_fields(state: Any) -> set[str]:
     return {field.name for field in state_fields if field.metadata.get("any_size")}
 
 
-def check_saved_tensor(where: str, saved: Any, own: Tensor, any_size: bool) -> None:
-    """Refuse a value that is no finite tensor of the shape and dtype of `own`."""
-    like = f"a tensor of {'any number' if any_size else tuple(own.shape)} of {own.dtype}"
+def check_saved_tensor(where: str, saved: Any, expected: Tensor, any_size: bool) -> None:
+    """Refuse a value that is no finite tensor of the shape and dtype of `expected`."""
+    wanted = f"a tensor of {'any number' if any_size else tuple(expected.shape)} of {expected.dtype}"
     if not isinstance(saved, Tensor) or saved.layout is not torch.strided or saved.is_meta:
-        raise StateMismatch(f"{where} is {format_value(type(saved).__name__)}, and must be {like}")
-    is_shaped = saved.dim() == own.dim() if any_size else saved.shape == own.shape
-    if not is_shaped or saved.dtype != own.dtype:
-        raise StateMismatch(f"{where} has {tuple(saved.shape)} of {saved.dtype}, and must be {like}")
+        raise StateMismatch(f"{where} is {format_value(type(saved).__name__)}, and must be {wanted}")
+    is_shaped = saved.dim() == expected.dim() if any_size else saved.shape == expected.shape
+    if not is_shaped or saved.dtype != expected.dtype:
+        raise StateMismatch(f"{where} has {tuple(saved.shape)} of {saved.dtype}, and must be {wanted}")
     check_finite(where, saved)
 
 
@@ -263,12 +267,12 @@ def check_all_can_load(comm: Comm, device: torch.device, check: Callable[[], Map
         raise refusal
     if refusal is not None:
         raise StateMismatch(f"the saved state can't be read: {refusal!r}") from refusal
-    for rank, theirs in enumerate(result_by_rank):
-        if "why" in theirs:
-            raise StateMismatch(f"rank {rank} can't load its state, so no worker does: {theirs['why']}")
-    for fact, own in result["facts"].items():
-        values = [theirs["facts"][fact] for theirs in result_by_rank]
-        if any(value != own for value in values):
+    for rank, rank_result in enumerate(result_by_rank):
+        if "why" in rank_result:
+            raise StateMismatch(f"rank {rank} can't load its state, so no worker does: {rank_result['why']}")
+    for fact, own_value in result["facts"].items():
+        values = [rank_result["facts"][fact] for rank_result in result_by_rank]
+        if any(value != own_value for value in values):
             raise StateMismatch(
                 f"the workers' saved states differ in their {fact}, which is, by rank, "
                 f"{format_value(values)}; load those of one checkpoint"
@@ -376,7 +380,7 @@ def load_inner_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
                 where = f"{key} of a parameter of shape {tuple(p.shape)}"
                 if part.dim() == p.dim() and part.numel() == p.numel() and part.shape != p.shape:
                     raise StateMismatch(f"{where} has {tuple(part.shape)} in the saved state")
-                check_finite(where, local_part(part))
+                check_finite(where, local_shard(part))
 
 
 def state_by_parameter_number(saved: Mapping[str, Any]) -> dict[int, Any]:

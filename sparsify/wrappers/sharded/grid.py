@@ -48,7 +48,7 @@ class ShardGrid(NamedTuple):
         if set(lengths) != {len(row_ranks)}:
             raise ValueError(f"the replicas have {lengths} shards, and must have equally many")
         messages = host_sync.to_host(torch.stack(column.all_gather(message)))
-        rows = [theirs[1:] for theirs in messages]
+        rows = [ranks_of_row[1:] for ranks_of_row in messages]
         ranks = [rank for row_of_ranks in rows for rank in row_of_ranks]
         if len(set(ranks)) < len(ranks):
             raise ValueError(
@@ -91,5 +91,6 @@ class GridComm:
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every worker's tensor, by rank; all have one shape."""
-        row = torch.stack(self.rows.all_gather(tensor))
-        return [tensor for row in self.columns.all_gather(row) for tensor in row.unbind()]
+        own_row = torch.stack(self.rows.all_gather(tensor))
+        rows = self.columns.all_gather(own_row)
+        return [shard for row in rows for shard in row.unbind()]

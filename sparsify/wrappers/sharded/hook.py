@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import broadcast_all
-from sparsify.core.bucket import Bucket, grouped, local_part
+from sparsify.core.bucket import Bucket, bucket_ranges, local_shard
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
@@ -121,9 +121,15 @@ class ShardHook(WrapperBase):
             reduce_scatter_of(within)
             unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
             options = wrapping_facts(
-                model, optimizer, method, within=stable_repr(within), seed=seed, check=check, debug=debug,
+                model,
+                optimizer,
+                method,
+                within=stable_repr(within),
+                seed=seed,
+                check=check,
+                debug=debug,
                 steps_per_epoch=steps_per_epoch,
-            )  # fmt: skip
+            )
             return {**options, **unit_facts}
 
         shards = nn.ParameterList(map(local_parameter, parameters))
@@ -255,12 +261,12 @@ def named_unit_parameters(units: Sequence[ShardedUnit]) -> NamedParameters:
 
 def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
     """Return a parameter's shard as a plain parameter, in the same memory."""
-    return nn.Parameter(local_part(named[1]), requires_grad=False)
+    return nn.Parameter(local_shard(named[1]), requires_grad=False)
 
 
 def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
     """Broadcast the parameters and buffers of the first replica. All travel on one device."""
-    tensors = map(local_part, (*model.parameters(), *model.buffers()))
+    tensors = map(local_shard, (*model.parameters(), *model.buffers()))
     broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
@@ -271,13 +277,14 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
         ValueError: the units are not all on one mesh, or there are no replicas.
     """
     first = units[0]
-    ranks = [dist.get_process_group_ranks(unit.shards) for unit in units]
-    for unit, others in zip(units, ranks, strict=True):
-        if others != ranks[0] or (unit.replicas is None) != (first.replicas is None):
+    first_ranks = dist.get_process_group_ranks(first.shards)
+    for unit in units:
+        ranks = dist.get_process_group_ranks(unit.shards)
+        if ranks != first_ranks or (unit.replicas is None) != (first.replicas is None):
             raise ValueError(
-                f"{unit.name} is sharded over the workers {others}, and {first.name} over {ranks[0]}, or not "
-                "on the same mesh; shard exchanges all units between the same replicas: give fully_shard one "
-                "mesh for all"
+                f"{unit.name} is sharded over the workers {ranks}, and {first.name} over {first_ranks}, or "
+                "not on the same mesh; shard exchanges all units between the same replicas: give fully_shard "
+                "one mesh for all"
             )
     own_replicas = first.replicas
     if own_replicas is None and replicas is None:
@@ -305,7 +312,7 @@ def make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[lis
     for unit in units:
         first = len(buckets)
         like = torch.zeros(1, dtype=unit.dtype, device=unit.device)
-        for group in grouped(unit.sizes, unit.dtype.itemsize, scope):
+        for group in bucket_ranges(unit.sizes, unit.dtype.itemsize, scope):
             inside = slice(group.start, group.stop)
             n = sum(unit.sizes[inside])
             buckets.append(Bucket(like.expand(n), tuple(unit.names[inside]), tuple(unit.shapes[inside])))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import Parameter
 
-from sparsify.core.modes import outside_of_modes
+from sparsify.core.modes import without_torch_modes
 
 # `set_all_reduce_hook` and its kin are marked experimental: these versions have been tried, and others may
 # hand over something else.
@@ -158,7 +158,7 @@ class ReduceScatterOutsideAutocast:
         self.scatter = scatter
         self.allocate = scatter.allocate
 
-    @outside_of_modes
+    @without_torch_modes
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.scatter(*args, **options)
 

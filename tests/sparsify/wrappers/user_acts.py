@@ -21,7 +21,7 @@ from torch.optim import lr_scheduler
 
 import sparsify
 from sparsify.comm import Comm
-from sparsify.core.gradients import layout_of
+from sparsify.core.gradients import gradient_strides
 from tests.sparsify import laws
 
 LR = 0.05  # of plain SGD: what was applied can be read off the weights
@@ -383,7 +383,7 @@ class Training:
                 residual = whole(
                     DTensor.from_local(own, p.device_mesh, p.placements, shape=p.shape, stride=p.stride())
                 )
-            found[name] = residual.as_strided(p.shape, layout_of(p)).clone().contiguous()
+            found[name] = residual.as_strided(p.shape, gradient_strides(p)).clone().contiguous()
         return found
 
     def lived(self) -> Lived:

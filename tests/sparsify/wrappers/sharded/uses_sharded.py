@@ -516,8 +516,8 @@ def overflow(grid: Grid) -> None:
 
 
 def scale(grid: Grid) -> None:
-    model, optimizer = grid.shard()
     scaler = torch.amp.GradScaler("cpu")
+    model, optimizer = grid.shard()
     scaler.scale(grid.lose(model)).backward()
     scaler.step(optimizer)
 
