@@ -1,4 +1,4 @@
-"""Which parameters a worker's backpropagation used."""
+"""The parameters that a worker's backpropagation used."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from functools import partial
 from torch import Tensor, nn
 
 
-class Used:
-    """Which parameters got a gradient since the last `clear`."""
+class UsedParameters:
+    """The set of parameters that got a gradient since the last `clear`."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters, self.those = parameters, set[Tensor]()
+        self.parameters = parameters
+        self.used = set[Tensor]()  # since the last `clear`
         for p in parameters:
-            p.register_post_accumulate_grad_hook(
-                partial(self.those.add)
-            )  # one call, and none of Python's own
+            # A partial is one call, and none of Python's own.
+            p.register_post_accumulate_grad_hook(partial(self.used.add))
 
     @property
     def flags(self) -> list[bool]:
-        """Of each parameter, did it get one?"""
-        return [p in self.those for p in self.parameters]
+        """Flags that say of each parameter whether it got a gradient."""
+        return [p in self.used for p in self.parameters]
 
-    def take(self, at: int) -> bool:
-        """Did a parameter get one? From now on it has not."""
-        is_used = self.parameters[at] in self.those
-        self.those.discard(self.parameters[at])
+    def pop_flag(self, index: int) -> bool:
+        """Return whether a parameter got a gradient, and forget that it did."""
+        is_used = self.parameters[index] in self.used
+        self.used.discard(self.parameters[index])
         return is_used
 
     def clear(self) -> None:
-        """Forget what was used."""
-        self.those.clear()
+        """Forget all parameters that were used."""
+        self.used.clear()

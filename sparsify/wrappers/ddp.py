@@ -194,7 +194,9 @@ class DDPHook(WrapperBase):
         device = next(model.module.parameters()).device
         self._background = BackgroundStream(device) if overlap and self._dense is None else None
         self._index_by_name = {name: index for index, (name, _) in enumerate(self.parameters)}
-        self._used = UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
+        self._used_parameters = (
+            UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
+        )
         self._double_averaging = DoubleAveragingGuard(model.parameters(), allowed=model)
         register_comm_hook(model, self, call_ddp_hook)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
@@ -231,8 +233,8 @@ class DDPHook(WrapperBase):
             # real numbers: so DDP hands their buckets over (and `bucket.gradients()` does not know it).
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
             used: list[bool] | None = None
-            if self._used is not None:
-                used = [self._used.pop_flag(self._index_by_name[name]) for name in layout.names]
+            if self._used_parameters is not None:
+                used = [self._used_parameters.pop_flag(self._index_by_name[name]) for name in layout.names]
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
             self._full.append(FullBucket(buffer, numbers, layout, used, averaged, restore_format, filled))
             if self._background is not None:
@@ -398,10 +400,10 @@ class DDPHook(WrapperBase):
         flags = [[True] * len(bucket.layout.names) for bucket in full]
         sizes = [size for bucket in full for size in bucket.layout.sizes]
         looks = self.check or self.scaler is not None
-        if not (looks or self._used) or not any(sizes):
+        if not (looks or self._used_parameters) or not any(sizes):
             return flags
         used_here: list[bool] | None = None
-        if self._used is not None:
+        if self._used_parameters is not None:
             used_here = [is_used for bucket in full for is_used in bucket.used or []]
         used_anywhere = self.engine.check_finite_and_find_used(
             [bucket.numbers for bucket in full],

@@ -137,12 +137,12 @@ class DistributedOptimizer(OptimizerWrapper):
         self.engine = self.aggregator
         advice = fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets))
         self._overhead = AveragingOverhead(self.aggregator.comm, advice)
-        self._used = UsedParameters([p for _, p in self.aggregator.source.parameters])
+        self._used_parameters = UsedParameters([p for _, p in self.aggregator.source.parameters])
         self._guard_parameters()
         self._accumulates = False  # True within `no_sync`
         self._drops_gradients = False  # True within `skip`: gradients that are not sent yet
         # Of each parameter, has any worker used it in this step, as far as this worker knows?
-        self._used_anywhere = [True] * len(self._used.parameters)
+        self._used_anywhere = [True] * len(self._used_parameters.parameters)
         self._overlap = (
             BackwardOverlap(self.aggregator, self._aggregate_group, self._begin_overlap) if overlap else None
         )
@@ -157,7 +157,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.aggregator.source.clear(set_to_none)
         for _, p in self._frozen:  # which may hold a gradient from before it was frozen
             p.grad = None
-        self._used.clear()
+        self._used_parameters.clear()
         self._is_aggregated = False  # a step that was skipped leaves it set
 
     @exclude_from_compile
@@ -185,7 +185,7 @@ class DistributedOptimizer(OptimizerWrapper):
             raise ValueError(
                 "overlap=True averages gradients before aggregate(scale) can divide them; leave one out"
             )
-        if self._is_aggregated and not self._is_skipped and not self._used.those:
+        if self._is_aggregated and not self._is_skipped and not self._used_parameters.used:
             raise ValueError("aggregate was called twice; call it once, after the last backward of a step")
         self._is_aggregated = True
         self._scale = scale
@@ -196,7 +196,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if scale is not None:
             torch._foreach_div_(grads, scale)
         used, self._is_skipped = self._agree_on_used(grads, scale)
-        self._used.clear()
+        self._used_parameters.clear()
         if self._is_skipped:
             for grad in grads:
                 grad.fill_(torch.inf)
@@ -238,7 +238,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 self.aggregator.source.clear()
             if self.scaler is not None:
                 self.scaler.scale(self.aggregator.source.flat.new_zeros(()))  # so that it has a scale
-            self._used.clear()
+            self._used_parameters.clear()
             self._drops_gradients = True
         try:
             self.step()
@@ -262,7 +262,7 @@ class DistributedOptimizer(OptimizerWrapper):
         try:
             self.last_report = overlap.finish(self._drops_gradients)
         finally:
-            self._used.clear()
+            self._used_parameters.clear()
         used = self._used_anywhere
         self._used_anywhere = [True] * len(used)
         self._clear_unused(self.aggregator.source.views, used)
@@ -277,7 +277,7 @@ class DistributedOptimizer(OptimizerWrapper):
             indices = overlap.parameters_by_group[overlap.groups.index([*group])]
             grads = [aggregator.gradients.views[index] for index in indices]
             names = [aggregator.gradients.parameters[index][0] for index in indices]
-            is_used = self._used.flags
+            is_used = self._used_parameters.flags
             used = aggregator.check_finite_and_find_used(
                 grads,
                 names,
@@ -313,7 +313,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _agree_on_used(self, grads: Sequence[Tensor], scale: float | None) -> tuple[list[bool], bool]:
         """Return, of each parameter, whether any worker used it; and whether the step must be skipped."""
-        flags = self._used.flags
+        flags = self._used_parameters.flags
         if scale is not None or self.scaler is not None:
             overflows = unscale_and_find_overflows(self.scaler, self) if self.scaler is not None else None
             return all_reduce_overflow(self.comm, grads, flags, overflows)
@@ -339,7 +339,7 @@ class DistributedOptimizer(OptimizerWrapper):
             check_scale_known(self._scale if self._is_aggregated else None, self.grad_scale)
         if not self._is_aggregated:
             self.aggregate()
-        elif self._used.those:
+        elif self._used_parameters.used:
             raise ValueError("backward ran after aggregate; call aggregate after the last backward of a step")
         self._is_aggregated = False
         if self._is_skipped:
@@ -356,7 +356,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._check_frozen()
         self._claim.check()
         self._double_averaging.check()
-        if not self._used.those:
+        if not self._used_parameters.used:
             self._double_averaging.check_model_has_parameters(self._model)
         self.check_step(self.inner_optimizer)
 

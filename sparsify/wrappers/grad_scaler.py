@@ -29,8 +29,9 @@ def is_stepped_by_scaler(optimizer: torch.optim.Optimizer, scalers: Iterable[Gra
     Seen are any of `scalers`, and every scaler of an optimizer that divides by the scale itself (fused=True).
     Others leave no trace: a GradScaler made later, of an optimizer that is not fused.
     """
-    is_known = any(id(optimizer) in scaler._per_optimizer_states for scaler in scalers)
-    return is_known or hasattr(optimizer, "found_inf")
+    # A scaler that is disabled has no such states.
+    states = [getattr(scaler, "_per_optimizer_states", ()) for scaler in scalers]
+    return hasattr(optimizer, "found_inf") or any(id(optimizer) in state for state in states)
 
 
 def unscale_and_find_overflows(scaler: GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
