@@ -1,9 +1,9 @@
-"""Gradient sparsification: which gradients are sent, what becomes of the rest, how the sent ones meet.
+"""Gradient sparsification for distributed training in PyTorch.
 
 >>> import sparsify
 >>> "topk" in sparsify.names()
 True
->>> method = sparsify.topk(density=0.01)  # or, where the name is data: sparsify.build("topk", density=0.01)
+>>> method = sparsify.topk(density=0.01)  # or, by its name: sparsify.build("topk", density=0.01)
 
 Importing this package does not import torch; building a method does.
 """
@@ -14,10 +14,10 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsify.core.checks import check_unmixed, needs_torch
+from sparsify.core.checks import check_no_name_clash, explain_missing_torch
 from sparsify.methods import build, builder, defaults, names
 
-if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
+if TYPE_CHECKING:  # for completion in editors; your own methods work without a line here
     from sparsify.local.distribute import distribute
     from sparsify.local.shard import shard
     from sparsify.methods.adacomp import adacomp as adacomp
@@ -60,10 +60,10 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register", "shard"]
 __version__ = "0.1.0"
 
-check_unmixed(Path(__file__).parent)
+check_no_name_clash(Path(__file__).parent)
 
-# What needs torch is imported when it is asked for.
-WITH_TORCH = {
+# These need torch and are imported on first use: module and attribute by name.
+LAZY_IMPORTS = {
     "distribute": ("sparsify.local.distribute", "distribute"),
     "redistribute": ("sparsify.wrappers.redistribution", "redistribute"),
     "register": ("sparsify.wrappers.ddp", "DDPHook"),
@@ -71,12 +71,12 @@ WITH_TORCH = {
 }
 
 
-if not TYPE_CHECKING:  # type checkers know these from above, and that there are no others
+if not TYPE_CHECKING:  # type checkers know all names from the imports above
 
     def __getattr__(name: str) -> Any:
-        if name in WITH_TORCH:
-            module, attribute = WITH_TORCH[name]
-            with needs_torch(f"sparsify.{name}"):
+        if name in LAZY_IMPORTS:
+            module, attribute = LAZY_IMPORTS[name]
+            with explain_missing_torch(f"sparsify.{name}"):
                 return getattr(importlib.import_module(module), attribute)
         if name in names():
             return builder(name)

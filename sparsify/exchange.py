@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, exchange_pieces, gather_uneven
 from sparsify.core import host_sync
-from sparsify.core.wire import Wire, joined, split
+from sparsify.core.wire import Wire, concat_bytes, split_bytes
 from sparsify.types import (
     BucketContext,
     BucketStep,
@@ -106,8 +106,8 @@ class AllGather(Exchange):
             return Delivery([SparseVector(*pair) for pair in zip(indices, values, strict=True)], [selection])
         message = self.wire.write(selection, n)
         messages = gather_uneven(comm, message) if self.uneven else comm.all_gather(message)
-        total = [self.wire.read_all(message, n, selection.values.dtype) for message in messages]
-        return Delivery([*total], [self.wire.rounded(selection)])
+        total = [self.wire.read_whole(message, n, selection.values.dtype) for message in messages]
+        return Delivery([*total], [self.wire.round_values(selection)])
 
     def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
         count = max(bucket_step.sent_counts)
@@ -126,11 +126,11 @@ class AllGatherBlocks(Exchange):
 
     def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         start_dtype = index_dtype(n)
-        messages = comm.all_gather(joined(selection.indices[:1].to(start_dtype), selection.values))
+        messages = comm.all_gather(concat_bytes(selection.indices[:1].to(start_dtype), selection.values))
         offsets = torch.arange(k, device=selection.values.device)
         total = list[SparseVector | DenseSlice]()
         for message in messages:
-            start, values = split(message, (start_dtype, 1), (selection.values.dtype, k))
+            start, values = split_bytes(message, (start_dtype, 1), (selection.values.dtype, k))
             total.append(SparseVector((start + offsets) % n, values))
         return Delivery(total, [selection])
 
@@ -183,7 +183,7 @@ def split_and_reduce(
         for piece in zip(indices.split(lengths), values.split(lengths), strict=True)
     ]
     pieces = exchange_pieces(comm, torch.cat(messages), [len(message) for message in messages])
-    return sum_in_rank_order([wire.read_all(piece, n, selection.values.dtype) for piece in pieces])
+    return sum_in_rank_order([wire.read_whole(piece, n, selection.values.dtype) for piece in pieces])
 
 
 def gather_counts(comm: Comm, selection: SparseVector) -> list[int]:

@@ -1,9 +1,9 @@
 """Replays of exchanges from selections alone, for more workers than have room for a model.
 
 One process holds the selections of all workers, and computes which collectives the exchange would call with
-how many bytes: to the byte, as `CountingComm` counts them. Where numbers of elements determine them,
-`MethodPart.collective_calls` says so; other exchanges have a function here. Memory: two buffers of n elements,
-whatever the number of workers.
+how many bytes: to the byte, as `CountingComm` counts them. Where numbers of elements determine them, they
+come from `MethodPart.collective_calls`; other exchanges have a function in this module. Memory: two buffers
+of n elements, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def replay_split_and_reduce(
     counts = torch.empty(size, size, dtype=torch.int64, device="cpu")
     for rank, selection in enumerate(selections):
         indices = selection.indices.long()
-        sums.index_add_(0, indices, wire.rounded(selection).values)
+        sums.index_add_(0, indices, wire.round_values(selection).values)
         is_chosen.index_fill_(0, indices, True)
         counts[rank] = torch.tensor(count_by_region(indices.sort().values, borders), device="cpu")
     counts.fill_diagonal_(0)
@@ -289,7 +289,9 @@ def rebalance_collective(wire: Wire, counts: Sequence[int], bucket_step: BucketS
     return all_to_all_elements(wire, bucket_step, starts.diff() - unmoved, borders.diff() - unmoved)
 
 
-def gather_collectives(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> list[ReplayedCollective]:
+def gather_collectives(
+    wire: Wire, counts: Sequence[int], bucket_step: BucketStep
+) -> list[ReplayedCollective]:
     """Return the all-gather of selections padded to the longest; none where all are empty."""
     nbytes = wire.nbytes(max(counts), bucket_step.n, bucket_step.dtype)
     return [uniform_collective("all_gather", nbytes, bucket_step.world_size)] if nbytes else []

@@ -37,7 +37,9 @@ def exact_bytes(*collectives: cost.CollectiveCost) -> PredictedBytes:
     return bytes_between(collectives, collectives)
 
 
-def bytes_between(least: Sequence[cost.CollectiveCost], most: Sequence[cost.CollectiveCost]) -> PredictedBytes:
+def bytes_between(
+    least: Sequence[cost.CollectiveCost], most: Sequence[cost.CollectiveCost]
+) -> PredictedBytes:
     """Return the range from the bytes of some collectives to the bytes of others."""
     return PredictedBytes(sum(each.sent_bytes for each in least), sum(each.sent_bytes for each in most))
 

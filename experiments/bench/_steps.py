@@ -158,8 +158,8 @@ def eager_in_huge_pages(setup: Setup) -> Made:
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < TUNABLE_FROM:
         raise NotRun(f"needs glibc 2.35, this is {library or platform.system()} {version}")
-    if huge_pages.setting() not in ("always", "madvise"):
-        raise NotRun(f"needs huge pages; the system's setting is {huge_pages.setting()}")
+    if huge_pages.system_setting() not in ("always", "madvise"):
+        raise NotRun(f"needs huge pages; the system's setting is {huge_pages.system_setting()}")
     return Made(lambda acc, grad: None, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
 
 

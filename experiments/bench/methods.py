@@ -80,7 +80,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
-            (sample,) = timer.resolve(lambda mine: [mine])
+            (sample,) = timer.finish_window(lambda mine: [mine])
             found.append((parts_of(sample.spans), report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]

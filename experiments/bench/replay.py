@@ -16,10 +16,15 @@ from experiments.config.compose import resolve
 from experiments.tasks import REGISTRY
 from experiments.training import datasets
 from experiments.training.task import Task
-from sparsify.core.synthetic_selections import Generated, Statistics, measured, skewed
+from sparsify.core.synthetic_selections import (
+    SelectionStatistics,
+    SyntheticSelections,
+    measure_statistics,
+    skewed_shares,
+)
 from sparsify.cost import Link, Network
 from sparsify.ranges import PositiveInt
-from sparsify.replay import ExchangeReplay, load_imbalance, check_replayable
+from sparsify.replay import ExchangeReplay, check_replayable, load_imbalance
 
 RESNET50 = 25_600_000  # parameters, rounded
 METHODS = "dense,topk,gaussiank,randomk,blockrandomk,gtopk,sparcml,scalecom,oktopk"
@@ -69,18 +74,18 @@ def replay(
     for name in names:
         check_replayable(sparsify.build(name))
     if task is None:
-        shares = skewed(skew) if skew > 1 else (1.0,)
-        statistics, source = Statistics(density, overlap, shares), "given"
+        shares = skewed_shares(skew) if skew > 1 else (1.0,)
+        statistics, source = SelectionStatistics(density, overlap, shares), "given"
     else:
         trained: Task = REGISTRY.build(task, {})
         data = datasets.load(trained.dataset, data_root.root_of(None), device)
         selected = train_briefly(trained, data, device, record, steps, density)
-        statistics = measured(*selected)._replace(density=density)
+        statistics = measure_statistics(*selected)._replace(density=density)
         source = f"step {steps} of {task}, Top-k at density {density:g} on {record} virtual workers"
 
     @cache
-    def parts_of(size: int) -> Generated:
-        return Generated(statistics, n, size)
+    def parts_of(size: int) -> SyntheticSelections:
+        return SyntheticSelections(statistics, n, size)
 
     def measure(case: Record) -> Iterator[Record]:
         """The last of some steps."""

@@ -32,9 +32,9 @@ from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._words import PROGRAM, Parser, fill, paragraphs, table
 from experiments.config.choices import meanings
 from slurm import environment
-from sparsify.core.spec import LIGHT, BrokenFile, Registry, constant
+from sparsify.core.spec import BrokenFile, Registry, constant
 
-REGISTRY = Registry("command", __name__, Path(__file__).parent, light=(*LIGHT, f"{__name__}._words"))
+REGISTRY = Registry("command", __name__, Path(__file__).parent)
 GROUPS = {
     "here": "on this machine",
     "cluster": "on a cluster (cluster=NAME; there `run` and `reproduce` queue jobs and wait)",

@@ -26,7 +26,7 @@ from analysis.stats import Value
 from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
-from sparsify.core.synthetic_selections import Generated, Statistics, skewed
+from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections, skewed_shares
 from sparsify.cost import Link, Network
 from sparsify.replay import ExchangeReplay
 from sparsify.types import SparseVector, num_selected
@@ -132,13 +132,18 @@ class StepTime:
         def slower(link: Link) -> Link:
             propagation_s = link.propagation_s * GIVEN ** inputs.get(ALPHA, 0)
             return replace(
-                link, alpha_s=link.alpha_s * alpha, beta_s_per_byte=link.beta_s_per_byte * beta, propagation_s=propagation_s
+                link,
+                alpha_s=link.alpha_s * alpha,
+                beta_s_per_byte=link.beta_s_per_byte * beta,
+                propagation_s=propagation_s,
             )
 
         network = self.question.network
         inside = network.intra_node and slower(network.intra_node)
         exchange = self.traffic[inputs.get(SHARED, 0)]
-        return exchange(replace(network, inter_node=slower(network.inter_node), intra_node=inside)) / self.every
+        return (
+            exchange(replace(network, inter_node=slower(network.inter_node), intra_node=inside)) / self.every
+        )
 
 
 def predicted(step: StepTime, dense: StepTime) -> Prediction:
@@ -178,11 +183,11 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     if method not in SPLIT:
         parts = [SparseVector(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
         return dict.fromkeys(PLACES, ExchangeReplay(built, n, size).replay_step(parts, k).seconds)
-    shares = skewed(question.skew) if question.skew > 1 else (1.0,)
+    shares = skewed_shares(question.skew) if question.skew > 1 else (1.0,)
     found = dict[int, Callable[[Network], float]]()
     for place, overlap in zip(PLACES, question.overlap, strict=True):
         if place == 0 or k * size <= MOST_REPLAYED:
-            made = Generated(Statistics(question.density, overlap, shares), n, size)
+            made = SyntheticSelections(SelectionStatistics(question.density, overlap, shares), n, size)
             replay = ExchangeReplay(built, n, size)
             replay.replay_step(made, k)
             found[place] = replay.replay_step(made, k).seconds

@@ -18,7 +18,7 @@ from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
 from sparsify.comm.direct import DIRECT
-from sparsify.core.synthetic_selections import SLICES
+from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.methods import per_step
@@ -54,7 +54,7 @@ Elements = Annotated[
 ]
 OWN: dict[str, Any] = {  # words that no run has
     "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction, "overlap": NonNegativeFraction,
-    "skew": Annotated[float, Constraint(ge=1, le=SLICES)], "methods": Names, "every": PositiveInt | Counts,
+    "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)], "methods": Names, "every": PositiveInt | Counts,
     SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001

@@ -73,7 +73,7 @@ class RecordedWork:
         self,
         work: ForwardBackward,
         model: nn.Module,
-        gradients: Gradients,
+        gradients: FlatGradients,
         recorder: CudaRecorder,
         say: Callable[[str], None],
     ) -> None:

@@ -106,7 +106,9 @@ class Trainer:
                 method, named, instrumented, timer, seed, select=settings.select, together=together
             )
             self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
-        augmentation = BucketContext(seed, comm.rank, -1).make_generator(device)  # -1: no bucket has this number
+        augmentation = BucketContext(seed, comm.rank, -1).make_generator(
+            device
+        )  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
@@ -162,8 +164,8 @@ class Trainer:
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):
-                finite = aggregator.gradients.finite()  # of the average, where they overlap
-                if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
+                finite = aggregator.gradients.are_finite()  # of the average, where they overlap
+                if timer.mode == "serialised" and (layer := aggregator.gradients.find_nonfinite(finite)):
                     raise NonFiniteGradientError(self.comm.rank, step, layer)
             if isinstance(aggregator, LocalSteps):
                 with timer.phase("update"):

@@ -61,7 +61,7 @@ class StepLog:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
 
         Args:
-            finite: as `FlatGradients.finite` said; nobody has looked at it but in mode serialised.
+            finite: as `FlatGradients.are_finite` said; nobody has looked at it but in mode serialised.
         """
         n = aggregator.num_elements
         if self.timer.mode != "serialised":
@@ -93,7 +93,7 @@ class StepLog:
             NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
                 looked for.
         """
-        samples = self.timer.resolve(self._gather)
+        samples = self.timer.finish_window(self._gather)
         trouble = self._not_finite()
         # A step is as long on the workers that waited for one that was suspended.
         stops_of_ranks = self._gather([float(sample.stops) for sample in samples])

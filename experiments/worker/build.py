@@ -23,7 +23,7 @@ from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
-from sparsify.core.timer import PhaseTimer, cuda_event
+from sparsify.core.timer import PhaseTimer, record_cuda_event
 from sparsify.cost import Network
 from sparsify.local.strategy import Local
 from sparsify.method import Method
@@ -80,7 +80,7 @@ class Built(NamedTuple):
     @property
     def event(self) -> Callable[[], Any] | None:
         """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
-        return cuda_event if self.settings.device.type == "cuda" else None
+        return record_cuda_event if self.settings.device.type == "cuda" else None
 
     def synchronise(self) -> None:
         """Wait until the device has done all that it was given."""

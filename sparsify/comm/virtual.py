@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, put
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
-from sparsify.core.modes import autocast_kinds, set_autocast_kinds
+from sparsify.core.modes import autocast_devices, set_autocast_devices
 from sparsify.cost import Link, Network
 
 T = TypeVar("T")
@@ -80,10 +80,10 @@ class Cluster:
         self.clocks.leave(rank)
         self.calls[rank] = call
         grad_mode = torch.is_grad_enabled()  # thread-local in torch, and all ranks share one thread
-        cast_kinds = autocast_kinds()  # these, too
+        cast_kinds = autocast_devices()  # these, too
         self.scheduler.switch()
         torch.set_grad_enabled(grad_mode)
-        set_autocast_kinds(cast_kinds)
+        set_autocast_devices(cast_kinds)
         self.clocks.resume(rank)
         return self.result
 
@@ -218,7 +218,7 @@ def run(
         raise ValueError(f"{size=}: there must be at least one rank")
     clocks = HostClocks(size, synchronise) if event is None else DeviceClocks(size, event)
     cluster, results = Cluster(size, network, clocks), dict[int, T]()
-    grad_mode, cast_kinds = torch.is_grad_enabled(), autocast_kinds()
+    grad_mode, cast_kinds = torch.is_grad_enabled(), autocast_devices()
     ranks = [greenlet(body) for _ in range(size)]
     try:
         while len(results) < size:
@@ -226,7 +226,7 @@ def run(
                 if life.dead:
                     continue
                 torch.set_grad_enabled(grad_mode)  # for a rank that starts; others restore their own
-                set_autocast_kinds(cast_kinds)
+                set_autocast_devices(cast_kinds)
                 if life:
                     result = life.switch()
                 else:
@@ -241,7 +241,7 @@ def run(
             if not life.dead:  # another rank failed: this one's `finally` blocks run, then it ends
                 life.throw(GreenletExit)
         torch.set_grad_enabled(grad_mode)
-        set_autocast_kinds(cast_kinds)
+        set_autocast_devices(cast_kinds)
     return [results[rank] for rank in range(size)]
 
 

@@ -191,12 +191,12 @@ class SplitReduceBalance(Exchange):
         state.step += 1
         reduced = split_and_reduce(part, state.borders, n, comm, self.wire)
         kept, counts = self.keep(reduced, k, comm, state.threshold)
-        lost = rounding_errors(kept, self.wire.rounded(kept))
+        lost = rounding_errors(kept, self.wire.round_values(kept))
         if self.balance:
             kept, counts = self.share_out(kept, counts, n, comm)
         total = gather_selections(kept, counts, n, comm, self.wire)
         survivors = torch.cat([theirs.indices for theirs in total]).long()
-        mine = self.wire.rounded(part)
+        mine = self.wire.round_values(part)
         # Locally selected and globally kept: only that was delivered.
         sent = mine.values.where(isin_sorted(mine.indices.long(), survivors), 0)
         return Delivery([*total], [lost, SparseVector(mine.indices, sent)])

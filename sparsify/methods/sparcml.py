@@ -132,13 +132,13 @@ class SplitAllGather(Exchange):
             total = [*self.gather_regions(reduced, borders, comm)]
         else:
             total = [*gather_selections(reduced, counts, n, comm, self.wire)]
-        lost = rounding_errors(reduced, self.wire.rounded(reduced))
-        return Delivery(total, [self.wire.rounded(part), lost])
+        lost = rounding_errors(reduced, self.wire.round_values(reduced))
+        return Delivery(total, [self.wire.round_values(part), lost])
 
     def gather_regions(self, reduced: SparseVector, borders: list[int], comm: Comm) -> list[DenseSlice]:
         """All-gather of whole regions, padded to the longest."""
         lengths = differences(borders)
-        narrow = self.wire.narrowed(reduced.values)
+        narrow = self.wire.narrow(reduced.values)
         region = narrow.new_zeros(max(lengths))
         region.index_copy_(0, reduced.indices - borders[comm.rank], narrow)
         return [

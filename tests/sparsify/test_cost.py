@@ -12,7 +12,7 @@ from torch import Tensor
 import sparsify
 from sparsify import cost
 from sparsify.comm import CountingComm, virtual
-from sparsify.core.synthetic_selections import Generated, Statistics
+from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections
 from sparsify.cost import Link, Network
 from sparsify.replay import ExchangeReplay
 from tests.sparsify.laws import Make, gradient, live
@@ -118,7 +118,7 @@ def test_latency_terms_are_the_published_ones(name: str, scheme: str, least: flo
     choices = {} if name == "dense" else {"density": K / N}
     for size in SIZES:
         replay = ExchangeReplay(sparsify.build(name, **choices), N, size)
-        selections = Generated(Statistics(K / N, 0.3), N, size)
+        selections = SyntheticSelections(SelectionStatistics(K / N, 0.3), N, size)
         replay.replay_step(selections)  # thresholds, which are re-used
         expected = cost.published_cost(scheme, N, K, size).messages
         assert least * expected <= replay.replay_step(selections).messages <= most * expected, size

@@ -16,7 +16,7 @@ import sparsify
 from experiments.training import datasets
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.timer import MODES, PhaseTimer, cuda_event
+from sparsify.core.timer import TIMING_MODES, PhaseTimer, record_cuda_event
 from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify.laws import METHODS, build, check_laws, gradient, live
 from tests.training import digits
@@ -48,7 +48,7 @@ def train(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     return virtual.run(2, body, synchronise=synchronise)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", TIMING_MODES)
 def test_training_on_the_gpu_agrees_with_the_cpu(mode: str) -> None:
     """Digits are not augmented. What randomk draws it draws on the device, and ranks agree."""
     for method in ("dense", "topk", "control", "randomk"):
@@ -92,11 +92,11 @@ def test_the_host_waits_for_the_gpu_exactly_as_often_as_is_said(name: str) -> No
 
 
 def test_device_events_time_what_the_host_only_queued() -> None:
-    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=cuda_event)
+    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=record_cuda_event)
     cycles = 200_000_000  # about 0.1 s on any GPU of these years
     with timer.step(), timer.collective():
         torch.cuda._sleep(cycles)
-    (sample,) = timer.resolve(lambda mine: [mine])
+    (sample,) = timer.finish_window(lambda mine: [mine])
     assert sample.step_s > 0.02
     assert sample.phases["transfer"] == pytest.approx(sample.step_s, rel=0.2)
 
@@ -115,7 +115,7 @@ def test_turns_of_virtual_ranks_are_timed_on_the_device_without_waiting() -> Non
         torch.cuda.synchronize()
         return [before.elapsed_time(middle), middle.elapsed_time(after)]
 
-    (own, wait), (slept, none) = virtual.run(2, body, event=cuda_event)
+    (own, wait), (slept, none) = virtual.run(2, body, event=record_cuda_event)
     assert slept > 20
     assert wait == pytest.approx(slept, rel=0.2)
     assert own < 0.2 * slept > none

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.core.modes import autocast_kinds, outside_of_modes
+from sparsify.core.modes import autocast_devices, without_torch_modes
 from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import ROOT
 from tests.sparsify import worker_functions
@@ -54,7 +54,7 @@ def nothing_stays_on() -> Iterator[None]:
     yield
     assert torch.get_default_dtype() is torch.float32
     assert torch.get_default_device() == torch.device("cpu")
-    assert autocast_kinds() == []
+    assert autocast_devices() == []
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -148,9 +148,9 @@ def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_para
 def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
     seen = []
 
-    @outside_of_modes
+    @without_torch_modes
     def arithmetic(fails: bool) -> None:
-        seen.append(autocast_kinds())
+        seen.append(autocast_devices())
         if fails:
             raise ValueError("on purpose")
 
@@ -158,7 +158,7 @@ def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
         arithmetic(fails=False)
         with pytest.raises(ValueError, match="on purpose"):
             arithmetic(fails=True)
-        assert autocast_kinds() == ["cpu"]
+        assert autocast_devices() == ["cpu"]
     assert seen == [[], []]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparsify
-from sparsify.core.checks import needs_torch
+from sparsify.core.checks import explain_missing_torch
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.shipped import shipped
 from tests.conftest import ROOT, fine, python
@@ -90,7 +90,7 @@ def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
 
 
 def test_what_else_is_missing_is_not_taken_for_torch() -> None:
-    with pytest.raises(ModuleNotFoundError, match="named 'triton'"), needs_torch("sparsify.build"):
+    with pytest.raises(ModuleNotFoundError, match="named 'triton'"), explain_missing_torch("sparsify.build"):
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
 from tests.conftest import there
 from tests.training.digits import CPU, trainer
@@ -94,11 +94,11 @@ def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
     assert line == f"forward and backward run without a CUDA graph: {outcome}"
 
 
-def made(recorder: CudaRecorder) -> tuple[nn.Module, Gradients, RecordedWork]:
+def made(recorder: CudaRecorder) -> tuple[nn.Module, FlatGradients, RecordedWork]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
-    gradients = Gradients(model.named_parameters(), "global")
+    gradients = FlatGradients(model.named_parameters(), "global")
 
     def work(inputs: Tensor, labels: Tensor) -> Tensor:
         loss = (model(inputs).sum(dim=1) - labels).square().mean()

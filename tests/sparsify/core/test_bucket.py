@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.core import bucket
-from sparsify.core.bucket import shape_of
+from sparsify.core.bucket import real_shape
 from sparsify.core.gradients import FlatGradients
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import check_bucket_kind
@@ -38,12 +38,12 @@ def test_a_bucket_that_is_not_the_one_whose_state_is_kept_is_refused() -> None:
 def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         gradients = bucketed(6, 4, 0, 5)
-        assert gradients.nonfinite(gradients.finite()) is None
+        assert gradients.find_nonfinite(gradients.are_finite()) is None
         gradients.flat.fill_(3e38)  # finite, but its norm overflows
-        assert not gradients.finite().all()
-        assert gradients.nonfinite(gradients.finite()) is None
+        assert not gradients.are_finite().all()
+        assert gradients.find_nonfinite(gradients.are_finite()) is None
         there(gradients.parameters[2][1].grad)[3] = bad
-        assert gradients.nonfinite(gradients.finite()) == "p1"
+        assert gradients.find_nonfinite(gradients.are_finite()) == "p1"
 
 
 def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
@@ -88,7 +88,7 @@ def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: tor
         for _, p in gradients.parameters:
             grad = there(p.grad)
             reals = torch.view_as_real(grad) if p.is_complex() else grad
-            assert torch.equal(reals, torch.ones(shape_of(p), dtype=dtype.to_real()))
+            assert torch.equal(reals, torch.ones(real_shape(p), dtype=dtype.to_real()))
         num_elements = sum(found.flat.numel() for found in gradients.buckets)
         assert num_elements == sum(sizes) * (2 if dtype.is_complex else 1)
         assert gradients.flat.sum() == num_elements  # in the gaps nothing was added
@@ -96,7 +96,7 @@ def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: tor
 
 def test_gaps_between_buckets_change_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     with_gaps = [live(build(name, clip_norm=1.0), 2, steps=2) for name in METHODS]
-    monkeypatch.setattr(bucket, "LINE", 8)  # one float64
+    monkeypatch.setattr(bucket, "ALIGNMENT_BYTES", 8)  # one float64
     for name, lived in zip(METHODS, with_gaps, strict=True):
         for ours, theirs in zip(lived, live(build(name, clip_norm=1.0), 2, steps=2), strict=True):
             assert all(map(torch.equal, ours.updates, theirs.updates)), name

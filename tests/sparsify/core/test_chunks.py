@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sparsify.core.chunks import ChunkLayout, largest_divisor, make_chunk_grids, num_chosen_of_chunk
-from sparsify.core.packing import pack_places, packed, packed_nbytes, places_nbytes, unpack_places, unpacked
+from sparsify.core.packing import (
+    pack_codes,
+    pack_places,
+    packed_nbytes,
+    packed_places_nbytes,
+    unpack_codes,
+    unpack_places,
+)
 from sparsify.types import SparseVector, num_selected
 
 CPU = torch.device("cpu")
@@ -160,10 +167,10 @@ def test_what_is_packed_is_unpacked() -> None:
     for k in (0, 1, 2, 3, 7, 1000):
         for bits in (1, 2, 4, 8):
             codes = torch.randint(0, 1 << bits, (k,), generator=torch.Generator().manual_seed(k))
-            message = packed(codes.to(torch.uint8), bits)
+            message = pack_codes(codes.to(torch.uint8), bits)
             assert len(message) == packed_nbytes(k, bits) == -(-k * bits // 8)
-            assert torch.equal(unpacked(message, bits, k), codes.to(torch.uint8))
+            assert torch.equal(unpack_codes(message, bits, k), codes.to(torch.uint8))
         places = torch.arange(k) * 4095 // max(1, k - 1)
         message = pack_places(places)
-        assert len(message) == places_nbytes(k) == -(-3 * k // 2)
+        assert len(message) == packed_places_nbytes(k) == -(-3 * k // 2)
         assert torch.equal(unpack_places(message, k), places)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import Levels, Membership, code_named
+from sparsify.core.codes import LevelCode, TensorMembership, get_value_code
 from sparsify.ranges import CodeName
 
 WORDS = get_args(CodeName)
-COARSE = [word for word in WORDS if isinstance(code_named(word), Levels)]
+COARSE = [word for word in WORDS if isinstance(get_value_code(word), LevelCode)]
 DTYPES = [torch.float32, torch.float64]
 SCALE_BYTES = {"int8": 4, "e3m0": 4, "symmetric2": 8, "statistical2": 16}
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "e3m0": 4, "symmetric2": 2, "statistical2": 2}
@@ -26,8 +26,8 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def trip(word: CodeName, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """Return the values as receivers read them."""
-    code = code_named(word)
-    parts = Membership.of(counts or [len(values)], values)
+    code = get_value_code(word)
+    parts = TensorMembership.from_counts(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
     assert len(message) == code.nbytes(parts.counts, values.dtype)
@@ -66,10 +66,10 @@ def test_messages_have_the_stated_size(word: CodeName) -> None:
     for dtype in DTYPES:
         bits = BITS.get(word, 8 * dtype.itemsize)
         for counts in [[1], [0], [7, 0, 1], [64, 63, 130]]:
-            nbytes = code_named(word).nbytes(counts, dtype)
+            nbytes = get_value_code(word).nbytes(counts, dtype)
             assert nbytes == SCALE_BYTES.get(word, 0) * len(counts) + -(-sum(counts) * bits // 8)
             assert len(trip(word, random(sum(counts), dtype=dtype), counts)) == sum(counts)
-        assert code_named(word).nbytes([], dtype) == 0
+        assert get_value_code(word).nbytes([], dtype) == 0
 
 
 @every_code
@@ -110,7 +110,7 @@ def test_numbers_that_are_not_finite_stay_where_they_are_or_make_their_tensor_na
 
 
 def test_what_is_read_is_read_alike_when_it_is_sent_on() -> None:
-    """Levels are their own nearest levels; of the published bins only where they are not cut anew."""
+    """LevelCode are their own nearest levels; of the published bins only where they are not cut anew."""
     for word in COARSE:
         if word != "statistical2":
             once = trip(word, gaussian_choice(4))
@@ -170,6 +170,6 @@ def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_publis
 
 
 def test_codes_have_names() -> None:
-    assert [word for word in WORDS if code_named(word).is_exact] == ["as_is", "fp32"]
+    assert [word for word in WORDS if get_value_code(word).is_exact] == ["as_is", "fp32"]
     with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
-        code_named("int4")  # a wrong word, as an unchecked script has it
+        get_value_code("int4")  # a wrong word, as an unchecked script has it

@@ -11,7 +11,7 @@ import pytest
 from experiments.training import datasets
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.timer import MODES, PhaseTimer
+from sparsify.core.timer import TIMING_MODES, PhaseTimer
 from tests.training.digits import CPU, Lines, trainer
 
 EXPLAINED = {"io", "forward", "backward", "check", "select", "exchange", "scatter", "update"}  # not the wait
@@ -40,12 +40,12 @@ def test_phases_are_added_up_and_the_rest_is_unaccounted() -> None:
                 with timer.phase(name):
                     clock.time += duration
             clock.time += 0.5
-    first, second = timer.resolve(alone)
+    first, second = timer.finish_window(alone)
     assert first.phases == {"forward": 1.0, "select": 5.0}
     assert first.step_s == 6.5
     assert first.spans == []
     assert second.spans == [("forward", 6.5, 1.0), ("select", 7.5, 2.0), ("select", 9.5, 3.0)]
-    assert timer.resolve(alone) == []
+    assert timer.finish_window(alone) == []
 
 
 def test_only_serialised_waits_for_the_device_within_a_step() -> None:
@@ -55,7 +55,7 @@ def test_only_serialised_waits_for_the_device_within_a_step() -> None:
         with timer.step(), timer.phase("forward"):
             pass
         assert synchronise.call_count == num_waits, mode
-    with pytest.raises(ValueError, match=", ".join(MODES)):
+    with pytest.raises(ValueError, match=", ".join(TIMING_MODES)):
         PhaseTimer("fast")
 
 
@@ -68,7 +68,7 @@ def test_production_splits_collectives_by_the_shortest_over_the_ranks() -> None:
                 clock.time += 2.0
             with timer.collective():
                 clock.time += duration
-    (sample,) = timer.resolve(lambda mine: [mine, [1.0, 3.0]])
+    (sample,) = timer.finish_window(lambda mine: [mine, [1.0, 3.0]])
     assert sample.phases == {"wait": 4.0, "transfer": 2.0}
     assert sample.step_s == 10.0
 
@@ -83,7 +83,7 @@ def test_a_phase_inside_another_one_interrupts_it() -> None:
         with timer.phase("transfer"):
             clock.time += 4.0
         clock.time += 8.0
-    (sample,) = timer.resolve(alone)
+    (sample,) = timer.finish_window(alone)
     assert sample.phases == {"select": 9.0, "wait": 2.0, "transfer": 4.0}
     assert sample.spans == [
         ("select", 0.0, 1.0), ("wait", 1.0, 2.0), ("transfer", 3.0, 4.0), ("select", 7.0, 8.0)
@@ -97,7 +97,7 @@ def test_a_step_that_failed_is_no_sample() -> None:
         raise ZeroDivisionError
     with timer.step(), timer.phase("forward"):  # and the timer still works
         pass
-    assert [sample.phases for sample in timer.resolve(alone)] == [{"forward": 0.0}]
+    assert [sample.phases for sample in timer.finish_window(alone)] == [{"forward": 0.0}]
 
 
 def trained(mode: str, method: str, **settings: Any) -> list[Lines]:

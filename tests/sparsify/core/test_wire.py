@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import sparsify
-from sparsify.core.wire import BLOCK, Wire, joined, split
+from sparsify.core.wire import BLOCK_NUMEL, Wire, concat_bytes, split_bytes
 from sparsify.ranges import IndexFormat, ValueFormat
 from sparsify.select import sample_indices
 from sparsify.types import SparseVector
@@ -36,7 +36,7 @@ def check_trip(wire: Wire, sent: SparseVector, n: int, offset: int = 0) -> Tenso
     message = wire.write(sent, n)
     buffer = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), message])
     received = wire.read(buffer[offset:], k, n, sent.values.dtype)
-    expected = wire.rounded(sent)
+    expected = wire.round_values(sent)
     order, expected_order = (indices.argsort() for indices in (received.indices, sent.indices))
     assert received.values.dtype == sent.values.dtype
     assert torch.equal(received.indices[order], sent.indices[expected_order])
@@ -49,31 +49,32 @@ def test_what_is_written_is_read(wire: Wire) -> None:
     """Odd numbers of elements too, behind which wide types would not be aligned; no elements; and from the
     middle of a buffer.
     """
-    n = 3 * BLOCK + 11
+    n = 3 * BLOCK_NUMEL + 11
     for dtype in DTYPES:
         for k, offset in ((0, 0), (1, 1), (7, 3), (13, 4), (13, 8), (1000, 0)):
             message = check_trip(wire, part(n, k, dtype), n, offset)
             assert message.dtype == torch.uint8
             assert len(message) == wire.nbytes(k, n, dtype)
-            assert wire.count(len(message), n, dtype) == k
+            assert wire.num_elements(len(message), n, dtype) == k
 
 
 def test_messages_have_the_stated_size() -> None:
-    n = 2 * BLOCK + 1  # three blocks
+    n = 2 * BLOCK_NUMEL + 1  # three blocks
     for wire, nbytes in {
         Wire("int32"): 10 * (4 + 4), Wire("int64"): 10 * (8 + 4), Wire("delta16"): 10 * (2 + 4) + 4 * 3,
         Wire("int64", "bf16"): 10 * (8 + 2),
     }.items():  # fmt: skip
         assert wire.nbytes(10, n, torch.float32) == nbytes
-    assert Wire("delta16").nbytes(0, BLOCK, torch.float32) == 4  # one block
+    assert Wire("delta16").nbytes(0, BLOCK_NUMEL, torch.float32) == 4  # one block
 
 
 def test_indices_reach_to_the_borders_of_their_types() -> None:
     """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
-    indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 3 * BLOCK])
-    check_trip(Wire("delta16"), SparseVector(indices, torch.arange(5.0)), 4 * BLOCK)
+    indices = torch.tensor([4 * BLOCK_NUMEL - 1, 0, BLOCK_NUMEL - 1, BLOCK_NUMEL, 3 * BLOCK_NUMEL])
+    check_trip(Wire("delta16"), SparseVector(indices, torch.arange(5.0)), 4 * BLOCK_NUMEL)
     borders: list[tuple[IndexFormat, int]] = [
-        ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
+        ("delta16", BLOCK_NUMEL - 1), ("delta16", BLOCK_NUMEL), ("delta16", BLOCK_NUMEL + 1),
+        ("int32", 2**31),
         ("int64", 2**31 + 1),
     ]  # fmt: skip
     for index, n in borders:
@@ -87,10 +88,10 @@ def test_values_are_rounded_to_the_nearest_of_their_type() -> None:
     exact = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-9, 1 + 2**-12, -3.14159, 1e-8, 0.0], dtype=torch.float64)
     sent = SparseVector(torch.arange(7), exact)
     for value, dtype in NARROW.items():
-        rounded = Wire("int32", value).rounded(sent).values
+        rounded = Wire("int32", value).round_values(sent).values
         assert torch.equal(rounded, exact.to(dtype).double())
         assert (rounded != exact).any()
-    assert Wire().rounded(sent) is sent  # values as they are are not copied
+    assert Wire().round_values(sent) is sent  # values as they are are not copied
 
 
 def test_what_fp16_cannot_hold_is_cut_to_its_largest_and_the_rest_is_owed() -> None:
@@ -110,4 +111,4 @@ def test_unknown_encodings_are_answered_with_those_there_are() -> None:
 def test_fields_of_several_widths_are_joined_and_split() -> None:
     kinds = {torch.uint8: 3, torch.int16: 5, torch.float64: 1, torch.float32: 0, torch.int32: 3}
     fields = [torch.arange(length, dtype=dtype) for dtype, length in kinds.items()]
-    assert all(map(torch.equal, split(joined(*fields), *kinds.items()), fields))
+    assert all(map(torch.equal, split_bytes(concat_bytes(*fields), *kinds.items()), fields))

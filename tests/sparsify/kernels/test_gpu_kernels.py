@@ -208,11 +208,9 @@ class TestTop:
         n = 25_600_000  # ResNet-50
         kernel = triton_search.TritonKernel(torch.empty(n, device=DEVICE))
         for density in (0.0001, 0.001, 0.01):
-            kernel._ensure_candidate_capacity(
-                triton_search.candidate_capacity(
-                    n, triton_search.upper_count_bound(density * triton_search.SAMPLE_NUMEL), triton_search.SAMPLE_NUMEL
-                )
-            )
+            rank = triton_search.upper_count_bound(density * triton_search.SAMPLE_NUMEL)
+            capacity = triton_search.candidate_capacity(n, rank, triton_search.SAMPLE_NUMEL)
+            kernel._ensure_candidate_capacity(capacity)
             assert sum(map(Tensor.numel, kernel.launch.buffers.values())) <= 0.1 * n
 
     def test_what_it_was_not_made_for_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:

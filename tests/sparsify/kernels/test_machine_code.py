@@ -42,7 +42,9 @@ AT_MOST = {
     "emit_group_largest": 120,
     "add_selection": 32,
 }
-SEGMENTS = ("accumulate_and_count", "count_group_middle_bits", "count_group_low_bits", "emit_group_largest")  # of many buckets
+SEGMENTS = (  # of many buckets
+    "accumulate_and_count", "count_group_middle_bits", "count_group_low_bits", "emit_group_largest",
+)  # fmt: skip
 WIDE_LOADS = {
     "float32": 4, "no gradient": 2, "bfloat16": 3, "gradient not aligned": 2, "neither aligned": 0,
 }  # fmt: skip
