@@ -313,20 +313,24 @@ def published_cost(scheme: str, n: int, k: int, size: int) -> PublishedCost:
     Raises:
         ValueError: an unknown scheme.
     """
-    others, log = Fraction(size - 1), num_tree_rounds(size)
+    others = Fraction(size - 1)
+    rounds = num_tree_rounds(size)
     share = others / size
+    dense = 2 * n * share
+    gathered = 2 * k * others
+    reduced = 2 * k * share
     forms = {
-        "dense": (2 * n * share, 2 * n * share, 2 * log),
-        "topka": (2 * k * others, 2 * k * others, log),
-        "topkdsa": (4 * k * share, (2 * k + n) * share, size + 2 * log),
-        "gtopk": (Fraction(4 * k * log), Fraction(4 * k * log), 2 * log),
-        "gaussiank": (2 * k * others, 2 * k * others, 2 * log),
-        "oktopk": (2 * k * share, 6 * k * share, 2 * size + 2 * log),
-        "randomk allgather": (2 * k * others, 2 * k * others, log),
-        "randomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
-        "blockrandomk allgather": ((k + 1) * others, (k + 1) * others, log),
-        "blockrandomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
-        "scalecom": (k * log + 2 * k * share, k * log + 2 * k * share, 3 * log),
+        "dense": (dense, dense, 2 * rounds),
+        "topka": (gathered, gathered, rounds),
+        "topkdsa": (2 * reduced, (2 * k + n) * share, size + 2 * rounds),
+        "gtopk": (Fraction(4 * k * rounds), Fraction(4 * k * rounds), 2 * rounds),
+        "gaussiank": (gathered, gathered, 2 * rounds),
+        "oktopk": (reduced, 3 * reduced, 2 * size + 2 * rounds),
+        "randomk allgather": (gathered, gathered, rounds),
+        "randomk allreduce": (reduced, reduced, 2 * rounds),
+        "blockrandomk allgather": ((k + 1) * others, (k + 1) * others, rounds),
+        "blockrandomk allreduce": (reduced, reduced, 2 * rounds),
+        "scalecom": (k * rounds + reduced, k * rounds + reduced, 3 * rounds),
     }
     if scheme not in forms:
         raise ValueError(f"no scheme {scheme!r}; there are: {', '.join(forms)}")

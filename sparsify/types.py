@@ -117,10 +117,9 @@ class MethodPart:
     @property
     def is_communication_free(self) -> bool:
         """True if this part never sends anything."""
-        own = type(self)
-        return (
-            own.collective_calls is MethodPart.collective_calls
-            and own.predict_bytes is MethodPart.predict_bytes
+        cls = type(self)
+        return cls.collective_calls is MethodPart.collective_calls and (
+            cls.predict_bytes is MethodPart.predict_bytes
         )
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:

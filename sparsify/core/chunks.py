@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsify import ranges
 from sparsify.core import host_sync
-from sparsify.core.packing import MOST_PLACES
+from sparsify.core.packing import MAX_PLACES
 from sparsify.ranges import ChunkSide
 from sparsify.types import SparseVector, index_dtype
 
@@ -222,7 +222,7 @@ class ChunkLayout:
         tensors_per_bucket: Sequence[int] = (),
     ) -> None:
         ranges.check_value("side", side, ChunkSide)
-        assert side * side <= MOST_PLACES
+        assert side * side <= MAX_PLACES
         self.shapes = tuple(map(tuple, shapes))
         self.side = side
         self.grids = make_chunk_grids(self.shapes, side)

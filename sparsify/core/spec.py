@@ -1,31 +1,28 @@
 """Entries that are functions: the signature is the schema, the docstring the help.
 
 A `Registry` is a folder in which each file defines one function of its own name. To list and to configure
-entries must not need what building them needs, so a file is first executed *lightly*: whatever it imports
-beyond the standard library and `light` is a stand-in (as with Sphinx's `autodoc_mock_imports`), and its
-function is asked for its signature. A broken file is named, and breaks no other entry.
+entries must not need what building them needs, so a signature is read from the file's syntax tree: of the
+file only those statements are executed on which its defaults and annotations depend. A broken file is named,
+and breaks no other entry.
 """
 
 from __future__ import annotations
 
-import builtins
+import ast
 import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, get_args
+from types import ModuleType
+from typing import Any
 
 from sparsify import ranges
 
 REQUIRED = "???"  # Hydra's word for a value that has no default
-LIGHT = ("sparsify.ranges",)  # imported in earnest, besides the standard library,
-QUICK = sys.stdlib_module_names - {"dataclasses"}  # of which making dataclasses takes half of the time
 
 
 class BrokenFile(ValueError):
@@ -46,14 +43,12 @@ class Registry:
     """The files of one folder, each with a function of its own name, and the functions of a table beside it.
 
     Args:
-        light: modules beside the standard library that signatures use, and that are quick to import.
         table: entries without a file; a file stands in for a row of its name.
     """
 
     noun: str
     package: str
     folder: Path
-    light: tuple[str, ...] = LIGHT
     table: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
     def names(self) -> list[str]:
@@ -66,7 +61,7 @@ class Registry:
         path = self.folder / f"{name}.py"
         if name in self.table and not path.exists():
             return self.table[name]
-        return _described(path, f"{self.package}.{name}", path.stat().st_mtime_ns, self.light)
+        return _read_function(path, f"{self.package}.{name}", path.stat().st_mtime_ns)
 
     def function(self, name: str) -> Callable[..., Any]:
         """The function that builds the entry."""
@@ -207,95 +202,85 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 def constant(path: Path, name: str) -> Any:
-    """Value that a file assigns to a name at its top, without what it imports; None where it doesn't."""
-    value = getattr(_lightly(path, path.stem, path.stat().st_mtime_ns, LIGHT, name), name, None)
-    return None if isinstance(value, StandIn) else value
-
-
-class StandIn:
-    """Stands for what a file imports while only its signature is asked for: may be called, subclassed, ..."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __mro_entries__(self, _: object) -> tuple[type, ...]:
-        return ()
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    __iter__ = None  # else `__getitem__` would never end
-    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __call__
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __or__ = __ror__ = __neg__ = __call__
-
-
-def _stands_in(value: Any) -> bool:
-    return isinstance(value, StandIn) or any(_stands_in(one) for one in get_args(value))
+    """Return the value that a file assigns to a name at its top; None where it doesn't."""
+    return _read_constant(path, name, path.stat().st_mtime_ns)
 
 
 @cache
-def _described(path: Path, module: str, modified_ns: int, light: tuple[str, ...]) -> Callable[..., Any]:
-    """The file's function, executed lightly, or in earnest where its signature needs what was stood for."""
+def _read_function(path: Path, module: str, modified_ns: int) -> Callable[..., Any]:
+    """Return a file's function of its own name, with its signature and docstring and without its body."""
+    tree = _parse(path)
     name = path.stem
-    function = getattr(_lightly(path, module, modified_ns, light), name, None)
-    if isinstance(function, FunctionType):
-        known = parameters_of(function).values()
-        if not any(_stands_in(one.default) or _stands_in(one.allowed) for one in known):
-            return function
-    elif function is None:
+    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not definitions:
         raise BrokenFile(no_function(path, name))
-    found: Callable[..., Any] = getattr(_executed(_new(path, module)), name)
-    return found
+    definition = definitions[-1]
+    docstring = definition.body[:1] if ast.get_docstring(definition) is not None else []
+    definition.body = [*docstring, ast.copy_location(ast.Pass(), definition)]
+    definition.decorator_list = []
+    definition.returns = None
+    before = tree.body[: tree.body.index(definition)]
+    statements = [*_select_statements(before, _loaded_names(definition.args)), definition]
+    function: Callable[..., Any] = _execute(path, module, statements)[name]
+    return function
 
 
 @cache
-def _lightly(
-    path: Path, module: str, modified_ns: int, light: tuple[str, ...], until: str | None = None
-) -> ModuleType:
-    """A file, executed lightly, or until a name is assigned; in earnest where stand-ins were not enough."""
-    made = _new(path, module)
+def _read_constant(path: Path, name: str, modified_ns: int) -> Any:
+    statements = _select_statements(_parse(path).body, {name})
+    return _execute(path, path.stem, statements).get(name)
+
+
+def _parse(path: Path) -> ast.Module:
     try:
-        return _executed(made, light)
-    except SyntaxError as error:
+        return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
         raise broken(error, path) from error
-    except Exception as error:  # what runs may raise anything
-        if until is not None and hasattr(made, until):
-            return made
-        try:
-            return _executed(_new(path, module))
-        except Exception as earnest:
-            cause = error if isinstance(earnest, ModuleNotFoundError) else earnest
-            raise broken(cause, path) from cause
 
 
-def _executed(made: ModuleType, light: tuple[str, ...] | None = None) -> ModuleType:
-    """The module, executed: lightly, with these modules in earnest; all of them, where none is named."""
-    if light is not None:
+def _select_statements(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
+    """Return the statements on which the values of these names depend, in their order."""
+    needed = set(names)
+    selected = list[ast.stmt]()
+    for statement in reversed(statements):
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if is_future or not needed.isdisjoint(_bound_names(statement)):
+            selected.append(statement)
+            needed |= _loaded_names(statement)
+    return selected[::-1]
 
-        def stand_in(name: str, *others: Any) -> Any:
-            level = others[3] if len(others) > 3 else 0
-            is_light = name in light or name.partition(".")[0] in QUICK
-            return builtins.__import__(name, *others) if is_light and not level else StandIn()
 
-        made.__dict__["__builtins__"] = {**vars(builtins), "__import__": stand_in}
-    assert made.__spec__ is not None
-    assert made.__spec__.loader is not None
+def _bound_names(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement at the top of a file gives values to."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    names = set[str]()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def _loaded_names(tree: ast.AST) -> set[str]:
+    """Return the names that a piece of code mentions."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _execute(path: Path, module: str, statements: Sequence[ast.stmt]) -> dict[str, Any]:
+    """Execute some statements of a file, and return its names with their values."""
+    made = ModuleType(f"{module} as a file")
+    made.__file__ = str(path)
+    made.__package__ = module.rpartition(".")[0]
     sys.modules[made.__name__] = made  # where dataclasses look for it
     try:
-        made.__spec__.loader.exec_module(made)
+        code = compile(ast.Module([*statements], []), str(path), "exec", dont_inherit=True)
+        exec(code, vars(made))
+    except Exception as error:  # what runs may raise anything
+        raise broken(error, path) from error
     finally:
         del sys.modules[made.__name__]
-    return made
-
-
-def _new(path: Path, module: str) -> ModuleType:
-    """A file as a module of its own, which nobody else will import."""
-    spec = spec_from_file_location(f"{module} as a file", path)
-    assert spec is not None
-    made = module_from_spec(spec)
-    made.__package__ = module.rpartition(".")[0]
-    return made
+    return vars(made)

@@ -159,8 +159,10 @@ def stretch_norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     Returns:
         (number of sizes,) float32.
     """
-    if not native_unavailable_reason() and (norms := native.norms(tensors, sizes)) is not None:
-        return norms
+    if not native_unavailable_reason():
+        norms = native.norms(tensors, sizes)
+        if norms is not None:
+            return norms
     stretches = [piece for pieces in divide(tensors, sizes) for piece in pieces or [tensors[0][:0]]]
     return torch.stack(torch._foreach_norm(stretches)).float()
 

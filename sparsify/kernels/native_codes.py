@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import Membership, Statistical2
+from sparsify.core.codes import Statistical2, TensorMembership
 from sparsify.kernels.native import are_contiguous_on_cpu, library
 
 
@@ -20,7 +20,7 @@ class NativeStatistical2(Statistical2):
     operators.
     """
 
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
         if not are_contiguous_on_cpu([values]):
             return super().quantise(values, parts)
         counts = np.array(parts.counts, dtype=np.int64)

@@ -13,9 +13,9 @@ from torch.nn import Parameter
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
-from sparsify.core.bucket import GradientBuckets, TensorSpec, local_part
-from sparsify.core.gradients import finite_elements, flattened, layout_of
-from sparsify.core.modes import outside_of_modes
+from sparsify.core.bucket import GradientBuckets, TensorSpec, local_shard
+from sparsify.core.gradients import are_elements_finite, flatten_dense, gradient_strides
+from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
 from sparsify.local.fused_exchange import moved
@@ -90,7 +90,9 @@ class Fragment:
         self.strategy, self.offset, self.everyone = strategy, offset, everyone
         whole = dict(named)
         self.all_names = [name for name, _ in named]
-        gradients = GradientBuckets([(name, part_of(p)) for name, p in named], method.scope, holds=not pieces)
+        gradients = GradientBuckets(
+            [(name, part_of(p)) for name, p in named], method.scope, allocates=not pieces
+        )
         parts = [(name, part) for name, part in gradients.parameters if part.numel()]
         self.parameters = [(name, whole[name]) for name, _ in parts]
         self.names = [name for name, _ in self.parameters]
@@ -98,7 +100,7 @@ class Fragment:
         self.kinds = [TensorSpec.from_tensor(part) for _, part in parts]
         self.strides = [part.stride() for _, part in parts]
         for name, part in parts:
-            if layout_of(part) != part.stride():
+            if gradient_strides(part) != part.stride():
                 raise ValueError(
                     f"{name} has strides {part.stride()} for shape {tuple(part.shape)}: gaps, or elements "
                     "that share memory, so that its anchor can't lie alike; make it contiguous first "
@@ -130,7 +132,7 @@ class Fragment:
             ValueError: a parameter is of another shape, type, device or memory layout than at first, or
                 frozen.
         """
-        parts = [local_part(p) for _, p in self.parameters]
+        parts = [local_shard(p) for _, p in self.parameters]
         states = zip(self.parameters, parts, self.kinds, self.strides, strict=True)
         for (name, p), part, kind, stride in states:
             is_alike = (part.shape, part.dtype, part.device) == kind and part.stride() == stride
@@ -141,7 +143,7 @@ class Fragment:
                     f"{name} was {kind} and is now {now}, in the middle of local steps; convert or freeze it "
                     "first, then wrap the optimizer anew: its anchor can't follow"
                 )
-        return [flattened(part) for part in parts]
+        return [flatten_dense(part) for part in parts]
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """Of each parameter, as (n,), this worker's own and the anchor."""
@@ -153,7 +155,7 @@ class Fragment:
         self.drift = own if self.strategy.is_replaced else [piece.clone() for piece in own]
 
     @torch.no_grad()
-    @outside_of_modes
+    @without_torch_modes
     def send(self, epoch: int, check: bool, debug: bool) -> StepReport:
         """Average the drift of what was taken, steps 2 and 3 of `sparsify.local.strategy`. Collective.
 
@@ -193,7 +195,7 @@ class Fragment:
         Raises:
             NonFiniteDriftError: on all workers, where any has one.
         """
-        finite = host_sync.to_host(finite_elements(own))
+        finite = host_sync.to_host(are_elements_finite(own))
         bad = [name for name, is_finite in zip(self.names, finite, strict=True) if not is_finite]
         first = self.all_names.index(bad[0]) if bad else -1
         everyones = everyone.all_gather(host_sync.to_device([first], own[0]))
@@ -202,7 +204,7 @@ class Fragment:
                 raise NonFiniteDriftError(rank, self.engine.step, self.all_names[place])
 
     @torch.no_grad()
-    @outside_of_modes
+    @without_torch_modes
     def apply(self) -> None:
         """Move the anchor by the average drift, and the parameters to it: step 4."""
         drift, self.drift, mix = self.drift, [], self.strategy.mix
@@ -239,7 +241,7 @@ class Fragment:
                         f"be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
                         "parameters a gradient in the first step"
                     )
-            pieces = [flattened(local_part(inner.state[p][state.key])) for _, p in self.parameters]
+            pieces = [flatten_dense(local_shard(inner.state[p][state.key])) for _, p in self.parameters]
             reports.append(whole(engine, pieces, StepSettings(1.0)))
         return reports
 
@@ -293,7 +295,7 @@ class Fragment:
 
 def part_of(p: Parameter) -> Parameter:
     """Return this worker's shard of a parameter as one of its own, in the same memory; else the parameter."""
-    return Parameter(local_part(p), requires_grad=p.requires_grad) if hasattr(p, "to_local") else p
+    return Parameter(local_shard(p), requires_grad=p.requires_grad) if hasattr(p, "to_local") else p
 
 
 def copies_of(pieces: Sequence[Tensor]) -> list[Tensor]:

@@ -17,8 +17,8 @@ from torch.nn import Parameter
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import local_part
-from sparsify.core.gradients import flattened
+from sparsify.core.bucket import local_shard
+from sparsify.core.gradients import flatten_dense
 
 Named = Sequence[tuple[str, Parameter]]
 # Modules whose forward pass writes to their own weights, as a part of training.
@@ -179,7 +179,7 @@ def refuse(name: str) -> NoReturn:
 
 def sample_view(p: Parameter) -> Tensor:
     """Return up to `MOST_SAMPLES` elements of this worker's part of a parameter, spread over it."""
-    elements = flattened(local_part(p))
+    elements = flatten_dense(local_shard(p))
     # Odd, so that it does not meet the same column in each row of a matrix.
     distance = max(1, elements.numel() // MOST_SAMPLES) | 1
     return elements[::distance]

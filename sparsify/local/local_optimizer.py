@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.core import host_sync
-from sparsify.core.bucket import local_part
+from sparsify.core.bucket import local_shard
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.fragments import APART, Fragment, fragments_of
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
@@ -247,7 +247,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._reshard()
         pairs = [pair for fragment in self.fragments for pair in fragment.pairs()]
         parameters = [p for fragment in self.fragments for _, p in fragment.parameters]
-        self._own = [(p, local_part(p).clone()) for p in parameters]
+        self._own = [(p, local_shard(p).clone()) for p in parameters]
         torch._foreach_copy_([own for own, _ in pairs], [anchor for _, anchor in pairs])
         torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
 
@@ -256,7 +256,7 @@ class LocalOptimizer(OptimizerWrapper):
         """Write this worker's own values into the parameters, wherever these lie by now."""
         self._reshard()
         for p, own in self._own:
-            local_part(p).copy_(own)
+            local_shard(p).copy_(own)
         self._own = []
         torch.clear_autocast_cache()
         self._parameters.remember()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsify.core.bucket import local_part
+from sparsify.core.bucket import local_shard
 
 
 @torch.no_grad()
@@ -23,7 +23,7 @@ def find_copies(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter
         for name, value in optimizer.state.get(p, {}).items():
             if not is_copy(value, p):
                 others.add(name)
-            elif local_part(p).any():  # of zeros anything is a copy
+            elif local_shard(p).any():  # of zeros anything is a copy
                 copies.add(name)
     return sorted(copies - others)
 
@@ -32,7 +32,7 @@ def is_copy(value: Any, p: Parameter) -> bool:
     """Does a part of an optimizer's state equal its parameter?"""
     if not isinstance(value, Tensor) or value.shape != p.shape or not value.dtype.is_floating_point:
         return False
-    return torch.equal(local_part(value).to(p.dtype), local_part(p))
+    return torch.equal(local_shard(value).to(p.dtype), local_shard(p))
 
 
 @torch.no_grad()
@@ -42,4 +42,4 @@ def update_copies(
     """Let the copies follow their parameters."""
     for p in parameters:
         for name in names:
-            local_part(optimizer.state[p][name]).copy_(local_part(p))
+            local_shard(optimizer.state[p][name]).copy_(local_shard(p))

@@ -7,7 +7,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from sparsify.core.checks import needs_torch
+from sparsify.core.checks import explain_missing_torch
 from sparsify.core.spec import Registry
 
 REGISTRY = Registry("method", __name__, Path(__file__).parent)
@@ -38,7 +38,7 @@ def build(name: str, **hyperparameters: Any) -> Any:
             range, or parts that do not fit together.
         ModuleNotFoundError: torch is not installed.
     """
-    with needs_torch("sparsify.build"):
+    with explain_missing_torch("sparsify.build"):
         method = REGISTRY.build(name, hyperparameters)
     return method
 
@@ -49,7 +49,7 @@ def builder(name: str) -> Callable[..., Any]:
     Raises:
         ModuleNotFoundError: torch is not installed.
     """
-    with needs_torch(f"sparsify.{name}"):
+    with explain_missing_torch(f"sparsify.{name}"):
         function = REGISTRY.function(name)
 
     @wraps(function)

@@ -12,9 +12,9 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
 from sparsify.core.chunks import SIDE, ChunkLayout
-from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
-from sparsify.core.packing import pack_places, places_nbytes, unpack_places
-from sparsify.core.wire import joined, split
+from sparsify.core.codes import SCALE, TensorMembership, ValueCode, get_value_code
+from sparsify.core.packing import pack_places, packed_places_nbytes, unpack_places
+from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import Exchange
 from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native_chunks import NativeChunkSearch
@@ -69,7 +69,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
     """The largest magnitudes of each chunk of each tensor. SparseLoCo, arXiv:2508.15706, section 3; DeMo,
     arXiv:2411.19870, takes them of a transform.
 
-    Of a chunk its share of k is chosen, at least one element (see `sparsify.core.chunks.num_chosen_of_chunk`): 64 of
+    Of a chunk its share of k is chosen, at least one element (`sparsify.core.chunks.num_chosen_of_chunk`): 64 of
     4096 at density 1/64. Deviation: the published code names a number, 64, for chunks of every size. Vectors,
     whose chunks have at most 64 elements, would be sent whole.
 
@@ -124,7 +124,7 @@ class Received(NamedTuple):
 class GatherState(Tiled):
     """The chunks, and what is made from them when it is first needed."""
 
-    parts: Membership | None = field(default=None, metadata={"saved": False})  # of the last k
+    parts: TensorMembership | None = field(default=None, metadata={"saved": False})  # of the last k
     senders: Tensor | None = field(default=None, metadata={"saved": False})  # (n,) int16, 0 between steps
     joint: GatherState | None = field(default=None, metadata={"saved": False})  # of buckets from this one on
 
@@ -206,11 +206,13 @@ class ChunkGather(Exchange):
                 f"ChunkTopK(side={self.side})"
             )
         if state.parts is None or state.parts.counts != tiles.counts_by_tensor(ks):
-            state.parts = Membership.of(tiles.counts_by_tensor(ks), part.values)
+            state.parts = TensorMembership.from_counts(tiles.counts_by_tensor(ks), part.values)
         coded = self._code.encode(part.values, state.parts)
         mine = SparseVector(part.indices, self._code.decode(coded, state.parts, dtype))
-        norms = [state.parts.sum(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
-        message = joined(*norms, coded, pack_places(tiles.to_places(part.indices, ks)))
+        norms = (
+            [state.parts.sum_by_tensor(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
+        )
+        message = concat_bytes(*norms, coded, pack_places(tiles.to_places(part.indices, ks)))
         received = [
             Received(mine, norms[0] if norms else None)
             if rank == comm.rank
@@ -231,26 +233,31 @@ class ChunkGather(Exchange):
     def _code(self) -> ValueCode:
         if self.code == "statistical2" and not native_unavailable_reason():
             return NativeStatistical2()
-        return code_named(self.code)
+        return get_value_code(self.code)
 
     def _fields(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
         """Bytes of norms, of coded values, and of places."""
         norms = SCALE.itemsize * len(counts) if self.clip else 0
-        return norms, self._code.nbytes(counts, dtype), places_nbytes(sum(counts))
+        return norms, self._code.nbytes(counts, dtype), packed_places_nbytes(sum(counts))
 
     def _read(
-        self, message: Tensor, ks: Sequence[int], mine: SparseVector, tiles: ChunkLayout, parts: Membership
+        self,
+        message: Tensor,
+        ks: Sequence[int],
+        mine: SparseVector,
+        tiles: ChunkLayout,
+        parts: TensorMembership,
     ) -> Received:
         """A message of elements of the same types as `mine`."""
         dtype = mine.values.dtype
         sizes = self._fields(parts.counts, dtype)
         kinds = (SCALE, sizes[0] // SCALE.itemsize), (torch.uint8, sizes[1]), (torch.uint8, sizes[2])
-        norms, coded, places = split(message, *kinds)
+        norms, coded, places = split_bytes(message, *kinds)
         indices = tiles.to_indices(unpack_places(places, len(parts.tensors)), ks).to(mine.indices.dtype)
         values = self._code.decode(coded, parts, dtype)
         return Received(SparseVector(indices, values), norms if self.clip else None)
 
-    def _clipped(self, received: Sequence[Received], parts: Membership) -> list[SparseVector]:
+    def _clipped(self, received: Sequence[Received], parts: TensorMembership) -> list[SparseVector]:
         """What each worker sent, tensor by tensor scaled down to the median norm. A worker whose norm is not
         finite gets NaN or zeros, and moves no one else's limit.
         """
@@ -259,7 +266,7 @@ class ChunkGather(Exchange):
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         factors = torch.where(norms.isnan(), norms, factors)
         return [
-            SparseVector(indices, values * parts.spread(own.to(values.dtype)))
+            SparseVector(indices, values * parts.repeat_by_tensor(own.to(values.dtype)))
             for ((indices, values), _), own in zip(received, factors, strict=True)
         ]
 

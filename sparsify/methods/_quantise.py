@@ -14,7 +14,7 @@ from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.packing import pack, unpack
 from sparsify.core.timer import PhaseTimer
-from sparsify.core.wire import split
+from sparsify.core.wire import split_bytes
 from sparsify.feedback import Feedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
@@ -76,7 +76,7 @@ class PackedCodes:
         return scales
 
     def _fields(self, message: Tensor) -> list[Tensor]:
-        return split(message, (SCALE, self.scales), (torch.uint8, self.lanes.shape[1]))
+        return split_bytes(message, (SCALE, self.scales), (torch.uint8, self.lanes.shape[1]))
 
 
 def message_nbytes(n: int, block: int, bits: int) -> int:

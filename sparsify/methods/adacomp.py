@@ -11,7 +11,7 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
-from sparsify.core.wire import joined, split
+from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import scatter_sum
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method
@@ -198,12 +198,12 @@ def write(scales: Tensor, marks: Tensor, acc: Tensor, state: Bins) -> Tensor:
     is_last = torch.ones_like(bins, dtype=torch.bool)
     torch.ne(bins[1:], bins[:-1], out=is_last[:-1])
     codes = offsets | (acc[places] < 0).long() << bits | is_last.long() << bits + 1
-    return joined(scales, codes.to(state.code.dtype))
+    return concat_bytes(scales, codes.to(state.code.dtype))
 
 
 def read(message: Tensor, dtype: torch.dtype, state: Bins) -> SparseVector:
     """The inverse of `write`. Empty bins become zeros, so that nothing depends on how many there are."""
-    scales, codes = split(
+    scales, codes = split_bytes(
         message, (torch.float32, len(state.counts)), (state.code.dtype, num_codes(message, state))
     )
     bits, codes = state.code.offset_bits, codes.long()
