@@ -15,10 +15,10 @@ from sparsify.comm import Comm
 from sparsify.local.fragments import Fragment
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import Local
-from sparsify.wrappers.checks import resolve_process_group
+from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
 from sparsify.wrappers.handshake import check_arguments_agree
 from sparsify.wrappers.saved_states import check_no_wrapped_state
-from sparsify.wrappers.sharded.checks import check_optimizer, check_optimizer_of_model, unwrap_optimizer
+from sparsify.wrappers.sharded.checks import check_optimizer, unwrap_optimizer
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.hook import (
     broadcast_first_replica,
@@ -75,7 +75,8 @@ class ShardedLocal(LocalOptimizer):
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         check_optimizer(optimizer)
-        check_optimizer_of_model(optimizer, model)
+        advice = "make the optimizer after fully_shard, which replaces the parameters"
+        check_parameters_in_model(optimizer, model, advice)
         check_no_wrapped_state(optimizer)
 
     def _check_arguments_agree(

@@ -83,16 +83,6 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def learning_rate_by_parameter_id(optimizer: torch.optim.Optimizer) -> dict[int, float]:
-    """Return the learning rate of each parameter, by the parameter's id."""
-    if any("lr" not in group for group in optimizer.param_groups):
-        raise ValueError(
-            f"{type(optimizer).__name__} has no learning rate for feedback in the learning-rate domain to "
-            "follow; build the method with feedback='gradient'"
-        )
-    return {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-
-
 def bucket_learning_rates(
     parameters: Sequence[tuple[str, nn.Parameter]],
     buckets: Sequence[Bucket],
@@ -101,9 +91,14 @@ def bucket_learning_rates(
     """Return the learning rate of each bucket.
 
     Raises:
-        ValueError: the parameters of a bucket have several.
+        ValueError: the parameters of a bucket have several, or the optimizer has none.
     """
-    rate_by_id = learning_rate_by_parameter_id(optimizer)
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ValueError(
+            f"{type(optimizer).__name__} has no learning rate for feedback in the learning-rate domain to "
+            "follow; build the method with feedback='gradient'"
+        )
+    rate_by_id = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     rate_by_name = {name: rate_by_id[id(p)] for name, p in parameters}
     bucket_rates = list[float]()
     for bucket in buckets:
@@ -127,10 +122,7 @@ def check_distribute_arguments(
         raise ValueError(
             f"{scaler=} is no torch.amp.GradScaler; with others call aggregate(scale) before each step"
         )
-    if not hasattr(method, "aggregate"):
-        raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
-        )
+    check_is_method(method)
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ValueError(
@@ -161,7 +153,7 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
                 f"DistributedDataParallel is told to ignore {name}, so that it is each worker's own, and "
                 "this optimizer would average it; give it an optimizer of its own, which you don't wrap"
             )
-    if isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer):
+    if is_wrapped(optimizer):
         raise ValueError(
             "this optimizer is wrapped already; wrap the inner one (`optimizer.inner_optimizer`)"
         )
@@ -179,13 +171,33 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
             )
         if type(module).__name__ == "FullyShardedDataParallel":
             raise ValueError("FSDP shards the model; sparsification needs the whole model on every worker")
-    model_ids = {id(p) for p in model.parameters()}
+    check_parameters_in_model(
+        optimizer, model, "hand over a module that has all of them, such as nn.ModuleList([model, loss])"
+    )
+
+
+def check_parameters_in_model(optimizer: torch.optim.Optimizer, model: nn.Module, advice: str) -> None:
+    """Refuse an optimizer of parameters that the model does not have."""
+    model_ids = set(map(id, model.parameters()))
     for p in parameters_of(optimizer):
         if id(p) not in model_ids:
             raise ValueError(
-                f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have; hand "
-                "over a module that has all of them, such as nn.ModuleList([model, loss])"
+                f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have; "
+                f"{advice}"
             )
+
+
+def is_wrapped(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Return True for an optimizer that one of this library's wrappers averages for."""
+    return isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer)
+
+
+def check_is_method(method: Method) -> None:
+    """Refuse an object that is no method."""
+    if not hasattr(method, "aggregate"):
+        raise ValueError(
+            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
+        )
 
 
 def check_gradient_dtypes(named: Iterable[tuple[str, nn.Parameter]]) -> None:

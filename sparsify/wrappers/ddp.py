@@ -35,6 +35,7 @@ from sparsify.wrappers.checks import (
 )
 from sparsify.wrappers.ddp_buckets import (
     BucketLayout,
+    DDPParameter,
     FullBucket,
     check_hook_arguments,
     ddp_comm,
@@ -156,44 +157,38 @@ class DDPHook(WrapperBase):
         ]
         # Numbered as `FlatGradients` does: what is drawn for a bucket is the same with and without DDP.
         self.parameters = parameters_in_backward_order(averaged)
-        self.names = {id(p): name for name, p in self.parameters}
-        self.strides = {name: p.stride() for name, p in self.parameters}
         # True: each tensor has a bucket of its own, which is sent when it arrives. Else gradients wait.
         self._is_tensorwise = method.scope in ("layer", "bucket") or isinstance(method, Dense)
         if self._is_tensorwise:
-            self._like_by_name = {
-                name: p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p))
-                for name, p in self.parameters
-            }
+            likes = [p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p)) for _, p in self.parameters]
             buckets = [
-                Bucket(self._like_by_name[name], (name,), (real_shape(p),))
-                for name, p in self.parameters
+                Bucket(like, (name,), (real_shape(p),))
+                for like, (name, p) in zip(likes, self.parameters, strict=True)
                 if p.numel()
             ]
         else:
             advice = "take scope='layer', which mixes no types"
             flat = GradientBuckets(averaged, method.scope, advice, allocates=not method.group_support.pieces)
+            likes = flat.views
             buckets = flat.buckets
-            self._like_by_name = {
-                name: view for (name, _), view in zip(flat.parameters, flat.views, strict=True)
-            }
         self.engine = Engine(method, buckets, used_comm, None, seed, select)
-        self._bucket_by_name = {
-            name: number for number, bucket in enumerate(buckets) for name in bucket.names
-        }
+        bucket_by_name = {name: number for number, bucket in enumerate(buckets) for name in bucket.names}
+        self._parameter_by_id = dict[int, DDPParameter]()
+        for number, (name, p) in enumerate(self.parameters):
+            facts = DDPParameter(name, number, p.stride(), likes[number], bucket_by_name.get(name))
+            self._parameter_by_id[id(p)] = facts
         self._layout_by_index = dict[int, BucketLayout]()  # of DDP's buckets
         self._overhead = AveragingOverhead(
             self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
         )
         self._full: list[FullBucket] = []  # not yet aggregated
         self._reports: list[StepReport] = []  # of this step
-        self._arrived = set[str]()  # names of the parameters that DDP has handed over in this step
+        self._arrived = set[int]()  # numbers of the parameters that DDP has handed over in this step
         self._steps: list[StepSettings] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
         self._dense = used_comm if isinstance(method, Dense) and isinstance(used_comm, TorchComm) else None
         device = next(model.module.parameters()).device
         self._background = BackgroundStream(device) if overlap and self._dense is None else None
-        self._index_by_name = {name: index for index, (name, _) in enumerate(self.parameters)}
         self._used_parameters = (
             UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
         )
@@ -221,7 +216,7 @@ class DDPHook(WrapperBase):
             self._begin_step()
         buffer, restore_format = flatten_dense(bucket.buffer())
         layout = self._look_up_layout(bucket.index(), buffer, bucket.parameters())
-        self._arrived.update(layout.names)
+        self._arrived.update(parameter.number for parameter in layout.parameters)
         if bucket.is_last():
             self._check_all_arrived()
             self._double_averaging.check()
@@ -234,7 +229,7 @@ class DDPHook(WrapperBase):
             numbers = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
             used: list[bool] | None = None
             if self._used_parameters is not None:
-                used = [self._used_parameters.pop_flag(self._index_by_name[name]) for name in layout.names]
+                used = [self._used_parameters.pop_flag(parameter.number) for parameter in layout.parameters]
             filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
             self._full.append(FullBucket(buffer, numbers, layout, used, averaged, restore_format, filled))
             if self._background is not None:
@@ -281,20 +276,17 @@ class DDPHook(WrapperBase):
     def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
         """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""
         ids = [*map(id, parameters)]
-        kind = TensorSpec.from_tensor(buffer)
+        spec = TensorSpec.from_tensor(buffer)
         strides = [p.stride() for p in parameters]
         layout = self._layout_by_index.get(index)
-        if layout is None or (layout.ids, layout.kind) != (ids, kind):
-            names = [self._check_parameter(p) for p in parameters]
+        if layout is None or layout[:3] != (ids, spec, strides):
+            known = [self._find_parameter(p) for p in parameters]
             sizes = [num_reals(p) for p in parameters]
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
-            for name, size in zip(names, sizes, strict=True):
-                check_bucket_kind(real.expand(size), self._like_by_name[name], name)
-            layout = BucketLayout(ids, kind, names, sizes, strides)
+            for parameter, size in zip(known, sizes, strict=True):
+                check_bucket_kind(real.expand(size), parameter.like, parameter.name)
+            layout = BucketLayout(ids, spec, strides, known, sizes)
             self._layout_by_index[index] = layout
-        elif layout.strides != strides:
-            for p in parameters:
-                self._check_parameter(p)
         return layout
 
     def _start_all_reduce(
@@ -355,14 +347,12 @@ class DDPHook(WrapperBase):
         for bucket, flags in zip(full, used, strict=True):
             if all(flags):
                 grads.append(bucket.numbers)
-                numbers += [
-                    self._bucket_by_name[name] for name in bucket.layout.names if name in self._bucket_by_name
-                ]
+                numbers += [p.bucket for p in bucket.layout.parameters if p.bucket is not None]
                 continue
-            for name, grad, is_used in zip(bucket.layout.names, bucket.grads(), flags, strict=True):
-                if is_used and name in self._bucket_by_name:
+            for parameter, grad, is_used in zip(bucket.layout.parameters, bucket.grads(), flags, strict=True):
+                if is_used and parameter.bucket is not None:
                     grads.append(grad)
-                    numbers.append(self._bucket_by_name[name])
+                    numbers.append(parameter.bucket)
         if not numbers:
             return []
         steps = [self._steps[number] for number in numbers]
@@ -370,25 +360,22 @@ class DDPHook(WrapperBase):
 
     def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
         """Average the whole model, in the method's own buckets."""
-        names = [name for bucket in full for name in bucket.layout.names]
-        is_all = all(map(all, used))
-        if is_all and names == [*self._index_by_name]:
+        parameters = [parameter for bucket in full for parameter in bucket.layout.parameters]
+        is_in_order = [parameter.number for parameter in parameters] == [*range(len(self.parameters))]
+        if is_in_order and all(map(all, used)):
             tensors = [bucket.numbers for bucket in full]
             return self.engine.average(self.engine.divide_gradients(tensors, self._steps))
-        unused = dict[str, Tensor]()
-        grad_by_name = dict[str, Tensor]()
-        for bucket, flags in zip(full, used, strict=True):
-            for name, grad, is_used in zip(bucket.layout.names, bucket.grads(), flags, strict=True):
-                grad_by_name[name] = grad
-                if not is_used:
-                    unused[name] = grad.zero_()
-        grads = [grad_by_name[name] for name in self._index_by_name if grad_by_name[name].numel()]
-        report = self.engine.average(self.engine.divide_gradients(grads, self._steps))
+        grads = [grad for bucket in full for grad in bucket.grads()]
+        is_used = [flag for flags in used for flag in flags]
+        ordered = sorted(zip(parameters, grads, is_used, strict=True), key=lambda entry: entry[0].number)
+        unused = [(parameter.name, grad.zero_()) for parameter, grad, flag in ordered if not flag]
+        tensors = [grad for _, grad, _ in ordered if grad.numel()]
+        report = self.engine.average(self.engine.divide_gradients(tensors, self._steps))
         residuals = self.engine.residuals() if unused else {}
-        for name, grad in unused.items():
+        for name, average in unused:
             # DDP drops this average, so all workers together owe again what they have just delivered.
             if name in residuals:
-                residuals[name].add_(grad)
+                residuals[name].add_(average)
         return report
 
     def _find_used(self, full: list[FullBucket]) -> list[list[bool]]:
@@ -397,7 +384,7 @@ class DDPHook(WrapperBase):
         Raises:
             NonFiniteGradientError: a gradient has a NaN or Inf, on any worker; with `check` or a scaler.
         """
-        flags = [[True] * len(bucket.layout.names) for bucket in full]
+        flags = [[True] * len(bucket.layout.sizes) for bucket in full]
         sizes = [size for bucket in full for size in bucket.layout.sizes]
         looks = self.check or self.scaler is not None
         if not (looks or self._used_parameters) or not any(sizes):
@@ -407,7 +394,7 @@ class DDPHook(WrapperBase):
             used_here = [is_used for bucket in full for is_used in bucket.used or []]
         used_anywhere = self.engine.check_finite_and_find_used(
             [bucket.numbers for bucket in full],
-            [name for bucket in full for name in bucket.layout.names],
+            [parameter.name for bucket in full for parameter in bucket.layout.parameters],
             sizes,
             used_here,
             looks,
@@ -416,38 +403,40 @@ class DDPHook(WrapperBase):
         is_used = iter(used_anywhere)
         return [[next(is_used) for _ in bucket_flags] for bucket_flags in flags]
 
-    def _check_parameter(self, p: Tensor) -> str:
-        """Return the name of a parameter that DDP averages.
+    def _find_parameter(self, p: Tensor) -> DDPParameter:
+        """Return a parameter that DDP averages, as it was when the hook was registered.
 
         Raises:
-            ValueError: it was frozen, or lay in memory otherwise, when the hook was registered.
+            ValueError: it was frozen then, or lay in memory otherwise.
         """
-        if id(p) not in self.names:
+        parameter = self._parameter_by_id.get(id(p))
+        if parameter is None:
             raise ValueError(
                 f"a parameter of shape {tuple(p.shape)} was frozen when `register` was called, and now DDP "
                 "averages it; call register while it requires a gradient"
             )
-        name: str = self.names[id(p)]
-        if p.stride() != self.strides[name]:
+        if p.stride() != parameter.strides:
             # DDP filled the bucket by the old strides, and reads the average by the new ones.
             raise ValueError(
-                f"{name} lies in memory otherwise than when `register` was called, and DDP would mix up its "
-                "gradient; convert the model first (such as to channels_last), then wrap it"
+                f"{parameter.name} lies in memory otherwise than when `register` was called, and DDP would "
+                "mix up its gradient; convert the model first (such as to channels_last), then wrap it"
             )
-        return name
+        return parameter
 
     def _check_all_arrived(self) -> None:
         """Refuse a step in which DDP leaves a parameter out, which would differ between workers."""
-        missing = [name for name, _ in self.parameters if name not in self._arrived]
-        if missing:
+        if len(self._arrived) < len(self.parameters):
+            missing = set(range(len(self.parameters))) - self._arrived
             raise ValueError(
-                f"{missing[0]} requires a gradient, but was frozen when DistributedDataParallel was made, "
-                "which does not average it; unfreeze it first, then wrap the model"
+                f"{self.parameters[min(missing)][0]} requires a gradient, but was frozen when "
+                "DistributedDataParallel was made, which does not average it; unfreeze it first, then wrap "
+                "the model"
             )
 
     def _check_scaler(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse the first step of the model's optimizer if an unknown GradScaler makes it."""
-        if self._is_scaler_checked or not any(id(p) in self.names for p in parameters_of(optimizer)):
+        optimized_ids = map(id, parameters_of(optimizer))
+        if self._is_scaler_checked or self._parameter_by_id.keys().isdisjoint(optimized_ids):
             return
         self._is_scaler_checked = True
         if is_stepped_by_scaler(optimizer, self._unknown_scalers):

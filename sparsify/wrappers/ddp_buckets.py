@@ -18,20 +18,32 @@ from sparsify.core.bucket import TensorSpec
 from sparsify.method import Dense, Method
 from sparsify.wrappers.checks import (
     check_gradient_dtypes,
+    check_is_method,
     check_momentum_applied_once,
     check_scaler_allows_overlap,
+    is_wrapped,
     parameters_of,
 )
+
+
+class DDPParameter(NamedTuple):
+    """A parameter that DDP averages, as it was when the hook was registered."""
+
+    name: str
+    number: int  # in the order of backpropagation
+    strides: tuple[int, ...]
+    like: Tensor  # (n,) real numbers, of the type of its gradient
+    bucket: int | None  # number of the engine's bucket that has it; None: it is empty
 
 
 class BucketLayout(NamedTuple):
     """The parameters of one of DDP's buckets, and where their gradients lie in it."""
 
     ids: list[int]  # of its parameters
-    kind: TensorSpec  # of its buffer
-    names: list[str]
-    sizes: list[int]  # real numbers of each parameter
+    spec: TensorSpec  # of its buffer
     strides: list[tuple[int, ...]]
+    parameters: list[DDPParameter]
+    sizes: list[int]  # real numbers of each parameter
 
 
 class FullBucket(NamedTuple):
@@ -174,16 +186,13 @@ def check_ddp_method(
             "be left to exchange after local steps; train the model inside (`model = model.module`) with "
             "sparsify.distribute(optimizer, model, strategy)"
         )
-    if not hasattr(method, "aggregate"):
-        raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
-        )
+    check_is_method(method)
     if method.scope == "bucket" and not method.group_support.shared_k:
         raise ValueError(
             "scope='bucket' chooses the largest of several tensors, and this method does not; take "
             "scope='layer', or a size in MB"
         )
-    if isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer):
+    if is_wrapped(optimizer):
         raise ValueError(
             "sparsify.distribute's optimizer averages by itself; give register the inner one, or leave it out"
         )

@@ -392,7 +392,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state, of tensors and numbers only; save it per rank."""
-        description = self._describe()
+        description = self.describe_state()
         buckets = [{**bucket, "state": dump(bucket["state"])} for bucket in description["buckets"]]
         return {**description, "buckets": buckets}
 
@@ -409,7 +409,7 @@ class Engine:
     def check_state(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's, and return what must be the same on all workers."""
         check_saved_layout(saved)
-        check_saved_matches(saved, self._describe())
+        check_saved_matches(saved, self.describe_state())
         return {"step": saved["step"]}
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
@@ -420,7 +420,7 @@ class Engine:
             for state, bucket in zip(self.states, saved["buckets"], strict=True)
         ]
 
-    def _describe(self) -> dict[str, Any]:
+    def describe_state(self) -> dict[str, Any]:
         """Return the content of this worker's saved state, with the methods' states as they are."""
         buckets = [
             {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}

@@ -49,15 +49,28 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
             f"these are states of local steps, of {len(states)} workers, each with parameters of its own: "
             f"for {size} begin anew from the anchor, saved within `with optimizer.at_anchor():`"
         )
-    if isinstance(states[0], Mapping) and "method" in states[0] and "buckets" not in states[0]:
+    is_optimizer = isinstance(states[0], Mapping) and "method" in states[0] and "buckets" not in states[0]
+    if is_optimizer:
         for state in states:
             check_keys("an optimizer's saved state", state, ("method", "epoch"), None)
-        methods = redistribute([state["method"] for state in states], size)
-        if size == len(states):
-            return [dict(state) for state in states]
-        inner_states = [{name: part for name, part in state.items() if name != "method"} for state in states]
-        check_equal_trees("the optimizers' saved states", inner_states)
-        return [{**inner_states[0], "method": method} for method in methods]
+    methods = [state["method"] for state in states] if is_optimizer else states
+    check_all_ranks(methods)
+    if size == len(states):
+        return [dict(state) for state in states]
+    buckets = list[dict[str, Any]]()
+    for alike in zip(*(state["buckets"] for state in methods), strict=True):
+        merged = merge_states([bucket["state"] for bucket in alike], methods[0])
+        buckets.append({**alike[0], "state": merged})
+    merged_methods = [{**methods[0], "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
+    if not is_optimizer:
+        return merged_methods
+    inner_states = [{name: part for name, part in state.items() if name != "method"} for state in states]
+    check_equal_trees("the optimizers' saved states", inner_states)
+    return [{**inner_states[0], "method": method} for method in merged_methods]
+
+
+def check_all_ranks(states: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse states that are not those of all workers in one step, in the order of their ranks."""
     for rank, state in enumerate(states):
         check_saved_layout(state)
         if state["rank"] != rank or state["size"] != len(states):
@@ -67,13 +80,6 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
             )
         check_saved_matches(state, {**states[0], "rank": rank})
     check_equal_trees("the saved states' step", [state["step"] for state in states])
-    if size == len(states):
-        return [dict(state) for state in states]
-    buckets = list[dict[str, Any]]()
-    for alike in zip(*(state["buckets"] for state in states), strict=True):
-        merged = merge_states([bucket["state"] for bucket in alike], states[0])
-        buckets.append({**alike[0], "state": merged})
-    return [{**states[0], "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
 
 
 def merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bool = False) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparsify.method import Dense, Method
-from sparsify.wrappers.checks import check_momentum_applied_once, parameters_of
+from sparsify.wrappers.checks import check_is_method, check_momentum_applied_once, is_wrapped, parameters_of
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -51,33 +51,15 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} is no optimizer; sparsify.shard takes a model, its optimizer, and a "
             "method, in this order"
         )
-    if isinstance(getattr(optimizer, "inner_optimizer", None), torch.optim.Optimizer):
+    if is_wrapped(optimizer):
         raise ValueError(
             "this optimizer averages by itself; hand over the one inside (`optimizer.inner_optimizer`)"
         )
 
 
-def check_optimizer_of_model(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Refuse an optimizer of parameters that the model does not have.
-
-    Raises:
-        ValueError: the optimizer has such a parameter.
-    """
-    model_ids = set(map(id, model.parameters()))
-    for p in parameters_of(optimizer):
-        if id(p) not in model_ids:
-            raise ValueError(
-                f"the optimizer has a parameter of shape {tuple(p.shape)} that the model does not have; make "
-                "the optimizer after fully_shard, which replaces the parameters"
-            )
-
-
 def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters: NamedParameters) -> None:
     """Refuse a method that can't average unit by unit, or does not fit the optimizer or the model."""
-    if not hasattr(method, "aggregate"):
-        raise ValueError(
-            f"{method!r} is not a method; build one, such as sparsify.build('topk', density=0.01)"
-        )
+    check_is_method(method)
     check_momentum_applied_once(optimizer, method)
     optimized_ids = set(map(id, parameters_of(optimizer)))
     for name, p in parameters:

@@ -146,21 +146,14 @@ class OptimizerStateExtension:
                 "the saved state is of another method, or of a model with other units; build the method with "
                 "the hyperparameters that it was saved with, and shard the model alike"
             )
-        buckets = list[dict[str, Any]]()
-        for state, bucket in zip(engine.states, engine.buckets, strict=True):
-            saved = unflatten_state(state, f"{KEY_PREFIX}{bucket.names[0]}", own_parts)
-            shapes = [list(shape) for shape in bucket.shapes]
-            buckets.append({"names": list(bucket.names), "shapes": shapes, "state": saved})
+        saved = engine.describe_state()
+        saved["step"] = step
+        for bucket in saved["buckets"]:
+            path = f"{KEY_PREFIX}{bucket['names'][0]}"
+            bucket["state"] = unflatten_state(bucket["state"], path, own_parts)
         checked["epoch"] = None if epoch == NO_EPOCH else epoch
-        checked["state"] = {
-            "format": saved_format,
-            "method": stable_repr(engine.method),
-            "step": step,
-            "rank": engine.comm.rank,
-            "size": engine.comm.size,
-            "buckets": buckets,
-        }
-        return {**engine.check_state(checked["state"]), "epoch": epoch}
+        checked["state"] = saved
+        return {**engine.check_state(saved), "epoch": epoch}
 
     def _unstack(self, name: str, part: Any) -> Tensor:
         """Return this worker's part of all workers' part."""
