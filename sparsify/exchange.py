@@ -44,7 +44,7 @@ class Exchange(MethodPart, ABC):
         """True if every worker must send the same number of elements."""
         return False
 
-    def why_incompatible(self, select: MethodPart) -> str | None:
+    def why_incompatible(self, selector: MethodPart) -> str | None:
         """Return the reason why a selector's choices can't be exchanged; None if they can."""
         return None
 

@@ -65,7 +65,7 @@ ScopeOrBucket = (
 )  # `bucket`: DistributedDataParallel's buckets
 FeedbackName = Literal["gradient", "learning_rate", "none"]
 AnyFeedbackName = Literal["gradient", "learning_rate", "literal", "none"]
-FollowRule = Literal["intended", "published"]
+ImplementationVariant = Literal["intended", "published"]
 IndexFormat = Literal["int32", "int64", "delta16"]
 ValueFormat = Literal["as_is", "fp32", "bf16", "fp16"]
 CodeName = Literal["as_is", "fp32", "bf16", "int8", "e3m0", "symmetric2", "statistical2"]

@@ -46,9 +46,9 @@ class ReplayedCollective(NamedTuple):
     @property
     def sent_bytes(self) -> list[int]:
         """The bytes that each worker sends."""
-        return [each.sent_bytes for each in self.costs()]
+        return [worker_cost.sent_bytes for worker_cost in self.costs()]
 
-    def seconds(self, network: Network) -> float:
+    def simulated_seconds(self, network: Network) -> float:
         """Return the seconds until the last worker has received everything."""
         nbytes = max(self.input_bytes)
         if self.route:
@@ -80,9 +80,9 @@ class BucketTraffic:
         """The number of latency terms, one after the other."""
         return sum(collective.costs()[0].messages for collective in self.collectives)
 
-    def seconds(self, network: Network) -> float:
+    def simulated_seconds(self, network: Network) -> float:
         """Return the simulated seconds by the alpha-beta model, as virtual ranks are charged them."""
-        return sum(collective.seconds(network) for collective in self.collectives)
+        return sum(collective.simulated_seconds(network) for collective in self.collectives)
 
     def _sum_by_rank(self, columns: list[list[int]]) -> list[int]:
         return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.world_size

@@ -25,8 +25,8 @@ from sparsify.types import (
     Selection,
     SparseVector,
     bytes_between,
+    hash_64_bits,
     index_dtype,
-    mix_bits,
 )
 
 
@@ -170,8 +170,8 @@ def sample_indices(n: int, k: int, key: int, device: torch.device) -> Tensor:
     left, right = points // b, points % b
     for turn in range(FEISTEL_ROUNDS):
         # A hash of one half moves the other, alternately. This is invertible whatever the hash is.
-        left = (left + hash_31_bits(right, mix_bits(key + 2 * turn))) % a
-        right = (right + hash_31_bits(left, mix_bits(key + 2 * turn + 1))) % b
+        left = (left + hash_31_bits(right, hash_64_bits(key + 2 * turn))) % a
+        right = (right + hash_31_bits(left, hash_64_bits(key + 2 * turn + 1))) % b
     images = left * b + right
     is_below_n = images < n
     slots = torch.where(is_below_n, is_below_n.cumsum(0) - 1, k).clamp_(max=k)

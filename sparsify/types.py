@@ -41,7 +41,9 @@ def bytes_between(
     least: Sequence[cost.CollectiveCost], most: Sequence[cost.CollectiveCost]
 ) -> PredictedBytes:
     """Return the range from the bytes of some collectives to the bytes of others."""
-    return PredictedBytes(sum(each.sent_bytes for each in least), sum(each.sent_bytes for each in most))
+    return PredictedBytes(
+        sum(collective.sent_bytes for collective in least), sum(collective.sent_bytes for collective in most)
+    )
 
 
 class CollectiveCall(NamedTuple):
@@ -216,7 +218,7 @@ class BucketContext(NamedTuple):
         """Return a 63-bit number that differs for every (seed, rank, bucket, step)."""
         mixed = self.seed
         for number in (self.rank, self.bucket, step):
-            mixed = mix_bits(mixed * 0x9E3779B97F4A7C15 + number + 1)
+            mixed = hash_64_bits(mixed * 0x9E3779B97F4A7C15 + number + 1)
         return mixed >> 1
 
     def make_generator(self, device: torch.device) -> Generator:
@@ -258,7 +260,7 @@ def isin_sorted(indices: Tensor, sorted_indices: Tensor) -> Tensor:
     return sorted_indices[positions] == indices
 
 
-def mix_bits(number: int) -> int:
+def hash_64_bits(number: int) -> int:
     """Return a 64-bit hash of a 64-bit number, by the bijection that ends splitmix64 (Steele et al. 2014)."""
     number &= 2**64 - 1
     number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 % 2**64

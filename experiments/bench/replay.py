@@ -101,7 +101,7 @@ def replay(
             "balance_sent": load_imbalance(traffic.sent_bytes),
             "balance_received": load_imbalance(traffic.received_bytes),
             "messages": traffic.messages,
-            "simulated_ms": 1e3 * traffic.seconds(network),
+            "simulated_ms": 1e3 * traffic.simulated_seconds(network),
             "took_s": (time.perf_counter() - began) / STEPS,
         }
 

@@ -182,7 +182,7 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     built, k = sparsify.build(method, **choices), num_selected(n, question.density)
     if method not in SPLIT:
         parts = [SparseVector(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
-        return dict.fromkeys(PLACES, ExchangeReplay(built, n, size).replay_step(parts, k).seconds)
+        return dict.fromkeys(PLACES, ExchangeReplay(built, n, size).replay_step(parts, k).simulated_seconds)
     shares = skewed_shares(question.skew) if question.skew > 1 else (1.0,)
     found = dict[int, Callable[[Network], float]]()
     for place, overlap in zip(PLACES, question.overlap, strict=True):
@@ -190,7 +190,7 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
             made = SyntheticSelections(SelectionStatistics(question.density, overlap, shares), n, size)
             replay = ExchangeReplay(built, n, size)
             replay.replay_step(made, k)
-            found[place] = replay.replay_step(made, k).seconds
+            found[place] = replay.replay_step(made, k).simulated_seconds
     return {place: found.get(place, found[0]) for place in PLACES}
 
 

@@ -8,7 +8,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods.micro import ExclusiveThreshold, Threshold
-from sparsify.ranges import Density, FollowRule, PositiveFloat, PositiveInt, Scope, check_arguments
+from sparsify.ranges import Density, ImplementationVariant, PositiveFloat, PositiveInt, Scope, check_arguments
 from sparsify.select import split_evenly
 from sparsify.types import Selection
 
@@ -23,7 +23,7 @@ def exdyna(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    rule: FollowRule = "intended",
+    rule: ImplementationVariant = "intended",
     threshold: PositiveFloat | None = None,
     blocks: PositiveInt = 1024,
 ) -> Sparsifier:

@@ -16,7 +16,7 @@ from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
 from sparsify.ranges import (
     Density,
-    FollowRule,
+    ImplementationVariant,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -43,7 +43,7 @@ def micro(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    rule: FollowRule = "intended",
+    rule: ImplementationVariant = "intended",
     threshold: PositiveFloat | None = None,
 ) -> Sparsifier:
     """MiCRO: each worker a partition of its own and one threshold for all. Yoon and Oh, HiPC 2023,
@@ -101,7 +101,7 @@ class ExclusiveThreshold(Selector):
         threshold: the first one; None: 1 / (2 sqrt k), the public code's.
     """
 
-    rule: FollowRule = "intended"
+    rule: ImplementationVariant = "intended"
     threshold: PositiveFloat | None = None
     shared: ClassVar[bool] = True
 

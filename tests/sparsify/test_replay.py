@@ -108,16 +108,16 @@ def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pyte
     monkeypatch.setattr(virtual.Cluster, "complete", complete)
     method = build(name)
     traffic = replay(method, live(method, 8, skew=1.0))
-    assert sum(step.seconds(NETWORK) for step in traffic) == pytest.approx(sum(prices), rel=1e-12)
+    assert sum(step.simulated_seconds(NETWORK) for step in traffic) == pytest.approx(sum(prices), rel=1e-12)
 
 
 def test_messages_are_the_latency_terms_of_the_collectives() -> None:
     """Merges, then a broadcast: the last merge and one round of the broadcast go between nodes of four."""
     traffic = ExchangeReplay(build("gtopk"), N, 8).replay_step([])
     assert traffic.messages == 3 + 3
-    assert traffic.seconds(Network(Link(1.0, 0.0))) == 6
+    assert traffic.simulated_seconds(Network(Link(1.0, 0.0))) == 6
     two_nodes = Network(Link(1.0, 0.0), Link(1e-6, 0.0), workers_per_node=4)
-    assert traffic.seconds(two_nodes) == pytest.approx(2, abs=1e-4)
+    assert traffic.simulated_seconds(two_nodes) == pytest.approx(2, abs=1e-4)
 
 
 def test_balance_is_the_largest_share_over_the_mean() -> None:

@@ -13,7 +13,7 @@ from sparsify.kernels import Workspace
 from sparsify.methods.deft import shares
 from sparsify.methods.exdyna import ExDyna, block_size, rebalance
 from sparsify.methods.micro import Micro, Threshold
-from sparsify.ranges import FollowRule
+from sparsify.ranges import ImplementationVariant
 from sparsify.select import split_evenly
 from tests.sparsify.laws import SHAPES, gradient, live
 from tests.sparsify.methods.replays import (
@@ -24,7 +24,7 @@ from tests.sparsify.methods.replays import (
     select_on_ranks,
 )
 
-RULES: list[FollowRule] = ["intended", "published"]
+RULES: list[ImplementationVariant] = ["intended", "published"]
 NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
@@ -164,7 +164,7 @@ def test_deft_is_the_papers_algorithm(size: int, density: float) -> None:
     ],
 )
 def test_the_published_factors_and_the_branch_that_never_runs(
-    rule: FollowRule, count: int, factor: float
+    rule: ImplementationVariant, count: int, factor: float
 ) -> None:
     state = Threshold(Workspace(torch.empty(0)), 1.0)
     Micro(rule).follow(count, 100, 4, state)
