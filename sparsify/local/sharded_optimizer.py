@@ -64,7 +64,7 @@ class ShardedLocal(LocalOptimizer):
         self.units = find_units(model, allow_library_hooks=earlier is not None)
         self.grid = earlier or make_grid(self.units, resolve_process_group(replicas))
         super().__init__(
-            unwrap_optimizer(optimizer), model, strategy, self.grid.replicas, seed, check, debug, select,
+            unwrap_optimizer(optimizer), model, strategy, self.grid.replica_comm, seed, check, debug, select,
             steps_per_epoch=steps_per_epoch,
         )  # fmt: skip
         for unit in self.units:
@@ -110,7 +110,7 @@ class ShardedLocal(LocalOptimizer):
                 )
 
     def _global_rank(self, replica: int) -> int:
-        return replica * self.grid.shards.size + self.grid.shards.rank
+        return replica * self.grid.shard_comm.size + self.grid.shard_comm.rank
 
     def _everyone(self) -> Comm:
         return self.grid.all_workers()

@@ -1,1 +1,1 @@
-"""How a training script comes in: a method applied to a model, an optimizer, or DistributedDataParallel."""
+"""Wrappers that apply a method to a model, its optimizer, or DistributedDataParallel."""

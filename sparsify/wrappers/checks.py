@@ -200,13 +200,13 @@ def check_is_method(method: Method) -> None:
         )
 
 
-def check_gradient_dtypes(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+def check_gradient_dtypes(named_parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
     """Refuse parameters whose gradients have another dtype than they have.
 
     Raises:
-        ValueError: one has such a `grad_dtype`.
+        ValueError: a parameter has such a `grad_dtype`.
     """
-    for name, p in named:
+    for name, p in named_parameters:
         grad_dtype = getattr(p, "grad_dtype", None) if p.requires_grad and p.is_leaf else None
         if grad_dtype not in (None, p.dtype):
             raise ValueError(

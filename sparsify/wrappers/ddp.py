@@ -230,8 +230,10 @@ class DDPHook(WrapperBase):
             used: list[bool] | None = None
             if self._used_parameters is not None:
                 used = [self._used_parameters.pop_flag(parameter.number) for parameter in layout.parameters]
-            filled = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(FullBucket(buffer, numbers, layout, used, averaged, restore_format, filled))
+            ready_event = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
+            self._full.append(
+                FullBucket(buffer, numbers, layout, used, averaged, restore_format, ready_event)
+            )
             if self._background is not None:
                 self._background.submit(partial(self._average, self._full))
                 self._full = []
@@ -305,8 +307,8 @@ class DDPHook(WrapperBase):
     def _average(self, full: list[FullBucket]) -> None:
         """Average full buckets: all of a step, or with `overlap` one after the other, in a thread."""
         for bucket in full:
-            if bucket.filled is not None:
-                torch.cuda.current_stream(bucket.buffer.device).wait_event(bucket.filled)
+            if bucket.ready_event is not None:
+                torch.cuda.current_stream(bucket.buffer.device).wait_event(bucket.ready_event)
         scale = self.scaler.get_scale() if self.scaler else 1.0
         if scale != 1:
             for bucket in full:
@@ -416,7 +418,7 @@ class DDPHook(WrapperBase):
                 "averages it; call register while it requires a gradient"
             )
         if p.stride() != parameter.strides:
-            # DDP filled the bucket by the old strides, and reads the average by the new ones.
+            # DDP ready_event the bucket by the old strides, and reads the average by the new ones.
             raise ValueError(
                 f"{parameter.name} lies in memory otherwise than when `register` was called, and DDP would "
                 "mix up its gradient; convert the model first (such as to channels_last), then wrap it"

@@ -55,7 +55,7 @@ class FullBucket(NamedTuple):
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     restore_format: Callable[[Tensor], Tensor]  # turns the average into the format of DDP's buffer
-    filled: Any  # an event on the stream that filled it; None on the CPU
+    ready_event: Any  # an event on the stream that ready_event it; None on the CPU
 
     def grads(self) -> Sequence[Tensor]:
         """Return views (m,) of the gradient of each tensor."""

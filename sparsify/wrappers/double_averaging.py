@@ -125,7 +125,7 @@ class DoubleAveragingGuard:
                 )
 
     def check_model_has_parameters(self, model: nn.Module) -> None:
-        """Refuse a model that has other parameters than the guarded. Call it where no gradient has arrived.
+        """Refuse a model that lacks a guarded parameter. Call it where no gradient has arrived.
 
         Raises:
             ValueError: a guarded parameter is no longer in the model.

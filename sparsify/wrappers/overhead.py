@@ -76,9 +76,9 @@ class AveragingOverhead:
             )
 
 
-def fewer_messages_advice(joins: bool, num_buckets: int) -> str:
-    """Return how to send fewer messages; "" where a method joins its buckets, or has one."""
-    if joins or num_buckets < 2:
+def fewer_messages_advice(sends_one_message: bool, num_buckets: int) -> str:
+    """Return how to send fewer messages; "" where a method sends one message, or has one bucket."""
+    if sends_one_message or num_buckets < 2:
         return ""
     return (
         f"this method sends its {num_buckets} buckets one after the other, so scope='global', or a larger "

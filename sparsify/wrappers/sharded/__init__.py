@@ -1,1 +1,1 @@
-"""Models whose parameters are sharded (FSDP2, HSDP): gradients meet between the replicas of each shard."""
+"""Wrappers of models whose parameters are sharded (FSDP2, HSDP): they average between replicas."""

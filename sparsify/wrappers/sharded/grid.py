@@ -20,8 +20,8 @@ MESH_DIM_NAMES = ("replicate", "shard")
 class ShardGrid(NamedTuple):
     """The two groups of a worker, and the mesh of all workers."""
 
-    replicas: TorchComm  # the workers that have the same shard as this one
-    shards: TorchComm  # the workers that share a replica with this one
+    replica_comm: TorchComm  # the workers that have the same shard as this one
+    shard_comm: TorchComm  # the workers that share a replica with this one
     mesh: DeviceMesh  # of all, (replicas, shards)
     device: torch.device  # on which tensors travel
 
@@ -64,7 +64,7 @@ class ShardGrid(NamedTuple):
 
     def all_workers(self) -> Comm:
         """Return a communicator of all workers."""
-        return cast(Comm, GridComm(self.replicas, self.shards))
+        return cast(Comm, GridComm(self.replica_comm, self.shard_comm))
 
     def stack_workers(self, tensor: Tensor) -> DTensor:
         """Return a DTensor (replicas, shards, *shape) of every worker's tensor, of one shape on all workers.

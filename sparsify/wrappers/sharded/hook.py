@@ -134,14 +134,14 @@ class ShardHook(WrapperBase):
 
         shards = nn.ParameterList(map(local_parameter, parameters))
         check_arguments_agree(self._all_workers, shards, collect_facts)
-        super().__init__(method, grid.replicas, steps_per_epoch, None)
+        super().__init__(method, grid.replica_comm, steps_per_epoch, None)
         self.method = method
         self.optimizer = optimizer
         self.check = check
         self.debug = debug
         broadcast_first_replica(model, grid)
         buckets, self._buckets_by_unit = make_unit_buckets(self.units, method)
-        self.engine = Engine(method, buckets, grid.replicas, None, seed, select)
+        self.engine = Engine(method, buckets, grid.replica_comm, None, seed, select)
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._deferred_by_unit = dict[int, Tensor]()  # gradients that are exchanged with the next ones
@@ -267,7 +267,7 @@ def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
 def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
     """Broadcast the parameters and buffers of the first replica. All travel on one device."""
     tensors = map(local_shard, (*model.parameters(), *model.buffers()))
-    broadcast_all(grid.replicas, [tensor for tensor in tensors if tensor.numel()], grid.device)
+    broadcast_all(grid.replica_comm, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
 def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) -> ShardGrid:
@@ -277,16 +277,16 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
         ValueError: the units are not all on one mesh, or there are no replicas.
     """
     first = units[0]
-    first_ranks = dist.get_process_group_ranks(first.shards)
+    first_ranks = dist.get_process_group_ranks(first.shard_group)
     for unit in units:
-        ranks = dist.get_process_group_ranks(unit.shards)
-        if ranks != first_ranks or (unit.replicas is None) != (first.replicas is None):
+        ranks = dist.get_process_group_ranks(unit.shard_group)
+        if ranks != first_ranks or (unit.replica_group is None) != (first.replica_group is None):
             raise ValueError(
                 f"{unit.name} is sharded over the workers {ranks}, and {first.name} over {first_ranks}, or "
                 "not on the same mesh; shard exchanges all units between the same replicas: give fully_shard "
                 "one mesh for all"
             )
-    own_replicas = first.replicas
+    own_replicas = first.replica_group
     if own_replicas is None and replicas is None:
         raise ValueError(
             "the model is sharded over one dimension of a mesh, which says nothing of replicas; hand over "
@@ -300,7 +300,7 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
                 f"the model's own mesh has the replicas {own_ranks}, and replicas= has {given_ranks}; leave "
                 "it out"
             )
-    return ShardGrid.from_groups(own_replicas or replicas, first.shards, first.device)
+    return ShardGrid.from_groups(own_replicas or replicas, first.shard_group, first.device)
 
 
 def make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:

@@ -59,8 +59,8 @@ class OptimizerStateExtension:
         self.grid = grid
         self.check_between_steps = check_between_steps
         for handle in (
-            optimizer.register_state_dict_post_hook(weak_callback(self._add)),
-            optimizer.register_load_state_dict_pre_hook(weak_callback(self._load)),
+            optimizer.register_state_dict_post_hook(weak_callback(self._add_states)),
+            optimizer.register_load_state_dict_pre_hook(weak_callback(self._load_states)),
         ):
             finalize(self, handle.remove)
 
@@ -79,7 +79,7 @@ class OptimizerStateExtension:
         facts = [layout, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
         return torch.tensor(facts, device=self.grid.device)
 
-    def _add(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    def _add_states(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         """Add the states of all buckets to a state that the optimizer has saved."""
         self.check_between_steps("state_dict()")
         engine = self.wrapper.engine
@@ -89,15 +89,15 @@ class OptimizerStateExtension:
                 f"{KEY_PREFIX}{bucket.names[0]}{path}": part
                 for path, part in flatten_state(state, bucket.flat.numel(), self.grid.device)
             }
-            self._put(saved, number, parts)
-        self._put(saved, numbers[0], {FACTS: self._facts()})
+            self._add_parts(saved, number, parts)
+        self._add_parts(saved, numbers[0], {FACTS: self._facts()})
 
-    def _put(self, saved: dict[str, Any], number: int, parts: Mapping[str, Tensor]) -> None:
+    def _add_parts(self, saved: dict[str, Any], number: int, parts: Mapping[str, Tensor]) -> None:
         """Add this worker's parts to the saved state of a parameter."""
         stacked = {name: self.grid.stack_workers(part.detach().clone()) for name, part in parts.items()}
         saved["state"][number] = {**saved["state"].get(number, {}), **stacked}
 
-    def _load(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    def _load_states(self, _: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         """Load this library's parts of a saved state, and leave the optimizer's own in it."""
         self.check_between_steps("load_state_dict()")
         parts = dict[str, Any]()
@@ -134,7 +134,7 @@ class OptimizerStateExtension:
                 "optimizer before sparsify.shard"
             )
         engine = self.wrapper.engine
-        own_parts = {name: self._unstack(name, part) for name, part in parts.items()}
+        own_parts = {name: self._own_part(name, part) for name, part in parts.items()}
         saved_layout, step, epoch, saved_format = own_parts[FACTS].tolist()
         layout = self._facts().tolist()[0]
         if saved_format != FORMAT:
@@ -155,12 +155,12 @@ class OptimizerStateExtension:
         checked["state"] = saved
         return {**engine.check_state(saved), "epoch": epoch}
 
-    def _unstack(self, name: str, part: Any) -> Tensor:
+    def _own_part(self, name: str, part: Any) -> Tensor:
         """Return this worker's part of all workers' part."""
         if not isinstance(part, Tensor):
             raise StateMismatch(f"{name} is {type(part).__name__}, and must be a tensor")
         saved_grid = tuple(part.shape[:2])
-        grid = (self.grid.replicas.size, self.grid.shards.size)
+        grid = (self.grid.replica_comm.size, self.grid.shard_comm.size)
         if saved_grid != grid:
             raise StateMismatch(
                 "the saved state is of {} replicas of {} shards, and there are {} of {}; resume on as many. "
@@ -170,7 +170,7 @@ class OptimizerStateExtension:
         if hasattr(part, "to_local"):
             own_part: Tensor = part.to_local()[0, 0]
             return own_part
-        return part[self.grid.replicas.rank, self.grid.shards.rank]
+        return part[self.grid.replica_comm.rank, self.grid.shard_comm.rank]
 
 
 def flatten_state(

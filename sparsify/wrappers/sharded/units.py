@@ -53,19 +53,19 @@ class ShardedUnit:
         return device
 
     @property
-    def shards(self) -> dist.ProcessGroup:
+    def shard_group(self) -> dist.ProcessGroup:
         """Group of the workers that share a replica."""
         group: dist.ProcessGroup = self.group.mesh_info.shard_process_group
         return group
 
     @property
-    def replicas(self) -> dist.ProcessGroup | None:
+    def replica_group(self) -> dist.ProcessGroup | None:
         """Group of the workers that have equal shards, where the unit itself averages over them (HSDP)."""
         group: dist.ProcessGroup | None = getattr(self.group.mesh_info, "replicate_process_group", None)
         return group
 
     @property
-    def is_factor_set(self) -> bool:
+    def has_divide_factor(self) -> bool:
         """True after `set_gradient_divide_factor`, whose factor divides the sum over all workers."""
         return self.group.gradient_divide_factor is not None
 
@@ -81,11 +81,11 @@ class ShardedUnit:
         workers; or, after `set_gradient_divide_factor` for all workers of R replicas, R times their sum over
         the factor.
         """
-        num_replicas = 1 if self.replicas is None else self.replicas.size()
+        num_replicas = 1 if self.replica_group is None else self.replica_group.size()
         self._remove_all_reduce()
 
         def hook(grad: Tensor) -> None:
-            if num_replicas > 1 and self.is_factor_set:
+            if num_replicas > 1 and self.has_divide_factor:
                 grad.mul_(num_replicas)
             average(grad)
 
@@ -118,7 +118,7 @@ class ShardedUnit:
 
     def _remove_all_reduce(self) -> None:
         """Remove the all-reduce of a unit on a mesh of replicas and shards; other units have none."""
-        if self.replicas is None:
+        if self.replica_group is None:
             return
         group = self.group
         mesh_info = mesh_info_without_replicas(group.mesh_info)
