@@ -42,6 +42,12 @@ class TensorSpec(NamedTuple):
         return f"{self.shape} {self.dtype} on {self.device}"
 
 
+def describe_tensors(*tensors: Tensor | None, separator: str = ", ") -> str:
+    """Return the shapes, types and devices of tensors that are not None, for a message."""
+    specs = [TensorSpec.from_tensor(tensor) for tensor in tensors if tensor is not None]
+    return separator.join(map(str, specs))
+
+
 class GradientBuckets:
     """The division of a model's gradients into buckets, which are views of one flat tensor.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sparsify.core import host_sync
+from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
 from sparsify.kernels.group_kernel import GroupKernel
@@ -49,8 +50,8 @@ class NativeKernel(SelectionKernel):
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.forced_bound = -1 if bound is None else bound
         self.block_capacity = 0  # elements that `above_threshold` allocates for each block
-        self.request = np.zeros(5, dtype=np.int64)  # struct Wanted
-        self.counts = np.zeros(3, dtype=np.int64)  # struct Report
+        self.request = np.zeros(5, dtype=np.int64)  # struct SearchRequest
+        self.counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
@@ -80,7 +81,7 @@ class NativeKernel(SelectionKernel):
         self._check(acc, grad)
         n = acc.numel()
         num_threads = torch.get_num_threads()
-        num_blocks = int(self.library.sparsify_parts(n, num_threads))
+        num_blocks = int(self.library.sparsify_num_blocks(n, num_threads))
         bound = least_key(float(threshold), strict)
         counts = np.zeros(num_blocks, dtype=np.int64)
         grad, kind = contiguous_with_kind(grad)
@@ -110,10 +111,9 @@ class NativeKernel(SelectionKernel):
         if grad is not None:
             fits &= supports(grad) and grad.shape == acc.shape
         if not fits:
-            given = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (acc, grad) if x is not None]
             raise ValueError(
                 "this kernel takes acc in float32 and as many gradients in float32, bfloat16 or float16, on "
-                f"the CPU; this is {' and '.join(given)}"
+                f"the CPU; this is {describe_tensors(acc, grad, separator=' and ')}"
             )
 
 
@@ -129,10 +129,10 @@ class NativeGroupKernel(GroupKernel):
         self.library = library()
         self.level = choose_level(None)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
-        self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct Wanted of each bucket
+        self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
         self.requests[:, 0] = self.sizes
         self.requests[:, 2] = self.bases
-        self.counts = np.zeros(3, dtype=np.int64)  # struct Report
+        self.counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
         self.search_stats = SearchStats()
         self.ks = list[int]()
         self.known_tensors = list[Tensor]()
@@ -156,10 +156,9 @@ class NativeGroupKernel(GroupKernel):
             selection.indices.data_ptr(), selection.values.data_ptr(), self.counts.ctypes.data,
         )  # fmt: skip
         if not fits:
-            given = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (*accs, *grads)]
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
-                f"gaps, on the CPU; these are {', '.join(given)}"
+                f"gaps, on the CPU; these are {describe_tensors(*accs, *grads)}"
             )
         self.search_stats += SearchStats(len(self.sizes), *self.counts.tolist())
         return selection
@@ -215,12 +214,12 @@ class NativeGroupKernel(GroupKernel):
 
     @staticmethod
     def _selection_table(parts: Sequence[SparseVector]) -> Array:
-        """Return struct Part of each selection."""
+        """Return struct Selection of each selection."""
         rows = [(indices.data_ptr(), values.data_ptr(), len(indices)) for indices, values in parts]
         return np.array(rows, dtype=np.int64)
 
     def _address_table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Array | None:
-        """Return struct Numbers of each tensor; None where one is no float32 without gaps.
+        """Return struct TensorSpan of each tensor; None where one is no float32 without gaps.
 
         Args:
             keeps: keep the table for when these tensors come again: residuals stay where they are.
@@ -289,7 +288,7 @@ def empty_selection(*shape: int) -> SparseVector:
 
 
 def address_table(tensors: Sequence[Tensor]) -> Array:
-    """Return struct Numbers of each tensor: its address and length."""
+    """Return struct TensorSpan of each tensor: its address and length."""
     table = np.empty((len(tensors), 2), dtype=np.int64)
     table[:, 0] = [tensor.data_ptr() for tensor in tensors]
     table[:, 1] = [tensor.numel() for tensor in tensors]

@@ -50,7 +50,7 @@ class NativeChunkSearch:
         self.layout = layout
         self.level = choose_level(level)
         self.ks = tuple[int, ...]()
-        self.table: Array = np.zeros((len(layout.grids), 11), dtype=np.int64)  # struct Grid of each
+        self.table: Array = np.zeros((len(layout.grids), 11), dtype=np.int64)  # struct ChunkGrid of each
         self.locations = list[GridLocations | None]([None] * 3)  # among accs, grads and anchors
 
     def select_largest(

@@ -221,7 +221,7 @@ def load(path: Path) -> ctypes.CDLL:
     int32, long, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
         ("level", int32, []),
-        ("parts", long, [long, long]),
+        ("num_blocks", long, [long, long]),
         ("topk", int32, [
             pointer, long, pointer, long, pointer, long, int32, int32, long, long, pointer, pointer,
             pointer,

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparsify.core import host_sync
+from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
@@ -205,7 +206,7 @@ class TritonGroupSearch(GroupKernel):
         if sum(size for _, size in key) != self.num_elements:
             raise ValueError(
                 f"parts are added to memories of {self.num_elements} elements together; these are "
-                f"{describe_tensors(memories)}"
+                f"{describe_tensors(*memories)}"
             )
         num_rows = max(2, triton.next_power_of_2(len(memories)))  # a power of 2, which the search halves
         num_unused = num_rows - len(memories)
@@ -223,7 +224,7 @@ class TritonGroupSearch(GroupKernel):
         if [acc.numel() for acc in accs] != self.sizes or any(map(self._is_unsupported_memory, accs)):
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements on {self.work.device}, acc in "
-                f"float32 and without gaps; these are {describe_tensors(accs)}"
+                f"float32 and without gaps; these are {describe_tensors(*accs)}"
             )
         for acc, k in zip(accs, ks, strict=True):
             check_k(k, acc.numel())
@@ -231,7 +232,7 @@ class TritonGroupSearch(GroupKernel):
         if grads and (is_strange or sum(piece.numel() for piece in grads) != self.num_elements):
             raise ValueError(
                 f"gradients of {self.num_elements} elements on {self.work.device} are to be added, in pieces "
-                f"without shape; these are {describe_tensors(grads)}"
+                f"without shape; these are {describe_tensors(*grads)}"
             )
 
     def _is_unsupported_memory(self, memory: Tensor) -> bool:
@@ -319,8 +320,3 @@ class TritonGroupKernel(GroupKernel):
 
     def stats(self) -> SearchStats:
         return SearchStats() if self.small_search is None else self.small_search.stats()
-
-
-def describe_tensors(tensors: Sequence[Tensor]) -> str:
-    """Return the shapes, types and devices of tensors, for a message."""
-    return ", ".join(f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device}" for tensor in tensors)

@@ -19,6 +19,7 @@ import triton
 from torch import Tensor
 
 from sparsify.core import host_sync
+from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_device_functions
 from sparsify.kernels import triton_search_device as device_code
@@ -228,10 +229,9 @@ class TritonKernel(SelectionKernel):
                 grad.shape != acc.shape or grad.dtype not in GRADIENT_DTYPES or grad.device != acc.device
             )
         if is_wrong:
-            given = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (acc, grad) if x is not None]
             raise ValueError(
                 f"this kernel was made for up to {self.n} elements on {self.work.device}, acc in float32, "
-                f"gradients in float32, bfloat16 or float16; this is {', '.join(given)}"
+                f"gradients in float32, bfloat16 or float16; this is {describe_tensors(acc, grad)}"
             )
         return acc.numel()
 

@@ -23,7 +23,7 @@ OTHER_USER = 12345
 WRONG = """
 extern "C" {
 int sparsify_level() { return 0; }
-long sparsify_parts() { return 1; }
+long sparsify_num_blocks() { return 1; }
 int sparsify_topk() { return 0; }
 void sparsify_above() {}
 void sparsify_add() {}
