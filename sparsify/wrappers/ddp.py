@@ -72,21 +72,21 @@ class DDPHook(WrapperBase):
     Users call it `sparsify.register`.
 
     DDP hands gradients over in buckets of its own, which it rebuilds after the first step. They wait until
-    the last one is full; then the method sees all of them at once, in its own buckets (`scope`: the whole
+    the last bucket is full. Then the method sees all of them at once, in its own buckets (`scope`: the whole
     model, a tensor, or so many MB), laid out as `sparsify.distribute` does, to the same bits. So no residual
     is lost, whatever DDP's buckets are. With `overlap` tensors are aggregated as soon as their bucket is
     full, while backpropagation goes on. dense always averages as DDP itself does, overlapped.
 
     Under `no_sync` DDP calls no hook: gradients accumulate, and are compressed once. With
-    `find_unused_parameters` DDP drops what is averaged for a parameter that no worker used since the last
-    step: of such a parameter nothing is sent where `scope` is a layer, and else what was sent goes back into
-    the residuals. Under `join` workers without inputs bring gradients of 0 and deliver their residuals. A
-    copy of the model, or one that was loaded whole from a file, has no hook: register one anew.
+    `find_unused_parameters` DDP drops the average of a parameter that no worker used since the last step:
+    where `scope` is a layer, nothing is sent for it, and else its average goes back into the residuals. Under
+    `join` workers without inputs bring gradients of 0 and deliver their residuals. A copy of the model, or a
+    model that was loaded whole from a file, has no hook: register a new one.
 
     Args:
         model: a DistributedDataParallel, or what wraps one, such as `torch.compile`.
-        optimizer: whose learning rates feedback in the learning-rate domain follows, each parameter's own
-            group's; and which must have no momentum where the method has its own.
+        optimizer: has the learning rates that feedback in the learning-rate domain follows, and must have no
+            momentum where the method has its own.
         comm, group: as for `sparsify.distribute`, but by default DDP's own process group; a new one of the
             same workers with `overlap`.
         check, debug, select, steps_per_epoch: as for `sparsify.distribute`; `epoch` is set on what this

@@ -36,18 +36,18 @@ from sparsify.wrappers.saved_states import check_and_load_inner
 class DistributedOptimizer(OptimizerWrapper):
     """An optimizer whose `step` first replaces the gradients by their average over the workers.
 
-    Averaged are the gradients of the optimizer's parameters; a model may have several such optimizers, each
+    It averages the gradients of the optimizer's parameters. A model may have several such optimizers, each
     with parameters of its own. Gradients may accumulate over any number of backward passes: they are
-    compressed once per `step`. What nobody used since the last step, and what is frozen, is left alone, as
-    PyTorch does (with `check=False` what nobody used has a gradient of zero). Schedulers take the inner
-    optimizer or this one. Hooks on `step` run after averaging, as they do under DistributedDataParallel.
+    compressed once per `step`. Parameters that are frozen, or that no worker used since the last step, keep
+    their values, as in PyTorch (with `check=False` unused parameters get a gradient of zero). Schedulers take
+    the inner optimizer or this one. Hooks on `step` run after averaging, as under DistributedDataParallel.
 
-    Parameters and buffers of rank 0 are broadcast at the beginning; what modules keep beside them
-    (`get_extra_state`) is not. Afterwards buffers are each worker's own: those of batch normalisation follow
-    the worker's own batches.
+    Parameters and buffers of rank 0 are broadcast at the beginning, but not the extra state of modules
+    (`get_extra_state`). Later on each worker has buffers of its own: those of batch normalisation follow the
+    worker's own batches.
 
     Mixed precision: residuals must not see scaled gradients, and a step that overflows on one worker must be
-    skipped by all. So hand over the scaler, here; then its usual recipe is right, with or without `unscale_`:
+    skipped by all. So hand over the scaler; then its usual recipe is right, with or without `unscale_`:
 
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -60,21 +60,25 @@ class DistributedOptimizer(OptimizerWrapper):
 
     `clip_grad_norm_` before `step` clips this worker's own gradient; after `aggregate()`, the average.
 
-    With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while it goes
-    on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The weights are the same to
-    the bit. In return a step has one backward pass, and those before it, which only accumulate, run within
-    `no_sync()`; between backward and `step`, or `aggregate()`, gradients are on their way, and may neither be
-    changed nor looked at; and `check` sees each bucket before it reaches its residuals, so its error comes
-    when earlier ones were delivered: go on from a checkpoint. No GPU has run this yet.
+    With `overlap` a bucket of gradients is aggregated as soon as backpropagation has filled it, while
+    backpropagation goes on: in a thread, on a GPU on a stream of its own, in the order of the buckets. The
+    weights are equal to the bit. In return,
+
+    - a step has one backward pass; passes before it, which only accumulate, run within `no_sync()`;
+    - between backward and `step`, or `aggregate()`, gradients may be neither changed nor looked at;
+    - `check` sees each bucket before it reaches its residual, so its error comes when earlier buckets were
+      delivered: go on from a checkpoint.
+
+    No GPU has run this yet.
 
     Args:
         model: has all of the optimizer's parameters, and perhaps more.
-        comm, group: who averages: a communicator, a process group, or a mesh of one dimension; by default
-            torch.distributed's own group. With `overlap` the default is a new group, which all workers make
-            here together; what is given is used by the thread, and by nothing else during backward.
+        comm, group: the workers that average: a communicator, a process group, or a mesh of one dimension;
+            by default torch.distributed's own group. With `overlap` the default is a new group, which all
+            workers make together; a given group is used by the thread, and by nothing else during backward.
         check: look for NaN and Inf before every step, one host synchronisation; all workers then raise
-            `NonFiniteGradientError`, with residuals untouched (with `overlap` those of that bucket and the
-            later ones). Without it they get into the residuals and stay there.
+            `NonFiniteGradientError`, with residuals untouched (with `overlap` those of the bucket and later
+            ones). Without this check NaN and Inf get into the residuals and stay there.
         debug, select: see `Aggregator`.
         steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`, counted from
             0, before the first step of each.
@@ -82,11 +86,11 @@ class DistributedOptimizer(OptimizerWrapper):
         overlap: needs a method of several buckets: scope='layer', or a bucket size in MB.
 
     Attributes:
-        last_report: what this worker did in the last step: `sent_density`, `wire_bytes` and more, a
+        last_report: the report of this worker's last step: `sent_density`, `wire_bytes` and more, a
             `sparsify.wrappers.engine.StepReport`. None before the first step, or where a GradScaler skips it.
 
     Raises:
-        ValueError: the parts don't fit together: the optimizer has momentum, and the method has its own; a
+        ValueError: the arguments don't fit together: the optimizer has momentum, and the method has its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
             process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
         WorkerMismatch: on all workers, where their arguments differ, see `sparsify.wrappers.handshake`.

@@ -1,4 +1,4 @@
-"""The base of optimizers that wrap a user's optimizer: all but their `step` is the inner optimizer's."""
+"""The base of optimizers that wrap a user's optimizer and differ from it in `step` alone."""
 
 from __future__ import annotations
 

@@ -56,18 +56,18 @@ class ShardHook(WrapperBase):
 
     Users call it `sparsify.shard`.
 
-    Within a replica gradients are reduced as ever, so that each worker has those of its shard, unit by unit,
-    while backpropagation goes on. The method then averages them over the workers that have the same shard,
-    with a residual for each: the all-reduce of HSDP, sparsified. Weights of all replicas remain the same.
-    A unit is what one call of `fully_shard` made.
+    Within a replica gradients are reduced as ever, so that each worker gets the gradients of its shard, unit
+    by unit, while backpropagation goes on. A unit is what one call of `fully_shard` made. The method then
+    averages the shard's gradients over the workers that have the same shard, with a residual for each: the
+    all-reduce of HSDP, sparsified. Weights of all replicas remain equal.
 
     After backward gradients are the average: clip them as ever (`clip_grad_norm_` knows DTensors). Within
     `set_requires_gradient_sync(False)` they accumulate, and are compressed once; with
     `set_requires_all_reduce(False)` they are reduced within replicas, and wait. Mixed precision: the method
     sees the type in which gradients are reduced; it keeps its residual in single precision or better.
 
-    The optimizer's `state_dict` has what this worker remembers, each part of it as a DTensor, so that
-    `torch.distributed.checkpoint` saves and loads it with everything else, and training resumes to the bit.
+    The optimizer's `state_dict` has this worker's residuals and other states as DTensors, so that
+    `torch.distributed.checkpoint` saves and loads them with everything else, and training resumes to the bit.
 
     Args:
         model: all of it sharded by `fully_shard`, over a mesh of shards or of replicas and shards (HSDP).
