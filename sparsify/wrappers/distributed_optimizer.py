@@ -90,7 +90,7 @@ class DistributedOptimizer(OptimizerWrapper):
             `sparsify.wrappers.engine.StepReport`. None before the first step, or where a GradScaler skips it.
 
     Raises:
-        ValueError: the arguments don't fit together: the optimizer has momentum, and the method has its own; a
+        ValueError: the arguments don't fit together: the optimizer has momentum, and the method its own; a
             parameter that is not the model's; a sharded model, or one that averages by itself; there is no
             process group; or a scaler, a clip_norm or a single bucket leaves nothing to overlap.
         WorkerMismatch: on all workers, where their arguments differ, see `sparsify.wrappers.handshake`.
