@@ -12,9 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from sparsify.comm import Comm, broadcast_all
+from sparsify.comm import Comm, broadcast_tensors
 from sparsify.comm.torch import TorchComm
-from sparsify.core.bucket import Bucket, check_tensor, ddp_ignored_names
+from sparsify.core.bucket import Bucket, check_supported_tensor, ddp_ignored_names
 from sparsify.method import Method
 from sparsify.wrappers.saved_states import check_no_wrapped_state
 
@@ -75,7 +75,7 @@ def broadcast_model(model: nn.Module, comm: Comm) -> None:
     named = (*model.named_parameters(), *model.named_buffers())
     tensors = [tensor for name, tensor in named if name not in ignored]
     if tensors:
-        broadcast_all(comm, tensors, tensors[0].device)
+        broadcast_tensors(comm, tensors, tensors[0].device)
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -147,7 +147,7 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
     optimized_ids = set(map(id, parameters_of(optimizer)))
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name not in ignored:
-            check_tensor(name, tensor)
+            check_supported_tensor(name, tensor)
         elif id(tensor) in optimized_ids and tensor.requires_grad:
             raise ValueError(
                 f"DistributedDataParallel is told to ignore {name}, so that it is each worker's own, and "

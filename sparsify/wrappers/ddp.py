@@ -298,7 +298,7 @@ class DDPHook(WrapperBase):
         size = self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        sent, _ = self.engine.comm.priced("all_reduce", buffer.nbytes, size)
+        sent, _ = self.engine.comm.predict_cost("all_reduce", buffer.nbytes, size)
         n = buffer.numel()
         self._reports.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()

@@ -25,6 +25,25 @@ from sparsify.wrappers.checks import (
     parameters_of,
 )
 
+# Settings, by DDP's own names, with which it does not hand all gradients to a hook.
+REFUSAL_BY_DDP_OPTION = {
+    "mixed_precision": (
+        "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
+    ),
+    "_use_python_reducer": (
+        'torch._dynamo.config.optimize_ddp="python_reducer" lets DDP average each parameter by itself, '
+        "without buckets that a hook could take; leave it at True, or take sparsify.distribute"
+    ),
+    "_delay_all_reduce_params": (
+        "DDP averages delay_all_reduce_named_params in a hook of its own, all of them and whole; leave "
+        "that option out"
+    ),
+    "skip_all_reduce_unused_params": (
+        "with skip_all_reduce_unused_params DDP hands over other buckets in each step, while what nobody "
+        "used may still be owed; leave that option out: find_unused_parameters=True alone is right"
+    ),
+}
+
 
 class DDPParameter(NamedTuple):
     """A parameter that DDP averages, as it was when the hook was registered."""
@@ -55,7 +74,7 @@ class FullBucket(NamedTuple):
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     restore_format: Callable[[Tensor], Tensor]  # turns the average into the format of DDP's buffer
-    ready_event: Any  # an event on the stream that ready_event it; None on the CPU
+    ready_event: Any  # on the stream that filled the buffer; None on the CPU
 
     def grads(self) -> Sequence[Tensor]:
         """Return views (m,) of the gradient of each tensor."""
@@ -100,25 +119,9 @@ def check_ddp_options(model: DistributedDataParallel) -> None:
     Raises:
         ValueError: names the setting, and what to do instead.
     """
-    if getattr(model, "mixed_precision", None) is not None:
-        raise ValueError(
-            "DDP's mixed_precision averages with a hook of its own; leave it out, and use torch.autocast"
-        )
-    if getattr(model, "_use_python_reducer", False):
-        raise ValueError(
-            'torch._dynamo.config.optimize_ddp="python_reducer" lets DDP average each parameter by itself, '
-            "without buckets that a hook could take; leave it at True, or take sparsify.distribute"
-        )
-    if getattr(model, "_delay_all_reduce_params", []):
-        raise ValueError(
-            "DDP averages delay_all_reduce_named_params in a hook of its own, all of them and whole; leave "
-            "that option out"
-        )
-    if getattr(model, "skip_all_reduce_unused_params", False):
-        raise ValueError(
-            "with skip_all_reduce_unused_params DDP hands over other buckets in each step, while what nobody "
-            "used may still be owed; leave that option out: find_unused_parameters=True alone is right"
-        )
+    for option, refusal in REFUSAL_BY_DDP_OPTION.items():
+        if getattr(model, option, None):
+            raise ValueError(refusal)
 
 
 def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
@@ -250,7 +253,7 @@ def separate_ddp_comm(model: DistributedDataParallel, group: dist.ProcessGroup |
         return ddp_comm(model, group)
     members = dist.get_process_group_ranks(model.process_group)
     if group is None and len(members) == dist.get_world_size():
-        return TorchComm.beside()
+        return TorchComm.with_new_group()
     raise ValueError(
         f"overlap=True averages in a thread, and the group of the workers {members} is DDP's own; make "
         "another one of them, on all workers of the default group, and hand it over: "

@@ -248,12 +248,12 @@ class Engine:
 
     def report(self, gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
         """Carry out `act`, which averages these buckets and returns how many elements it sent, and report."""
-        before = self.comm.counted
+        before = self.comm.counts
         syncs_before = host_sync.num_syncs()
         num_selected = act()
         syncs = host_sync.num_syncs() - syncs_before
         sent_bytes, messages, predicted_s = (
-            after - earlier for after, earlier in zip(self.comm.counted, before, strict=True)
+            after - earlier for after, earlier in zip(self.comm.counts, before, strict=True)
         )
         num_elements = sum([gradient.size for gradient in gradients])
         return StepReport(num_selected, num_elements, int(sent_bytes), syncs, int(messages), predicted_s)

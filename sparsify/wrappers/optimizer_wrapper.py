@@ -132,7 +132,7 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         used_comm = make_comm(comm, group)
         self._check_arguments_agree(used_comm, model, collect_facts)
         if options["overlap"] and comm is None and group is None:
-            used_comm = TorchComm.beside()
+            used_comm = TorchComm.with_new_group()
         # Optimizer.__init__ is not called: parameters, state and defaults are the inner optimizer's.
         super().__init__(method, used_comm, options["steps_per_epoch"], scaler)
         self.mirror_optimizer(optimizer)

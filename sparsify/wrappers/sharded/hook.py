@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsify.comm import broadcast_all
+from sparsify.comm import broadcast_tensors
 from sparsify.core.bucket import Bucket, bucket_ranges, local_shard
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
@@ -267,7 +267,7 @@ def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
 def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
     """Broadcast the parameters and buffers of the first replica. All travel on one device."""
     tensors = map(local_shard, (*model.parameters(), *model.buffers()))
-    broadcast_all(grid.replica_comm, [tensor for tensor in tensors if tensor.numel()], grid.device)
+    broadcast_tensors(grid.replica_comm, [tensor for tensor in tensors if tensor.numel()], grid.device)
 
 
 def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) -> ShardGrid:
