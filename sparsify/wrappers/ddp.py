@@ -418,7 +418,7 @@ class DDPHook(WrapperBase):
                 "averages it; call register while it requires a gradient"
             )
         if p.stride() != parameter.strides:
-            # DDP ready_event the bucket by the old strides, and reads the average by the new ones.
+            # DDP filled the bucket by the old strides, and reads the average by the new ones.
             raise ValueError(
                 f"{parameter.name} lies in memory otherwise than when `register` was called, and DDP would "
                 "mix up its gradient; convert the model first (such as to channels_last), then wrap it"
