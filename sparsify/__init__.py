@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsify.core.checks import check_no_name_clash, explain_missing_torch
-from sparsify.methods import build, builder, defaults, names
+from sparsify.methods import build, make_checked_builder, defaults, names
 
 if TYPE_CHECKING:  # for completion in editors; your own methods work without a line here
     from sparsify.local.distribute import distribute
@@ -79,7 +79,7 @@ if not TYPE_CHECKING:  # type checkers know all names from the imports above
             with explain_missing_torch(f"sparsify.{name}"):
                 return getattr(importlib.import_module(module), attribute)
         if name in names():
-            return builder(name)
+            return make_checked_builder(name)
         raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
 
 

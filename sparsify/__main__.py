@@ -73,7 +73,7 @@ def list_methods() -> Iterator[str]:
     from sparsify.methods import REGISTRY
 
     for name in REGISTRY.names():
-        description = REGISTRY.why_broken(name) or REGISTRY.summary(name).partition(". ")[0]
+        description = REGISTRY.reason_unreadable(name) or REGISTRY.summary(name).partition(". ")[0]
         yield f"{name:<13} {description}"
 
 

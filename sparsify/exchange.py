@@ -210,7 +210,7 @@ def gather_selections(
 
 def sum_in_rank_order(selections: Sequence[SparseVector]) -> SparseVector:
     """Return the sum of selections, with distinct, ascending indices. One host synchronisation."""
-    host_sync.count_sync()  # for the number of different indices
+    host_sync.record_syncs()  # for the number of different indices
     indices = torch.unique(torch.cat([selection.indices.long() for selection in selections]))
     values = selections[0].values.new_zeros(indices.numel())
     for selection in selections:  # indices are distinct within each, so the order of the sum is fixed

@@ -326,7 +326,7 @@ class LowPass(Feedback):
 
     def init(self, like: Tensor) -> LowPassState:
         dtype = accumulation_dtype(like.dtype)
-        acc = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
+        acc = None if dtype == like.dtype else huge_pages.request(torch.empty_like(like, dtype=dtype))
         return LowPassState(huge_pages.zeros_like(like, dtype), acc)
 
     def prepare_accumulation(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:

@@ -21,8 +21,8 @@ from sparsify.cost import LENGTH_BYTES, Network
 from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier
 from sparsify.methods.deft import Deft
-from sparsify.methods.micro import ExclusiveThreshold
-from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least, quantiles
+from sparsify.methods.micro import ExclusiveThresholdSelector
+from sparsify.methods.oktopk import RENEWAL_RATIO, RegionState, ReusedThreshold, SplitReduceBalance, positive_minimum, index_quantiles
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import UnionSelector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
@@ -153,7 +153,7 @@ def part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[Replayed
 
 def selector_collectives(selector: Any, bucket_step: BucketStep) -> list[ReplayedCollective]:
     """Return the collectives by which workers agree upon a shared selection."""
-    if isinstance(selector, ExclusiveThreshold | Deft | UnionSelector):
+    if isinstance(selector, ExclusiveThresholdSelector | Deft | UnionSelector):
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )
@@ -200,7 +200,7 @@ def replay_split_all_gather(
 
 
 def replay_split_reduce_balance(
-    exchange: SplitReduceBalance, selections: Selections, bucket_step: BucketStep, state: Regions
+    exchange: SplitReduceBalance, selections: Selections, bucket_step: BucketStep, state: RegionState
 ) -> list[ReplayedCollective]:
     """Return the collectives of Ok-Topk, whose borders and global threshold serve several steps."""
     size = bucket_step.world_size
@@ -256,11 +256,11 @@ def all_to_all_elements(
 
 
 def replay_threshold(
-    exchange: SplitReduceBalance, reduced: SparseVector, k: int, state: Reused, borders: Sequence[int]
+    exchange: SplitReduceBalance, reduced: SparseVector, k: int, state: ReusedThreshold, borders: Sequence[int]
 ) -> tuple[Tensor, list[ReplayedCollective]]:
     """Return the indices of the sums that reach the global threshold, and the collectives that find it.
 
-    Does for all workers what `SplitReduceBalance.keep` does for one.
+    Does for all workers what `SplitReduceBalance.filter_globally` does for one.
     """
     size, is_due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
     collectives = [uniform_collective("all_gather", LENGTH_BYTES, size)]
@@ -269,14 +269,14 @@ def replay_threshold(
         kept, values = kept[is_kept], values[is_kept]
     if not len(kept):
         state.k = 0
-    elif is_due or len(kept) > TOO_MANY * k:
+    elif is_due or len(kept) > RENEWAL_RATIO * k:
         longest = max(count_by_region(kept, borders))
         collectives.append(uniform_collective("all_gather", longest * values.element_size(), size))
         largest = values.abs().topk(min(k, len(values)), sorted=False).indices
-        state.renew(least(values[largest].abs()), k, exchange.threshold_every if is_due else state.left)
+        state.renew(positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left)
         kept = kept[largest].sort().values
     else:
-        state.drift(len(kept), k, exchange.drift)
+        state.adjust(len(kept), k, exchange.drift)
     state.left -= 1
     return kept, collectives
 
@@ -302,7 +302,7 @@ def mean_quantile_borders(selections: Selections, n: int) -> list[int]:
     size = len(selections)
     totals = torch.zeros(size - 1, dtype=torch.int64, device="cpu")
     for selection in selections:
-        totals += quantiles(selection.indices, n, size)
+        totals += index_quantiles(selection.indices, n, size)
     return [0, *(totals // size).tolist(), n]
 
 

@@ -254,7 +254,7 @@ class UnionSelector(Selector):
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         chosen = self.local_selector.select(acc, k, comm, state).indices
         gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
-        host_sync.count_sync()  # it waits for the size of the union
+        host_sync.record_syncs()  # it waits for the size of the union
         return Selection(torch.unique(torch.cat(gathered)))
 
 

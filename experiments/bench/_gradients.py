@@ -90,7 +90,7 @@ def synthetic(name: str, n: int, turns: int, device: torch.device) -> StepInputs
     generator = Generator(device).manual_seed(0)
     fill, words = SYNTHETIC[name]
     sizes = (n,), (turns, n)
-    residual, gradients = (huge_pages.advise(torch.empty(size, device=device)) for size in sizes)
+    residual, gradients = (huge_pages.request(torch.empty(size, device=device)) for size in sizes)
     for vector in (residual, *gradients):
         fill(vector, generator)
     return StepInputs(residual, gradients, words)
@@ -135,7 +135,7 @@ def real(name: str, folder: Path, device: torch.device) -> StepInputs:
         write_atomic(path, buffer.getvalue(), durable=False)
     kept = torch.load(path, map_location=device, weights_only=True)
     residual, gradients = (  # copied into memory as the library allocates it
-        huge_pages.advise(torch.empty_like(kept[part])).copy_(kept[part])
+        huge_pages.request(torch.empty_like(kept[part])).copy_(kept[part])
         for part in ("residual", "gradients")
     )
     return StepInputs(residual, gradients, kept["source"])

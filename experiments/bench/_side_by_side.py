@@ -70,7 +70,7 @@ class SideBySide:
         n, density, distribution = self.case
         self.inputs = gradients.inputs(distribution, n, turns(n), self.kept, self.device)
         self.residual = self.inputs.residual
-        self.work = huge_pages.advise(torch.empty_like(self.residual))
+        self.work = huge_pages.request(torch.empty_like(self.residual))
         words = json.dumps([*self.case, torch.get_num_threads(), self.flush, str(self.kept.resolve())])
         self.setup = Setup(self.work, num_selected(n, density), self.inputs.gradients, (words,))
         self.made = dict[str, Made]()

@@ -23,7 +23,7 @@ from experiments.config.folders import ROOT
 from sparsify.core import huge_pages
 from sparsify.kernels import SelectionKernel, TorchKernel, Workspace
 from sparsify.kernels.native import KernelUnavailableError, NativeKernel
-from sparsify.methods.dgc import DgcSample, Sampling
+from sparsify.methods.dgc import SampledThreshold, SampledThresholdState
 from sparsify.methods.gaussiank import GaussianThreshold
 from sparsify.select import DrawCounter
 from sparsify.types import BucketContext, SparseVector
@@ -168,7 +168,7 @@ def eager(setup: Setup) -> Made:
 
 
 def dgc(setup: Setup) -> Made:
-    return by_rule(DgcSample(), Sampling(DrawCounter(CONTEXT), setup.workspace), setup.k)
+    return by_rule(SampledThreshold(), SampledThresholdState(DrawCounter(CONTEXT), setup.workspace), setup.k)
 
 
 def add(setup: Setup) -> Made:
@@ -232,7 +232,7 @@ def by_rule(rule: Any, state: Any, k: int) -> Made:
 def copy(setup: Setup) -> Made:
     length = int(COPIED * setup.like.numel())
     source = setup.inputs.view(-1).view(torch.float32)[:length]
-    target = huge_pages.advise(torch.empty(length, device=setup.like.device)).zero_()
+    target = huge_pages.request(torch.empty(length, device=setup.like.device)).zero_()
 
     def step(acc: Tensor, grad: Tensor) -> None:
         target.copy_(source)

@@ -14,7 +14,7 @@ from sparsify import cost
 from sparsify.comm import virtual
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.ranges import PositiveInt
 from sparsify.types import BucketStep, num_selected
 from sparsify.wrappers.aggregator import Aggregator
@@ -71,7 +71,7 @@ def named(methods: str) -> list[str]:
     Raises:
         ValueError: there is no such method, or it is a strategy of local steps.
     """
-    known = per_step()
+    known = per_step_names()
     names = methods.split(",") if methods else known
     for name in names:
         METHODS.check_name(name)

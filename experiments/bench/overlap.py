@@ -50,7 +50,7 @@ class SlowComm(CountingComm):
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
-        collective, _ = self.priced(kind, nbytes, size)
+        collective, _ = self.predict_cost(kind, nbytes, size)
         self.asked += collective
         time.sleep(self.link.transfer_seconds(collective))
 
@@ -126,7 +126,7 @@ def measure(asked: SimpleNamespace) -> list[Record]:
 def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
     """One worker; rank 0 writes what was found."""
     torch.set_num_threads(1)
-    comm = TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
+    comm = TorchComm.join(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
     model, loss_of = network(asked, rank)
     alone_s = [seconds_of(loss_of(model).backward, comm) for _ in range(WARM_UP + CALIBRATIONS)]
     backward_s = statistics.median(alone_s[WARM_UP:])  # without averaging
@@ -204,7 +204,7 @@ def trained(
     method_name, entry = ENTRIES[name]
     choices = {} if method_name == "dense" else {"density": asked.density}
     scope = "layer" if entry is sparsify.register else asked.bucket_mb
-    method, comm = sparsify.build(method_name, scope=scope, **choices), SlowComm(TorchComm.beside())
+    method, comm = sparsify.build(method_name, scope=scope, **choices), SlowComm(TorchComm.with_new_group())
     if entry is sparsify.register:
         model = DistributedDataParallel(model, bucket_cap_mb=asked.bucket_mb)
         sparsify.register(model, method, optimiser, comm, overlap=overlap)

@@ -21,7 +21,7 @@ from sparsify.comm.direct import DIRECT
 from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.ranges import (
     LARGEST_FLOAT,
     Constraint,
@@ -150,7 +150,7 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
 
 def _check_method(name: str) -> None:
     METHODS.check_name(method := name.partition("-")[0])
-    if method not in per_step():
+    if method not in per_step_names():
         raise ValueError(
             f"methods={name}: local steps are asked for by every=H, which any method here takes; "
             "methods=dense every=30 is the exchange of DiLoCo"

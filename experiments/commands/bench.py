@@ -36,5 +36,5 @@ def bench(
     REGISTRY.check_name(benchmark)
     if force := is_forced(force):
         os.environ["FORCE"] = "1"  # for what a benchmark starts
-    made = REGISTRY.function(benchmark)(**options)
+    made = REGISTRY.import_function(benchmark)(**options)
     return made if isinstance(made, int) else run(benchmark, made, force=force, ship=ship, minutes=minutes)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
-from sparsify.core.spec import BrokenFile, imported
+from sparsify.core.spec import BrokenFile, import_entry
 from sparsify.ranges import describe_unknown
 
 FOLDER = Path(__file__).parent
@@ -119,7 +119,7 @@ def load(item: str) -> ModuleType:
         BrokenFile: its file can't be imported, or is not as described.
     """
     known = items()
-    module = imported(known[item] if item in known else known[find(item)])
+    module = import_entry(known[item] if item in known else known[find(item)])
     _contract.check(module)
     return module
 

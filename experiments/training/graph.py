@@ -130,7 +130,7 @@ class RecordedWork:
         plain = [tensor.clone() for tensor in written]
         put_back(before, written)
         repeated = self._repeat(inputs, labels)
-        host_sync.count_sync(1 + len(written))
+        host_sync.record_syncs(1 + len(written))
         if torch.equal(repeated, loss) and all(map(torch.equal, plain, written)):
             self.outcome = RECORDED
         else:

@@ -27,7 +27,7 @@ from experiments.training.task import Metrics, Task
 from sparsify.comm import Comm, InstrumentedComm
 from sparsify.comm.virtual import VirtualComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
 from sparsify.wrappers.aggregator import Aggregator
@@ -74,7 +74,7 @@ class Trainer:
         self,
         task: Task,
         data: Dataset,
-        method: Method | Local,
+        method: Method | LocalSteps,
         comm: Comm,
         timer: PhaseTimer,
         log: Log,
@@ -90,7 +90,7 @@ class Trainer:
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
         self.local, self.overlap = None, None
         self.aggregator: Aggregator | LocalSteps
-        if isinstance(method, Local):
+        if isinstance(method, LocalSteps):
             make, select = task.optimiser, settings.select
             self.aggregator = self.local = LocalSteps(
                 method, self.model, make, instrumented, timer, seed, select

@@ -32,7 +32,7 @@ from experiments.worker.addresses import addresses, beyond, interface_with, list
 from experiments.worker.orders import Orders
 from slurm import environment
 from slurm.environment import Joined, WorkerPlace
-from sparsify.comm import GivenUp, WorkerLost
+from sparsify.comm import JoinCancelled, WorkerLost
 from sparsify.comm.torch import TorchComm, come
 
 if TYPE_CHECKING:  # importing it without Horovod is an error
@@ -67,7 +67,7 @@ def connect(
             config, place, start_folder, orders.same_host, orders.interface, device, stop.is_overdue
         )
     except WorkerLost as lost:
-        if stop.told or isinstance(lost, GivenUp):
+        if stop.told or isinstance(lost, JoinCancelled):
             raise Preempted(Attempt(Path(orders.attempt)).saved_step()) from lost
         raise
 
@@ -124,7 +124,7 @@ def join(
         return open_group(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
         store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=PATIENCE))
-        return TorchComm.meet(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
+        return TorchComm.join_at_store(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
     from sparsify.comm.horovod import HorovodComm
 
     return HorovodComm.join(device)
@@ -164,7 +164,7 @@ def open_group(
         environment.offer({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
     if config.comm == "torch":
         try:
-            return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
+            return TorchComm.join_at_store(store, rank, size, device, PATIENCE, give_up)
         except RuntimeError as error:  # gloo has no type for it
             raise WorkerLost(
                 "; ".join(filter(None, (_unconnected(rank, size, error), beyond(ports))))
@@ -173,7 +173,7 @@ def open_group(
 
     interface, tell = "lo" if here else interface, environment.set_for_horovod
     node = environment.node()
-    return HorovodComm.meet(
+    return HorovodComm.join_at_store(
         store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
     )
 

@@ -20,7 +20,7 @@ from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.wrappers.aggregator import Aggregator
 
@@ -76,7 +76,7 @@ def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
-def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, settings: LoopSettings) -> int:
+def rank_bytes(task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings) -> int:
     """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
     step of made-up gradients, in which it allocates what it needs.
     """
@@ -84,7 +84,7 @@ def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, setti
     def body(comm: virtual.VirtualComm) -> int:
         seed, select, held = settings.seed, settings.select, [*model.buffers()]
         aggregator: Aggregator | LocalSteps
-        if isinstance(method, Local):  # parameters and an inner optimiser of its own, besides the anchor
+        if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
             own = copy.deepcopy(model)
             once = replace(method, every=1, fragments=1, delay=0)
             aggregator = LocalSteps(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)

@@ -21,7 +21,7 @@ from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
-AT_ONCE = 2**24  # elements of a message of several tensors, which are copied for it
+MAX_MESSAGE_ELEMENTS = 2**24  # elements of a message of several tensors, which are copied for it
 
 
 class Comm(Protocol):
@@ -66,7 +66,7 @@ class Comm(Protocol):
     def barrier(self) -> None:
         """Returns on each worker after the last one has called it."""
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
         """Cost of a collective by its algorithm (`kind` and `nbytes` as in `cost.Network.collective_seconds`), and the
         seconds that it takes by `links`: 0 where nobody has measured it.
         """
@@ -83,11 +83,11 @@ class WorkerLost(ConnectionError):
     """Another worker ended or does not answer: this group can't continue."""
 
 
-class GivenUp(WorkerLost):
+class JoinCancelled(WorkerLost):
     """A worker stopped waiting for the others to join: there will be no group."""
 
 
-def put(values: Tensor, tensor: Tensor) -> Tensor:
+def write_back(values: Tensor, tensor: Tensor) -> Tensor:
     """Write what a collective brought into the tensor that was handed in, whose memory may have gaps, or
     places that several of its elements share (an expanded buffer). Returns `tensor`.
 
@@ -106,7 +106,7 @@ def put(values: Tensor, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def broadcast_all(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None:
+def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None:
     """Write rank 0's values into all workers' tensors. They travel on `device`, many of one type in a
     message, as over a long link each message takes a way of its own.
     """
@@ -114,13 +114,13 @@ def broadcast_all(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None
         waiting = [tensor for tensor in tensors if tensor.dtype == dtype]
         while waiting:
             batch = [waiting.pop(0)]
-            while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= AT_ONCE:
+            while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= MAX_MESSAGE_ELEMENTS:
                 batch.append(waiting.pop(0))
             flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
             received = comm.broadcast(flat.view(uint8)).view(dtype)  # bytes: no backend has all types
             theirs = received.split([tensor.numel() for tensor in batch])
             for tensor, values in zip(batch, theirs, strict=True):
-                put(values.view(tensor.shape), tensor)
+                write_back(values.view(tensor.shape), tensor)
 
 
 def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
@@ -196,19 +196,19 @@ class CountingComm(Comm):
     def barrier(self) -> None:
         self.comm.barrier()
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
-        return self.comm.priced(kind, nbytes, size)
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+        return self.comm.predict_cost(kind, nbytes, size)
 
     def lagged_max(self, number: int) -> int:
         return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
 
     @property
-    def counted(self) -> tuple[int, int, float]:
+    def counts(self) -> tuple[int, int, float]:
         """Counts until now: bytes, latency terms, and the seconds that they are predicted to take."""
         return self.sent_bytes, self.messages, self.predicted_s
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
-        collective, seconds = self.priced(kind, nbytes, size)
+        collective, seconds = self.predict_cost(kind, nbytes, size)
         self.collectives += 1
         self.sent_bytes += collective.sent_bytes
         self.messages += collective.messages

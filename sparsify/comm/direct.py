@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, put
+from sparsify.comm import Comm, write_back
 from sparsify.cost import ALGORITHMS, CollectiveCost, Link
 
 DIRECT = "direct"  # of `sparsify.cost.ALGORITHMS`
-KINDS = ("all_reduce", "all_gather")
+DIRECT_KINDS = ("all_reduce", "all_gather")
 
 
 class DirectComm(Comm):
@@ -37,7 +37,7 @@ class DirectComm(Comm):
     ) -> None:
         self.comm, self.rank, self.size = comm, comm.rank, comm.size
         self.algorithm, self.links = comm.algorithm, comm.links
-        self.most: Mapping[str, float] = dict.fromkeys(KINDS, math.inf) if most is None else most
+        self.most: Mapping[str, float] = dict.fromkeys(DIRECT_KINDS, math.inf) if most is None else most
         self.direct_links = links or {}
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class DirectComm(Comm):
             return self.comm.all_reduce(tensor)
         flat = tensor.detach().reshape(-1)
         if self.size == 2:
-            return put((flat + self._swapped(flat)).view(tensor.shape), tensor)
+            return write_back((flat + self._swapped(flat)).view(tensor.shape), tensor)
         share = -(-flat.numel() // self.size)  # of a region; the last ones may be shorter
         padded = flat.new_zeros(share * self.size)
         padded[: flat.numel()] = flat
@@ -53,7 +53,7 @@ class DirectComm(Comm):
         region = first.clone()
         for other in others:
             region.add_(other)
-        return put(torch.cat(self._gather(region))[: flat.numel()].view(tensor.shape), tensor)
+        return write_back(torch.cat(self._gather(region))[: flat.numel()].view(tensor.shape), tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         if not self.is_direct("all_gather", tensor.nbytes):
@@ -79,9 +79,9 @@ class DirectComm(Comm):
         """Tell whether a collective of so many bytes is sent directly. Alike on all workers."""
         return self.size > 1 and nbytes <= self.most.get(kind, -1)
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[CollectiveCost, float]:
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[CollectiveCost, float]:
         if not self.is_direct(kind, nbytes):
-            return self.comm.priced(kind, nbytes, size)
+            return self.comm.predict_cost(kind, nbytes, size)
         cost, link = ALGORITHMS[DIRECT][kind](nbytes, size), self.direct_links.get(kind)
         return cost, link.transfer_seconds(cost) if link else 0.0
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, WorkerLost, put
-from sparsify.comm.torch import come
+from sparsify.comm import Comm, WorkerLost, write_back
+from sparsify.comm.torch import wait_for_workers
 
 try:
     import horovod.torch as hvd
@@ -85,7 +85,7 @@ class HorovodComm(Comm):
         return cls(server)
 
     @classmethod
-    def meet(
+    def join_at_store(
         cls,
         store: Store,
         address: str,
@@ -115,7 +115,7 @@ class HorovodComm(Comm):
             server = RendezvousServer()
             store.set("horovod", str(server.start()))
         store.set(f"node/{rank}", node)
-        come(store, rank, size, patience, give_up)
+        wait_for_workers(store, rank, size, patience, give_up)
         nodes = [store.get(f"node/{other}").decode() for other in range(size)]
         names = list(dict.fromkeys(nodes))
         neighbours = [other for other in range(size) if nodes[other] == node]
@@ -152,7 +152,7 @@ class HorovodComm(Comm):
         wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), addend.contiguous())
 
         def finish() -> Tensor:
-            put(wait(), real)
+            write_back(wait(), real)
             return tensor
 
         return finish
@@ -195,7 +195,7 @@ class HorovodComm(Comm):
         of_all = root if self._set is hvd.global_process_set else self._set.ranks[root]
         self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=of_all), flat)()
         shared = flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
-        return tensor if shared else put(flat.view(tensor.dtype).view(tensor.shape), tensor)
+        return tensor if shared else write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, GivenUp, WorkerLost, put
+from sparsify.comm import Comm, JoinCancelled, WorkerLost, write_back
 
 T = TypeVar("T")
 ProcessGroup = dist.ProcessGroup  # for methods that torch hands one to
@@ -57,7 +57,7 @@ class TorchComm(Comm):
             )
 
     @classmethod
-    def start(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
+    def join(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
         """Join the group; returns when all are there.
 
         Args:
@@ -69,7 +69,7 @@ class TorchComm(Comm):
         return cls()
 
     @classmethod
-    def meet(
+    def join_at_store(
         cls,
         store: Store,
         rank: int,
@@ -84,15 +84,15 @@ class TorchComm(Comm):
             give_up: called while waiting; True ends the waiting on all workers.
 
         Raises:
-            GivenUp: a worker's `give_up` returned True.
+            JoinCancelled: a worker's `give_up` returned True.
             WorkerLost: a worker did not come.
         """
-        come(store, rank, size, patience, give_up)
+        wait_for_workers(store, rank, size, patience, give_up)
         dist.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT, **on_device(device))
         return cls()
 
     @classmethod
-    def beside(cls) -> TorchComm:
+    def with_new_group(cls) -> TorchComm:
         """All workers, in a group of their own, for a thread of its own: collectives of two threads in one
         group would meet each other. All workers call it together. The group ends with the default one.
 
@@ -110,7 +110,7 @@ class TorchComm(Comm):
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             dist.all_reduce(total, group=self.group)
-        return put(total, tensor)
+        return write_back(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         with self._collective("all_gather"):
@@ -121,7 +121,7 @@ class TorchComm(Comm):
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             work = dist.all_reduce(total, group=self.group, async_op=True)
-        return lambda: put(self._waited("all_reduce", [work], total), tensor)
+        return lambda: write_back(self._waited("all_reduce", [work], total), tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         own = [tensor.contiguous() for tensor in tensors]
@@ -156,7 +156,7 @@ class TorchComm(Comm):
         roots = tensor.contiguous()
         with self._collective("broadcast"):
             dist.broadcast(roots, group=self.group, group_src=root)
-        return put(roots, tensor)
+        return write_back(roots, tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
@@ -214,7 +214,7 @@ class TorchComm(Comm):
         try:
             yield
         except RuntimeError as error:
-            if not is_loss(error):
+            if not is_lost_worker_error(error):
                 raise
             raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
 
@@ -230,7 +230,7 @@ def on_device(device: torch.device) -> dict[str, Any]:
     return {"backend": "nccl", "device_id": torch.device("cuda", index)}
 
 
-def is_loss(error: RuntimeError) -> bool:
+def is_lost_worker_error(error: RuntimeError) -> bool:
     """True if a collective fails because another worker is gone, or does not answer. Gloo and nccl have no
     types for that, only words.
     """
@@ -242,8 +242,8 @@ def is_loss(error: RuntimeError) -> bool:
     return any(sign in words for sign in SIGNS_OF_LOSS)
 
 
-def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
-    """Returns when all workers have come to `store`, or raises on all of them, as `TorchComm.meet` says: the
+def wait_for_workers(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
+    """Returns when all workers have come to `store`, or raises on all of them, as `TorchComm.join_at_store` says: the
     first to know decides.
     """
     who = f"worker {rank} of {size}"
@@ -266,7 +266,7 @@ def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Calla
     except RuntimeError as error:  # rank 0 serves the store
         raise WorkerLost(f"{who} lost rank 0 while it waited for the others; its log may say why") from error
     if verdict == GIVE_UP:
-        raise GivenUp(f"{who} goes: there was no more waiting for the others to come")
+        raise JoinCancelled(f"{who} goes: there was no more waiting for the others to come")
     if verdict == LATE:
         others = ", ".join(map(str, missing)) or "some"
         raise WorkerLost(

@@ -18,7 +18,7 @@ import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
-from sparsify.comm import Comm, put
+from sparsify.comm import Comm, write_back
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
 from sparsify.core.modes import autocast_devices, set_autocast_devices
 from sparsify.cost import Link, Network
@@ -39,7 +39,7 @@ class Meeting(NamedTuple):
     is_computing: bool = False  # is `combine` what every rank would compute, at the same time?
 
 
-class Cluster:
+class VirtualCluster:
     """Owns what the ranks share. Use `run`."""
 
     def __init__(self, size: int, network: Network, clocks: HostClocks | DeviceClocks) -> None:
@@ -49,7 +49,7 @@ class Cluster:
         self.made: list[Any] = []  # by rank 0 for all, in the order of its calls of `first`
         self.scheduler, self.thread = getcurrent(), threading.get_ident()
 
-    def complete(self) -> None:
+    def carry_out_collective(self) -> None:
         """All ranks wait in a collective: carry it out, and move their clocks."""
         first = self.calls[min(self.calls)]
         if len(self.calls) < self.size:
@@ -93,7 +93,7 @@ class VirtualComm(Comm):
     There is one link: nothing is saved by having several collectives in flight together.
     """
 
-    def __init__(self, cluster: Cluster, rank: int) -> None:
+    def __init__(self, cluster: VirtualCluster, rank: int) -> None:
         self.cluster, self.rank, self.size = cluster, rank, cluster.size
         self.largest = 0  # the result of the last `lagged_max`
         self.num_first = 0  # calls of `first`
@@ -111,7 +111,7 @@ class VirtualComm(Comm):
         """This rank's clock passes so many seconds in which it does nothing; nobody has to wait for that."""
         self.cluster.clocks.idle(self.rank, seconds)
 
-    def first(self, make: Callable[[], T]) -> T:
+    def make_on_rank_0(self, make: Callable[[], T]) -> T:
         """Object that rank 0 made in the same call, for what all ranks hold alike: the very object, so that
         it is there once; or the error that it met. All ranks make the same calls, but it is no collective:
         rank 0 is always the first to come by.
@@ -131,13 +131,13 @@ class VirtualComm(Comm):
             raise met
         return found
 
-    def once(self, work: Callable[[], None]) -> None:
+    def run_on_rank_0(self, work: Callable[[], None]) -> None:
         """Run what all ranks would do alike to something that they hold in common: rank 0's `work` is done
         when all have come, and each rank is charged the time.
         """
         self._meet("once", work, lambda works: works[0](), None, None, True)
 
-    def same(self, tensor: Tensor) -> Tensor:
+    def is_equal_on_all_ranks(self, tensor: Tensor) -> Tensor:
         """() bool on its device: has every rank brought the same bits? The clocks take no notice: no worker
         of a real group would ask.
         """
@@ -147,7 +147,7 @@ class VirtualComm(Comm):
     def all_reduce(self, tensor: Tensor) -> Tensor:
         price_s = self.cluster.network.collective_seconds("all_reduce", tensor.nbytes, self.size)
         totals: list[Tensor] = self._meet("all_reduce", tensor, totals_in_rank_order, price_s)
-        return put(totals[self.rank], tensor)
+        return write_back(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
@@ -175,7 +175,7 @@ class VirtualComm(Comm):
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         price_s = self.cluster.network.collective_seconds("broadcast", tensor.nbytes, self.size)
-        return put(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price_s), tensor)
+        return write_back(self._meet("broadcast", tensor, lambda all_: all_[root].clone(), price_s), tensor)
 
     def barrier(self) -> None:
         self._meet("barrier", None, lambda _: None, 0.0)
@@ -217,7 +217,7 @@ def run(
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")
     clocks = HostClocks(size, synchronise) if event is None else DeviceClocks(size, event)
-    cluster, results = Cluster(size, network, clocks), dict[int, T]()
+    cluster, results = VirtualCluster(size, network, clocks), dict[int, T]()
     grad_mode, cast_kinds = torch.is_grad_enabled(), autocast_devices()
     ranks = [greenlet(body) for _ in range(size)]
     try:
@@ -235,7 +235,7 @@ def run(
                 if life.dead:
                     results[rank] = result
             if cluster.calls:
-                cluster.complete()
+                cluster.carry_out_collective()
     finally:
         for life in ranks:
             if not life.dead:  # another rank failed: this one's `finally` blocks run, then it ends

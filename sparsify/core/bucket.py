@@ -89,7 +89,7 @@ class GradientBuckets:
         ranges_of_buckets = list(bucket_ranges(sizes, dtype.itemsize, scope))
         starts, end = flat_offsets(sizes, dtype.itemsize, ranges_of_buckets)
         if allocates:
-            self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
+            self.flat = huge_pages.request(torch.empty(end, dtype=dtype, device=device)).zero_()
         else:
             self.flat = torch.zeros(1, dtype=dtype, device=device).expand(end)
         # (n,) of each parameter
@@ -112,7 +112,7 @@ def parameters_in_backward_order(parameters: Iterable[tuple[str, Parameter]]) ->
     if not named:
         raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
     for name, p in named:
-        check_tensor(name, p)
+        check_supported_tensor(name, p)
     return sorted(named, key=lambda named_parameter: not named_parameter[1].is_complex())
 
 
@@ -155,12 +155,12 @@ def real_shape(p: Tensor) -> tuple[int, ...]:
     return (*p.shape, 2) if p.is_complex() else tuple(p.shape)
 
 
-def view_as_complex_if(view: Tensor, p: Tensor) -> Tensor:
+def view_as_complex_like(view: Tensor, p: Tensor) -> Tensor:
     """View real numbers (n,) as complex ones (n / 2,), if p has complex ones."""
     return torch.view_as_complex(view.view(view.numel() // 2, 2)) if p.is_complex() else view
 
 
-def check_tensor(name: str, tensor: Tensor) -> None:
+def check_supported_tensor(name: str, tensor: Tensor) -> None:
     """Refuse a parameter or buffer that has no elements of its own on this worker, or can't be averaged."""
     if is_lazy(tensor):
         raise ValueError(f"{name} has no shape yet; run one batch through the model first")

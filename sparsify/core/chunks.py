@@ -281,15 +281,15 @@ class ChunkLayout:
             make_batches(self.grids, k_by_grid, BATCH_NUMEL),
         )
 
-    def to_places(self, indices: Tensor, k: int | Sequence[int]) -> Tensor:
+    def indices_to_places(self, indices: Tensor, k: int | Sequence[int]) -> Tensor:
         """Return the places (K,) in their chunks, from 0 to 4095, of chosen elements (K,)."""
         quota = self.quota(k)
         inside = indices.to(self.index_dtype) - quota.starts
         down = inside // quota.columns
         return inside.sub_(down * quota.columns).add_(down.mul_(quota.widths))
 
-    def to_indices(self, places: Tensor, k: int | Sequence[int]) -> Tensor:
-        """Return the indices (K,) int64 of chosen elements at these places; the inverse of `to_places`."""
+    def places_to_indices(self, places: Tensor, k: int | Sequence[int]) -> Tensor:
+        """Return the indices (K,) int64 of chosen elements at these places."""
         quota = self.quota(k)
         across = places.to(self.index_dtype, copy=True)
         down = across // quota.widths
@@ -312,7 +312,7 @@ class ChunkLayout:
                 begin = quota.offsets[chunks.grid] + chunks.first * batch.k
                 places[begin : begin + chosen.numel()].copy_(chosen.view(-1))
                 row += chunks.num_chunks
-        indices = self.to_indices(places, k)
+        indices = self.places_to_indices(places, k)
         return SparseVector(indices, acc.index_select(0, indices))  # far faster than acc[indices] on CPUs
 
     def _keys(self, acc: Tensor, batch: ChunkBatch, work: Tensor) -> Tensor:

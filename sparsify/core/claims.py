@@ -31,7 +31,7 @@ class ParameterClaim:
                 earlier.is_superseded = True
             NEWEST_CLAIMS[subject, id(p)] = self
 
-    def check(self) -> None:
+    def check_not_superseded(self) -> None:
         """Refuse to go on after another wrapper has claimed one of these parameters.
 
         Raises:

@@ -32,7 +32,7 @@ NUM_BINS = 4
 RANGE_DEVIATIONS = 6.0
 
 
-class TensorMembership(NamedTuple):
+class TensorSegments(NamedTuple):
     """The division of K values among T tensors, one tensor after the other."""
 
     counts: tuple[int, ...]  # values of each tensor
@@ -40,7 +40,7 @@ class TensorMembership(NamedTuple):
     tensors: Tensor  # (K,) int64: the tensor of each value
 
     @classmethod
-    def from_counts(cls, counts: Sequence[int], like: Tensor) -> TensorMembership:
+    def from_counts(cls, counts: Sequence[int], like: Tensor) -> TensorSegments:
         """Make the division on the device of `like`, given how many values each tensor has."""
         lengths = host_sync.to_device(list(counts), like)
         tensors = torch.arange(len(counts), device=like.device)
@@ -72,11 +72,11 @@ class ValueCode(ABC):
         """Return the number of bytes of a message, given how many values each tensor has and their type."""
 
     @abstractmethod
-    def encode(self, values: Tensor, parts: TensorMembership) -> Tensor:
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
         """Write values (K,) as (bytes,) uint8, without a host synchronisation."""
 
     @abstractmethod
-    def decode(self, message: Tensor, parts: TensorMembership, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
         """Read values (K,) of this type from the bytes that `encode` wrote, as receivers do."""
 
 
@@ -96,12 +96,12 @@ class PlainValues(ValueCode):
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return sum(counts) * Wire(value=self.value).value_dtype(dtype).itemsize
 
-    def encode(self, values: Tensor, parts: TensorMembership) -> Tensor:
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
         return concat_bytes(Wire(value=self.value).narrow(values))
 
-    def decode(self, message: Tensor, parts: TensorMembership, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
         narrow = Wire(value=self.value).value_dtype(dtype)
-        return split_bytes(message, (narrow, len(parts.tensors)))[0].to(dtype)
+        return split_bytes(message, (narrow, len(segments.tensors)))[0].to(dtype)
 
 
 class LevelCode(ValueCode):
@@ -116,7 +116,7 @@ class LevelCode(ValueCode):
     num_scales: ClassVar[int]
 
     @abstractmethod
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         """Return scales (T, num_scales), and codes (K,), whole numbers from 0 to 2^bits - 1, of values (K,).
 
         Where values are not finite, codes may be any and scales must not be finite.
@@ -129,27 +129,27 @@ class LevelCode(ValueCode):
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return SCALE.itemsize * self.num_scales * len(counts) + packed_nbytes(sum(counts), self.bits)
 
-    def encode(self, values: Tensor, parts: TensorMembership) -> Tensor:
-        scales, codes = self.quantise(values, parts)
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
+        scales, codes = self.quantise(values, segments)
         scales = scales.to(SCALE)
         is_finite = scales.isfinite().all(dim=1, keepdim=True)
         scales = torch.where(is_finite, scales, torch.nan)
         return concat_bytes(scales.view(-1), pack_codes(codes.to(torch.uint8), self.bits))
 
-    def decode(self, message: Tensor, parts: TensorMembership, dtype: torch.dtype) -> Tensor:
-        k = len(parts.tensors)
-        num_tensors = len(parts.counts)
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
+        k = len(segments.tensors)
+        num_tensors = len(segments.counts)
         scale_field = (SCALE, num_tensors * self.num_scales)
         code_field = (torch.uint8, packed_nbytes(k, self.bits))
         scales, codes = split_bytes(message, scale_field, code_field)
         levels = self.levels(scales.view(num_tensors, self.num_scales)).to(dtype)
-        indices = (parts.tensors << self.bits).add_(unpack_codes(codes, self.bits, k))
+        indices = (segments.tensors << self.bits).add_(unpack_codes(codes, self.bits, k))
         return levels.view(-1).index_select(0, indices)
 
 
-def ratios_to_scale(values: Tensor, scales: Tensor, parts: TensorMembership) -> Tensor:
+def ratios_to_scale(values: Tensor, scales: Tensor, segments: TensorSegments) -> Tensor:
     """Divide values (K,) by their tensor's scale (T,), as it travels; 0 where that is 0 or not finite."""
-    return (values / parts.repeat_by_tensor(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
+    return (values / segments.repeat_by_tensor(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class Int8(LevelCode):
     bits: ClassVar[int] = 8
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
-        scales = parts.max_by_tensor(values.abs())
-        codes = ratios_to_scale(values, scales, parts).mul_(127).round_().clamp_(-127, 127).add_(128)
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_by_tensor(values.abs())
+        codes = ratios_to_scale(values, scales, segments).mul_(127).round_().clamp_(-127, 127).add_(128)
         return scales[:, None], codes
 
     def levels(self, scales: Tensor) -> Tensor:
@@ -184,9 +184,9 @@ class E3M0(LevelCode):
     bits: ClassVar[int] = 4
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
-        scales = parts.max_by_tensor(values.abs())
-        ratio = ratios_to_scale(values, scales, parts)
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_by_tensor(values.abs())
+        ratio = ratios_to_scale(values, scales, segments)
         magnitudes = ratio.abs()
         codes = torch.zeros_like(ratio, dtype=torch.uint8)
         for low, high in pairwise((0.0, *POWERS)):
@@ -222,15 +222,15 @@ class Symmetric2(MeanLevelCode):
 
     num_scales: ClassVar[int] = 2
 
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         magnitudes = values.abs()
-        total = parts.sum_by_tensor(magnitudes)
-        number = parts.lengths.to(values.dtype)
+        total = segments.sum_by_tensor(magnitudes)
+        number = segments.lengths.to(values.dtype)
         border = total / number.clamp(min=1)
         for _ in range(1 + NUM_REFINEMENTS):
-            is_large = magnitudes >= parts.repeat_by_tensor(border)
-            large = parts.sum_by_tensor(magnitudes * is_large)
-            num_large = parts.sum_by_tensor(is_large.to(values.dtype))
+            is_large = magnitudes >= segments.repeat_by_tensor(border)
+            large = segments.sum_by_tensor(magnitudes * is_large)
+            num_large = segments.sum_by_tensor(is_large.to(values.dtype))
             # Where there are none the sum is zero, up to rounding, and no code refers to it.
             high = large / num_large.clamp(min=1)
             low = torch.where(num_large < number, (total - large) / (number - num_large).clamp(min=1), high)
@@ -252,22 +252,22 @@ class Statistical2(MeanLevelCode):
 
     num_scales: ClassVar[int] = NUM_BINS
 
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
-        number = parts.lengths.to(values.dtype)
-        mean = parts.sum_by_tensor(values) / number.clamp(min=1)
-        centred = values - parts.repeat_by_tensor(mean)
-        squares = parts.sum_by_tensor(centred.double().square())  # which float32 might not hold
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        number = segments.lengths.to(values.dtype)
+        mean = segments.sum_by_tensor(values) / number.clamp(min=1)
+        centred = values - segments.repeat_by_tensor(mean)
+        squares = segments.sum_by_tensor(centred.double().square())  # which float32 might not hold
         deviation = (squares / (number - 1).clamp(min=1)).sqrt_().to(values.dtype)
         width = torch.where(
             deviation > 0, RANGE_DEVIATIONS / NUM_BINS * deviation, 1.0
         )  # the published code does so, too
-        codes = centred.div_(parts.repeat_by_tensor(width)).add_(NUM_BINS // 2).round_()
+        codes = centred.div_(segments.repeat_by_tensor(width)).add_(NUM_BINS // 2).round_()
         codes = codes.nan_to_num_(0.0).clamp_(0, NUM_BINS - 1)
         sums, counts = [], []
         for code in range(NUM_BINS):
             inside = (codes == code).to(values.dtype)
-            counts.append(parts.sum_by_tensor(inside))
-            sums.append(parts.sum_by_tensor(inside.mul_(values)))
+            counts.append(segments.sum_by_tensor(inside))
+            sums.append(segments.sum_by_tensor(inside.mul_(values)))
         means = torch.stack(sums, dim=1) / torch.stack(counts, dim=1).clamp(min=1)
         return means + mean.mul(0)[:, None], codes  # where the mean is not finite, no bin's is
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.core import host_sync
-from sparsify.core.bucket import GradientBuckets, TensorSpec, view_as_complex_if
+from sparsify.core.bucket import GradientBuckets, TensorSpec, view_as_complex_like
 from sparsify.core.claims import ParameterClaim
 
 
@@ -39,7 +39,7 @@ class InPlaceGradients(GradientBuckets):
         Raises:
             ValueError: as `collect`.
         """
-        self.claim.check()
+        self.claim.check_not_superseded()
         if not to_none:
             torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
             return
@@ -55,7 +55,7 @@ class InPlaceGradients(GradientBuckets):
             ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
                 others were made of these parameters since, and own their gradients now.
         """
-        self.claim.check()
+        self.claim.check_not_superseded()
         parameters = [p for _, p in self.parameters]
         grads = [p.grad for p in parameters]
         if not self._are_as_expected(parameters, grads):
@@ -155,7 +155,7 @@ class FlatGradients(InPlaceGradients):
         A gradient that lies elsewhere, because something else allocated it or moved it (`model.to`), is
         copied. The rest is as for `InPlaceGradients.collect`.
         """
-        self.claim.check()
+        self.claim.check_not_superseded()
         for index in range(len(self.parameters)):
             self.restore_view(index)
         return self.views
@@ -175,7 +175,7 @@ class FlatGradients(InPlaceGradients):
     def _move_back(self, index: int) -> None:
         p = self.parameters[index][1]
         self.check_spec(index)
-        view = view_as_complex_if(self.views[index], p)
+        view = view_as_complex_like(self.views[index], p)
         grad = view.as_strided(self.specs[index].shape, self.locations[index].stride)
         _copy_gradient(p, grad)
         p.grad = grad
@@ -264,7 +264,7 @@ def memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[
 
 def view_in_shape(view: Tensor, p: Tensor) -> Tensor:
     """View a tensor (n,) in the shape of p, see `gradient_strides`."""
-    return view_as_complex_if(view, p).as_strided(p.shape, gradient_strides(p))
+    return view_as_complex_like(view, p).as_strided(p.shape, gradient_strides(p))
 
 
 def gradient_strides(p: Tensor) -> tuple[int, ...]:

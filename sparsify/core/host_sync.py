@@ -20,14 +20,14 @@ def num_syncs() -> int:
     return _num_syncs.get()
 
 
-def count_sync(times: int = 1) -> None:
+def record_syncs(times: int = 1) -> None:
     """Count an operation about to run that synchronises: its output's size depends on the data."""
     _num_syncs.set(_num_syncs.get() + times)
 
 
 def to_host(tensor: Tensor) -> Any:
     """Return a tensor's elements as Python numbers, nested like its shape; one synchronisation."""
-    count_sync()
+    record_syncs()
     return tensor.tolist()
 
 
@@ -46,5 +46,5 @@ def to_device(numbers: Any, like: Tensor, dtype: torch.dtype = torch.int64) -> T
 
 def nonzero(mask: Tensor) -> Tensor:
     """Return the indices (m,) int64 at which a mask (n,) is not zero; one synchronisation, for m."""
-    count_sync()
+    record_syncs()
     return mask.nonzero().squeeze(1)

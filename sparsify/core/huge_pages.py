@@ -21,7 +21,7 @@ MIN_NBYTES = 2**22  # of a tensor that is worth asking for
 log = logging.getLogger(__name__)
 
 
-def advise(tensor: Tensor) -> Tensor:
+def request(tensor: Tensor) -> Tensor:
     """Ask for huge pages for a contiguous tensor that nothing was written to yet, and return it.
 
     Nothing happens on other devices, for small tensors, and where the system's setting is not "madvise": with
@@ -38,7 +38,7 @@ def advise(tensor: Tensor) -> Tensor:
 
 def zeros_like(like: Tensor, dtype: torch.dtype) -> Tensor:
     """Return torch.zeros_like, in huge pages."""
-    return advise(torch.empty_like(like, dtype=dtype)).zero_()
+    return request(torch.empty_like(like, dtype=dtype)).zero_()
 
 
 @cache

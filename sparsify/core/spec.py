@@ -1,4 +1,4 @@
-"""Entries that are functions: the signature is the schema, the docstring the help.
+"""Registries of functions: a signature is the schema of an entry, its docstring the help.
 
 A `Registry` is a folder in which each file defines one function of its own name. To list and to configure
 entries must not need what building them needs, so a signature is read from the file's syntax tree: of the
@@ -26,12 +26,12 @@ REQUIRED = "???"  # Hydra's word for a value that has no default
 
 
 class BrokenFile(ValueError):
-    """A file that can't be read as an entry; the message has its path and the line."""
+    """The error that a file can't be read as an entry; the message has its path and the line."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyperparameter, from the signature."""
+    """A hyperparameter of an entry, read from the signature."""
 
     default: Any  # REQUIRED where there is none
     allowed: Any  # the type with its range, see `sparsify.ranges`
@@ -40,7 +40,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Registry:
-    """The files of one folder, each with a function of its own name, and the functions of a table beside it.
+    """The entries of one folder, a file each with a function of its own name, and of a table beside it.
 
     Args:
         table: entries without a file; a file stands in for a row of its name.
@@ -52,34 +52,34 @@ class Registry:
     table: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
     def names(self) -> list[str]:
-        """Names of files and rows, in the order of the alphabet."""
+        """Return the names of files and rows, in alphabetical order."""
         files = (path.stem for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
         return sorted({*files, *self.table})
 
-    def described(self, name: str) -> Callable[..., Any]:
-        """A function with the entry's signature and docstring, which need not work."""
+    def read_signature(self, name: str) -> Callable[..., Any]:
+        """Return a function with the entry's signature and docstring, which need not work."""
         path = self.folder / f"{name}.py"
         if name in self.table and not path.exists():
             return self.table[name]
         return _read_function(path, f"{self.package}.{name}", path.stat().st_mtime_ns)
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """The function that builds the entry."""
+    def import_function(self, name: str) -> Callable[..., Any]:
+        """Return the function that builds the entry."""
         if name in self.table and not (self.folder / f"{name}.py").exists():
             return self.table[name]
-        return function_of(self.package, name)
+        return import_function(self.package, name)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no entry has."""
         if name not in self.names():
             raise ValueError(ranges.describe_unknown(self.noun, name, self.names()))
 
-    def sound(self) -> list[str]:
-        """The entries whose file can be read."""
-        return [name for name in self.names() if not self.why_broken(name)]
+    def readable_names(self) -> list[str]:
+        """Return the names of the entries whose file can be read."""
+        return [name for name in self.names() if not self.reason_unreadable(name)]
 
-    def why_broken(self, name: str) -> str:
-        """The reason why an entry's file can't be read; empty where it can."""
+    def reason_unreadable(self, name: str) -> str:
+        """Return why an entry's file can't be read; '' where it can."""
         try:
             self.parameters(name)
         except BrokenFile as broken:
@@ -87,29 +87,33 @@ class Registry:
         return ""
 
     def parameters(self, name: str) -> dict[str, Parameter]:
-        """Hyperparameters of an entry.
+        """Return the hyperparameters of an entry, by name.
 
         Raises:
             BrokenFile: the file can't be read, or a default or an annotation in its signature is wrong.
         """
         self.check_name(name)
-        return parameters_of(self.described(name))
+        return read_parameters(self.read_signature(name))
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Hyperparameters of an entry and their defaults, '???' where one must be given."""
+        """Return the default of each hyperparameter, '???' where a value must be given."""
         return {key: parameter.default for key, parameter in self.parameters(name).items()}
 
     def docstring(self, name: str) -> str:
-        """An entry's docstring; `BrokenFile` where the file can't be read."""
+        """Return an entry's docstring.
+
+        Raises:
+            BrokenFile: the file can't be read.
+        """
         self.check_name(name)
-        return inspect.getdoc(self.described(name)) or ""
+        return inspect.getdoc(self.read_signature(name)) or ""
 
     def summary(self, name: str) -> str:
-        """The first line of an entry's docstring."""
+        """Return the first line of an entry's docstring."""
         return self.docstring(name).partition("\n")[0]
 
     def check(self, name: str, values: Mapping[str, Any], prefix: str = "") -> None:
-        """Refuse a hyperparameter that the entry does not have, and a value that it does not allow.
+        """Refuse hyperparameters that the entry does not have, and values that it does not allow.
 
         Args:
             prefix: of the hyperparameters' names in the message.
@@ -129,29 +133,29 @@ class Registry:
     def build(self, name: str, values: Mapping[str, Any]) -> Any:
         """Call the entry's function."""
         self.check(name, values)
-        return self.function(name)(**values)
+        return self.import_function(name)(**values)
 
 
-def function_of(package: str, name: str) -> Callable[..., Any]:
-    """The function of its own name in a module of a package.
+def import_function(package: str, name: str) -> Callable[..., Any]:
+    """Return the function that has the name of its module in a package.
 
     Raises:
         BrokenFile: the module can't be imported, or has no such function.
     """
-    module = imported(f"{package}.{name}")
+    module = import_entry(f"{package}.{name}")
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None:
-        raise BrokenFile(no_function(module.__file__, name))
+        raise BrokenFile(describe_missing_function(module.__file__, name))
     return function
 
 
-def no_function(path: object, name: str) -> str:
-    """The sentence for a file without the function that it should have."""
+def describe_missing_function(path: object, name: str) -> str:
+    """Return the error message for a file without the function that it should have."""
     return f"{path} has no function {name}: each file there has one of its own name"
 
 
-def imported(module: str) -> ModuleType:
-    """The module, which one file of a folder is.
+def import_entry(module: str) -> ModuleType:
+    """Import the module that a file of a registry is.
 
     Raises:
         BrokenFile: it can't be imported.
@@ -163,11 +167,11 @@ def imported(module: str) -> ModuleType:
     except Exception as error:  # what runs on import may raise anything
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in ours:
             raise
-        raise broken(error) from error
+        raise make_broken_file(error) from error
 
 
-def broken(error: Exception, path: Path | None = None) -> BrokenFile:
-    """Sentence with the line on what went wrong while a file was executed."""
+def make_broken_file(error: Exception, path: Path | None = None) -> BrokenFile:
+    """Return the error, with path and line, for what went wrong while a file was read or executed."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename or path}" + (f", line {error.lineno}" if error.lineno else "")
         return BrokenFile(f"{place}: {error.msg}")
@@ -175,8 +179,8 @@ def broken(error: Exception, path: Path | None = None) -> BrokenFile:
     return BrokenFile(f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}")
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a function, by its signature.
+def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the parameters of a function by name, as its signature has them.
 
     Raises:
         BrokenFile: an annotation means nothing.
@@ -190,18 +194,19 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
             f"read: {type(error).__name__}: {error}"
         ) from error
     empty = inspect.Parameter.empty
-    return {
-        name: Parameter(
-            REQUIRED if one.default is empty else one.default,
-            Any if one.annotation is empty else one.annotation,
-            one.kind is inspect.Parameter.KEYWORD_ONLY,
+    parameters = dict[str, Parameter]()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # it takes what others have named
+            continue
+        parameters[name] = Parameter(
+            REQUIRED if parameter.default is empty else parameter.default,
+            Any if parameter.annotation is empty else parameter.annotation,
+            parameter.kind is inspect.Parameter.KEYWORD_ONLY,
         )
-        for name, one in signature.parameters.items()
-        if one.kind is not inspect.Parameter.VAR_KEYWORD  # which takes what others have named
-    }
+    return parameters
 
 
-def constant(path: Path, name: str) -> Any:
+def read_constant(path: Path, name: str) -> Any:
     """Return the value that a file assigns to a name at its top; None where it doesn't."""
     return _read_constant(path, name, path.stat().st_mtime_ns)
 
@@ -213,7 +218,7 @@ def _read_function(path: Path, module: str, modified_ns: int) -> Callable[..., A
     name = path.stem
     definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not definitions:
-        raise BrokenFile(no_function(path, name))
+        raise BrokenFile(describe_missing_function(path, name))
     definition = definitions[-1]
     docstring = definition.body[:1] if ast.get_docstring(definition) is not None else []
     definition.body = [*docstring, ast.copy_location(ast.Pass(), definition)]
@@ -235,7 +240,7 @@ def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
-        raise broken(error, path) from error
+        raise make_broken_file(error, path) from error
 
 
 def _select_statements(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
@@ -280,7 +285,7 @@ def _execute(path: Path, module: str, statements: Sequence[ast.stmt]) -> dict[st
         code = compile(ast.Module([*statements], []), str(path), "exec", dont_inherit=True)
         exec(code, vars(made))
     except Exception as error:  # what runs may raise anything
-        raise broken(error, path) from error
+        raise make_broken_file(error, path) from error
     finally:
         del sys.modules[made.__name__]
     return vars(made)

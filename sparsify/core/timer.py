@@ -28,7 +28,7 @@ TimeMark = Any
 
 
 @dataclass
-class StepSample:
+class StepTimes:
     """Times of one step: when it began, how long it took, and its phases, in seconds."""
 
     start_s: float
@@ -76,9 +76,9 @@ class PhaseTimer:
         self.keep_spans = keep_spans
         self.stops = stops
         self._stops = stops()  # before the step: others may wait in it for one that was stopped ahead of it
-        self.samples: list[StepSample] = []
+        self.samples: list[StepTimes] = []
         self.num_steps = 0
-        self._current = StepSample(0.0)  # times outside a step are not kept
+        self._current = StepTimes(0.0)  # times outside a step are not kept
         self._open_phases: list[_OpenPhase] = []  # the innermost last
         self._keeps_spans = False
 
@@ -88,7 +88,7 @@ class PhaseTimer:
         self._keeps_spans = self.keep_spans(self.num_steps)
         start = self.read_boundary_s()
         mark = self.record_mark() if self.event else None
-        sample = self._current = StepSample(start)
+        sample = self._current = StepTimes(start)
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class PhaseTimer:
             sample.stops = stops - self._stops
             self._stops = stops
             self.num_steps += 1
-            self._current = StepSample(0.0)
+            self._current = StepTimes(0.0)
             self._keeps_spans = False
             self._open_phases.clear()
         self.samples.append(sample)  # unless it ended in an error
@@ -154,7 +154,7 @@ class PhaseTimer:
         """Record a point in the device's time."""
         return self.event() if self.event else self.now()
 
-    def finish_window(self, gather: Callable[[list[float]], list[list[float]]]) -> list[StepSample]:
+    def finish_window(self, gather: Callable[[list[float]], list[list[float]]]) -> list[StepTimes]:
         """End a window: turn marks into seconds, split collectives, and return the window's samples.
 
         All workers finish the same steps together. The shortest duration of a collective over the workers is

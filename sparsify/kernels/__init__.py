@@ -58,7 +58,7 @@ class TorchKernel(SelectionKernel):
     @cached_property
     def magnitudes(self) -> Tensor:
         """Buffer (n,) for magnitudes."""
-        return huge_pages.advise(torch.empty_like(self.like, dtype=accumulation_dtype(self.like.dtype)))
+        return huge_pages.request(torch.empty_like(self.like, dtype=accumulation_dtype(self.like.dtype)))
 
     @cached_property
     def mask(self) -> Tensor:
@@ -133,7 +133,7 @@ def make_group_kernel(
         choice: as for `make_kernel`.
     """
     sizes = [like.numel() for like in likes]
-    if choice != "torch" and all(map(native.supports, likes)) and not native_unavailable_reason():
+    if choice != "torch" and all(map(native.can_search, likes)) and not native_unavailable_reason():
         return NativeGroupKernel(sizes)
     if choice != "torch" and likes[0].is_cuda and accumulation_dtype(likes[0].dtype) == torch.float32:
         device = likes[0].device
@@ -190,7 +190,7 @@ def make_fused_kernel(like: Tensor) -> SelectionKernel:
 
         check_available(triton_search.unsupported_reason(like))
         return triton_search.TritonKernel(like)
-    elif native.supports(like):
+    elif native.can_search(like):
         check_available(native_unavailable_reason())
         return NativeKernel(like)
     raise KernelUnavailableError(f"no kernel is written for {like.dtype} on {like.device}")
@@ -206,7 +206,7 @@ def check_available(unavailable_reason: str | None) -> None:
 def native_unavailable_reason() -> str | None:
     """Return the reason why there is no native library; None where there is one, which is logged once."""
     try:
-        native.library()
+        native.get_library()
     except KernelUnavailableError as reason:
         return str(reason)
     log.info("selecting with C++ (%s)", native.best_vector_level())
@@ -320,5 +320,5 @@ class Workspace:
         """
         if name not in self.buffers:
             dtype = accumulation_dtype(self.like.dtype) if dtype is None else dtype
-            self.buffers[name] = huge_pages.advise(torch.empty_like(self.like, dtype=dtype))
+            self.buffers[name] = huge_pages.request(torch.empty_like(self.like, dtype=dtype))
         return self.buffers[name]

@@ -45,7 +45,7 @@ class NativeKernel(SelectionKernel):
 
     def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:
         super().__init__()
-        self.library = library()
+        self.library = get_library()
         self.level = choose_level(level)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.forced_bound = -1 if bound is None else bound
@@ -77,7 +77,7 @@ class NativeKernel(SelectionKernel):
     ) -> SparseVector:
         if not acc.is_contiguous():
             return self.above_threshold(accumulate_into_copy(acc, grad), None, threshold, strict)
-        host_sync.count_sync()  # for the number of elements
+        host_sync.record_syncs()  # for the number of elements
         self._check(acc, grad)
         n = acc.numel()
         num_threads = torch.get_num_threads()
@@ -107,9 +107,9 @@ class NativeKernel(SelectionKernel):
 
     def _check(self, acc: Tensor, grad: Tensor | None) -> None:
         """Refuse tensors that the library would misread."""
-        fits = supports(acc) and acc.dtype == torch.float32 and acc.dim() == 1
+        fits = can_search(acc) and acc.dtype == torch.float32 and acc.dim() == 1
         if grad is not None:
-            fits &= supports(grad) and grad.shape == acc.shape
+            fits &= can_search(grad) and grad.shape == acc.shape
         if not fits:
             raise ValueError(
                 "this kernel takes acc in float32 and as many gradients in float32, bfloat16 or float16, on "
@@ -126,7 +126,7 @@ class NativeGroupKernel(GroupKernel):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
-        self.library = library()
+        self.library = get_library()
         self.level = choose_level(None)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
@@ -253,7 +253,7 @@ def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     stretches = np.array(sizes, dtype=np.int64)
     assert table[:, 1].sum() == stretches.sum()
     stretch_norms = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
-    library().sparsify_norms(
+    get_library().sparsify_norms(
         table.ctypes.data, stretches.ctypes.data, len(sizes), kind, choose_level(None),
         torch.get_num_threads(), stretch_norms.data_ptr(),
     )  # fmt: skip
@@ -295,7 +295,7 @@ def address_table(tensors: Sequence[Tensor]) -> Array:
     return table
 
 
-def supports(like: Tensor) -> bool:
+def can_search(like: Tensor) -> bool:
     """Tell whether buckets like this tensor can be searched."""
     return like.device.type == "cpu" and like.dtype in KIND_BY_DTYPE and like.numel() < 2**31
 
@@ -330,7 +330,7 @@ def least_key(threshold: float, strict: bool) -> int:
 
 def choose_level(level: str | None) -> int:
     """Return the number of the widest vector instructions that this processor has, and `level` at most."""
-    best = int(library().sparsify_level())
+    best = int(get_library().sparsify_level())
     return best if level is None else min(best, VECTOR_LEVELS.index(level))
 
 
@@ -340,6 +340,6 @@ def best_vector_level() -> str:
 
 
 @cache
-def library() -> ctypes.CDLL:
+def get_library() -> ctypes.CDLL:
     """Return the library; KernelUnavailableError where it can't be built or loaded."""
     return native_library.load_or_build()

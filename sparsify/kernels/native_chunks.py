@@ -17,7 +17,7 @@ from sparsify.kernels.native import (
     choose_level,
     common_kind,
     empty_selection,
-    library,
+    get_library,
 )
 from sparsify.types import SparseVector
 
@@ -46,7 +46,7 @@ class NativeChunkSearch:
     """
 
     def __init__(self, layout: ChunkLayout, level: str | None = None) -> None:
-        self.library = library()
+        self.library = get_library()
         self.layout = layout
         self.level = choose_level(level)
         self.ks = tuple[int, ...]()

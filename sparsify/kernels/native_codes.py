@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import Statistical2, TensorMembership
-from sparsify.kernels.native import are_contiguous_on_cpu, library
+from sparsify.core.codes import Statistical2, TensorSegments
+from sparsify.kernels.native import are_contiguous_on_cpu, get_library
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,14 @@ class NativeStatistical2(Statistical2):
     operators.
     """
 
-    def quantise(self, values: Tensor, parts: TensorMembership) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         if not are_contiguous_on_cpu([values]):
-            return super().quantise(values, parts)
-        counts = np.array(parts.counts, dtype=np.int64)
+            return super().quantise(values, segments)
+        counts = np.array(segments.counts, dtype=np.int64)
         assert counts.sum() == len(values)
         means = torch.empty(len(counts), self.num_scales, dtype=torch.float32, device="cpu")
         codes = torch.empty(len(values), dtype=torch.uint8, device="cpu")
-        library().sparsify_statistical2(
+        get_library().sparsify_statistical2(
             values.data_ptr(), counts.ctypes.data, len(counts), means.data_ptr(), codes.data_ptr()
         )
         return means, codes

@@ -62,7 +62,7 @@ def load_or_build() -> ctypes.CDLL:
         folder = writable[0]
         deadline = time.monotonic() + TIMEOUT_S
         with build_lock(folder, deadline):
-            return load_cached(folder) or load(build(folder, deadline))
+            return load_cached(folder) or load_shared_library(build_library(folder, deadline))
     except OSError as error:
         raise KernelUnavailableError(f"what was compiled can't be kept or loaded here: {error}") from error
 
@@ -97,7 +97,7 @@ def load_cached(folder: Path) -> ctypes.CDLL | None:
     for path in sorted(folder.glob(f"native-{build_key()}-*.so")):
         if is_undamaged(path):
             with contextlib.suppress(OSError):  # built on a system with other libraries, that shares our home
-                return load(path)
+                return load_shared_library(path)
     return None
 
 
@@ -159,7 +159,7 @@ def try_lock(file: int) -> bool:
     return True
 
 
-def build(folder: Path, deadline: float) -> Path:
+def build_library(folder: Path, deadline: float) -> Path:
     """Compile native.cpp, try the library, and put it into a folder, named by its digest.
 
     Raises:
@@ -215,7 +215,7 @@ def run_within(deadline: float, command: Sequence[str], folder: str, description
         raise KernelUnavailableError(f"{description} failed: {errors.strip()[-500:]}")
 
 
-def load(path: Path) -> ctypes.CDLL:
+def load_shared_library(path: Path) -> ctypes.CDLL:
     """Load a library, and set the types of its functions; OSError where it does not load."""
     library = ctypes.CDLL(str(path))
     int32, long, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
@@ -242,7 +242,7 @@ def load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def try_out(library: ctypes.CDLL) -> None:
+def check_library(library: ctypes.CDLL) -> None:
     """Assert that each function does what it should, at each level and for each kind that it has.
 
     Raises:
@@ -252,14 +252,14 @@ def try_out(library: ctypes.CDLL) -> None:
     largest = largest_indices(numbers, range(TRIAL_NUMEL), TRIAL_K)
     for level in range(library.sparsify_level() + 1):
         for kind in ITEMSIZE_BY_KIND:
-            try_searches(library, numbers, largest, level, kind)
-        try_norms(library, numbers, level)
-        try_chunks(library, numbers, level)
-    try_writes(library, numbers, largest)
-    try_statistical2(library)
+            check_searches(library, numbers, largest, level, kind)
+        check_norms(library, numbers, level)
+        check_chunks(library, numbers, level)
+    check_writes(library, numbers, largest)
+    check_statistical2(library)
 
 
-def try_searches(
+def check_searches(
     library: ctypes.CDLL, numbers: array[float], largest: list[int], level: int, kind: int
 ) -> None:
     """Assert that the largest elements are found, by their number and by a threshold."""
@@ -289,7 +289,7 @@ def try_searches(
     assert acc == numbers, (level, kind)
 
 
-def try_norms(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
+def check_norms(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
     """Assert that the norm of a tensor is right."""
     norm = array("f", [0.0])
     tensor = array("q", [address(numbers), TRIAL_NUMEL])
@@ -298,7 +298,7 @@ def try_norms(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
     assert abs(norm[0] - expected) < 1e-3 * expected, level
 
 
-def try_chunks(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
+def check_chunks(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
     """Assert that the 7 largest are found of each chunk, 4 x 1000, of those that lie side by side."""
     columns = TRIAL_NUMEL // 4
     grid = array("q", [address(numbers), 0, 0, 0, columns, 4, 1000, 1, columns // 1000, 7, 0])
@@ -312,7 +312,7 @@ def try_chunks(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
         assert list(indices[7 * chunk :][:7]) == largest_indices(numbers, members, 7), level
 
 
-def try_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]) -> None:
+def check_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]) -> None:
     """Assert that a selection is added, cleared and moved where it lies, in memory of two pieces."""
     indices = array("i", [7 + index for index in largest])
     values = array("f", [numbers[i] for i in largest])
@@ -339,7 +339,7 @@ def try_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]) 
         assert not any(spaces[0][i] for i in largest)
 
 
-def try_statistical2(library: ctypes.CDLL) -> None:
+def check_statistical2(library: ctypes.CDLL) -> None:
     """Assert that two tensors are coded."""
     # The deviation of the first one is 0.82, so that -1, 0 and 1 are in three bins.
     values = array("f", [-1, -1, 0, 0, 0, 1, 1, 9])
@@ -373,4 +373,4 @@ def address(numbers: array[Any]) -> int:
 
 
 if __name__ == "__main__":
-    try_out(load(Path(sys.argv[1])))
+    check_library(load_shared_library(Path(sys.argv[1])))

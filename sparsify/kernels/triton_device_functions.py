@@ -93,19 +93,21 @@ def select_column(rows, number: constexpr, WIDTH: constexpr):
 
 
 @triton.jit
-def store_kept(indices, values, slots, end, begin, names, keep, bits, BLOCK: constexpr, WIDTH: constexpr):
+def store_kept(
+    indices, values, slots, end, begin, index_table, keep, bits, BLOCK: constexpr, WIDTH: constexpr
+):
     """Store the kept elements (BLOCK / WIDTH, WIDTH) of a block that starts at `begin`.
 
     Those of a row go to its slot and the slots behind it, while these are less than `end`. The block's
-    indices stand in `names` from `begin` on, or are the numbers from `begin` on where that is None.
+    indices stand in `index_table` from `begin` on, or are the numbers from `begin` on where that is None.
     """
     # In columns: before scattered stores of a whole block, Triton would move all of it between threads.
     for number in tl.static_range(WIDTH):
         is_hit = select_column(keep, number, WIDTH)
         live = (is_hit > 0) & (slots < end)
         index = begin + tl.arange(0, BLOCK // WIDTH) * WIDTH + number
-        if names is not None:
-            index = tl.load(names + index, mask=live, other=0)
+        if index_table is not None:
+            index = tl.load(index_table + index, mask=live, other=0)
         tl.store(indices + slots, index, mask=live)
         tl.store(values + slots, select_column(bits, number, WIDTH).to(tl.float32, bitcast=True), mask=live)
         slots += is_hit
@@ -174,7 +176,7 @@ def emit_block(
     end,
     tie_slot,
     begin,
-    names,
+    index_table,
     live,
     x,
     kth,
@@ -184,7 +186,7 @@ def emit_block(
     """Emit the elements of a block `x`, which starts at `begin`, whose keys are at least the k-th.
 
     Keys above the k-th go to slots from `start` on, in no order; those equal to it to slots from `tie_slot`
-    on. `names`: see `store_kept`. Returns the `tie_slot` behind these.
+    on. `index_table`: see `store_kept`. Returns the `tie_slot` behind these.
     """
     keys = magnitude_keys(x)
     bits = x.to(tl.int32, bitcast=True)
@@ -193,14 +195,13 @@ def emit_block(
     total = tl.sum(counts, 0)
     if total > 0:
         slots = start + tl.atomic_add(counter, total, sem="relaxed") + exclusive_cumsum(counts)
-        store_kept(indices, values, slots, end, begin, names, larger, bits, BLOCK, WIDTH)
+        store_kept(indices, values, slots, end, begin, index_table, larger, bits, BLOCK, WIDTH)
     equal = (live & (keys == kth)).to(tl.int32)
     counts = tl.sum(equal, 1)
     total = tl.sum(counts, 0)
     if total > 0:
-        store_kept(
-            indices, values, tie_slot + exclusive_cumsum(counts), end, begin, names, equal, bits, BLOCK, WIDTH
-        )
+        slots = tie_slot + exclusive_cumsum(counts)
+        store_kept(indices, values, slots, end, begin, index_table, equal, bits, BLOCK, WIDTH)
     return tie_slot + total
 
 
@@ -213,7 +214,7 @@ def emit_range(
     tie_slot,
     x,
     stride,
-    names,
+    index_table,
     first,
     last,
     kth,
@@ -225,7 +226,7 @@ def emit_range(
     for begin in range(first, last, BLOCK):
         loaded, live = load_block(x, last, stride, begin, offsets, BLOCK)
         tie_slot = emit_block(
-            indices, values, counter, 0, end, tie_slot, begin, names, live, loaded, kth, BLOCK, WIDTH
+            indices, values, counter, 0, end, tie_slot, begin, index_table, live, loaded, kth, BLOCK, WIDTH
         )
 
 

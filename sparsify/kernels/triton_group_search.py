@@ -81,7 +81,7 @@ class TritonGroupSearch(GroupKernel):
         shares = self._divide_among_programs(min_blocks)
         self.num_programs = len(shares)
         new = likes[0].new_empty
-        self.work = new((len(likes), device_code.ROW.value), dtype=torch.int32)
+        self.work = new((len(likes), device_code.WORK_ROW_NUMEL.value), dtype=torch.int32)
         self.bucket_rows: list[tuple[int, ...]] = []  # rows of the table of buckets on the device
         self.is_aligned = False
         self.memory_tables: dict[tuple[tuple[int, int], ...], Tensor] = {}  # of `add`, the oldest first

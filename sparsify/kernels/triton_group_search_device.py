@@ -27,7 +27,7 @@ HIGH = constexpr(0)
 MIDDLE = constexpr(2048)
 LOW = constexpr(2048 + 1024)
 NUM_EMITTED = constexpr(2048 + 2 * 1024)
-ROW = constexpr(2048 + 2 * 1024 + 32)
+WORK_ROW_NUMEL = constexpr(2048 + 2 * 1024 + 32)
 HIGH_BINS = constexpr(2048)
 LOW_BINS = constexpr(1024)
 # A row of `shares` (programs, 4) int32.
@@ -42,7 +42,7 @@ SIZE = constexpr(2)
 K = constexpr(3)
 OUT = constexpr(4)  # where the bucket's part of the result begins
 BASE = constexpr(5)  # where the bucket begins among all buckets
-COLUMNS = constexpr(6)
+BUCKET_COLUMNS = constexpr(6)
 
 
 @triton.jit
@@ -50,10 +50,17 @@ def load_share(shares, buckets, work):
     """Load this program's share: its bucket's rows in `buckets` and `work`, n and k; first and end block."""
     share = shares + tl.program_id(0) * 4
     number = tl.load(share + BUCKET)
-    bucket = buckets + number * COLUMNS
+    bucket = buckets + number * BUCKET_COLUMNS
     n = tl.load(bucket + SIZE).to(tl.int32)
     k = tl.load(bucket + K).to(tl.int32)
-    return bucket, work + number * ROW, n, k, tl.load(share + FIRST_BLOCK), tl.load(share + END_BLOCK)
+    return (
+        bucket,
+        work + number * WORK_ROW_NUMEL,
+        n,
+        k,
+        tl.load(share + FIRST_BLOCK),
+        tl.load(share + END_BLOCK),
+    )
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.local.local_optimizer import LocalOptimizer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
 
@@ -23,12 +23,12 @@ def distribute(
 ) -> DistributedOptimizer: ...
 @overload
 def distribute(
-    optimizer: torch.optim.Optimizer, model: nn.Module, method: Local, *values: Any, **options: Any
+    optimizer: torch.optim.Optimizer, model: nn.Module, method: LocalSteps, *values: Any, **options: Any
 ) -> LocalOptimizer: ...
 def distribute(
     optimizer: torch.optim.Optimizer,
     model: nn.Module,
-    method: Method | Local,
+    method: Method | LocalSteps,
     comm: Comm | None = None,
     seed: int = 0,
     check: bool = True,
@@ -49,6 +49,6 @@ def distribute(
     options: dict[str, Any] = {
         "group": group, "steps_per_epoch": steps_per_epoch, "scaler": scaler, "overlap": overlap,
     }  # fmt: skip
-    if isinstance(method, Local):
+    if isinstance(method, LocalSteps):
         return LocalOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)
     return DistributedOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)

@@ -20,7 +20,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
 from sparsify.local.fused_exchange import moved
 from sparsify.local.packed_messages import whole
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Dense
 from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
@@ -74,7 +74,7 @@ class Fragment:
 
     def __init__(
         self,
-        strategy: Local,
+        strategy: LocalSteps,
         named: Named,
         comm: Comm,
         timer: PhaseTimer | None,
@@ -303,13 +303,13 @@ def copies_of(pieces: Sequence[Tensor]) -> list[Tensor]:
     first = pieces[0]
     if not first.is_cpu or len({(piece.dtype, piece.device) for piece in pieces}) > 1:
         return [piece.clone() for piece in pieces]
-    memory = huge_pages.advise(first.new_empty(sum(piece.numel() for piece in pieces)))
+    memory = huge_pages.request(first.new_empty(sum(piece.numel() for piece in pieces)))
     copies = split_like(memory, pieces)
     torch._foreach_copy_(copies, [*pieces])
     return copies
 
 
-def fragments_of(named: Named, count: int) -> list[list[tuple[str, Parameter]]]:
+def divide_into_fragments(named: Named, count: int) -> list[list[tuple[str, Parameter]]]:
     """Divide a model's parameters among `count` fragments: blocks in turns, so that each fragment has early
     and late ones, as Streaming DiLoCo's strided pattern has them.
 

@@ -22,7 +22,7 @@ def moved(
     engine: Engine, own: Sequence[Tensor], anchor: Sequence[Tensor], step: StepSettings
 ) -> StepReport | None:
     """Average the drift, anchor less own, of all that an engine has; anchor and own become the anchor less
-    `step.lr` times that, to the bit what `Plain` makes of it. Collective. None where it can't be had here,
+    `step.lr` times that, to the bit what `PlainStep` makes of it. Collective. None where it can't be had here,
     on all workers or on some: what they send is the same, and nothing has changed.
 
     Args:

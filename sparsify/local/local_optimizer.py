@@ -18,10 +18,10 @@ from sparsify.comm import Comm
 from sparsify.core import host_sync
 from sparsify.core.bucket import local_shard
 from sparsify.core.timer import PhaseTimer
-from sparsify.local.fragments import APART, Fragment, fragments_of
+from sparsify.local.fragments import APART, Fragment, divide_into_fragments
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_local
 from sparsify.local.master_weights import find_copies, update_copies
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.ranges import NonNegativeInt, stable_repr
 from sparsify.wrappers.checks import check_optimizer_and_model
 from sparsify.wrappers.engine import StepReport
@@ -86,7 +86,7 @@ class LocalOptimizer(OptimizerWrapper):
         self,
         optimizer: torch.optim.Optimizer,
         model: nn.Module,
-        strategy: Local,
+        strategy: LocalSteps,
         comm: Comm | None = None,
         seed: int = 0,
         check: bool = True,
@@ -135,7 +135,7 @@ class LocalOptimizer(OptimizerWrapper):
                     offset=at * strategy.every // strategy.fragments,
                     everyone=self._everyone(),
                 )
-                for at, inside in enumerate(fragments_of(named, strategy.fragments))
+                for at, inside in enumerate(divide_into_fragments(named, strategy.fragments))
             ]
 
         self.fragments = self._build_fragments(build)
@@ -166,12 +166,12 @@ class LocalOptimizer(OptimizerWrapper):
             NonFiniteDriftError: on all workers, where an exchange is due and any worker's parameters have a NaN or
                 Inf.
         """
-        loss = self.step_alone(closure)
+        loss = self.step_locally(closure)
         self.exchange()
         return loss
 
     @exclude_from_compile
-    def step_alone(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step_locally(self, closure: Callable[[], Any] | None = None) -> Any:
         """The first half of `step`: the inner optimizer's, for loops that time the two apart."""
         self._check_outside("step")
         self._reshard()
@@ -395,19 +395,19 @@ class LocalOptimizer(OptimizerWrapper):
         self._settle()
 
     def _worker_state(self) -> dict[str, Any]:
-        return {"epoch": self.user_epoch, "local": self.own_state_dict()}
+        return {"epoch": self.user_epoch, "local": self.local_state_dict()}
 
     def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
-        self.restore_own(saved["local"])
+        self.restore_local_state(saved["local"])
 
-    def own_state_dict(self) -> dict[str, Any]:
+    def local_state_dict(self) -> dict[str, Any]:
         """The part under `local`: what this worker has besides the inner optimizer's state and the epoch."""
         self._check_outside("state_dict")
         self._settle()
         return {**self._described(), "fragments": [each.state_dict() for each in self.fragments]}
 
-    def restore_own(self, local: Mapping[str, Any]) -> None:
-        """Load what `check_own` let pass on all workers."""
+    def restore_local_state(self, local: Mapping[str, Any]) -> None:
+        """Load what `check_local_state` let pass on all workers."""
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
             fragment.restore_state(saved)
         self.num_steps = local["step"]
@@ -432,14 +432,14 @@ class LocalOptimizer(OptimizerWrapper):
             )
         check_keys("an optimizer's saved state", saved, SAVED, None)
         check_value("epoch", saved["epoch"], NonNegativeInt | None)
-        facts = self.check_own(saved["local"])
+        facts = self.check_local_state(saved["local"])
         load_inner_optimizer(
             self.inner_optimizer, {key: part for key, part in saved.items() if key not in SAVED}
         )
         return {**facts, "epoch": saved["epoch"]}
 
-    def check_own(self, local: Any) -> dict[str, Any]:
-        """Refuse what is no `own_state_dict` of this worker's; returns what must be alike on all workers."""
+    def check_local_state(self, local: Any) -> dict[str, Any]:
+        """Refuse what is no `local_state_dict` of this worker's; returns what must be alike on all workers."""
         own = self._described()
         check_keys("local", local, TOP, ("worker",))  # older ones don't tell the worker
         check_value("local.step", local["step"], NonNegativeInt)

@@ -23,7 +23,7 @@ MOST_BYTES = 2**24  # of tensors that travel together: what a message takes of m
 class Packs(Protocol):
     """A method that can put what it sends of several buckets into one message."""
 
-    def aggregate_each(
+    def aggregate_packed(
         self,
         grads: Sequence[Tensor],
         step: StepSettings,
@@ -46,7 +46,7 @@ def whole(engine: Engine, pieces: Sequence[Tensor], step: StepSettings) -> StepR
         gradients = engine.divide_gradients(own, [step] * len(ats), ats)
         states = [gradient.state for gradient in gradients]
         if isinstance(method, Packs):
-            act = partial(method.aggregate_each, own, step, states, engine.comm, engine.timer)
+            act = partial(method.aggregate_packed, own, step, states, engine.comm, engine.timer)
         else:
             act = partial(_averaged, method, own, step, engine)
         reports.append(engine.report(gradients, act))

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from sparsify.local.sharded_optimizer import ShardedLocal
-from sparsify.local.strategy import Local
+from sparsify.local.sharded_optimizer import ShardedLocalOptimizer
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.wrappers.sharded.hook import ShardHook
 
@@ -21,12 +21,12 @@ def shard(
 ) -> ShardHook: ...
 @overload
 def shard(
-    model: nn.Module, optimizer: torch.optim.Optimizer, method: Local, *values: Any, **options: Any
-) -> ShardedLocal: ...
+    model: nn.Module, optimizer: torch.optim.Optimizer, method: LocalSteps, *values: Any, **options: Any
+) -> ShardedLocalOptimizer: ...
 def shard(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    method: Method | Local,
+    method: Method | LocalSteps,
     replicas: dist.ProcessGroup | DeviceMesh | None = None,
     seed: int = 0,
     check: bool = True,
@@ -35,17 +35,17 @@ def shard(
     within: Method | None = None,
     steps_per_epoch: int | None = None,
     debug: bool = False,
-) -> ShardHook | ShardedLocal:
+) -> ShardHook | ShardedLocalOptimizer:
     """Average what replicas of a model that `fully_shard` has sharded must have in common.
 
     Args:
         method: averages each step's gradients between replicas: `optimizer` is stepped as ever, and
             `ShardHook` says what the options mean and what is refused. Or it is a strategy of local steps:
-            then what is returned is stepped in the optimizer's place, see `ShardedLocal`.
+            then what is returned is stepped in the optimizer's place, see `ShardedLocalOptimizer`.
     """
     options: dict[str, Any] = {"steps_per_epoch": steps_per_epoch, "debug": debug}
-    if isinstance(method, Local):
+    if isinstance(method, LocalSteps):
         if within is not None:
             raise ValueError("within= is for methods of every step; with local steps leave it out")
-        return ShardedLocal(model, optimizer, method, replicas, seed, check, select, **options)
+        return ShardedLocalOptimizer(model, optimizer, method, replicas, seed, check, select, **options)
     return ShardHook(model, optimizer, method, replicas, seed, check, select, within=within, **options)

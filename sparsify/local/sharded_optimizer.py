@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.local.fragments import Fragment
 from sparsify.local.local_optimizer import LocalOptimizer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
 from sparsify.wrappers.handshake import check_arguments_agree
 from sparsify.wrappers.saved_states import check_no_wrapped_state
@@ -32,7 +32,7 @@ from sparsify.wrappers.sharded.units import confine_optimizer_to_replica, find_u
 GRIDS: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
 
 
-class ShardedLocal(LocalOptimizer):
+class ShardedLocalOptimizer(LocalOptimizer):
     """`optimizer` of a model sharded by `fully_shard` within each replica. Every so many steps the workers
     that have the same shard average what they have moved, each its own shard. As `LocalOptimizer` in
     everything else; a method's buckets are those of the shards.
@@ -51,7 +51,7 @@ class ShardedLocal(LocalOptimizer):
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        strategy: Local,
+        strategy: LocalSteps,
         replicas: dist.ProcessGroup | DeviceMesh | None = None,
         seed: int = 0,
         check: bool = True,

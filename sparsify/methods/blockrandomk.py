@@ -19,6 +19,8 @@ def blockrandomk(
 ) -> Sparsifier:
     """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.
 
+    The other hyperparameters are as for `sparsify.topk`.
+
     Args:
         exchange: `allgather`, each worker its own block, sent as one start and k values; or `allreduce`, the
             same block on all workers, values only.

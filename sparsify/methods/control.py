@@ -11,9 +11,9 @@ from sparsify.select import FirstK
 def control(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
-    """No method: sends the first k elements. A control: what it spends on selection is the harness's own
-    overhead.
+    """No method: sends the first k elements.
 
-    Hyperparameters are as for `sparsify.topk`.
+    A control for measurements: what it spends on selection is the harness's own overhead. Hyperparameters are
+    as for `sparsify.topk`.
     """
     return Sparsifier(density, FirstK(), NoFeedback(), AllGather(), scope, tuple(density_warmup))

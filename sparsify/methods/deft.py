@@ -89,7 +89,7 @@ class Deft(Selector):
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
             ks, bins = host_sync.to_host(comm.broadcast(plan, turn))
         if state.work.numel() < max(sizes):
-            state.work = huge_pages.advise(acc.new_empty(max(sizes)))
+            state.work = huge_pages.request(acc.new_empty(max(sizes)))
         mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
         for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
             if bin_ == mine:

@@ -80,10 +80,10 @@ def dgc(
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """
-    make = WithDenseVectors if dense_vectors else Sparsifier
+    make = SparsifierWithDenseVectors if dense_vectors else Sparsifier
     return make(
         density,
-        DgcSample(sample, adaptations),
+        SampledThreshold(sample, adaptations),
         MomentumCorrection(momentum, masking, nesterov),
         AllGather(Wire(index, value), uneven=True),
         scope,
@@ -97,7 +97,7 @@ TOP_OF_SAMPLE = 2  # so many elements of the sample lie above its threshold at l
 
 
 @dataclass
-class Sampling:
+class SampledThresholdState:
     """State of the sampling selector."""
 
     draws: DrawCounter
@@ -105,7 +105,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class DgcSample(Selector):
+class SampledThreshold(Selector):
     """Elements, k at most, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
 
     Where more than k reach the threshold, the k largest of those are taken, exactly ("hierarchical"). The
@@ -119,10 +119,10 @@ class DgcSample(Selector):
     sample: PositiveFraction = 0.01
     adaptations: NonNegativeInt = 10
 
-    def init(self, like: Tensor, context: BucketContext) -> Sampling:
-        return Sampling(DrawCounter(context), Workspace.with_kernel(like, context))
+    def init(self, like: Tensor, context: BucketContext) -> SampledThresholdState:
+        return SampledThresholdState(DrawCounter(context), Workspace.with_kernel(like, context))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SampledThresholdState) -> Selection:
         n, workspace = acc.numel(), state.workspace
         sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
         if sampled >= n or k == n:
@@ -155,7 +155,7 @@ class Momentum:
 
 
 @dataclass(frozen=True, repr=False)
-class WithDenseVectors(Sparsifier):
+class SparsifierWithDenseVectors(Sparsifier):
     """A sparsifier whose buckets of 1-D tensors are averaged whole, with the same momentum."""
 
     feedback: MomentumCorrection

@@ -14,8 +14,8 @@ from sparsify.methods._quantise import (
     QuantisedAllGather,
     Quantiser,
     message_nbytes,
-    read_signs,
-    write_signs,
+    decode_signs,
+    encode_signs,
 )
 from sparsify.ranges import Scope, check_arguments
 from sparsify.types import BucketContext
@@ -57,15 +57,15 @@ class ScaledSign(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> Signs:
         sizes = context.sizes or [like.numel()]
-        return Signs(PackedCodes.like(like, block=0, bits=1, scales=len(sizes)), sizes)
+        return Signs(PackedCodes.allocate(like, block=0, bits=1, scales=len(sizes)), sizes)
 
     def encode(self, acc: Tensor, work: Tensor, state: Signs) -> Tensor:
         norms = torch._foreach_norm(acc.split(state.sizes), 1)
         scales = torch.stack([norm / d for norm, d in zip(norms, state.sizes, strict=True)])
-        return write_signs(acc, scales, state.message)
+        return encode_signs(acc, scales, state.message)
 
     def decode(self, message: Tensor, out: Tensor, state: Signs) -> Tensor:
-        scales = read_signs(
+        scales = decode_signs(
             message, out, state.message
         )  # as they travelled: the residual is what others miss
         torch._foreach_mul_(out.split(state.sizes), scales.to(out.dtype).unbind())

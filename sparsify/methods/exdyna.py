@@ -7,7 +7,7 @@ from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.methods.micro import ExclusiveThreshold, Threshold
+from sparsify.methods.micro import ExclusiveThresholdSelector, SharedThreshold
 from sparsify.ranges import Density, ImplementationVariant, PositiveFloat, PositiveInt, Scope, check_arguments
 from sparsify.select import split_evenly
 from sparsify.types import Selection
@@ -45,12 +45,12 @@ def exdyna(
 
 
 @dataclass(frozen=True)
-class ExDyna(ExclusiveThreshold):
+class ExDyna(ExclusiveThresholdSelector):
     """P runs of blocks, which the workers take in turns."""
 
     blocks: PositiveInt = 1024
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
         n, size = acc.numel(), comm.size
         block = block_size(n, self.blocks, size)
         # Where the block size is the published one, more than `blocks` fit once the size is rounded down.
@@ -58,13 +58,13 @@ class ExDyna(ExclusiveThreshold):
         state.blocks = state.blocks or split_evenly(number, size)
         sizes = [block * held for held in state.blocks]
         sizes[-1] += n - block * number
-        union = self.choose(acc, k, sizes, comm, state)
+        union = self.select_in_partition(acc, k, sizes, comm, state)
         if k < n:
             loads = [0] * size
             for rank, count in enumerate(union.counts):
                 loads[(state.step + rank) % size] = count
             rebalance(state.blocks, loads, block * sum(loads) / n)
-        self.follow(len(union.indices), k, size, state)
+        self.adapt_threshold(len(union.indices), k, size, state)
         return Selection(union.indices)
 
 

@@ -80,7 +80,7 @@ def gaussiank(
     select = (
         GaussianThreshold(PUBLISHED_PASSES if passes is None else passes)
         if published
-        else GaussianGuess(BOUNDED_PASSES if passes is None else passes, SLACK if slack is None else slack)
+        else GaussianTopK(BOUNDED_PASSES if passes is None else passes, SLACK if slack is None else slack)
     )
     exchange = AllGather(wire, uneven=published)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
@@ -122,7 +122,7 @@ class GaussianThreshold(Selector):
 
 
 @dataclass(frozen=True)
-class GaussianGuess(ExactlyKSelector):
+class GaussianTopK(ExactlyKSelector):
     """The k largest, found among those above a threshold guessed as if acc were normal, then bisected."""
 
     passes: PositiveInt = BOUNDED_PASSES

@@ -59,7 +59,7 @@ def powersgd(
     return PowerSGD(rank, min_compression_rate, feedbacks.build_feedback(feedback), scope)
 
 
-class Matrix(NamedTuple):
+class MatrixLayout(NamedTuple):
     """Place of a tensor's numbers."""
 
     rows: int
@@ -69,27 +69,27 @@ class Matrix(NamedTuple):
     p: int  # where its P (or itself) starts in the first message
     q: int  # where its Q starts in the second
 
-    def of(self, bucket: Tensor) -> Tensor:
+    def view_matrix(self, bucket: Tensor) -> Tensor:
         """(n,) -> (rows, columns)."""
         return bucket[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
-    def p_of(self, first: Tensor) -> Tensor:
+    def view_p(self, first: Tensor) -> Tensor:
         """(rows, rank), or (rows, columns) as it is."""
         width = self.rank or self.columns
         return first[self.p : self.p + self.rows * width].view(self.rows, width)
 
-    def q_of(self, second: Tensor) -> Tensor:
+    def view_q(self, second: Tensor) -> Tensor:
         """(columns, rank)."""
         return second[self.q : self.q + self.columns * self.rank].view(self.columns, self.rank)
 
 
 @dataclass
-class LowRank:
+class PowerSGDState:
     """State between steps, and buffers."""
 
     second: Tensor  # all Q
     feedback: Any
-    matrices: list[Matrix] = field(metadata={"saved": False})
+    matrices: list[MatrixLayout] = field(metadata={"saved": False})
     first: Tensor = field(metadata={"saved": False})  # all P, and what is sent as it is
     update: Tensor | None = field(metadata={"saved": False})  # (n,), of half-precision gradients
 
@@ -103,14 +103,14 @@ class PowerSGD(FeedbackMethod):
     feedback: Feedback
     scope: Scope = "global"
 
-    def init(self, like: Tensor, context: BucketContext) -> LowRank:
+    def init(self, like: Tensor, context: BucketContext) -> PowerSGDState:
         dtype = accumulation_dtype(like.dtype)
         matrices = self.matrices(context.shapes)
         first = sum(m.rows * (m.rank or m.columns) for m in matrices)
         # Drawn on the host, so that it is the same on all devices.
         own = context.shared.make_generator(torch.device("cpu"))
         second = torch.randn(sum(m.columns * m.rank for m in matrices), generator=own, dtype=dtype)
-        return LowRank(
+        return PowerSGDState(
             second.to(like.device),
             self.feedback.init(like),
             matrices,
@@ -118,7 +118,7 @@ class PowerSGD(FeedbackMethod):
             None if dtype == like.dtype else torch.empty_like(like, dtype=dtype),
         )
 
-    def matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[Matrix]:
+    def matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixLayout]:
         """Places of the tensors, each as a matrix."""
         found = []
         start = p = q = 0
@@ -127,13 +127,13 @@ class PowerSGD(FeedbackMethod):
             rows, columns = (shape[0], size // shape[0]) if len(shape) > 1 and size else (size, 1)
             rank = min(self.rank, rows, columns)
             pays = rank * (rows + columns) * self.min_compression_rate < size
-            matrix = Matrix(rows, columns, rank if len(shape) > 1 and pays else 0, start, p, q)
+            matrix = MatrixLayout(rows, columns, rank if len(shape) > 1 and pays else 0, start, p, q)
             found.append(matrix)
             start, p, q = start + size, p + rows * (matrix.rank or columns), q + columns * matrix.rank
         return found
 
     def aggregate(
-        self, grad: Tensor, step: StepSettings, state: LowRank, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: PowerSGDState, comm: Comm, timer: PhaseTimer
     ) -> int:
         """Algorithm 1, for all matrices at once."""
         compressed = [m for m in state.matrices if m.rank]
@@ -143,27 +143,27 @@ class PowerSGD(FeedbackMethod):
         with timer.phase("select"):
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
             for m in compressed:
-                torch.mm(m.of(acc), m.q_of(second), out=m.p_of(first))
+                torch.mm(m.view_matrix(acc), m.view_q(second), out=m.view_p(first))
             for m in dense:
-                m.p_of(first).copy_(m.of(acc))
+                m.view_p(first).copy_(m.view_matrix(acc))
         with timer.phase("exchange"):
             comm.all_reduce(first)
         with timer.phase("select"):
             for m in compressed:
-                p = m.p_of(first)
+                p = m.view_p(first)
                 p.copy_(torch.linalg.qr(p).Q)
-                torch.mm(m.of(acc).T, p, out=m.q_of(second))
+                torch.mm(m.view_matrix(acc).T, p, out=m.view_q(second))
         with timer.phase("exchange"):
             if compressed:
                 comm.all_reduce(second).div_(comm.size)
         with timer.phase("select"):
             for m in compressed:
-                torch.mm(m.p_of(first), m.q_of(second).T, out=m.of(update))
+                torch.mm(m.view_p(first), m.view_q(second).T, out=m.view_matrix(update))
             for m in dense:
-                torch.div(m.p_of(first), comm.size, out=m.of(update))
+                torch.div(m.view_p(first), comm.size, out=m.view_matrix(update))
             # What is sent as it is, is delivered whole; of a matrix, the workers' average is.
             delivered = [
-                DenseSlice(m.start, (m.of(update) if m.rank else m.of(acc)).view(-1)) for m in state.matrices
+                DenseSlice(m.start, (m.view_matrix(update) if m.rank else m.view_matrix(acc)).view(-1)) for m in state.matrices
             ]
             self.feedback.retain_undelivered(Delivery([], [*delivered]), state.feedback)
         with timer.phase("scatter"):

@@ -12,8 +12,8 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
-from sparsify.methods._quantise import PackedCodes, in_blocks, message_nbytes, scaled_blocks
-from sparsify.methods._scatter import QuantisedScatter
+from sparsify.methods._quantise import PackedCodes, split_into_blocks, message_nbytes, blocks_with_scales
+from sparsify.methods._reduce_scatter import QuantisedReduceScatter
 from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -33,7 +33,7 @@ def qgz(
     block: PositiveInt = 256,
     feedback: Literal["none", "gradient", "low_pass"] = "none",
     beta: PositiveFraction = 0.5,
-) -> QuantisedReduce:
+) -> QuantisedAllReduce:
     """Quantised averaging as in ZeRO++ (qgZ): each worker sums one region of what all have rounded to
     few bits, and sends its average rounded as well. Wang et al. 2023, arXiv:2306.10209.
 
@@ -53,11 +53,11 @@ def qgz(
     kept: dict[str, Feedback] = {
         "none": NoFeedback(), "gradient": ErrorFeedback(), "low_pass": LowPass(beta),
     }  # fmt: skip
-    return QuantisedReduce(bits, block, kept[feedback], scope)
+    return QuantisedAllReduce(bits, block, kept[feedback], scope)
 
 
 @dataclass
-class QuantisedRegions:
+class QGZState:
     """State of the feedback, and buffers: codes of each worker's region."""
 
     feedback: Any
@@ -67,7 +67,7 @@ class QuantisedRegions:
 
 
 @dataclass(frozen=True)
-class QuantisedReduce(FeedbackMethod):
+class QuantisedAllReduce(FeedbackMethod):
     """Reduce-scatter and all-gather of rounded elements."""
 
     bits: Literal[4, 8]
@@ -80,16 +80,16 @@ class QuantisedReduce(FeedbackMethod):
         """Number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, context: BucketContext) -> QuantisedRegions:
-        return QuantisedRegions(self.feedback.init(like), Workspace(like))
+    def init(self, like: Tensor, context: BucketContext) -> QGZState:
+        return QGZState(self.feedback.init(like), Workspace(like))
 
     def aggregate(
-        self, grad: Tensor, step: StepSettings, state: QuantisedRegions, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: QGZState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        lengths = regions(grad.numel(), comm.size, self.block)
+        lengths = region_lengths(grad.numel(), comm.size, self.block)
         if len(state.codes) != comm.size:
             state.outgoing = None
-            state.codes = [PackedCodes.like(grad[:length], self.block, self.bits) for length in lengths]
+            state.codes = [PackedCodes.allocate(grad[:length], self.block, self.bits) for length in lengths]
         is_kept = self.feedback.residual(state.feedback) is not None
         work = state.workspace.buffer("work")
         sent = state.workspace.buffer("sent") if is_kept else work  # as receivers read it
@@ -138,10 +138,10 @@ class QuantisedReduce(FeedbackMethod):
         """
         if not values.numel():
             return codes.buffer
-        largest = [torch.linalg.vector_norm(x, torch.inf, dim=1) for x in in_blocks(values, self.block)]
+        largest = [torch.linalg.vector_norm(x, torch.inf, dim=1) for x in split_into_blocks(values, self.block)]
         scales = torch.cat(largest).div_(self.levels).float()
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
-        for divisor, x, rounded in scaled_blocks(divisors, self.block, values, work):
+        for divisor, x, rounded in blocks_with_scales(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)
         codes.codes.copy_(work.round_().clamp_(-self.levels, self.levels).add_(self.levels))
         return codes.write(scales)
@@ -152,21 +152,21 @@ class QuantisedReduce(FeedbackMethod):
             return out
         scales = codes.read(message)
         out.copy_(codes.codes).sub_(self.levels)
-        for scale, values in scaled_blocks(scales.to(out.dtype), self.block, out):
+        for scale, values in blocks_with_scales(scales.to(out.dtype), self.block, out):
             values.mul_(scale)
         return out
 
-    def custom_reduce_scatter(self) -> QuantisedScatter:
+    def custom_reduce_scatter(self) -> QuantisedReduceScatter:
         if not isinstance(self.feedback, NoFeedback):
             raise ValueError(
                 "within a replica nobody keeps a residual of what is rounded; take qgz(feedback='none')"
             )
-        return QuantisedScatter(self)
+        return QuantisedReduceScatter(self)
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         nbytes = [
             message_nbytes(n, self.block, self.bits)
-            for n in regions(bucket_step.n, bucket_step.world_size, self.block)
+            for n in region_lengths(bucket_step.n, bucket_step.world_size, self.block)
         ]
         least, most = (
             cost.all_to_all(sum(nbytes) - own, bucket_step.world_size)
@@ -180,7 +180,7 @@ class QuantisedReduce(FeedbackMethod):
         return rounded | self.feedback.broken_laws()
 
 
-def regions(n: int, size: int, block: int) -> list[int]:
+def region_lengths(n: int, size: int, block: int) -> list[int]:
     """Elements that each worker sums: whole blocks, as many each; the last workers' are fewer, or none."""
     each = -(-n // (size * block)) * block
     return [max(0, min(n, (rank + 1) * each) - rank * each) for rank in range(size)]

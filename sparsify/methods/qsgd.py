@@ -12,11 +12,11 @@ from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
-    Rounding,
-    in_blocks,
+    StochasticRoundingState,
+    split_into_blocks,
     message_nbytes,
-    read_rounded,
-    write_rounded,
+    decode_stochastic,
+    encode_stochastic,
 )
 from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
 from sparsify.types import BucketContext
@@ -67,16 +67,16 @@ class QSGD(Quantiser):
         """Number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = PackedCodes.like(like, self.block, self.bits)
-        return Rounding(message, context.make_generator(like.device))
+    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
+        message = PackedCodes.allocate(like, self.block, self.bits)
+        return StochasticRoundingState(message, context.make_generator(like.device))
 
-    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
-        norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]
-        return write_rounded(acc, work, torch.cat(norms).float(), self.levels, state)
+    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
+        norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in split_into_blocks(acc, self.block)]
+        return encode_stochastic(acc, work, torch.cat(norms).float(), self.levels, state)
 
-    def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        return read_rounded(message, self.levels, out, state)
+    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
+        return decode_stochastic(message, self.levels, out, state)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
         return message_nbytes(sum(sizes), self.block, self.bits)

@@ -25,12 +25,13 @@ def randomk(
 ) -> Sparsifier:
     """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.
 
-    The code they ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that adds it back
-    is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
+    The code that Yoon and Oh ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that
+    adds it back is commented out. So the default is no feedback; `feedback=gradient` is the variant that
+    theory asks for.
 
     Args:
-        exchange: `allgather`, each worker's own indices and values; or `allreduce`, values only, which needs
-            `shared=true`: all workers draw the same indices.
+        exchange: `allgather` sends each worker's indices and values. `allreduce` sends values only, and
+            needs `shared=true`.
         shared: all workers draw the same indices, so that only values need to travel.
         unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
         sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).

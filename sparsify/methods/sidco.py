@@ -36,7 +36,7 @@ from sparsify.types import BucketContext, Selection
 
 FittedTail = Literal["exponential", "gamma", "pareto"]
 StageRule = Literal["published", "reversing"]
-LEAST_SPREAD = 1e-6  # of a fit, squared and relative to the mean: else all-equal magnitudes would divide by 0
+MIN_SPREAD = 1e-6  # of a fit, squared and relative to the mean: else all-equal magnitudes would divide by 0
 
 
 @check_arguments
@@ -71,13 +71,13 @@ def sidco(
             stage less. `reversing`: the direction is reversed when the last change made it worse (an option
             of the authors' code), or when no stage is left to take away or add (ours).
     """
-    select = Sidco(fit, first_ratio, adapt_every, tolerance, adapt)
+    select = SidcoSelector(fit, first_ratio, adapt_every, tolerance, adapt)
     exchange = AllGather(Wire(index, value), uneven=True)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 @dataclass
-class Adaptation:
+class StageAdaptation:
     """The number of stages of one bucket (the authors' code: of all), and what it is judged by."""
 
     workspace: Workspace = field(metadata={"saved": False})
@@ -89,7 +89,7 @@ class Adaptation:
 
 
 @dataclass(frozen=True)
-class Sidco(Selector):
+class SidcoSelector(Selector):
     """|acc| >= a threshold of several fitted stages. The largest element is always selected, zeros never."""
 
     fit: FittedTail = "exponential"
@@ -98,37 +98,37 @@ class Sidco(Selector):
     tolerance: Annotated[float, Constraint(gt=0, lt=1)] = 0.2
     adapt: StageRule = "published"
 
-    def init(self, like: Tensor, context: BucketContext) -> Adaptation:
-        return Adaptation(Workspace.with_kernel(like, context))
+    def init(self, like: Tensor, context: BucketContext) -> StageAdaptation:
+        return StageAdaptation(Workspace.with_kernel(like, context))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Adaptation) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: StageAdaptation) -> Selection:
         n = acc.numel()
         if k == n:
             return Selection(torch.arange(n, device=acc.device))
         ratio = k / n
-        threshold = self.threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.workspace)
+        threshold = self.estimate_threshold(acc, stage_ratios(ratio, state.stages, self.first_ratio), state.workspace)
         prepare_magnitudes(acc, state.workspace)
         chosen = select_above_threshold(acc, threshold, state.workspace)
         self.adapt_stages(len(chosen.indices) / k, ratio, state)
         return chosen
 
-    def threshold(self, acc: Tensor, ratios: list[float], workspace: Workspace) -> Tensor:
+    def estimate_threshold(self, acc: Tensor, ratios: list[float], workspace: Workspace) -> Tensor:
         """(n,) -> 0-d. Never above the largest magnitude: what exceeds it is never empty and has a mean."""
         largest = compute_magnitudes(acc, workspace).amax()
         least = torch.finfo(largest.dtype).tiny
-        first = gamma if self.fit == "gamma" else self.tail
+        first = gamma if self.fit == "gamma" else self.fit_tail
         threshold = first(acc, ratios[0], None, workspace)
         for ratio in ratios[1:]:
             threshold = torch.minimum(threshold.to(largest.dtype), largest)
-            threshold = self.tail(acc, ratio, threshold, workspace)
+            threshold = self.fit_tail(acc, ratio, threshold, workspace)
         return torch.minimum(threshold.to(largest.dtype), largest).clamp_(min=least)
 
-    def tail(self, acc: Tensor, ratio: float, above: Tensor | None, workspace: Workspace) -> Tensor:
+    def fit_tail(self, acc: Tensor, ratio: float, above: Tensor | None, workspace: Workspace) -> Tensor:
         """Threshold beyond which a fitted distribution has this share."""
         rule = exponential if self.fit == "exponential" else pareto
-        return rule(*exceedances(acc, above, workspace), ratio)
+        return rule(*exceedance_moments(acc, above, workspace), ratio)
 
-    def adapt_stages(self, achieved: float, ratio: float, state: Adaptation) -> None:
+    def adapt_stages(self, achieved: float, ratio: float, state: StageAdaptation) -> None:
         """`adapt_stages` of the authors' code; its `stages=-1` is `published`."""
         state.total += achieved
         state.steps += 1
@@ -139,27 +139,27 @@ class Sidco(Selector):
         change = int(too_few) - int(too_many)
         if self.adapt == "reversing" and change:
             worse = before > 0 and abs(estimate - 1) > abs(before - 1)
-            blocked = not 1 <= state.stages + change * state.direction <= most_stages(ratio)
+            blocked = not 1 <= state.stages + change * state.direction <= max_stages(ratio)
             if worse or blocked:
                 state.direction = -1 if state.direction == 1 else 1
-        state.stages = min(max(state.stages + change * state.direction, 1), most_stages(ratio))
+        state.stages = min(max(state.stages + change * state.direction, 1), max_stages(ratio))
         state.estimate, state.total, state.steps = estimate, 0.0, 0
 
 
-def most_stages(ratio: float) -> int:
+def max_stages(ratio: float) -> int:
     """ceil(log2(1 / ratio)), at least 1."""
     return max(1, math.ceil(-math.log2(ratio)))
 
 
 def stage_ratios(ratio: float, stages: int, first: float) -> list[float]:
     """Shares that each stage aims at, of what the one before left; their product is `ratio`."""
-    stages = min(stages, most_stages(ratio))  # k may have changed since
+    stages = min(stages, max_stages(ratio))  # k may have changed since
     if stages == 1 or ratio >= first:
         return [ratio]
     return [first] + [(ratio / first) ** (1 / (stages - 1))] * (stages - 1)
 
 
-def exceedances(acc: Tensor, above: Tensor | None, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
+def exceedance_moments(acc: Tensor, above: Tensor | None, workspace: Workspace) -> tuple[Tensor, Tensor, Tensor]:
     """The smallest magnitude at or above a threshold (0 without one), the mean distance from it, and the
     squares' mean over the mean's square, less 1: the variance in units of the mean.
 
@@ -179,20 +179,20 @@ def exceedances(acc: Tensor, above: Tensor | None, workspace: Workspace) -> tupl
     return low.double(), mean.double(), spread.double()
 
 
-def exponential(low: Tensor, mean: Tensor, spread: Tensor, ratio: float) -> Tensor:
+def exponential_threshold(low: Tensor, mean: Tensor, spread: Tensor, ratio: float) -> Tensor:
     """eta = -mean ln d + min."""
     return low - mean * math.log(ratio)
 
 
-def pareto(low: Tensor, mean: Tensor, spread: Tensor, ratio: float) -> Tensor:
+def pareto_threshold(low: Tensor, mean: Tensor, spread: Tensor, ratio: float) -> Tensor:
     """a = mean / 2 (mean^2/s^2 + 1), c = (mean^2/s^2 - 1) / 2, eta = a (1 - d^c) / c + min."""
-    inverse = 1 / spread.clamp(min=LEAST_SPREAD)
+    inverse = 1 / spread.clamp(min=MIN_SPREAD)
     a, c = mean * (inverse + 1) / 2, (inverse - 1) / 2
-    c = torch.where(c == 0, LEAST_SPREAD, c)  # its limit is the exponential fit
+    c = torch.where(c == 0, MIN_SPREAD, c)  # its limit is the exponential fit
     return low - a * torch.expm1(c * math.log(ratio)) / c
 
 
-def gamma(acc: Tensor, ratio: float, above: None, workspace: Workspace) -> Tensor:
+def gamma_threshold(acc: Tensor, ratio: float, above: None, workspace: Workspace) -> Tensor:
     """s = ln mean - mean ln|u|, alpha = (3 - s + sqrt((s - 3)^2 + 24 s)) / 12 s, eta = mean / alpha
     P^-1(alpha, 1 - d).
 
@@ -205,13 +205,13 @@ def gamma(acc: Tensor, ratio: float, above: None, workspace: Workspace) -> Tenso
     mean = magnitudes.sum().double() / count
     scale = mean.to(magnitudes.dtype).clamp(min=torch.finfo(magnitudes.dtype).tiny)
     logarithms = magnitudes.div_(scale).masked_fill_(zero, 1).log_()
-    s = (-logarithms.sum().double() / count).clamp(min=LEAST_SPREAD)
+    s = (-logarithms.sum().double() / count).clamp(min=MIN_SPREAD)
     alpha = (3 - s + ((s - 3) ** 2 + 24 * s).sqrt()) / (12 * s)
     return mean / alpha * gamma_quantile(alpha, (ratio * n / count).clamp(max=1))
 
 
-POINTS = 64  # of a search's grid
-ROUNDS = 8  # 64^8 = 2^48 of the first bracket
+GRID_POINTS = 64  # of a search's grid
+GRID_ROUNDS = 8  # 64^8 = 2^48 of the first bracket
 
 
 def gamma_quantile(alpha: Tensor, tail: Tensor) -> Tensor:
@@ -222,9 +222,9 @@ def gamma_quantile(alpha: Tensor, tail: Tensor) -> Tensor:
     """
     t = -tail.log()
     low, width = torch.zeros_like(alpha), alpha + (2 * alpha * t).sqrt() + t
-    grid = torch.arange(POINTS, dtype=alpha.dtype, device=alpha.device) / POINTS
-    for _ in range(ROUNDS):
+    grid = torch.arange(GRID_POINTS, dtype=alpha.dtype, device=alpha.device) / GRID_POINTS
+    for _ in range(GRID_ROUNDS):
         points = low + width * grid
         left = (torch.special.gammaincc(alpha, points) > tail).sum()  # so many lie below the quantile
-        low, width = low + width * (left - 1).clamp(min=0) / POINTS, width / POINTS
+        low, width = low + width * (left - 1).clamp(min=0) / GRID_POINTS, width / GRID_POINTS
     return low

@@ -11,8 +11,8 @@ from sparsify.methods._quantise import (
     QuantisedAllGather,
     Quantiser,
     message_nbytes,
-    read_signs,
-    write_signs,
+    decode_signs,
+    encode_signs,
 )
 from sparsify.ranges import Scope, check_arguments
 from sparsify.types import BucketContext
@@ -46,13 +46,13 @@ class Sign(Quantiser):
     """sign(g), one bit each."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        return PackedCodes.like(like, block=0, bits=1)
+        return PackedCodes.allocate(like, block=0, bits=1)
 
     def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
-        return write_signs(acc, None, state)
+        return encode_signs(acc, None, state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        read_signs(message, out, state)
+        decode_signs(message, out, state)
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:

@@ -65,18 +65,18 @@ def sparcml(
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
             pieces.
     """
-    select = TopK() if bucket is None else TopKOfEach(bucket)
+    select = TopK() if bucket is None else TopKPerBucket(bucket)
     exchange = SplitAllGather(Wire(index, value), dense_at)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 @dataclass(frozen=True)
-class TopKOfEach(ExactlyKSelector):
+class TopKPerBucket(ExactlyKSelector):
     """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
 
     bucket: PositiveInt = 512
 
-    def counts(self, n: int, k: int) -> tuple[int, int]:
+    def counts_per_bucket(self, n: int, k: int) -> tuple[int, int]:
         """Number chosen of every whole bucket, and of the rest."""
         rest = n % self.bucket
         return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
@@ -86,7 +86,7 @@ class TopKOfEach(ExactlyKSelector):
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         n, work = acc.numel(), state.buffer("magnitudes")
-        whole, (each, last) = n // self.bucket * self.bucket, self.counts(n, k)
+        whole, (each, last) = n // self.bucket * self.bucket, self.counts_per_bucket(n, k)
         torch.abs(acc, out=work)
         best = work[:whole].view(-1, self.bucket).topk(each, sorted=False).indices
         best += torch.arange(0, whole, self.bucket, device=acc.device)[:, None]

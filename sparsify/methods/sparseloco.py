@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sparsify.feedback import DecayedFeedback
-from sparsify.local.strategy import HeavyBall, Local, Nesterov, Outer, Plain
+from sparsify.local.strategy import HeavyBall, LocalSteps, Nesterov, OuterStep, PlainStep
 from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
 from sparsify.ranges import (
@@ -33,7 +33,7 @@ def sparseloco(
     side: ChunkSide = 64,
     scope: Literal["layer"] | Scope = "layer",
     density_warmup: Sequence[Density] = (),
-) -> Local:
+) -> LocalSteps:
     """SparseLoCo: every H steps the largest of each chunk of the drift, in two bits; a residual that decays
     stands for outer momentum. Sarfi et al. 2025, arXiv:2508.15706, algorithm 1.
 
@@ -65,7 +65,7 @@ def sparseloco(
         raise ValueError(
             "nesterov=True with momentum=0 is a plain step; give momentum, or leave nesterov out"
         )
-    outer: Outer = (Nesterov if nesterov else HeavyBall)(lr, momentum) if momentum else Plain(lr)
+    outer: OuterStep = (Nesterov if nesterov else HeavyBall)(lr, momentum) if momentum else PlainStep(lr)
     part = Sparsifier(
         density,
         ChunkTopK(side),
@@ -74,4 +74,4 @@ def sparseloco(
         scope,
         tuple(density_warmup),
     )
-    return Local(every, part, outer)
+    return LocalSteps(every, part, outer)

@@ -18,7 +18,7 @@ from sparsify.ranges import Density, NonNegativeInt, PositiveInt, Scope, check_a
 from sparsify.select import Selector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection
 
-Score = Literal["l1", "l2", "max", "count"]
+BlockScore = Literal["l1", "l2", "max", "count"]
 ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
 
 
@@ -29,7 +29,7 @@ def stable_topk(
     density_warmup: Sequence[Density] = (),
     block: PositiveInt = 10_000,
     every: PositiveInt = 100,
-    score: Score = "l1",
+    score: BlockScore = "l1",
 ) -> Sparsifier:
     """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
     paper or code is known).
@@ -59,7 +59,7 @@ def stable_topk(
 
 
 @dataclass
-class Choice:
+class BlockChoice:
     """Indices that were chosen, and for how long."""
 
     workspace: Workspace = field(metadata={"saved": False})
@@ -74,16 +74,16 @@ class StableBlocks(Selector):
 
     block: PositiveInt = 10_000
     every: PositiveInt = 100
-    score: Score = "l1"
+    score: BlockScore = "l1"
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> Choice:
+    def init(self, like: Tensor, context: BucketContext) -> BlockChoice:
         nothing = torch.empty(0, dtype=torch.int64, device=like.device)
-        return Choice(Workspace.with_kernel(like, context), nothing)
+        return BlockChoice(Workspace.with_kernel(like, context), nothing)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: BlockChoice) -> Selection:
         if not state.left or state.k != k:
-            state.indices = self.choose(acc, k, comm, state.workspace)
+            state.indices = self.choose_indices(acc, k, comm, state.workspace)
             state.k, state.left = k, self.every
         state.left -= 1
         return Selection(state.indices)
@@ -95,19 +95,19 @@ class StableBlocks(Selector):
         )
         return [CollectiveCall("all_reduce", blocks * bucket_step.value_dtype.itemsize)] if is_due else []
 
-    def choose(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
+    def choose_indices(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
         """(k',) indices of the chosen buckets, ascending."""
         n, block = acc.numel(), min(self.block, k)
-        scores = comm.all_reduce(self.scores(acc, k, block, workspace))
+        scores = comm.all_reduce(self.score_blocks(acc, k, block, workspace))
         num_chosen = k // block if k < n else len(scores)
         # Stable: of equal scores the first wins, on every worker.
         best = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
         indices = (best[:, None] * block + torch.arange(block, device=acc.device)).flatten()
-        if missing(n, block) and host_sync.to_host(best[-1]) == len(scores) - 1:
-            indices = indices[: len(indices) - missing(n, block)]
+        if last_block_deficit(n, block) and host_sync.to_host(best[-1]) == len(scores) - 1:
+            indices = indices[: len(indices) - last_block_deficit(n, block)]
         return indices
 
-    def scores(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
+    def score_blocks(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
         """(n,) -> (number of buckets,): this worker's."""
         n = acc.numel()
         whole, scores = n // block, acc.new_zeros(-(-n // block))
@@ -121,6 +121,6 @@ class StableBlocks(Selector):
         return scores.square_() if self.score == "l2" else scores
 
 
-def missing(n: int, block: int) -> int:
+def last_block_deficit(n: int, block: int) -> int:
     """Number of elements that the last bucket is short of."""
     return -n % block

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsify import feedback as feedbacks
 from sparsify.core.codes import POWERS
-from sparsify.local.strategy import Local, Nesterov
+from sparsify.local.strategy import LocalSteps, Nesterov
 from sparsify.method import Dense, Method
 from sparsify.methods._quantise import PackedCodes, QuantisedAllGather, Quantiser, message_nbytes
 from sparsify.ranges import (
@@ -35,7 +35,7 @@ def streaming_diloco(
     momentum: MomentumFactor = 0.9,
     code: Literal["e3m0", "fp32"] = "e3m0",
     feedback: Literal["none", "gradient"] = "none",
-) -> Local:
+) -> LocalSteps:
     """Streaming DiLoCo: fragments of the model in turns, sent in four bits, applied some steps later and
     mixed in. Douillard et al. 2025 (COLM), arXiv:2501.18512.
 
@@ -55,21 +55,21 @@ def streaming_diloco(
         feedback: of the rounding; `none` as published.
 
     Raises:
-        ValueError: a residual of nothing that is rounded; see `Local` for the rest.
+        ValueError: a residual of nothing that is rounded; see `LocalSteps` for the rest.
     """
     if code == "fp32" and feedback != "none":
         raise ValueError("code=fp32 rounds nothing that a residual could keep; leave feedback=none")
-    rounded = QuantisedAllGather(Powers(), feedbacks.build_feedback(feedback), "layer")
+    rounded = QuantisedAllGather(E3M0Quantiser(), feedbacks.build_feedback(feedback), "layer")
     method: Method = rounded if code == "e3m0" else Dense("layer")
-    return Local(every, method, Nesterov(lr, momentum), fragments, delay, mix)
+    return LocalSteps(every, method, Nesterov(lr, momentum), fragments, delay, mix)
 
 
 @dataclass(frozen=True)
-class Powers(Quantiser):
+class E3M0Quantiser(Quantiser):
     """E3M0: the nearest of 0 and 7 powers of two up to the largest magnitude, with a sign."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        return PackedCodes.like(like, max(1, like.numel()), BITS)
+        return PackedCodes.allocate(like, max(1, like.numel()), BITS)
 
     def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
         scale = torch.linalg.vector_norm(acc, torch.inf).float().reshape(1)

@@ -13,10 +13,10 @@ from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
-    Rounding,
+    StochasticRoundingState,
     message_nbytes,
-    read_rounded,
-    write_rounded,
+    decode_stochastic,
+    encode_stochastic,
 )
 from sparsify.ranges import Constraint, FeedbackName, Scope, check_arguments
 from sparsify.types import BucketContext
@@ -47,7 +47,7 @@ def terngrad(
             deviation, as published. Gradients have means near 0, so the two hardly differ, except that
             elements which are all alike, or a tensor of one element, have no deviation: as published they are
             clipped to 0 and never learn.
-        feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
+        feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. StochasticRoundingState to
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
     return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.build_feedback(feedback), scope)
@@ -60,16 +60,16 @@ class TernGrad(Quantiser):
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
 
-    def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = PackedCodes.like(like, block=like.numel(), bits=BITS)
-        return Rounding(message, context.make_generator(like.device))
+    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
+        message = PackedCodes.allocate(like, block=like.numel(), bits=BITS)
+        return StochasticRoundingState(message, context.make_generator(like.device))
 
-    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
+    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
         scale = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest of the clipped; the clipping itself happens while rounding.
             scale = torch.minimum(scale, self.clip * self.deviation(acc))
-        return write_rounded(acc, work, scale.float().view(1), 1, state)
+        return encode_stochastic(acc, work, scale.float().view(1), 1, state)
 
     def deviation(self, acc: Tensor) -> Tensor:
         """Standard deviation of the elements, as `sigma` says."""
@@ -78,8 +78,8 @@ class TernGrad(Quantiser):
         root_mean_square: Tensor = torch.linalg.vector_norm(acc) / math.sqrt(acc.numel())
         return root_mean_square
 
-    def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        return read_rounded(message, 1, out, state)
+    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
+        return decode_stochastic(message, 1, out, state)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
         return message_nbytes(sum(sizes), sum(sizes), BITS)

@@ -16,13 +16,13 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
 from sparsify.kernels import make_kernel
 from sparsify.method import Method
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.methods._chunked import ChunkTopK
-from sparsify.methods._tracked import Tracked
+from sparsify.methods._ef21 import EF21
 from sparsify.methods.adacomp import AdaComp
 from sparsify.methods.deft import Deft
-from sparsify.methods.dgc import WithDenseVectors
-from sparsify.methods.sparcml import TopKOfEach
+from sparsify.methods.dgc import SparsifierWithDenseVectors
+from sparsify.methods.sparcml import TopKPerBucket
 from sparsify.methods.stable_topk import StableBlocks
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -36,8 +36,8 @@ from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
-METHODS = per_step()
-INEXACT = (AdaComp, Tracked, WithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKOfEach)
+METHODS = per_step_names()
+INEXACT = (AdaComp, EF21, SparsifierWithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKPerBucket)
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -51,7 +51,7 @@ class Lived(NamedTuple):
     residual: Tensor  # (n,)
     wire_bytes: list[int]  # in each step, as reported
     counted_bytes: list[int]  # in each step, as the backend charges for its collectives
-    promised_bytes: list[PredictedBytes | None]  # in each step, by the closed forms
+    predicted_bytes: list[PredictedBytes | None]  # in each step, by the closed forms
     selected: list[int]
     host_syncs: list[int]
     limits: tuple[int, int]  # on `selected`, of one step
@@ -96,7 +96,7 @@ class Share(NamedTuple):
 class GroupOfOne:
     """As much of a communicator as one worker without others needs."""
 
-    rank, size, algorithm, links, priced = 0, 1, Comm.algorithm, Comm.links, Comm.priced
+    rank, size, algorithm, links, predict_cost = 0, 1, Comm.algorithm, Comm.links, Comm.predict_cost
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -172,8 +172,8 @@ def live(
         return lived, [seen[at : at + num_shares] for at in range(0, len(seen), num_shares)]
 
     lives, seen = zip(*virtual.run(size, body), strict=True)
-    promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
-    return [lived._replace(promised_bytes=promises) for lived in lives]
+    promises = [predict_step_bytes(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
+    return [lived._replace(predicted_bytes=promises) for lived in lives]
 
 
 def searching(dtype: torch.dtype, device: str = "cpu") -> str:
@@ -201,7 +201,7 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
     return seen
 
 
-def promised_in(
+def predict_step_bytes(
     method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[Share], ...]
 ) -> PredictedBytes | None:
     """Of all buckets together, given what each rank did; what travels together is promised as one bucket."""
@@ -246,7 +246,7 @@ def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> N
     for rank in lived:
         assert all(map(torch.equal, rank.updates, updates)), "workers differ"
         assert rank.wire_bytes == rank.counted_bytes
-        for counted, promise in zip(rank.counted_bytes, rank.promised_bytes, strict=True):
+        for counted, promise in zip(rank.counted_bytes, rank.predicted_bytes, strict=True):
             assert promise is not None, "no bytes are promised"
             assert promise.least <= counted <= promise.most, (
                 f"{counted} bytes were sent; it promised {promise}"

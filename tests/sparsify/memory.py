@@ -120,7 +120,7 @@ def memory_of_local(name: str, comm: Comm) -> Memory:
     for _ in range(ROUNDS * EVERY):
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter).normal_(0, SCALE, generator=own)
-        optimizer.step_alone()
+        optimizer.step_locally()
         before = counter.live()
         taken.append(counter.most_in(optimizer.exchange) - before)
         between.append(counter.live())

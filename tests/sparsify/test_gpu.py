@@ -115,7 +115,7 @@ def test_turns_of_virtual_ranks_are_timed_on_the_device_without_waiting() -> Non
         torch.cuda.synchronize()
         return [before.elapsed_time(middle), middle.elapsed_time(after)]
 
-    (own, wait), (slept, none) = virtual.run(2, body, event=record_cuda_event)
+    (own, wait), (slept, none) = virtual.run(2, body, record_event=record_cuda_event)
     assert slept > 20
     assert wait == pytest.approx(slept, rel=0.2)
     assert own < 0.2 * slept > none

@@ -8,7 +8,7 @@ import sparsify
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.feedback import ErrorFeedback, NoFeedback
 from sparsify.method import Method, Sparsifier
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.select import FirstK, TopK, UnionSelector
 from sparsify.types import num_selected
 
@@ -69,12 +69,12 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
 
 def test_methods_of_every_step_are_all_but_the_strategies_of_local_steps() -> None:
     """Stable Top-K among them, whose `every` is of another kind: no law leaves it out."""
-    assert per_step() == [name for name in sparsify.names() if isinstance(sparsify.build(name), Method)]
+    assert per_step_names() == [name for name in sparsify.names() if isinstance(sparsify.build(name), Method)]
 
 
 def test_every_method_answers_all_that_loops_ask() -> None:
     asked = {name for name in vars(Method) if not name.startswith("_")}
-    for name in per_step():
+    for name in per_step_names():
         missing = {question for question in asked if not hasattr(sparsify.build(name), question)}
         assert not missing, name
     for name in ("topk", "qsgd", "powersgd", "efsignsgd"):

@@ -19,11 +19,11 @@ from tests.conftest import ROOT, fine, python
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 
-    from sparsify.local.strategy import Local
+    from sparsify.local.strategy import LocalSteps
     from sparsify.method import Sparsifier
 
     assert_type(sparsify.topk(density=0.01, index="delta16"), Sparsifier)
-    assert_type(sparsify.diloco(every=5), Local)
+    assert_type(sparsify.diloco(every=5), LocalSteps)
     sparsify.topk(density="x")  # type: ignore[arg-type]  # mypy tells where this is no error any more
     sparsify.topk(densty=0.01)  # type: ignore[call-arg]  # the same
 

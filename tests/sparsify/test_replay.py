@@ -99,13 +99,13 @@ def test_a_replay_counts_what_the_exchange_sent(name: str, words: dict[str, Any]
 @pytest.mark.parametrize("name", ["dense", "topk", "gtopk", "sparcml", "oktopk", "scalecom"])
 def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     prices = list[float]()
-    meet = virtual.Cluster.complete
+    meet = virtual.VirtualCluster.carry_out_collective
 
-    def complete(cluster: virtual.Cluster) -> None:
+    def complete(cluster: virtual.VirtualCluster) -> None:
         prices.append(max(call.price_s or 0.0 for call in cluster.calls.values()))
         meet(cluster)
 
-    monkeypatch.setattr(virtual.Cluster, "complete", complete)
+    monkeypatch.setattr(virtual.VirtualCluster, "carry_out_collective", complete)
     method = build(name)
     traffic = replay(method, live(method, 8, skew=1.0))
     assert sum(step.simulated_seconds(NETWORK) for step in traffic) == pytest.approx(sum(prices), rel=1e-12)

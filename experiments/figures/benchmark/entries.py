@@ -16,7 +16,7 @@ from analysis.benchmark.statement import NAME
 from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, over, rules, training
 from sparsify import ranges
-from sparsify.core.spec import REQUIRED, constant
+from sparsify.core.spec import REQUIRED, read_constant
 from sparsify.methods import REGISTRY as METHODS
 
 FILE = Path(__file__).with_name("entries.yaml")
@@ -116,7 +116,7 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
 def _on(method: str) -> dict[str, Mapping[str, Any]]:
     """What the method's file says a task needs besides."""
     path = METHODS.folder / f"{method}.py"
-    given = constant(path, ON) if path.exists() else None
+    given = read_constant(path, ON) if path.exists() else None
     if given is None:
         return {}
     where = f"{ON} in {path.name}"
@@ -131,7 +131,7 @@ def _on(method: str) -> dict[str, Mapping[str, Any]]:
 def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     """What the method's file says is searched, without what is fixed."""
     path = METHODS.folder / f"{method}.py"
-    given = constant(path, SEARCH) if path.exists() else None
+    given = read_constant(path, SEARCH) if path.exists() else None
     if given is None:
         return {}
     parameters, where = METHODS.parameters(method), f"{SEARCH} in {path.name}"

@@ -15,7 +15,7 @@ from sparsify.comm import Comm
 from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.local_optimizer import LocalOptimizer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.types import SearchStats
 from sparsify.wrappers.engine import StepReport
 from sparsify.wrappers.saved_states import check_all_can_load
@@ -32,7 +32,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        strategy: Local,
+        strategy: LocalSteps,
         model: nn.Module,
         make: MakeOptimiser,
         comm: Comm,
@@ -51,12 +51,12 @@ class LocalSteps:
         self.num_elements, self.nothing = self.optimiser.num_elements, self.gradients.flat.new_zeros(())
         self.moved = self.nothing
         for fragment in self.optimiser.fragments:
-            fragment.watch = self._note
+            fragment.on_average = self._note
 
     def step(self, rate: float) -> None:
         """The worker's own step."""
         set_learning_rate(self.inner, rate)
-        self.optimiser.step_alone()
+        self.optimiser.step_locally()
 
     def exchange(self, epoch: int) -> StepReport:
         """What is due after the step."""
@@ -97,9 +97,9 @@ class LocalSteps:
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, beside its parameters and its inner optimiser's."""
-        return self.optimiser.own_state_dict()
+        return self.optimiser.local_state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Collective."""
-        check_all_can_load(self.comm, self.nothing.device, partial(self.optimiser.check_own, saved))
-        self.optimiser.restore_own(saved)
+        check_all_can_load(self.comm, self.nothing.device, partial(self.optimiser.check_local_state, saved))
+        self.optimiser.restore_local_state(saved)

@@ -139,7 +139,7 @@ def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: 
 
 def test_the_files_of_a_method_are_those_that_it_imports() -> None:
     assert [path.name for path in files_of("topk")] == ["topk.py"]
-    imported = {"muloco.py", "qgz.py", "_scatter.py", "_quantise.py"}
+    imported = {"muloco.py", "qgz.py", "_reduce_scatter.py", "_quantise.py"}
     assert {path.name for path in files_of("muloco")} >= imported
     assert code_of("topk") == (METHODS.folder / "topk.py").read_text()
     assert "# --- _chunked.py" in code_of("demo")

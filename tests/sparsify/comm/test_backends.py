@@ -12,7 +12,7 @@ import torch
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from sparsify.comm import virtual
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from tests.sparsify import worker_functions
 from tests.sparsify.worker_functions import on_processes
 
@@ -40,7 +40,7 @@ def test_virtual_ranks_train_to_the_weights_of_gloo_processes(tmp_path: Path) ->
 def test_every_method_does_the_same_on_virtual_ranks_and_on_gloo_processes(size: int, tmp_path: Path) -> None:
     real = on_processes(worker_functions.updates_of_every_method, size, tmp_path)
     simulated = virtual.run(size, lambda comm: worker_functions.updates_of_every_method(comm, comm.now))
-    for name in per_step():
+    for name in per_step_names():
         for rank in range(size):
             ours, theirs = simulated[rank][name], real[rank][name]
             if simulated[rank][f"{name} reduced"]:  # gloo's allreduce chooses the order of its sums

@@ -61,7 +61,7 @@ def test_as_many_bytes_are_counted_and_a_message_to_each_other_worker(size: int)
             for call in ("all_reduce", "all_gather"):
                 counting = CountingComm(of)
                 getattr(counting, call)(torch.zeros(size * 10))
-                counts.append(counting.counted[:2])
+                counts.append(counting.counts[:2])
         return counts
 
     for reduced, gathered, textbook_reduced, textbook_gathered in virtual.run(size, body):

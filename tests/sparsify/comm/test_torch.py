@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsify.comm import put, virtual
-from sparsify.comm.torch import TorchComm, is_loss
+from sparsify.comm import write_back, virtual
+from sparsify.comm.torch import TorchComm, is_lost_worker_error
 from sparsify.comm.virtual import VirtualComm
 from tests.sparsify import worker_functions
 from tests.sparsify.worker_functions import on_processes
@@ -53,9 +53,9 @@ def test_a_group_of_nccl_is_told_its_device(meet: bool, monkeypatch: pytest.Monk
     for name in "cpu", "cuda", "cuda:1":
         device = torch.device(name)
         if meet:
-            TorchComm.meet(dist.HashStore(), 0, 1, device, timedelta(seconds=1))
+            TorchComm.join_at_store(dist.HashStore(), 0, 1, device, timedelta(seconds=1))
         else:
-            TorchComm.start("tcp://nowhere:1", 0, 1, device)
+            TorchComm.join("tcp://nowhere:1", 0, 1, device)
     assert [options["backend"] for options in told] == ["gloo", "nccl", "nccl"]
     assert "device_id" not in told[0]
     assert [str(options["device_id"]) for options in told[1:]] == ["cuda:3", "cuda:1"]
@@ -63,7 +63,7 @@ def test_a_group_of_nccl_is_told_its_device(meet: bool, monkeypatch: pytest.Monk
 
 def test_elements_that_share_a_place_can_not_become_different() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) shares memory .* \.clone\(\)"):
-        put(torch.arange(6.0).view(2, 3), torch.zeros(2, 1).expand(2, 3))
+        write_back(torch.arange(6.0).view(2, 3), torch.zeros(2, 1).expand(2, 3))
 
 
 # As gloo and nccl word them in torch 2.11 to 2.15.
@@ -93,5 +93,5 @@ WRONG = [
 
 
 def test_only_a_lost_peer_is_a_lost_worker() -> None:
-    assert [error for error in LOST if not is_loss(error)] == []
-    assert [error for error in WRONG if is_loss(error)] == []
+    assert [error for error in LOST if not is_lost_worker_error(error)] == []
+    assert [error for error in WRONG if is_lost_worker_error(error)] == []

@@ -120,7 +120,7 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
 
     price = LINK.transfer_seconds(cost.all_gather(8, 3))
     found = virtual.run(
-        3, body, Network(LINK), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
+        3, body, Network(LINK), synchronise=lambda: pytest.fail("waits"), record_event=lambda: Instant(device_s)
     )
     assert found == [
         [0.0, 20.0 + price, 2.0, 0.0, 5.0, 0.0],
@@ -150,7 +150,7 @@ def seconds_of_each_collective(network: Network) -> list[float]:
             marks.append(comm.mark())
         return seconds_between(marks)
 
-    return virtual.run(4, body, network, event=lambda: Instant(0.0))[0]
+    return virtual.run(4, body, network, record_event=lambda: Instant(0.0))[0]
 
 
 def test_each_collective_costs_what_the_network_says() -> None:
@@ -214,8 +214,8 @@ def test_an_error_in_what_is_made_once_is_every_ranks() -> None:
 
     def body(comm: VirtualComm) -> str:
         with pytest.raises(OSError, match="no such file"):
-            comm.first(fail)
-        return comm.first(lambda: f"of rank {comm.rank}")
+            comm.make_on_rank_0(fail)
+        return comm.make_on_rank_0(lambda: f"of rank {comm.rank}")
 
     assert virtual.run(3, body) == ["of rank 0"] * 3
     assert calls == ["made"]
@@ -252,5 +252,5 @@ def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
         marks.append(comm.mark())
         return seconds_between(marks)
 
-    found = virtual.run(3, body, event=lambda: Instant(0.0))
+    found = virtual.run(3, body, record_event=lambda: Instant(0.0))
     assert found == [[0.0, 0.25], [0.25, 0.0], [0.0, 0.25]]

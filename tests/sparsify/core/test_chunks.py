@@ -53,8 +53,8 @@ def check_chosen(tiles: ChunkLayout, k: int | list[int], acc: Tensor, found: Spa
     """
     indices = found.indices.long()
     check_equal(found.values, acc[indices])
-    places = tiles.to_places(indices, k)
-    assert torch.equal(tiles.to_indices(places, k), indices)
+    places = tiles.indices_to_places(indices, k)
+    assert torch.equal(tiles.places_to_indices(places, k), indices)
     every = torch.arange(len(acc))
     covered = [every[:0]]
     first = 0

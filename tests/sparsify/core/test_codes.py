@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import LevelCode, TensorMembership, get_value_code
+from sparsify.core.codes import LevelCode, TensorSegments, get_value_code
 from sparsify.ranges import CodeName
 
 WORDS = get_args(CodeName)
@@ -27,7 +27,7 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 def trip(word: CodeName, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """Return the values as receivers read them."""
     code = get_value_code(word)
-    parts = TensorMembership.from_counts(counts or [len(values)], values)
+    parts = TensorSegments.from_counts(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
     assert len(message) == code.nbytes(parts.counts, values.dtype)

@@ -18,7 +18,7 @@ def test_counts_of_virtual_ranks_do_not_mix() -> None:
                 read = host_sync.to_host(torch.tensor([comm.rank, 7]))
             comm.barrier()  # the others go on
             found = host_sync.nonzero(torch.tensor([0, 1, 1]))
-        host_sync.count_sync(10)
+        host_sync.record_syncs(10)
         return host_sync.num_syncs() - before, read, found.tolist()
 
     outside = host_sync.num_syncs()

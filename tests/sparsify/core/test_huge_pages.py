@@ -64,7 +64,7 @@ def test_what_is_small_or_elsewhere_does_not(monkeypatch: pytest.MonkeyPatch) ->
     small = torch.empty(huge_pages.MIN_NBYTES // 4 - 1)  # malloc may give it memory that was advised before
     monkeypatch.setattr(huge_pages, "_advise_kernel", lambda *_: pytest.fail("asked"))
     for tensor in (small, torch.empty(N, device="meta"), torch.empty(0)):
-        assert huge_pages.advise(tensor) is tensor
+        assert huge_pages.request(tensor) is tensor
 
 
 @pytest.mark.parametrize("setting", ["never", "always", "none"])

@@ -12,7 +12,7 @@ import pytest
 
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
-from sparsify.core.spec import BrokenFile, Registry, function_of
+from sparsify.core.spec import BrokenFile, Registry, import_function
 from sparsify.methods import REGISTRY as METHODS
 
 SOUND = """
@@ -72,12 +72,12 @@ def test_a_broken_file_is_named_and_leaves_the_others_alone(
 ) -> None:
     (registry.folder / "broken.py").write_text(source)
     assert registry.names() == ["broken", "sound"]
-    assert registry.sound() == ["sound"]
+    assert registry.readable_names() == ["sound"]
     with pytest.raises(BrokenFile) as refusal:
         registry.defaults("broken")
     assert str(registry.folder) in str(refusal.value)
     assert why in str(refusal.value)
-    assert registry.why_broken("broken") == str(refusal.value)
+    assert registry.reason_unreadable("broken") == str(refusal.value)
     assert registry.summary("sound") == "What it does."
 
 
@@ -112,10 +112,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_entry_that_cannot_be_imported_is_named(package: Path, source: str, why: str) -> None:
     (package / "entry.py").write_text(source)
     with pytest.raises(BrokenFile, match=re.escape(f"entry.py{why}")):
-        function_of("a_package", "entry")
+        import_function("a_package", "entry")
 
 
 def test_a_package_that_is_not_installed_is_no_broken_file(package: Path) -> None:
     (package / "entry.py").write_text("import a_module_that_is_not_there\n")
     with pytest.raises(ModuleNotFoundError):
-        function_of("a_package", "entry")
+        import_function("a_package", "entry")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsify.core.codes import Statistical2, TensorMembership
+from sparsify.core.codes import Statistical2, TensorSegments
 from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native_codes import NativeStatistical2
 from tests.sparsify.core.test_chunks import check_equal
@@ -20,7 +20,7 @@ def test_the_published_code_is_the_same_to_the_bit() -> None:
     for name, make in INPUTS.items():
         for dtype in (torch.float32, torch.float64):
             values = make(sum(COUNTS)).to(dtype)
-            parts = TensorMembership.from_counts(COUNTS, values)
+            parts = TensorSegments.from_counts(COUNTS, values)
             ours = NativeStatistical2().encode(values, parts)
             theirs = Statistical2().encode(values, parts)
             read, expected = (Statistical2().decode(message, parts, dtype) for message in (ours, theirs))

@@ -48,7 +48,7 @@ def real() -> Path:
     """Return the library of this machine."""
     if COMPILER is None:
         pytest.skip("there is no compiler")
-    return Path(native.library()._name)
+    return Path(native.get_library()._name)
 
 
 @pytest.fixture

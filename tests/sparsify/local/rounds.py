@@ -14,7 +14,7 @@ from torch.nn import functional
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.local.local_optimizer import LocalOptimizer
-from sparsify.local.strategy import Local, Nesterov, Outer
+from sparsify.local.strategy import LocalSteps, Nesterov, OuterStep
 from sparsify.method import Method
 from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
@@ -22,12 +22,12 @@ from tests.conftest import there
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SIZE, EVERY, STEPS = 3, 4, 14
 SENT = 8  # column of an interface
-STRATEGIES: dict[str, Local] = {
+STRATEGIES: dict[str, LocalSteps] = {
     name: sparsify.build(name, every=EVERY)
     for name in ("localsgd", "diloco", "muloco", "desloc", "noloco", "sparseloco")
 } | {
     "streaming": sparsify.streaming_diloco(every=EVERY, fragments=2, delay=2),
-    "late Top-k": Local(EVERY, sparsify.topk(density=0.1), Nesterov(), delay=3),
+    "late Top-k": LocalSteps(EVERY, sparsify.topk(density=0.1), Nesterov(), delay=3),
 }
 
 
@@ -70,10 +70,10 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def wrapped(
-    inner: MakeInner, model: nn.Module, method: Local | Method, comm: Comm | None, **options: Any
+    inner: MakeInner, model: nn.Module, method: LocalSteps | Method, comm: Comm | None, **options: Any
 ) -> LocalOptimizer:
     found: Any = sparsify.distribute(inner([*model.parameters()]), model, method, comm, **options)
-    assert isinstance(found, LocalOptimizer) == isinstance(method, Local)
+    assert isinstance(found, LocalOptimizer) == isinstance(method, LocalSteps)
     return cast(LocalOptimizer, found)
 
 
@@ -82,7 +82,7 @@ class Worker:
 
     def __init__(
         self,
-        method: Local | Method,
+        method: LocalSteps | Method,
         comm: Comm | None,
         inner: MakeInner = INNER.adamw,
         model: nn.Module | None = None,
@@ -128,7 +128,7 @@ class History(NamedTuple):
 
 
 def live(
-    strategy: Local, size: int = SIZE, steps: int = 3 * EVERY, inner: MakeInner = INNER.adamw, **options: Any
+    strategy: LocalSteps, size: int = SIZE, steps: int = 3 * EVERY, inner: MakeInner = INNER.adamw, **options: Any
 ) -> list[History]:
     """Train for some steps on virtual ranks."""
 
@@ -140,7 +140,7 @@ def live(
         for _ in range(steps):
             before = counting.sent_bytes
             worker.backward()
-            worker.optimizer.step_alone()
+            worker.optimizer.step_locally()
             history.drifts.append(worker.anchor() - worker.own())
             worker.optimizer.exchange()
             history.own.append(worker.own())
@@ -152,15 +152,15 @@ def live(
     return virtual.run(size, body)
 
 
-def local(name: str, outer: Outer | None = None, every: int = EVERY, **others: Any) -> Local:
+def local(name: str, outer: OuterStep | None = None, every: int = EVERY, **others: Any) -> LocalSteps:
     """Return any method of every step, every few steps."""
     known = sparsify.defaults(name)
     wanted = {"density": 0.2, "scope": "layer", "momentum": 0.0}  # which the outer step has
     method = sparsify.build(name, **{key: wanted[key] for key in wanted if key in known})
-    return Local(every, method, outer or Nesterov(), **others)
+    return LocalSteps(every, method, outer or Nesterov(), **others)
 
 
-def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
+def lived(strategy: LocalSteps, comm: Comm | None, **options: Any) -> Tensor:
     """(2, n): parameters and anchor at the end, in mid-round."""
     worker = Worker(strategy, comm, **options)
     worker.train(STEPS)
@@ -174,7 +174,7 @@ def step_randomly(model: nn.Module, optimizer: LocalOptimizer, draws: torch.Gene
     optimizer.step()
 
 
-def sent_in_two_rounds(strategy: Local, comm: Comm, interface: str) -> Tensor:
+def sent_in_two_rounds(strategy: LocalSteps, comm: Comm, interface: str) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
     counting = CountingComm(comm)
     model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))

@@ -12,8 +12,8 @@ import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.kernels import native_unavailable_reason
 from sparsify.local import fused_exchange, packed_messages
-from sparsify.local.packed_messages import groups
-from sparsify.local.strategy import Local
+from sparsify.local.packed_messages import group_by_bytes
+from sparsify.local.strategy import LocalSteps
 from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
 pytestmark = pytest.mark.skipif(bool(native_unavailable_reason()), reason=str(native_unavailable_reason()))
@@ -28,7 +28,7 @@ def model_of(dtype: torch.dtype) -> nn.Module:
 
 
 def lived(
-    strategy: Local, size: int, dtype: torch.dtype = torch.float32, is_watched: bool = False, **options: Any
+    strategy: LocalSteps, size: int, dtype: torch.dtype = torch.float32, is_watched: bool = False, **options: Any
 ) -> tuple[list[Tensor], list[bool]]:
     """Return each worker's parameters, anchor and residual at the end, as (n,), and which exchanges were
     at once.
@@ -44,16 +44,16 @@ def lived(
         model = model_of(dtype)
         optimizer = wrapped(INNER.sgd, model, strategy, comm, **options)
         (fragment,) = optimizer.fragments
-        fragment.watch = (lambda average: None) if is_watched else None
+        fragment.on_average = (lambda average: None) if is_watched else None
         draws = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
             step_randomly(model, optimizer, draws)
-        held = [*fragment.own(), *fragment.anchor, *fragment.engine.residuals().values()]
+        held = [*fragment.flat_parameters(), *fragment.anchor, *fragment.engine.residuals().values()]
         return torch.cat([piece.reshape(-1).double() for piece in held])
 
-    original = fused_exchange.moved
+    original = fused_exchange.try_fused_exchange
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparsify.local.fragments.moved", noted)
+        patch.setattr("sparsify.local.fragments.try_fused_exchange", noted)
         return virtual.run(size, body), were
 
 
@@ -92,7 +92,7 @@ def test_a_rate_is_rounded_as_by_torch() -> None:
 
 def test_top_k_and_other_types_go_one_after_the_other() -> None:
     for strategy, dtype in (
-        (Local(EVERY, sparsify.topk(density=0.05)), torch.float32),
+        (LocalSteps(EVERY, sparsify.topk(density=0.05)), torch.float32),
         (sparsify.sparseloco(every=EVERY), torch.float64),
         (sparsify.sparseloco(every=EVERY), torch.bfloat16),
     ):
@@ -129,7 +129,7 @@ def test_together_tensors_become_what_they_become_one_by_one(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
     together = virtual.run(3, lambda comm: trained(comm, name, settings))
-    monkeypatch.setattr(packed_messages, "MOST_BYTES", 1)
+    monkeypatch.setattr(packed_messages, "MAX_MESSAGE_BYTES", 1)
     apart = virtual.run(3, lambda comm: trained(comm, name, settings))
     for (ours, few), (theirs, many) in zip(together, apart, strict=True):
         assert all(map(torch.equal, ours, theirs))
@@ -139,6 +139,6 @@ def test_together_tensors_become_what_they_become_one_by_one(
 
 
 def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_messages, "MOST_BYTES", 10)
-    assert list(groups([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
-    assert list(groups([])) == []
+    monkeypatch.setattr(packed_messages, "MAX_MESSAGE_BYTES", 10)
+    assert list(group_by_bytes([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert list(group_by_bytes([])) == []

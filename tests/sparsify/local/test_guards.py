@@ -19,7 +19,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 import sparsify
 from sparsify.comm import Comm, virtual
 from sparsify.local.guards import ParameterGuard
-from sparsify.local.strategy import Local, Outer
+from sparsify.local.strategy import LocalSteps, OuterStep
 from sparsify.method import Method
 from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
@@ -29,7 +29,7 @@ from tests.sparsify.local.uses_guards import NEUTRAL, REFUSED, Wrapped, lived, n
 EVERY_2 = sparsify.diloco(every=2)
 
 
-def wrap(comm: Comm, strategy: Local) -> Wrapped:
+def wrap(comm: Comm, strategy: LocalSteps) -> Wrapped:
     model = net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     return Wrapped(model, inner, sparsify.distribute(inner, model, strategy, comm))
@@ -167,7 +167,7 @@ def test_a_loaded_anchor_would_lose_steps_and_the_refusal_names_what_was_written
     virtual.run(1, body)
 
 
-class Half(Outer):
+class Half(OuterStep):
     """An outer step of a user's own, that does not say what it is."""
 
     lr = 0.5
@@ -181,7 +181,7 @@ def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
         outer = Half()
         outer.lr = 0.5 + 0.1 * comm.rank
         with pytest.raises(RuntimeError, match=r"the workers disagree on strategy.*Half\(lr=0.6\)"):
-            Worker(Local(2, sparsify.topk(0.5), outer), comm)
+            Worker(LocalSteps(2, sparsify.topk(0.5), outer), comm)
 
     virtual.run(2, body)
 
@@ -267,7 +267,7 @@ def reduce_something(*_: Any) -> None:
 @pytest.mark.parametrize("every", [2, 3, 6])
 def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_made(every: int) -> None:
     def body(comm: Comm, **options: Any) -> list[float]:
-        strategy = Local(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
+        strategy = LocalSteps(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
         model = nn.Linear(64, 64)
         optimizer = wrapped(INNER.sgd, model, strategy, comm, **options)
         densities = []
@@ -310,16 +310,16 @@ INNERS: dict[str, MakeInner] = {
     "RMSprop": lambda ps: torch.optim.RMSprop(ps, lr=0.02),
     "one's own": SignMomentum,
 }
-METHODS: list[Method | Local] = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
+METHODS: list[Method | LocalSteps] = [sparsify.topk(0.5), EVERY_2, LocalSteps(2, sparsify.topk(0.5), Half())]
 
 
-def of_a_matrix(inner: str, method: Method | Local, comm: Comm) -> Worker:
+def of_a_matrix(inner: str, method: Method | LocalSteps, comm: Comm) -> Worker:
     return Worker(method, comm, INNERS[inner], nn.Linear(6, 3, bias=False))
 
 
 @pytest.mark.parametrize("inner", INNERS)
 def test_training_resumes_to_the_bit_with_any_inner_optimizer(inner: str) -> None:
-    def body(comm: Comm, method: Method | Local) -> None:
+    def body(comm: Comm, method: Method | LocalSteps) -> None:
         first = of_a_matrix(inner, method, comm)
         first.train(3)
         saved = copy.deepcopy(first.optimizer.state_dict())
@@ -374,7 +374,7 @@ DILOCO = sparsify.diloco(every=3)
 
 
 def test_a_saved_state_loaded_into_the_inner_optimizer_before_it_is_wrapped_is_refused() -> None:
-    def body(comm: Comm, method: Local | Method) -> None:
+    def body(comm: Comm, method: LocalSteps | Method) -> None:
         worker = Worker(method, comm)
         worker.train(2)
         saved = copy.deepcopy(worker.optimizer.state_dict())
@@ -405,7 +405,7 @@ def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> Non
             optimizer.step,
             optimizer.exchange,
             optimizer.state_dict,
-            optimizer.own_state_dict,
+            optimizer.local_state_dict,
             lambda: optimizer.load_state_dict({}),
         ]
         with optimizer.at_anchor():

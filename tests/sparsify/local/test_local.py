@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.fragments import NonFiniteDriftError, fragments_of
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
+from sparsify.local.fragments import NonFiniteDriftError, divide_into_fragments
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, OuterStep, PlainStep
 from sparsify.method import Dense, Method
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
 from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
@@ -50,7 +50,7 @@ def equal(ours: list[Tensor], theirs: list[Tensor]) -> list[bool]:
     return [torch.equal(a, b) for a, b in zip(ours, theirs, strict=True)]
 
 
-@pytest.mark.parametrize("name", per_step())
+@pytest.mark.parametrize("name", per_step_names())
 def test_all_go_on_from_one_anchor_and_send_nothing_between_exchanges(name: str) -> None:
     histories = live(local(name), check=False)
     is_due = [step % EVERY == 0 for step in range(1, 3 * EVERY + 1)]
@@ -74,16 +74,16 @@ def kept(name: str, **changed: Any) -> Method:
 @cache
 def averaged_once() -> Tensor:
     """(n,) the anchor after one round of plain averaging."""
-    return live(Local(EVERY, Dense()), steps=EVERY)[0].anchors[-1]
+    return live(LocalSteps(EVERY, Dense()), steps=EVERY)[0].anchors[-1]
 
 
-@pytest.mark.parametrize("name", per_step())
+@pytest.mark.parametrize("name", per_step_names())
 def test_nothing_of_the_drift_is_lost(name: str) -> None:
     """theta_0 - theta_T = lr / R sum over workers of (all drift - residual); at density 1 a method averages
     plainly at once. Exceptions are those of the method, and needed.
     """
     method = kept(name)
-    histories = live(Local(EVERY, method, Plain(0.8)), steps=5 * EVERY)
+    histories = live(LocalSteps(EVERY, method, PlainStep(0.8)), steps=5 * EVERY)
     seen = torch.zeros_like(averaged_once())
     num_owed = 0
     for history in histories:
@@ -98,20 +98,20 @@ def test_nothing_of_the_drift_is_lost(name: str) -> None:
     assert (num_owed > 0) == (bool(residuals) and name not in EXACT_HERE)
     if "density" in sparsify.defaults(name):
         whole = kept(name, density=1.0)
-        ours = live(Local(EVERY, whole), steps=EVERY)[0].anchors[-1]
+        ours = live(LocalSteps(EVERY, whole), steps=EVERY)[0].anchors[-1]
         is_plain = torch.allclose(ours, averaged_once(), rtol=1e-12, atol=1e-12)
         assert is_plain == (DENSE_AT_DENSITY_1 not in whole.broken_laws())
 
 
 def test_momentum_is_applied_once() -> None:
-    outers = [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), Plain()]
-    for method in map(sparsify.build, per_step()):
+    outers = [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), PlainStep()]
+    for method in map(sparsify.build, per_step_names()):
         for outer in outers:
             if method.applies_momentum and getattr(outer, "momentum", 0):
                 with pytest.raises(ValueError, match=r"itself, and the outer step has 0\.9 too"):
-                    Local(EVERY, method, outer)
+                    LocalSteps(EVERY, method, outer)
             else:
-                assert Local(EVERY, method, outer).outer == outer
+                assert LocalSteps(EVERY, method, outer).outer == outer
 
 
 def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
@@ -164,11 +164,11 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimizer_to_the_bit(
     ("outer", "theirs"),
     [
         (Nesterov(0.7, 0.9), {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
-        (HeavyBall(0.4, 0.3), {"lr": 0.4, "momentum": 0.3}), (Plain(0.6), {"lr": 0.6}),
+        (HeavyBall(0.4, 0.3), {"lr": 0.4, "momentum": 0.3}), (PlainStep(0.6), {"lr": 0.6}),
     ],
 )  # fmt: skip
-def test_the_outer_step_is_torchs_own_on_the_mean_drift(outer: Outer, theirs: dict[str, Any]) -> None:
-    histories = live(Local(EVERY, Dense(), outer), inner=INNER.sgd)
+def test_the_outer_step_is_torchs_own_on_the_mean_drift(outer: OuterStep, theirs: dict[str, Any]) -> None:
+    histories = live(LocalSteps(EVERY, Dense(), outer), inner=INNER.sgd)
     p = nn.Parameter(flat(model_of()))
     optimizer = torch.optim.SGD([p], **theirs)
     for last in range(EVERY - 1, 3 * EVERY, EVERY):
@@ -187,7 +187,7 @@ def test_a_round_sends_each_fragment_once_and_a_moment_in_rounds_of_its_own() ->
     assert [each / once for each in others] == [2, 2, 2, 1, 3]
 
 
-def in_rounds(strategy: Local) -> list[int]:
+def in_rounds(strategy: LocalSteps) -> list[int]:
     """Bytes sent in each of six rounds."""
     sent = live(strategy, steps=6 * EVERY)[0].sent
     return [sum(sent[first : first + EVERY]) for first in range(0, len(sent), EVERY)]
@@ -253,8 +253,8 @@ def test_fragments_are_exchanged_in_turns_and_a_delay_moves_what_is_applied_alon
     def sent_in(history: History) -> list[int]:
         return [step for step, sent in enumerate(history.sent, 1) if sent]
 
-    assert sent_in(live(local("topk", Plain(), fragments=2), check=False)[0]) == [2, 4, 6, 8, 10, 12]
-    late = live(local("topk", Plain(), delay=3), check=False, steps=11)[0]
+    assert sent_in(live(local("topk", PlainStep(), fragments=2), check=False)[0]) == [2, 4, 6, 8, 10, 12]
+    late = live(local("topk", PlainStep(), delay=3), check=False, steps=11)[0]
     assert sent_in(late) == [4, 8]
     assert changes(late.anchors) == [7, 11]
 
@@ -264,13 +264,13 @@ def test_fragments_take_blocks_in_turns() -> None:
         "wte.weight", "h.0.a.weight", "h.0.b.bias", "h.1.a.weight", "h.2.a.weight", "ln.weight", "ln.bias",
     )  # fmt: skip
     named = [(name, nn.Parameter(torch.zeros(1))) for name in names]
-    found = [[name for name, _ in inside] for inside in fragments_of(named, 2)]
+    found = [[name for name, _ in inside] for inside in divide_into_fragments(named, 2)]
     assert found == [
         ["wte.weight", "h.1.a.weight", "ln.weight", "ln.bias"],
         ["h.0.a.weight", "h.0.b.bias", "h.2.a.weight"],
     ]
     with pytest.raises(ValueError, match="fragments=6 of a model that has 5 blocks"):
-        fragments_of(named, 6)
+        divide_into_fragments(named, 6)
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -301,7 +301,7 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
         before = worker.own()
         broken = copy.deepcopy(saved)
         broken["local"]["fragments"][0]["state"]["anchor"][0][0] = torch.nan
-        changed = [{"size": 2}, {"strategy": "Local(every=5)"}, {"step": 1 + comm.rank}]
+        changed = [{"size": 2}, {"strategy": "LocalSteps(every=5)"}, {"step": 1 + comm.rank}]
         others: list[Any] = [{**saved, "local": saved["local"] | change} for change in changed]
         without = {key: part for key, part in saved.items() if key != "local"}
         said = []
@@ -314,7 +314,7 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
 
     size, strategy, step, missing, broken = virtual.run(SIZE, body)[0]
     assert "of 2 workers, and there are 3; in the middle of a round" in size
-    assert "Local(every=5)" in strategy
+    assert "LocalSteps(every=5)" in strategy
     assert "differ in their step" in step
     assert "no anchor" in missing
     assert "NaN or Inf" in broken
@@ -367,7 +367,7 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
 def test_a_grad_scaler_skips_alone_and_the_step_counts() -> None:
     def body(comm: Comm) -> tuple[Tensor, float]:
         model = model_of(dtype=torch.float32)
-        optimizer = wrapped(INNER.sgd, model, local("dense", Plain()), comm)
+        optimizer = wrapped(INNER.sgd, model, local("dense", PlainStep()), comm)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(EVERY):
             optimizer.zero_grad()
@@ -391,13 +391,13 @@ def test_strategies_that_make_no_sense_are_refused_in_a_sentence() -> None:
         ({"every": 0}, "every=0 is out of range"),
         ({"fragments": 5}, "fragments=5 can't take turns within every=4"),
         ({"delay": 4}, "delay=4 steps: the next exchange"), ({"mix": 1.0}, "mix=1.0 is out of range"),
-        ({"method": sparsify.localsgd()}, "does not average; give Local one of every step"),
-        ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take Plain, Nesterov"),
+        ({"method": sparsify.localsgd()}, "does not average; give LocalSteps one of every step"),
+        ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take PlainStep, Nesterov"),
         ({"outer": None}, "outer=None is no outer step"),
     ]  # fmt: skip
     for how, sentence in bad:
         with pytest.raises(ValueError, match=sentence):
-            Local(**{"every": 4, "method": Dense(), **how})
+            LocalSteps(**{"every": 4, "method": Dense(), **how})
 
 
 def test_models_and_optimizers_that_can_not_be_wrapped_are_refused_in_a_sentence() -> None:

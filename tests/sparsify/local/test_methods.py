@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Plain
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, PlainStep
 from sparsify.method import Dense
-from sparsify.methods.noloco import PairAverage, pairs
-from sparsify.methods.qgz import QuantisedReduce
+from sparsify.methods.noloco import PairwiseAverage, draw_pair_routes
+from sparsify.methods.qgz import QuantisedAllReduce
 from sparsify.types import BucketContext, BucketStep
 from tests.conftest import there
 from tests.sparsify.local.rounds import EVERY, INNER, SIZE, Worker, flat, live, model_of
@@ -31,13 +31,13 @@ def drift(rank: int, turn: int) -> Tensor:
     return torch.randn(SHAPE, generator=draws, dtype=torch.float64)
 
 
-def begin_at_zero(model: nn.Linear, strategy: Local, comm: Comm, **options: Any) -> Worker:
+def begin_at_zero(model: nn.Linear, strategy: LocalSteps, comm: Comm, **options: Any) -> Worker:
     """Wrap a model of one fragment, with zeros for parameters and anchor."""
     nn.init.zeros_(model.weight)
     return Worker(strategy, comm, INNER.sgd, model, **options)
 
 
-def anchors(strategy: Local, size: int = SIZE, **options: Any) -> list[Tensor]:
+def anchors(strategy: LocalSteps, size: int = SIZE, **options: Any) -> list[Tensor]:
     """Return the anchor of each worker at the end of the rounds, in which only first steps move anything."""
 
     def body(comm: Comm) -> Tensor:
@@ -125,7 +125,7 @@ def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> N
     momentum = list(phi)
     draws = strategy.method.init(torch.empty(phi[0].numel()), BucketContext(3, 0, 0))
     for turn in range(ROUNDS):
-        routes = dict(pairs(size, draws.next_key()))
+        routes = dict(draw_pair_routes(size, draws.next_key()))
         pulled = []
         for rank in range(size):
             both = [rank, routes.get(rank, rank)]
@@ -152,7 +152,7 @@ def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_th
     assert strategy.method.predict_bytes(seen) == (nbytes, nbytes)
     draws = strategy.method.init(torch.empty(n), BucketContext(0, 0, 0))
     for _ in range(ROUNDS):
-        route = pairs(size, draws.next_key())
+        route = draw_pair_routes(size, draws.next_key())
         assert len({source for source, _ in route}) == len(route) == size - size % 2
 
 
@@ -178,7 +178,7 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
         optimizer.step()
         model.weight.grad = torch.tensor([[1.0, -0.7, 0.3, 0.2, 0.05, 0.009, 0.007, -0.0]]) / 0.05
         averages: list[Tensor] = []
-        optimizer.fragments[0].watch = lambda average: averages.extend(piece.clone() for piece in average)
+        optimizer.fragments[0].on_average = lambda average: averages.extend(piece.clone() for piece in average)
         optimizer.step()
         return averages[0], there(optimizer.last_report).wire_bytes
 
@@ -190,11 +190,11 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
 def test_published_defaults_are_those_of_the_papers() -> None:
     assert sparsify.diloco().outer == Nesterov(0.7, 0.9)
     assert sparsify.localsgd().averages_models
-    assert sparsify.sparseloco().outer == Plain(1.0)
+    assert sparsify.sparseloco().outer == PlainStep(1.0)
     assert sparsify.sparseloco(momentum=0.95).outer == HeavyBall(1.0, 0.95)
-    assert isinstance(sparsify.muloco(bits=4).method, QuantisedReduce)
+    assert isinstance(sparsify.muloco(bits=4).method, QuantisedAllReduce)
     assert sparsify.muloco() == sparsify.diloco(lr=0.9, momentum=0.8)
-    assert isinstance(sparsify.noloco().method, PairAverage)
+    assert isinstance(sparsify.noloco().method, PairwiseAverage)
     assert isinstance(sparsify.streaming_diloco(code="fp32").method, Dense)
     with pytest.raises(ValueError, match="nesterov=True with momentum=0 is a plain step"):
         sparsify.sparseloco(nesterov=True)
@@ -208,7 +208,7 @@ def test_published_defaults_are_those_of_the_papers() -> None:
 # in 6 steps.
 # By delay and mix: of the fragment that a step of 3, 6, 9, 12, 15 exchanges, the replica and its anchor then.
 # Where the last anchor is missing, theirs stopped before it wrote it. Their mix of 1 is left out: no replica
-# would ever see the others, which `Local` refuses.
+# would ever see the others, which `LocalSteps` refuses.
 PUBLISHED = {
     (0, 0.0): ((-11, -23, -35, -47, -59), (-11, -23, -35, -47)),
     (0, 0.5): ((-8, -17, -24.5, -32, -40.25), (-11, -23, -29, -35)),
@@ -227,7 +227,7 @@ def test_fragments_delay_and_mix_give_torchfts_published_numbers(delay: int, mix
         model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
         for p in model.parameters():
             nn.init.ones_(p)
-        strategy = Local(6, Dense("layer"), Plain(2.0), fragments=2, delay=delay, mix=mix)
+        strategy = LocalSteps(6, Dense("layer"), PlainStep(2.0), fragments=2, delay=delay, mix=mix)
         worker = Worker(strategy, comm, lambda ps: torch.optim.SGD(ps, lr=1.0), model)
         own = list[float]()
         anchors = list[float]()

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 import sparsify
 from sparsify.local.local_optimizer import LocalOptimizer
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 
 EVERY, BEFORE, STEPS = 3, 4, 10  # steps of a round, before the change, in all
 
@@ -44,7 +44,7 @@ class Wrapped(NamedTuple):
     optimizer: LocalOptimizer
 
 
-Wrap = Callable[[Local], Wrapped]  # anew, in one of the ways that there are
+Wrap = Callable[[LocalSteps], Wrapped]  # anew, in one of the ways that there are
 
 
 def step(wrapped: Wrapped, number: int, rank: int) -> None:
@@ -176,7 +176,7 @@ def weights(wrapped: Wrapped) -> Tensor:
 
 
 def lived(
-    wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: Local | None = None
+    wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: LocalSteps | None = None
 ) -> Tensor:
     """The anchor at the end of a training, with a change in the middle of a round."""
     wrapped = wrap(strategy or sparsify.diloco(every=EVERY))

@@ -48,7 +48,7 @@ def test_the_laws_hold_of_every_code(code: CodeName) -> None:
         method = build(density, code=code, **choices)
         lived = live(method, size, 3, shapes=WIDE, dtype=dtype)
         check_laws(method, lived, 1e-10)
-        promises = map(there, lived[0].promised_bytes)
+        promises = map(there, lived[0].predicted_bytes)
         assert all(promise.least == promise.most for promise in promises), choices
         assert lived[0].host_syncs == [0] * 3, choices
 

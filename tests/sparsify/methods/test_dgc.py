@@ -11,7 +11,7 @@ import torch
 import sparsify
 from sparsify.comm import virtual
 from sparsify.core import host_sync
-from sparsify.methods.dgc import DgcSample
+from sparsify.methods.dgc import SampledThreshold
 from sparsify.types import num_selected
 from tests.sparsify.laws import SHAPES, check_laws, gradient, live
 from tests.sparsify.methods.replays import (
@@ -56,9 +56,9 @@ def test_dgc_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
     check_updates(live(method, 3, steps=8), update_of, 1e-12)
 
 
-def choose(acc: torch.Tensor, k: int, selector: DgcSample | None = None, steps: int = 1) -> list[Any]:
+def choose(acc: torch.Tensor, k: int, selector: SampledThreshold | None = None, steps: int = 1) -> list[Any]:
     """Return (indices, host synchronisations) of each step, of one worker."""
-    selector = selector or DgcSample()
+    selector = selector or SampledThreshold()
     state = selector.init(acc, CONTEXT)
     found = []
     for _ in range(steps):
@@ -84,14 +84,14 @@ def test_what_is_cut_is_cut_by_magnitude() -> None:
     acc = torch.full((100_000,), 1e-6)
     acc[:100] = 1.0
     acc[-1000:] = 2.0
-    for chosen, _ in choose(acc, 1000, DgcSample(sample=0.5), steps=5):
+    for chosen, _ in choose(acc, 1000, SampledThreshold(sample=0.5), steps=5):
         assert chosen.min() >= 99_000
         assert len(chosen) == 1000
 
 
 def test_the_threshold_is_lowered_until_enough_reach_it() -> None:
     acc = gradient(0, 0, (20_000,))
-    few = [len(chosen) for chosen, _ in choose(acc, 20, DgcSample(adaptations=0), steps=50)]
+    few = [len(chosen) for chosen, _ in choose(acc, 20, SampledThreshold(adaptations=0), steps=50)]
     enough = [len(chosen) for chosen, _ in choose(acc, 20, steps=50)]
     assert min(few) < 0.8 * 20 <= min(enough)
     # A gap that ten factors of 0.8 do not bridge ends the search, and what was found is sent.

@@ -11,8 +11,8 @@ from scipy.fft import dctn, idctn
 
 import sparsify
 from sparsify.core.chunks import ChunkLayout
-from sparsify.methods.arctopk import ArcRows
-from sparsify.methods.demo import transform
+from sparsify.methods.arctopk import SketchedRowTopK
+from sparsify.methods.demo import cosine_transform
 from sparsify.types import BucketContext
 from tests.sparsify.laws import build, check_laws, gradient, live
 from tests.sparsify.methods.replays import CPU, EXACT, SEED, SIZE, Array, check_updates, gradients_in_step
@@ -99,9 +99,9 @@ def test_a_sketch_of_many_columns_finds_the_largest_rows() -> None:
 
 
 def test_what_is_too_narrow_for_a_sketch_is_sent_whole() -> None:
-    tables = ArcRows(4).tables(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
+    tables = SketchedRowTopK(4).make_slices(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
     assert [table.is_sketched for table in tables] == [False, True, False, False, True]
-    assert [table.sent(20, 100) for table in tables] == [10, 2, 1, 1, 1]
+    assert [table.num_sent_rows(20, 100) for table in tables] == [10, 2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("sign", [True, False])
@@ -143,6 +143,6 @@ def test_without_sign_and_decay_demo_loses_nothing() -> None:
 def test_the_cosine_transform_is_orthonormal_and_has_an_inverse() -> None:
     tiles = ChunkLayout([(70, 130), (97,), (3, 5, 7), (1,)])
     values = gradient(0, 0, (tiles.n,))
-    coefficients = transform(values, torch.empty_like(values), tiles)
+    coefficients = cosine_transform(values, torch.empty_like(values), tiles)
     torch.testing.assert_close(coefficients.norm(), values.norm())
-    torch.testing.assert_close(transform(coefficients, torch.empty_like(values), tiles, back=True), values)
+    torch.testing.assert_close(cosine_transform(coefficients, torch.empty_like(values), tiles, inverse=True), values)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparsify
-from sparsify.core.spec import function_of
+from sparsify.core.spec import import_function
 
 NOT_DENSITIES = [0.0, -0.1, 1.5, math.nan, math.inf]
 OUT_OF_RANGE: dict[str, dict[str, list[Any]]] = {
@@ -69,7 +69,7 @@ def check_refused(name: str, values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         sparsify.build(name, **values)
     with pytest.raises(ValueError, match="|".join(values)):
-        function_of("sparsify.methods", name)(**values)
+        import_function("sparsify.methods", name)(**values)
 
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)

@@ -26,7 +26,7 @@ def model(value: float) -> nn.Module:
 def test_all_get_rank_0_s_values_in_a_message_for_each_type_or_for_each_tensor_that_is_too_long(
     monkeypatch: pytest.MonkeyPatch, at_once: int, messages: int
 ) -> None:
-    monkeypatch.setattr(comm, "AT_ONCE", at_once)
+    monkeypatch.setattr(comm, "MAX_MESSAGE_ELEMENTS", at_once)
 
     def body(group: VirtualComm) -> tuple[int, list[float]]:
         counting, own = CountingComm(group), model(7.0 + group.rank)

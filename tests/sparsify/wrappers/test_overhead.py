@@ -46,7 +46,7 @@ def test_what_exceeds_a_tenth_is_told_once(
 
 def test_only_rank_0_tells(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     class Other:
-        rank, size, algorithm, links, priced = 1, 2, Comm.algorithm, Comm.links, Comm.priced
+        rank, size, algorithm, links, predict_cost = 1, 2, Comm.algorithm, Comm.links, Comm.predict_cost
 
     clock, overhead = Clock(monkeypatch), AveragingOverhead(CountingComm(cast(Comm, Other())), "")
     for _ in range(2 * LAST_STEP):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm
-from sparsify.methods import names, per_step
+from sparsify.methods import names, per_step_names
 from tests.sparsify import laws
 from tests.sparsify.wrappers.user_acts import WRAPPERS, Act, Training, weights
 
@@ -87,7 +87,7 @@ def gradients(rank: int, step: int, dtype: torch.dtype = torch.float32) -> list[
 
 def methods(scopes: tuple[str, ...] = ("layer",)) -> dict[str, Any]:
     """Return every method of every step, by a name."""
-    found = {f"{name} {scope}": laws.build(name, 0.05, scope) for name in per_step() for scope in scopes}
+    found = {f"{name} {scope}": laws.build(name, 0.05, scope) for name in per_step_names() for scope in scopes}
     # By default only signs are applied, which hide much.
     found["demo values"] = laws.build("demo", 0.05, "layer", sign=False)
     return found
@@ -97,7 +97,7 @@ def strategies() -> dict[str, Any]:
     """Return strategies of local steps, by a name, with every code of values that they offer."""
     found = {}
     for name in names():
-        if name not in per_step():
+        if name not in per_step_names():
             parts = {"fragments": 1} if "fragments" in sparsify.defaults(name) else {}
             found[name] = sparsify.build(name, every=2, **parts)
     for code in ("fp32", "bf16", "int8", "e3m0", "symmetric2", "statistical2"):

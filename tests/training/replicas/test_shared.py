@@ -110,7 +110,7 @@ def test_each_rank_is_charged_for_the_step_of_the_optimiser() -> None:
         shared.update(0.5, torch.zeros(6))
         return before.elapsed_time(comm.mark()) / 1e3
 
-    assert virtual.run(4, body, event=lambda: At(seconds)) == [2.0] * 4
+    assert virtual.run(4, body, record_event=lambda: At(seconds)) == [2.0] * 4
     assert seconds == 2.0  # done once
 
 
@@ -120,6 +120,6 @@ def test_bits_are_compared_and_not_numbers(dtype: torch.dtype) -> None:
         nan = torch.tensor([float("nan"), 0.0])
         zero = torch.tensor([-0.0 if comm.rank else 0.0])
         of_last = torch.full((3,), float(comm.rank == SIZE - 1))
-        return [bool(comm.same(tensor.to(dtype))) for tensor in (nan, zero, of_last)]
+        return [bool(comm.is_equal_on_all_ranks(tensor.to(dtype))) for tensor in (nan, zero, of_last)]
 
     assert virtual.run(SIZE, body) == [[True, False, False]] * SIZE

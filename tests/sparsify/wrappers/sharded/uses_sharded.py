@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 import sparsify
 from sparsify.comm import Comm
 from sparsify.comm.torch import TorchComm
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.sparsify import laws
 from tests.sparsify.local import uses_guards
@@ -349,7 +349,7 @@ def locally(mesh: DeviceMesh, rank: int) -> dict[str, Tensor]:
     return found
 
 
-def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: Local) -> uses_guards.Wrapped:
+def wrap(mesh: DeviceMesh, kind: str, reshards: bool, strategy: LocalSteps) -> uses_guards.Wrapped:
     """Wrap a model of two units whose outermost one, with parameters of its own, torch keeps gathered."""
     model = uses_guards.net()
     own, replicas = mesh_and_replicas(mesh, kind)
