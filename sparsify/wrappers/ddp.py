@@ -27,8 +27,6 @@ from sparsify.core.bucket import (
 )
 from sparsify.core.used_parameters import UsedParameters
 from sparsify.method import Dense, Method
-from sparsify.ranges import stable_repr
-from sparsify.types import StepSettings
 from sparsify.wrappers.checks import (
     parameters_of,
     resolve_process_group,
@@ -56,17 +54,15 @@ from sparsify.wrappers.engine import (
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
-    check_workers_agree,
-    optimizer_facts,
     tensor_facts,
     wrapping_facts,
 )
 from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
 from sparsify.wrappers.overlap import BackgroundStream
-from sparsify.wrappers.wrapper_base import WrapperBase
+from sparsify.wrappers.wrapper_base import HookBase
 
 
-class DDPHook(WrapperBase):
+class DDPHook(HookBase):
     """A communication hook that lets `method` average gradients in place of DDP's all-reduce.
 
     Users call it `sparsify.register`.
@@ -147,11 +143,7 @@ class DDPHook(WrapperBase):
         check_arguments_agree(used_comm, model, collect_facts)
         if overlap and comm is None and not isinstance(method, Dense):
             used_comm = separate_ddp_comm(model, group)
-        super().__init__(method, used_comm, steps_per_epoch, scaler)
-        self.method = method
-        self.optimizer = optimizer
-        self.check = check
-        self.debug = debug
+        super().__init__(method, optimizer, used_comm, steps_per_epoch, scaler, check, debug)
         averaged = [
             (name, p) for name, p in model.module.named_parameters() if name not in model.parameters_to_ignore
         ]
@@ -182,9 +174,7 @@ class DDPHook(WrapperBase):
             self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
         )
         self._full: list[FullBucket] = []  # not yet aggregated
-        self._reports: list[StepReport] = []  # of this step
         self._arrived = set[int]()  # numbers of the parameters that DDP has handed over in this step
-        self._steps: list[StepSettings] = []  # of this step, by the engine's buckets
         # Averages as DDP itself does.
         self._dense = used_comm if isinstance(method, Dense) and isinstance(used_comm, TorchComm) else None
         device = next(model.module.parameters()).device
@@ -251,16 +241,11 @@ class DDPHook(WrapperBase):
         if self._background is not None:
             self._background.futures = []
         if self.debug:
-            self._check_workers_agree()
+            named = tensor_facts("parameter", self.parameters)
+            self.check_step_agrees(self.comm, named, self.parameters[0][1])
         if self._dense is None:
             self.check_step(self.optimizer)
-            self._steps = self.make_step_settings(self.parameters, self.optimizer)
-
-    def _check_workers_agree(self) -> None:
-        """Compare method, step, epoch, parameters and optimizer over the workers, for `debug`."""
-        step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-        facts = {**step, **tensor_facts("parameter", self.parameters), **optimizer_facts(self.optimizer)}
-        check_workers_agree(self.comm, facts, self.parameters[0][1])
+            self._steps = self.make_step_settings(self.parameters)
 
     def _end_step(self) -> None:
         """Wait for all averages and report.
@@ -270,10 +255,7 @@ class DDPHook(WrapperBase):
         self._full = []
         if self._background is not None:
             self._background.finish()
-        self.engine.timer.samples.clear()
-        if self._reports:
-            self.engine.step += 1
-            self.last_report = StepReport.total(self._reports)
+        self.count_step()
 
     def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
         """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""

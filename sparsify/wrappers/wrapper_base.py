@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from sparsify.comm import Comm
 from sparsify.method import Method
+from sparsify.ranges import stable_repr
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import bucket_learning_rates, check_momentum_applied_once
 from sparsify.wrappers.engine import Engine, StepReport
+from sparsify.wrappers.handshake import check_workers_agree, optimizer_facts
 
 # An epoch of CIFAR-10 has 1,563 steps for one worker with batches of 32, and 49 for 8 with 128.
 LONG_EPOCH_STEPS = 2000
@@ -64,24 +67,6 @@ class WrapperBase:
             raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
         self.user_epoch = operator.index(epoch)
 
-    def make_step_settings(
-        self, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: torch.optim.Optimizer | None
-    ) -> list[StepSettings]:
-        """Return the settings of a step of each bucket.
-
-        Args:
-            parameters: all that lie in buckets, with their names.
-            optimizer: whose learning rates count, where the method follows them.
-        """
-        method = self.engine.method
-        buckets = self.engine.buckets
-        step = StepSettings(method.density_at(self.epoch))
-        if not method.needs_lr:
-            return [step] * len(buckets)
-        assert optimizer is not None  # wrappers refuse such a method without an optimizer
-        rates = bucket_learning_rates(parameters, buckets, optimizer)
-        return [step._replace(lr=rate) for rate in rates]
-
     def check_step(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Refuse a step with momentum applied twice, or of an unknown epoch."""
         if optimizer is not None:
@@ -110,3 +95,55 @@ class WrapperBase:
                 f"{self._warmup_densities[-1]:g} (density_warmup); unless an epoch is that long, set .epoch "
                 "before each one, or pass steps_per_epoch=len(batches)"
             )
+
+
+class HookBase(WrapperBase):
+    """The base of hooks, which average gradients during the backward pass; the user steps the optimizer.
+
+    Args:
+        optimizer: None: the method needs none.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        optimizer: torch.optim.Optimizer | None,
+        comm: Comm,
+        steps_per_epoch: int | None,
+        scaler: GradScaler | None,
+        check: bool,
+        debug: bool,
+    ) -> None:
+        super().__init__(method, comm, steps_per_epoch, scaler)
+        self.method = method
+        self.optimizer = optimizer
+        self.check = check
+        self.debug = debug
+        self._steps = list[StepSettings]()  # of this step, by the engine's buckets
+        self._reports = list[StepReport]()  # of this step
+
+    def make_step_settings(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> list[StepSettings]:
+        """Return the settings of a step of each bucket.
+
+        Args:
+            parameters: all that lie in buckets, with their names.
+        """
+        step = StepSettings(self.method.density_at(self.epoch))
+        buckets = self.engine.buckets
+        if not self.method.needs_lr:
+            return [step] * len(buckets)
+        assert self.optimizer is not None  # such a method is refused without one
+        rates = bucket_learning_rates(parameters, buckets, self.optimizer)
+        return [step._replace(lr=rate) for rate in rates]
+
+    def check_step_agrees(self, comm: Comm, more_facts: Mapping[str, Any], like: Tensor) -> None:
+        """Compare method, step, epoch, optimizer and more over the workers of `comm`."""
+        step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
+        check_workers_agree(comm, {**step, **more_facts, **optimizer_facts(self.optimizer)}, like)
+
+    def count_step(self) -> None:
+        """Count a step in which something was averaged, and report it."""
+        self.engine.timer.samples.clear()
+        if self._reports:
+            self.engine.step += 1
+            self.last_report = StepReport.total(self._reports)

@@ -16,14 +16,11 @@ from sparsify.comm import broadcast_tensors
 from sparsify.core.bucket import Bucket, bucket_ranges, local_shard
 from sparsify.method import Dense, Method
 from sparsify.ranges import stable_repr
-from sparsify.types import StepSettings
 from sparsify.wrappers.checks import resolve_process_group
-from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport, weak_callback
+from sparsify.wrappers.engine import Engine, NonFiniteGradientError, weak_callback
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
 from sparsify.wrappers.handshake import (
     check_arguments_agree,
-    check_workers_agree,
-    optimizer_facts,
     wrapping_facts,
 )
 from sparsify.wrappers.overhead import AveragingOverhead
@@ -37,7 +34,7 @@ from sparsify.wrappers.sharded.checks import (
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.optimizer_state import OptimizerStateExtension
 from sparsify.wrappers.sharded.units import ShardedUnit, find_units
-from sparsify.wrappers.wrapper_base import WrapperBase
+from sparsify.wrappers.wrapper_base import HookBase
 
 
 class NonFiniteShardError(NonFiniteGradientError):
@@ -51,7 +48,7 @@ class NonFiniteShardError(NonFiniteGradientError):
         )
 
 
-class ShardHook(WrapperBase):
+class ShardHook(HookBase):
     """A hook that lets `method` average the gradients of a sharded model between its replicas.
 
     Users call it `sparsify.shard`.
@@ -134,19 +131,13 @@ class ShardHook(WrapperBase):
 
         shards = nn.ParameterList(map(local_parameter, parameters))
         check_arguments_agree(self._all_workers, shards, collect_facts)
-        super().__init__(method, grid.replica_comm, steps_per_epoch, None)
-        self.method = method
-        self.optimizer = optimizer
-        self.check = check
-        self.debug = debug
+        super().__init__(method, optimizer, grid.replica_comm, steps_per_epoch, None, check, debug)
         broadcast_first_replica(model, grid)
         buckets, self._buckets_by_unit = make_unit_buckets(self.units, method)
         self.engine = Engine(method, buckets, grid.replica_comm, None, seed, select)
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._deferred_by_unit = dict[int, Tensor]()  # gradients that are exchanged with the next ones
-        self._steps = list[StepSettings]()  # of this step, by bucket
-        self._reports = list[StepReport]()  # of this step
         self._overhead = AveragingOverhead(self.engine.comm, "")
         if self._all_workers.rank > 0:
             self._overhead.samples = None  # another worker logs
@@ -201,10 +192,8 @@ class ShardHook(WrapperBase):
         self._check_model()
         self.check_step(self.optimizer)
         if self.debug:
-            step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
-            facts = {**step, **optimizer_facts(self.optimizer)}
-            check_workers_agree(self._all_workers, facts, self.engine.buckets[0].flat)
-        self._steps = self.make_step_settings(self._parameters, self.optimizer)
+            self.check_step_agrees(self._all_workers, {}, self.engine.buckets[0].flat)
+        self._steps = self.make_step_settings(self._parameters)
 
     def _end_step(self, *_: Any) -> None:
         """Count and report a step that the optimizer has made.
@@ -213,10 +202,8 @@ class ShardHook(WrapperBase):
         """
         if not self._reports:
             return
-        self.last_report = StepReport.total(self._reports)
+        self.count_step()
         self._reports = []
-        self.engine.step += 1
-        self.engine.timer.samples.clear()
         self._overhead.end_step(self.last_report)
 
     def check_between_steps(self, call: str) -> None:
