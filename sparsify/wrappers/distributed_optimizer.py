@@ -358,7 +358,7 @@ class DistributedOptimizer(OptimizerWrapper):
         """Refuse an optimizer with other parameters than it had, or gradients that others average too."""
         self._check_same_parameters()
         self._check_frozen()
-        self._claim.check()
+        self._claim.check_not_superseded()
         self._double_averaging.check()
         if not self._used_parameters.used:
             self._double_averaging.check_model_has_parameters(self._model)

@@ -103,12 +103,12 @@ class OptimizerStateExtension:
         parts = dict[str, Any]()
         optimizer_state = dict[Any, Any]()
         for number, parameter_state in saved.get("state", {}).items():
-            own_parts = {
+            optimizer_parts = {
                 name: part for name, part in parameter_state.items() if not str(name).startswith(KEY_PREFIX)
             }
-            parts |= {name: part for name, part in parameter_state.items() if name not in own_parts}
-            if own_parts:
-                optimizer_state[number] = own_parts
+            parts |= {name: part for name, part in parameter_state.items() if name not in optimizer_parts}
+            if optimizer_parts:
+                optimizer_state[number] = optimizer_parts
         saved["state"] = optimizer_state
         checked = dict[str, Any]()
         check = partial(self._check, parts, checked)
