@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
 from sparsify.core.chunks import SIDE, ChunkLayout
-from sparsify.core.codes import SCALE, TensorMembership, ValueCode, get_value_code
+from sparsify.core.codes import SCALE, TensorSegments, ValueCode, get_value_code
 from sparsify.core.packing import pack_places, packed_places_nbytes, unpack_places
 from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import Exchange
@@ -120,8 +120,10 @@ class ChunkGatherState:
     """The chunks of a bucket, and what is made from them when it is first needed."""
 
     layout: ChunkLayout = field(metadata={"saved": False})
-    membership: TensorMembership | None = field(default=None, metadata={"saved": False})  # of the last k
-    sender_counts: Tensor | None = field(default=None, metadata={"saved": False})  # (n,) int16, 0 between steps
+    segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
+    sender_counts: Tensor | None = field(
+        default=None, metadata={"saved": False}
+    )  # (n,) int16, 0 between steps
     # Of the group of buckets that begins with this one.
     group_state: ChunkGatherState | None = field(default=None, metadata={"saved": False})
 
@@ -188,7 +190,12 @@ class ChunkGather(Exchange):
         return self._exchange(selection, n, [k], comm, state)
 
     def exchange_group(
-        self, selection: SparseVector, n: int, ks: Sequence[int], comm: Comm, states: Sequence[ChunkGatherState]
+        self,
+        selection: SparseVector,
+        n: int,
+        ks: Sequence[int],
+        comm: Comm,
+        states: Sequence[ChunkGatherState],
     ) -> Delivery:
         first = states[0]
         group_state = first.group_state
@@ -209,28 +216,28 @@ class ChunkGather(Exchange):
                 f"{self.side} have {quota.total} for k={sum(ks)} of {n}; choose them by "
                 f"ChunkTopK(side={self.side})"
             )
-        membership = state.membership
-        if membership is None or membership.counts != quota.counts:
-            membership = state.membership = TensorMembership.from_counts(quota.counts, selection.values)
+        segments = state.segments
+        if segments is None or segments.counts != quota.counts:
+            segments = state.segments = TensorSegments.from_counts(quota.counts, selection.values)
         # 1. Code the values, and read them as receivers will: that is what this worker delivers.
-        coded = self._value_code.encode(selection.values, membership)
-        values = self._value_code.decode(coded, membership, selection.values.dtype)
+        coded = self._value_code.encode(selection.values, segments)
+        values = self._value_code.decode(coded, segments, selection.values.dtype)
         delivered = SparseVector(selection.indices, values)
         norms = values.new_empty(0, dtype=SCALE)
         if self.clip:
-            norms = membership.sum_by_tensor(values.double().square()).sqrt_().to(SCALE)
+            norms = segments.sum_by_tensor(values.double().square()).sqrt_().to(SCALE)
         # 2. Gather the messages of all workers: norms, values and places.
-        message = concat_bytes(norms, coded, pack_places(layout.to_places(selection.indices, ks)))
+        message = concat_bytes(norms, coded, pack_places(layout.indices_to_places(selection.indices, ks)))
         received = [
             ReceivedSelection(delivered, norms)
             if rank == comm.rank
-            else self._read_message(their_message, ks, selection, layout, membership)
+            else self._read_message(their_message, ks, selection, layout, segments)
             for rank, their_message in enumerate(comm.all_gather(message))
         ]
         # 3. Weigh what each worker sent.
         total = [selection for selection, _ in received]
         if self.clip:
-            total = self._clip_to_median_norm(received, membership)
+            total = self._clip_to_median_norm(received, segments)
         if self.average == "senders":
             total = self._average_over_senders(total, n, state)
         return Delivery([*total], [delivered])
@@ -248,7 +255,7 @@ class ChunkGather(Exchange):
         return get_value_code(self.code)
 
     def _field_nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
-        """Return the bytes of norms, of coded values, and of places, given how many values each tensor has."""
+        """Return the bytes of norms, of coded values, and of places, given the value counts of tensors."""
         norms_nbytes = SCALE.itemsize * len(counts) if self.clip else 0
         return norms_nbytes, self._value_code.nbytes(counts, dtype), packed_places_nbytes(sum(counts))
 
@@ -258,23 +265,25 @@ class ChunkGather(Exchange):
         ks: Sequence[int],
         like: SparseVector,
         layout: ChunkLayout,
-        membership: TensorMembership,
+        segments: TensorSegments,
     ) -> ReceivedSelection:
         """Read a message of elements of the same types as `like`."""
         dtype = like.values.dtype
-        norms_nbytes, coded_nbytes, places_nbytes = self._field_nbytes(membership.counts, dtype)
+        norms_nbytes, coded_nbytes, places_nbytes = self._field_nbytes(segments.counts, dtype)
         norms, coded, places = split_bytes(
             message,
             (SCALE, norms_nbytes // SCALE.itemsize),
             (torch.uint8, coded_nbytes),
             (torch.uint8, places_nbytes),
         )
-        indices = layout.to_indices(unpack_places(places, len(membership.tensors)), ks).to(like.indices.dtype)
-        values = self._value_code.decode(coded, membership, dtype)
+        indices = layout.places_to_indices(unpack_places(places, len(segments.tensors)), ks).to(
+            like.indices.dtype
+        )
+        values = self._value_code.decode(coded, segments, dtype)
         return ReceivedSelection(SparseVector(indices, values), norms)
 
     def _clip_to_median_norm(
-        self, received: Sequence[ReceivedSelection], membership: TensorMembership
+        self, received: Sequence[ReceivedSelection], segments: TensorSegments
     ) -> list[SparseVector]:
         """Scale down each worker's values of each tensor to the median norm over the workers.
 
@@ -285,7 +294,7 @@ class ChunkGather(Exchange):
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         factors = torch.where(norms.isnan(), norms, factors)
         return [
-            SparseVector(indices, values * membership.repeat_by_tensor(worker_factors.to(values.dtype)))
+            SparseVector(indices, values * segments.repeat_by_tensor(worker_factors.to(values.dtype)))
             for ((indices, values), _), worker_factors in zip(received, factors, strict=True)
         ]
 

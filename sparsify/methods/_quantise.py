@@ -56,7 +56,9 @@ class PackedCodes:
             num_scales = num_blocks(n, block)
         num_lanes = 8 // bits
         packed_nbytes = -(-n // num_lanes)
-        buffer = torch.zeros(SCALE.itemsize * num_scales + packed_nbytes, dtype=torch.uint8, device=like.device)
+        buffer = torch.zeros(
+            SCALE.itemsize * num_scales + packed_nbytes, dtype=torch.uint8, device=like.device
+        )
         lanes = torch.zeros(num_lanes, packed_nbytes, dtype=torch.uint8, device=like.device)
         return cls(n, block, num_scales, bits, buffer, lanes)
 
@@ -117,7 +119,9 @@ class StochasticRoundingState(NamedTuple):
     generator: Generator
 
 
-def encode_stochastic(acc: Tensor, work: Tensor, scales: Tensor, levels: int, state: StochasticRoundingState) -> Tensor:
+def encode_stochastic(
+    acc: Tensor, work: Tensor, scales: Tensor, levels: int, state: StochasticRoundingState
+) -> Tensor:
     """Write acc (n,) as (bytes,): acc / scale, stochastically rounded to a multiple of 1 / levels.
 
     Rounding goes up or down at random, so that the expectation is kept. Elements that exceed their scale are

@@ -58,7 +58,7 @@ class QuantisedReduceScatter:
         op: Any,
         async_op: bool = False,
     ) -> None:
-        """Write the sum or the mean over the workers of this worker's shard (n,), given all (workers * n,)."""
+        """Write the sum or mean over the workers of this worker's shard (n,), given all shards (P n,)."""
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError(
                 "set_gradient_divide_factor scales in torch's own reduce-scatter, which within= replaces; "
@@ -68,7 +68,9 @@ class QuantisedReduceScatter:
         n = output_tensor.numel()
         comm = self._comms.setdefault(group, CountingComm(TorchComm(group)))
         work = output_tensor.new_empty(n, dtype=torch.float32)
-        codes = self._codes.setdefault((n, work.device), PackedCodes.allocate(work, method.block, method.bits))
+        codes = self._codes.setdefault(
+            (n, work.device), PackedCodes.allocate(work, method.block, method.bits)
+        )
         messages = [method.encode(shard.float(), work, codes).clone() for shard in input_tensor.split(n)]
         lengths = [len(message) for message in messages]
         received = comm.all_to_all(torch.cat(messages), lengths, lengths)

@@ -97,7 +97,9 @@ class AdaCompState:
 
 @dataclass(frozen=True)
 class AdaComp(Method):
-    """A method that sends elements which would soon be the largest of their bin. A step:
+    """A method that sends the elements which would soon be the largest of their bin.
+
+    With the paper's symbols, a step is:
 
         1. G <- e + g;  H <- G + g;
         2. the scale of each tensor is the mean over its bins of max |G|;

@@ -30,8 +30,15 @@ from sparsify.types import (
 def deft(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
-    """DEFT: fragments of the model shared out to the workers, top-k in each. Yoon and Oh, ICPP 2023,
-    arXiv:2307.03500.
+    """DEFT: fragments of the model shared out to the workers, top-k in each.
+
+    Yoon and Oh, ICPP 2023, arXiv:2307.03500. Each step:
+
+        1. Cut: tensors of more than n/P elements into P fragments; other tensors are one fragment each.
+        2. The leader, another worker in each step, divides k among the fragments by their norms.
+        3. The leader packs the fragments into P bins of about equal cost, and broadcasts its plan.
+        4. Each worker selects the largest elements of each fragment in its bin.
+        5. The indices are all-gathered, and an all-reduce averages the values at all of them.
 
     No build-up (fragments do not overlap), and the cost of selecting falls with P. Two host synchronisations
     per step and bucket: all norms together (on other workers than the leader: the plan), and the counts.
@@ -45,7 +52,8 @@ def deft(
     the published code leaves it unsent.
 
     Args:
-        density: k/n, the share of the elements that all workers send together in a step.
+        density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
+            more error.
         scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
             MB. Fragments are cut within a bucket, so this is for large ones.
     """
@@ -53,8 +61,8 @@ def deft(
 
 
 @dataclass
-class PlannerTurn:
-    """Whose turn it is to plan."""
+class DeftState:
+    """The turn of the leader, which plans for all workers; and what follows from the bucket's shapes."""
 
     work: Tensor = field(metadata={"saved": False})  # (elements of the largest fragment,), once seen
     sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
@@ -63,80 +71,91 @@ class PlannerTurn:
 
 @dataclass(frozen=True)
 class Deft(Selector):
-    """The k largest in proportion to each fragment's norm."""
+    """A selector of k elements, divided among fragments in proportion to the fragments' norms."""
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
-        return PlannerTurn(
-            like.new_empty(0, dtype=accumulation_dtype(like.dtype)), context.sizes or [like.numel()]
-        )
+    def init(self, like: Tensor, context: BucketContext) -> DeftState:
+        work = like.new_empty(0, dtype=accumulation_dtype(like.dtype))
+        return DeftState(work, context.sizes or [like.numel()])
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
-        n, turn = acc.numel(), state.step % comm.size
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DeftState) -> Selection:
+        n = acc.numel()
+        leader = state.step % comm.size
         state.step += 1
-        sizes = fragments(state.sizes, comm.size)
-        if comm.rank == turn:
-            # All in one call, and in float64 so that squares can't overflow.
+        # 1. Cut.
+        sizes = fragment_sizes(state.sizes, comm.size)
+        if comm.rank == leader:
+            # 2. Divide k. All norms in one call, and in float64 so that squares can't overflow.
             norms = host_sync.to_host(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
-            ks = shares(norms, sizes, k)
-            # A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
+            ks = allot_k(norms, sizes, k)
+            # 3. Pack. A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
             costs = [size * (math.log2(k) if k > 1 else 1) for size, k in zip(sizes, ks, strict=True)]
-            bins = packed(costs, comm.size)
-            plan = host_sync.to_device([ks, bins], acc, plan_dtype(n))
-            comm.broadcast(plan, turn)
+            bins = pack_bins(costs, comm.size)
+            comm.broadcast(host_sync.to_device([ks, bins], acc, plan_dtype(n)), leader)
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
-            ks, bins = host_sync.to_host(comm.broadcast(plan, turn))
+            ks, bins = host_sync.to_host(comm.broadcast(plan, leader))
+        # 4. Select in the fragments of this worker's bin.
         if state.work.numel() < max(sizes):
             state.work = huge_pages.request(acc.new_empty(max(sizes)))
-        mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
-        for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
-            if bin_ == mine:
+        own_bin = (leader + comm.rank) % comm.size
+        chosen = [acc.new_empty(0, dtype=torch.int64)]
+        start = 0
+        for size, fragment_k, fragment_bin in zip(sizes, ks, bins, strict=True):
+            if fragment_bin == own_bin:
                 magnitudes = torch.abs(acc[start : start + size], out=state.work[:size])
-                chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
+                chosen.append(magnitudes.topk(fragment_k, sorted=False).indices.add_(start))
             start += size
+        # 5. Gather.
         return Selection(gather_exclusive_indices(comm, torch.cat(chosen), n).indices)
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        sizes = fragments([torch.Size(shape).numel() for shape in bucket_step.shapes], bucket_step.world_size)
-        plan = 2 * plan_dtype(bucket_step.n).itemsize * len(sizes)
-        return exact_bytes(cost.broadcast(plan, bucket_step.world_size)) + predict_union_bytes(bucket_step)
+        num_fragments = len(fragment_sizes(bucket_step.sizes, bucket_step.world_size))
+        plan_nbytes = 2 * plan_dtype(bucket_step.n).itemsize * num_fragments
+        plan_bytes = exact_bytes(cost.broadcast(plan_nbytes, bucket_step.world_size))
+        return plan_bytes + predict_union_bytes(bucket_step)
 
 
 def plan_dtype(n: int) -> torch.dtype:
-    """A plan holds counts, which reach n itself, where indices end at n - 1."""
+    """Return the type of a plan, which holds counts: they reach n itself, where indices end at n - 1."""
     return index_dtype(n + 1)
 
 
-def fragments(tensors: list[int], size: int) -> list[int]:
-    """Tensors of more than n/P elements in P pieces, others whole: their sizes. Empty ones are left out."""
-    n = sum(tensors)
-    pieces = [split_evenly(length, size) if length * size > n else [length] for length in tensors]
-    return [piece for tensor in pieces for piece in tensor if piece]
+def fragment_sizes(tensor_sizes: list[int], world_size: int) -> list[int]:
+    """Cut tensors of more than n/P elements into P fragments; return the sizes of all that are not empty."""
+    n = sum(tensor_sizes)
+    sizes = list[int]()
+    for size in tensor_sizes:
+        sizes += split_evenly(size, world_size) if size * world_size > n else [size]
+    return [size for size in sizes if size]
 
 
-def shares(norms: list[float], sizes: list[int], k: int) -> list[int]:
-    """The k of each fragment: in proportion to its norm, at least 1, at most all. Together at least k."""
-    order = sorted(range(len(sizes)), key=lambda at: -norms[at])
+def allot_k(norms: list[float], sizes: list[int], k: int) -> list[int]:
+    """Divide k among fragments in proportion to their norms: at least 1 and at most all of each.
+
+    The sum is at least k.
+    """
+    largest_first = sorted(range(len(sizes)), key=lambda index: -norms[index])
     # Norms of this and all smaller ones, added up from the smallest: subtracting would leave rounding errors.
-    remaining = list(accumulate(norms[at] for at in reversed(order)))[::-1]
+    remaining_norms = list(accumulate(norms[index] for index in reversed(largest_first)))[::-1]
     ks = [0] * len(sizes)
-    for at, norm in zip(order, remaining, strict=True):
-        share = norms[at] / norm if 0 < norm < math.inf else 0
-        ks[at] = min(sizes[at], max(1, int(k * share)))
-        k -= ks[at]
-    for at in order:  # what is left, since some fragments were too small for their share
-        more = min(max(k, 0), sizes[at] - ks[at])
-        ks[at] += more
+    for index, remaining in zip(largest_first, remaining_norms, strict=True):
+        share = norms[index] / remaining if 0 < remaining < math.inf else 0
+        ks[index] = min(sizes[index], max(1, int(k * share)))
+        k -= ks[index]
+    for index in largest_first:  # the rest of k, since some fragments were too small for their share
+        more = min(max(k, 0), sizes[index] - ks[index])
+        ks[index] += more
         k -= more
     return ks
 
 
-def packed(weights: list[float], size: int) -> list[int]:
-    """The bin of each fragment: the heaviest first, each into the bin that is lightest by then."""
-    bins, loads = [0] * len(weights), [0.0] * size
-    for at in sorted(range(len(weights)), key=lambda at: -weights[at]):
-        bins[at] = loads.index(min(loads))
-        loads[bins[at]] += weights[at]
+def pack_bins(costs: list[float], num_bins: int) -> list[int]:
+    """Return the bin of each fragment: in order of falling cost, each goes into the lightest bin."""
+    bins = [0] * len(costs)
+    loads = [0.0] * num_bins
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        bins[index] = loads.index(min(loads))
+        loads[bins[index]] += costs[index]
     return bins

@@ -11,8 +11,8 @@ def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFractio
     """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
 
     Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2; `sparsify.methods._ef21` numbers its
-    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors besides the
-    residual.
+    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors
+    besides the residual.
 
     Args:
         density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more

@@ -12,10 +12,12 @@ from sparsify.ranges import Density, ImplementationVariant, PositiveFloat, Posit
 from sparsify.select import split_evenly
 from sparsify.types import Selection
 
-ALIGNMENT = 32  # kljp/exdyna: block sizes are multiples of it
+# The public code is kljp/exdyna.
+ALIGNMENT = 32  # block sizes are multiples of it
 # Loads in units of their mean, from which on one block moves.
-OVERLOADED, UNDERLOADED = 1.05, 0.95238
-LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
+OVERLOADED = 1.05
+UNDERLOADED = 0.95238
+MIN_BLOCKS_DIVISOR = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
 
 
 @check_arguments
@@ -29,11 +31,20 @@ def exdyna(
 ) -> Sparsifier:
     """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
 
+    Each step:
+
+        1. The bucket's blocks are divided into P partitions, which the workers take in turns.
+        2. Each worker chooses all elements of its partition that reach a threshold.
+        3. The indices are all-gathered, and an all-reduce averages the values at all of them.
+        4. A partition in which too much was chosen gives a block to a neighbour in which too little was.
+        5. The threshold follows the number of elements that were chosen.
+
     Two host synchronisations per step and bucket. Slow start, and a threshold that rises until as much leaves
     as comes in, as in `micro`.
 
     Args:
-        density: k/n, the share of the elements that all workers send together in a step.
+        density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
+            more error.
         rule: how the threshold moves: `intended`, or `published`, as the public code does; see micro.
         threshold: the first one; None: 1 / (2 sqrt k).
         blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
@@ -46,49 +57,60 @@ def exdyna(
 
 @dataclass(frozen=True)
 class ExDyna(ExclusiveThresholdSelector):
-    """P runs of blocks, which the workers take in turns."""
+    """A selector whose partitions are P runs of blocks, which the workers take in turns."""
 
     blocks: PositiveInt = 1024
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
-        n, size = acc.numel(), comm.size
-        block = block_size(n, self.blocks, size)
-        # Where the block size is the published one, more than `blocks` fit once the size is rounded down.
-        number = min(self.blocks, n // block)
-        state.blocks = state.blocks or split_evenly(number, size)
-        sizes = [block * held for held in state.blocks]
-        sizes[-1] += n - block * number
-        union = self.select_in_partition(acc, k, sizes, comm, state)
+        n = acc.numel()
+        # 1. Partition. Where the block size is the published one, more than `blocks` fit once it is rounded
+        # down.
+        block = block_size(n, self.blocks, comm.size)
+        num_blocks = min(self.blocks, n // block)
+        state.blocks = state.blocks or split_evenly(num_blocks, comm.size)
+        partition_sizes = [block * count for count in state.blocks]
+        partition_sizes[-1] += n - block * num_blocks
+        # 2. and 3. Choose, and gather.
+        union = self.select_in_partition(acc, k, partition_sizes, comm, state)
         if k < n:
-            loads = [0] * size
+            # 4. Move blocks. Worker r had partition (step + r) mod P.
+            loads = [0] * comm.size
             for rank, count in enumerate(union.counts):
-                loads[(state.step + rank) % size] = count
+                loads[(state.step + rank) % comm.size] = count
             rebalance(state.blocks, loads, block * sum(loads) / n)
-        self.adapt_threshold(len(union.indices), k, size, state)
+        # 5. Move the threshold.
+        self.adapt_threshold(len(union.indices), k, comm.size, state)
         return Selection(union.indices)
 
 
-def block_size(n: int, blocks: int, size: int) -> int:
-    """Elements of a block, at least 1."""
-    return n // blocks // ALIGNMENT * ALIGNMENT or max(1, min(ALIGNMENT, n // (LEAST * size)))
+def block_size(n: int, blocks: int, world_size: int) -> int:
+    """Return the number of elements of a block, at least 1."""
+    aligned = n // blocks // ALIGNMENT * ALIGNMENT
+    return aligned or max(1, min(ALIGNMENT, n // (MIN_BLOCKS_DIVISOR * world_size)))
 
 
-def rebalance(blocks: list[int], loads: list[int], load_of_block: float) -> None:
-    """Between neighbours of which one selected too much and the other too little, one block moves. In place;
-    the load that is expected to move with it is accounted for before the next pair is looked at.
+def rebalance(blocks: list[int], loads: list[int], block_load: float) -> None:
+    """Move one block between neighbours of which one selected too much and the other too little, in place.
+
+    The load that is expected to move with it is accounted for before the next pair is looked at.
+
+    Args:
+        blocks: number of blocks of each partition.
+        loads: number of elements selected in each partition.
+        block_load: number of elements selected in a block, on average.
     """
     mean = sum(loads) / len(loads)  # published: cut to an integer, which is 0 where few are selected
-    least = sum(blocks) / (LEAST * len(blocks))
+    min_blocks = sum(blocks) / (MIN_BLOCKS_DIVISOR * len(blocks))
     for left in range(len(blocks) - 1):
         right = left + 1
         for giver, taker in ((left, right), (right, left)):
             if (
                 loads[giver] > OVERLOADED * mean
                 and loads[taker] < UNDERLOADED * mean
-                and blocks[giver] - 1 >= least
+                and blocks[giver] - 1 >= min_blocks
             ):
                 blocks[giver] -= 1
                 blocks[taker] += 1
-                loads[giver] -= int(load_of_block)
-                loads[taker] += int(load_of_block)
+                loads[giver] -= int(block_load)
+                loads[taker] += int(block_load)
                 break  # the pair is done; else what was moved might come back

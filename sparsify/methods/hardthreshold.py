@@ -25,8 +25,8 @@ from sparsify.types import (
     uneven_gather_calls,
 )
 
-SIGN = -(2**31)  # the highest bit of an int32
-INDEX = 2**31 - 1  # the other 31
+SIGN_BIT = -(2**31)  # the highest bit of an int32
+INDEX_BITS = 2**31 - 1  # the other 31
 
 
 @check_arguments
@@ -41,7 +41,14 @@ def hardthreshold(
 ) -> Sparsifier:
     """Hard threshold: what reaches a constant is sent. Strom 2015 (Interspeech); Sahu et al. 2021 (NeurIPS).
 
-    How many that are follows from the gradients and drifts as they shrink; `density` only sets the default
+    Each step:
+
+        1. acc = gradient + residual.
+        2. Select the elements with |acc| >= threshold, possibly none.
+        3. All-gather them; the update is their mean over the workers.
+        4. The residual is what was not sent of acc.
+
+    How many are sent follows from the gradients and drifts as they shrink; `density` only sets the default
     threshold. It is compared with gradients plus residuals as they are, without the learning rate. With
     `scope=layer` k is each tensor's own, hence each tensor's default threshold too; Sahu et al. take one for
     the whole model. Host synchronisations per step and bucket: 2, one for the selection and one for the
@@ -50,7 +57,7 @@ def hardthreshold(
     Args:
         density: k/n, which only sets the default threshold.
         threshold: lambda of Sahu et al., tau of Strom. None: 1 / (2 sqrt k), Sahu et al.'s rule for a budget
-            of k elements a step (4.73e-3 for ResNet-18 at density 0.001).
+            of k elements a step (4.73e-3 for ResNet-18 at density 0.001). Higher: fewer bytes, more error.
         send: `values`, as Sahu et al.; or `strom`: +-tau whatever the value, in one word of 32 bits (31 of
             index, one of sign), and the rest of the value stays in the residual. Then the threshold bounds
             how much of an element moves in a step: too small a tau and residuals grow without bound.
@@ -68,19 +75,21 @@ def hardthreshold(
     if threshold is not None and density_warmup:
         raise ValueError("density_warmup has no effect with a given threshold; leave one of them out")
     select = HardThreshold(threshold)
-    exchange = AllGather(wire, uneven=True) if send == "values" else SignedWords(threshold)
+    exchange = AllGather(wire, uneven=True) if send == "values" else SignedWordGather(threshold)
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
-def threshold_for(threshold: float | None, k: int) -> float:
-    """The given one, else lambda = 1 / (2 sqrt k). Sahu et al. 2021."""
+def resolve_threshold(threshold: float | None, k: int) -> float:
+    """Return the threshold that was given, or lambda = 1 / (2 sqrt k) of Sahu et al. 2021."""
     return 1 / (2 * k**0.5) if threshold is None else threshold
 
 
 @dataclass(frozen=True)
 class HardThreshold(SinglePassSelector):
-    """|acc| >= threshold, possibly no element. GRACE lowers the threshold to the largest *signed* element, so
-    that something is selected: everything, when all are negative.
+    """A selector of the elements with |acc| >= threshold, possibly none.
+
+    GRACE lowers the threshold to the largest *signed* element, so that something is selected: everything,
+    when all are negative.
     """
 
     threshold: PositiveFloat | None = None
@@ -91,38 +100,39 @@ class HardThreshold(SinglePassSelector):
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
     ) -> Selection:
-        return Selection(*state.kernel.above_threshold(acc, grad, threshold_for(self.threshold, k)))
+        return Selection(*state.kernel.above_threshold(acc, grad, resolve_threshold(self.threshold, k)))
 
 
 @dataclass(frozen=True)
-class SignedWords(Exchange):
-    """All-gather of indices and signs, one word of 32 bits each; they stand for +-tau. Strom 2015.
+class SignedWordGather(Exchange):
+    """An all-gather of indices and signs, in one word of 32 bits each, which stand for +-tau. Strom 2015.
 
-    What was delivered of an element is tau, so error feedback keeps the rest.
+    The delivery of an element is tau, so error feedback keeps the rest of it.
     """
 
     threshold: float | None = None
 
-    def exchange(self, part: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        tau, dtype = threshold_for(self.threshold, k), part.values.dtype
-        mine = words(part, n)
-        total = [signed(theirs, tau, dtype) for theirs in gather_uneven(comm, mine)]
-        return Delivery([*total], [signed(mine, tau, dtype)])
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        tau = resolve_threshold(self.threshold, k)
+        dtype = selection.values.dtype
+        own_words = encode_words(selection, n)
+        total = [decode_words(words, tau, dtype) for words in gather_uneven(comm, own_words)]
+        return Delivery([*total], [decode_words(own_words, tau, dtype)])
 
     def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
         return uneven_gather_calls(bucket_step.index_nbytes * max(bucket_step.sent_counts))
 
 
-def words(part: SparseVector, n: int) -> Tensor:
-    """(k',) indices and values -> (k',) int32: index, and the sign in the highest bit."""
+def encode_words(selection: SparseVector, n: int) -> Tensor:
+    """Write a selection as words (k',) int32: the index, and the sign of the value in the highest bit."""
     if n > 2**31:
         raise ValueError(
             f"a bucket of {n} elements needs wider indices than Strom's 31 bits; use send='values'"
         )
-    indices = part.indices.int()
-    return torch.where(part.values < 0, indices | SIGN, indices)
+    indices = selection.indices.int()
+    return torch.where(selection.values < 0, indices | SIGN_BIT, indices)
 
 
-def signed(words: Tensor, tau: float, dtype: torch.dtype) -> SparseVector:
-    """The inverse of `words`, every value +-tau."""
-    return SparseVector((words & INDEX).long(), torch.where(words < 0, -1, 1).to(dtype) * tau)
+def decode_words(words: Tensor, tau: float, dtype: torch.dtype) -> SparseVector:
+    """Read words of `encode_words`: every value is +-tau."""
+    return SparseVector((words & INDEX_BITS).long(), torch.where(words < 0, -1, 1).to(dtype) * tau)

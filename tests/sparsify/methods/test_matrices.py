@@ -145,4 +145,6 @@ def test_the_cosine_transform_is_orthonormal_and_has_an_inverse() -> None:
     values = gradient(0, 0, (tiles.n,))
     coefficients = cosine_transform(values, torch.empty_like(values), tiles)
     torch.testing.assert_close(coefficients.norm(), values.norm())
-    torch.testing.assert_close(cosine_transform(coefficients, torch.empty_like(values), tiles, inverse=True), values)
+    torch.testing.assert_close(
+        cosine_transform(coefficients, torch.empty_like(values), tiles, inverse=True), values
+    )

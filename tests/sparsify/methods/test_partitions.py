@@ -178,7 +178,9 @@ def test_the_first_threshold_is_the_published_one() -> None:
 
 
 @pytest.mark.parametrize("selector", [MicroSelector(threshold=9.0), ExDyna(threshold=9.0)])
-def test_a_worker_that_finds_nothing_sends_one_element_another_one_in_each_step(selector: MicroSelector) -> None:
+def test_a_worker_that_finds_nothing_sends_one_element_another_one_in_each_step(
+    selector: MicroSelector,
+) -> None:
     chosen, _ = select_on_ranks(selector, [torch.zeros(8)] * 2, 2, steps=5)
     # In step t worker r looks at partition (t + r) mod 2; the union is listed in the order of the workers.
     assert chosen[0] == [[0, 4], [5, 1], [2, 6], [7, 3], [0, 4]]
