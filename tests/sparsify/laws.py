@@ -69,19 +69,19 @@ class ChargingComm(virtual.VirtualComm):
         self.charged = 0  # bytes
         self.announced: list[int] = []
 
-    def _meet(
+    def _join_collective(
         self,
         name: str,
-        brought: Any,
+        contribution: Any,
         combine: Any,
-        price_s: float | None,
-        alike: Any = None,
+        cost_s: float | None,
+        signature: Any = None,
         is_computing: bool = False,
     ) -> Any:
-        self.charged += int(price_s or 0)
-        if name == "all_gather" and brought.dtype == torch.int64 and brought.numel() == 1:
-            self.announced.append(int(brought))
-        return super()._meet(name, brought, combine, price_s, alike, is_computing)
+        self.charged += int(cost_s or 0)
+        if name == "all_gather" and contribution.dtype == torch.int64 and contribution.numel() == 1:
+            self.announced.append(int(contribution))
+        return super()._join_collective(name, contribution, combine, cost_s, signature, is_computing)
 
 
 class Share(NamedTuple):
@@ -172,7 +172,9 @@ def live(
         return lived, [seen[at : at + num_shares] for at in range(0, len(seen), num_shares)]
 
     lives, seen = zip(*virtual.run(size, body), strict=True)
-    promises = [predict_step_bytes(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
+    promises = [
+        predict_step_bytes(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))
+    ]
     return [lived._replace(predicted_bytes=promises) for lived in lives]
 
 
