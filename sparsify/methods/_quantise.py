@@ -217,12 +217,7 @@ class QuantisedAllGather(FeedbackMethod):
     def aggregate(
         self, grad: Tensor, step: StepSettings, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        with timer.phase("select"):
-            message = self._accumulate_and_encode(grad, step, state)
-        with timer.phase("exchange"):
-            messages = comm.all_gather(message)
-        self._average_and_retain(messages, message, grad, state, timer)
-        return grad.numel()
+        return self.aggregate_packed([grad], step, [state], comm, timer)
 
     def aggregate_packed(
         self,
@@ -233,23 +228,22 @@ class QuantisedAllGather(FeedbackMethod):
         timer: PhaseTimer,
     ) -> int:
         """Do as `aggregate` for several buckets, in one message."""
+        own_messages = list[Tensor]()
         with timer.phase("select"):
-            own_messages = [
-                self._accumulate_and_encode(grad, step, state)
-                for grad, state in zip(grads, states, strict=True)
-            ]
-            lengths = [len(message) for message in own_messages]
+            for grad, state in zip(grads, states, strict=True):
+                # 1. Accumulate.
+                acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+                # 2. Quantise.
+                work = state.workspace.buffer("work")
+                own_messages.append(self.quantise.encode(acc, work, state.quantise))
+            joint_message = own_messages[0] if len(own_messages) == 1 else torch.cat(own_messages)
         with timer.phase("exchange"):
-            by_worker = [message.split(lengths) for message in comm.all_gather(torch.cat(own_messages))]
-        by_bucket = zip(*by_worker, strict=True)
+            received = comm.all_gather(joint_message)
+        lengths = [len(message) for message in own_messages]
+        by_bucket = zip(*(message.split(lengths) for message in received), strict=True)
         for messages, own_message, grad, state in zip(by_bucket, own_messages, grads, states, strict=True):
             self._average_and_retain(messages, own_message, grad, state, timer)
         return sum(grad.numel() for grad in grads)
-
-    def _accumulate_and_encode(self, grad: Tensor, step: StepSettings, state: QuantisedState) -> Tensor:
-        """Return this worker's message: 1. accumulate, and 2. quantise."""
-        acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-        return self.quantise.encode(acc, state.workspace.buffer("work"), state.quantise)
 
     def _average_and_retain(
         self,

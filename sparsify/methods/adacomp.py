@@ -26,6 +26,7 @@ from sparsify.types import (
     StepSettings,
     accumulation_dtype,
     exact_bytes,
+    tensor_sizes,
 )
 
 MATRIX_DIMS = 2  # tensors of more dimensions are convolutions
@@ -65,9 +66,17 @@ class ElementCode(NamedTuple):
 ELEMENT_CODES = ElementCode(torch.uint8, 6), ElementCode(torch.int16, 14)  # the paper's 8 and 16 bits
 
 
-def narrowest_code(lengths: Sequence[int]) -> ElementCode:
+class BinnedTensor(NamedTuple):
+    """The numbers of elements of a tensor and of each of its bins, the last of which may be shorter."""
+
+    size: int
+    length: int
+
+
+def narrowest_code(tensors: Sequence[BinnedTensor]) -> ElementCode:
     """Return the narrowest code that reaches the end of every bin."""
-    return next(code for code in ELEMENT_CODES if max(lengths) <= code.empty_bin)
+    longest = max(tensor.length for tensor in tensors)
+    return next(code for code in ELEMENT_CODES if longest <= code.empty_bin)
 
 
 class BinRun(NamedTuple):
@@ -115,43 +124,45 @@ class AdaComp(Method):
     other_bin: BinLength = 500
 
     def init(self, like: Tensor, context: BucketContext) -> AdaCompState:
-        shapes = [shape for shape in context.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
-        lengths = self.bin_lengths(shapes)
+        binned_tensors = self.bin_tensors(context.shapes or ((like.numel(),),))
         runs = list[BinRun]()
-        counts = list[int]()
+        starts = list[Tensor]()
         start = 0
-        for shape, length in zip(shapes, lengths, strict=True):
-            size = torch.Size(shape).numel()
+        for size, length in binned_tensors:
             rest = size % length
             runs.append(BinRun(start, size // length, length))
             if rest:
                 runs.append(BinRun(start + size - rest, 1, rest))
-            counts.append(-(-size // length))
+            starts.append(torch.arange(start, start + size, length))
             start += size
-        starts = [run.start + index * run.length for run in runs for index in range(run.num_bins)]
-        tensors = [tensor for tensor, count in enumerate(counts) for _ in range(count)]
+        counts = [len(tensor_starts) for tensor_starts in starts]
+        tensors = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
         residual = huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
         return AdaCompState(
             residual,
             runs,
-            torch.tensor(starts, device=like.device),
-            torch.tensor(tensors, device=like.device),
+            torch.cat(starts).to(like.device),
+            tensors.to(like.device),
             counts,
-            narrowest_code(lengths),
+            narrowest_code(binned_tensors),
             None if residual.dtype == like.dtype else torch.empty_like(residual),
         )
 
-    def bin_lengths(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-        """Return the length of the bins of each tensor."""
-        bins = [self.conv_bin if len(shape) > MATRIX_DIMS else self.other_bin for shape in shapes]
-        return [min(torch.Size(shape).numel(), length) for shape, length in zip(shapes, bins, strict=True)]
+    def bin_tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[BinnedTensor]:
+        """Return the size and the length of the bins of each tensor that is not empty."""
+        binned_tensors = list[BinnedTensor]()
+        for shape, size in zip(shapes, tensor_sizes(shapes), strict=True):
+            length = self.conv_bin if len(shape) > MATRIX_DIMS else self.other_bin
+            if size:
+                binned_tensors.append(BinnedTensor(size, min(size, length)))
+        return binned_tensors
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         # The longest message: a scale for each tensor, and a code for each element.
-        lengths = self.bin_lengths([shape for shape in bucket_step.shapes if torch.Size(shape).numel()])
-        codes_nbytes = narrowest_code(lengths).dtype.itemsize * max(bucket_step.sent_counts)
-        scales_nbytes = torch.float32.itemsize * len(lengths)
-        return exact_bytes(cost.gather_uneven(scales_nbytes + codes_nbytes, bucket_step.world_size))
+        binned_tensors = self.bin_tensors(bucket_step.shapes)
+        code_nbytes = narrowest_code(binned_tensors).dtype.itemsize
+        nbytes = torch.float32.itemsize * len(binned_tensors) + code_nbytes * max(bucket_step.sent_counts)
+        return exact_bytes(cost.gather_uneven(nbytes, bucket_step.world_size))
 
     def aggregate(
         self, grad: Tensor, step: StepSettings, state: AdaCompState, comm: Comm, timer: PhaseTimer

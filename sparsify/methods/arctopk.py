@@ -145,4 +145,4 @@ class SketchedRowTopK(Selector):
         matrices = self.make_slices(bucket_step.shapes)
         rows = sum(matrix.rows for matrix in matrices if matrix.is_sketched)
         nbytes = rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
-        return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size)) if rows else exact_bytes()
+        return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size))

@@ -66,7 +66,7 @@ def dgc(
         4. u, v <- 0 where sent (momentum factor masking).
         5. The update is the mean over the workers.
 
-    Where the paper leaves facts open, they are those of synxlin/deep-gradient-compression. MomentumState is
+    Where the paper leaves facts open, they are those of synxlin/deep-gradient-compression. Momentum is
     inside: the optimizer must have none. Weight decay is the optimizer's; in the public code it has a
     momentum of its own.
 

@@ -87,9 +87,9 @@ def gaussiank(
         )
     select: Selector
     if rule == "published":
-        select = GaussianThreshold(PUBLISHED_PASSES if passes is None else passes)
+        select = GaussianThreshold(passes or PUBLISHED_PASSES)
     else:
-        select = GaussianTopK(BOUNDED_PASSES if passes is None else passes, SLACK if slack is None else slack)
+        select = GaussianTopK(passes or BOUNDED_PASSES, slack or SLACK)
     exchange = AllGather(Wire(index, value), uneven=rule == "published")
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
