@@ -19,7 +19,7 @@ from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset, Split
 from experiments.training.graph import CudaRecorder, RecordedWork
 from experiments.training.looks import CapturedEnergy, Looks, both
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import replica
 from experiments.training.settings import Late, Train
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
@@ -89,10 +89,10 @@ class Trainer:
             self.model.forward = in_bf16(self.model.forward, device)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
         self.local, self.overlap = None, None
-        self.aggregator: Aggregator | LocalSteps
+        self.aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):
             make, select = task.optimiser, settings.select
-            self.aggregator = self.local = LocalSteps(
+            self.aggregator = self.local = LocalReplica(
                 method, self.model, make, instrumented, timer, seed, select
             )
             optimiser = self.local.inner
@@ -167,7 +167,7 @@ class Trainer:
                 finite = aggregator.gradients.are_finite()  # of the average, where they overlap
                 if timer.mode == "serialised" and (layer := aggregator.gradients.find_nonfinite(finite)):
                     raise NonFiniteGradientError(self.comm.rank, step, layer)
-            if isinstance(aggregator, LocalSteps):
+            if isinstance(aggregator, LocalReplica):
                 with timer.phase("update"):
                     aggregator.step(rate)
                 report = aggregator.exchange(epoch)
@@ -298,7 +298,7 @@ def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callab
     return computed
 
 
-def searched(aggregator: Aggregator | LocalSteps) -> dict[str, Any]:
+def searched(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
     found = aggregator.search_stats()
     total = sum(found.values(), SearchStats())

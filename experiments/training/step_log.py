@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.records.schema import Averaged, fields_of
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import of_all
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
@@ -55,7 +55,7 @@ class StepLog:
         loss: Tensor,
         lr: float,
         report: StepReport,
-        aggregator: Aggregator | LocalSteps,
+        aggregator: Aggregator | LocalReplica,
         finite: Tensor,
     ) -> None:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
@@ -80,7 +80,7 @@ class StepLog:
                 "sent_density": report.sent_density,
                 # Of the average, which is alike on all workers.
                 "update_density": aggregator.moved
-                if isinstance(aggregator, LocalSteps)
+                if isinstance(aggregator, LocalReplica)
                 else of_all(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
                 "residual_norm": aggregator.residual_norm(),
             }

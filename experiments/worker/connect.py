@@ -33,7 +33,7 @@ from experiments.worker.orders import Orders
 from slurm import environment
 from slurm.environment import Joined, WorkerPlace
 from sparsify.comm import JoinCancelled, WorkerLost
-from sparsify.comm.torch import TorchComm, come
+from sparsify.comm.torch import TorchComm, wait_for_workers
 
 if TYPE_CHECKING:  # importing it without Horovod is an error
     from sparsify.comm.horovod import HorovodComm
@@ -229,7 +229,7 @@ def refuse_shared_gpu(
         WorkerLost: somebody did not come.
     """
     store.set(f"gpu/{rank}", mine)
-    come(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, PATIENCE, give_up)
     used = [store.get(f"gpu/{other}").decode() for other in range(size)]
     for gpu in used:
         if used.count(gpu) > 1:
@@ -256,7 +256,7 @@ def found_interface(
     """
     store = meeting.store
     store.set(f"came/{rank}", meeting.address if meeting.own else "")
-    come(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, PATIENCE, give_up)
     ways = [way for other in range(size) if (way := store.get(f"came/{other}").decode())]
     if not ways:
         return None

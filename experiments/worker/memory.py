@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from experiments.training.loop import LoopSettings
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
@@ -83,17 +83,17 @@ def rank_bytes(task: Task, model: torch.nn.Module, method: Method | LocalSteps, 
 
     def body(comm: virtual.VirtualComm) -> int:
         seed, select, held = settings.seed, settings.select, [*model.buffers()]
-        aggregator: Aggregator | LocalSteps
+        aggregator: Aggregator | LocalReplica
         if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
             own = copy.deepcopy(model)
             once = replace(method, every=1, fragments=1, delay=0)
-            aggregator = LocalSteps(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
+            aggregator = LocalReplica(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
             held += own.parameters()
         else:
             aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)
         flat = aggregator.gradients.flat
         flat.normal_(generator=Generator(settings.device).manual_seed(seed))
-        if isinstance(aggregator, LocalSteps):
+        if isinstance(aggregator, LocalReplica):
             aggregator.step(0.0)
             aggregator.exchange(0)
             parts = [aggregator.inner.state, *map(vars, aggregator.optimiser.fragments)]

@@ -242,7 +242,9 @@ def is_lost_worker_error(error: RuntimeError) -> bool:
     return any(sign in words for sign in SIGNS_OF_LOSS)
 
 
-def wait_for_workers(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
+def wait_for_workers(
+    store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]
+) -> None:
     """Returns when all workers have come to `store`, or raises on all of them, as `TorchComm.join_at_store` says: the
     first to know decides.
     """

@@ -24,9 +24,8 @@ from sparsify.ranges import CodeName, ValueFormat
 
 SCALE = torch.float32  # the type that scales travel as
 POWERS = tuple(2.0**power for power in range(-6, 1))  # of E3M0, times the scale
-NUM_REFINEMENTS = (
-    2  # of Symmetric2; six rounds more would take another 2 % off the squared error on Gaussian values
-)
+# Of Symmetric2; six rounds more would take another 2 % off the squared error on Gaussian values.
+NUM_REFINEMENTS = 2
 # tplr-ai/templar, hparams.json: quantization_bins, quantization_range.
 NUM_BINS = 4
 RANGE_DEVIATIONS = 6.0
@@ -258,9 +257,8 @@ class Statistical2(MeanLevelCode):
         centred = values - segments.repeat_by_tensor(mean)
         squares = segments.sum_by_tensor(centred.double().square())  # which float32 might not hold
         deviation = (squares / (number - 1).clamp(min=1)).sqrt_().to(values.dtype)
-        width = torch.where(
-            deviation > 0, RANGE_DEVIATIONS / NUM_BINS * deviation, 1.0
-        )  # the published code does so, too
+        # Where the deviation is 0 the width is 1, as in the published code.
+        width = torch.where(deviation > 0, RANGE_DEVIATIONS / NUM_BINS * deviation, 1.0)
         codes = centred.div_(segments.repeat_by_tensor(width)).add_(NUM_BINS // 2).round_()
         codes = codes.nan_to_num_(0.0).clamp_(0, NUM_BINS - 1)
         sums, counts = [], []

@@ -27,6 +27,7 @@ KIND_BY_DTYPE = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum 
 UNREACHABLE_KEY = 0xFFFFFFFF  # a bound that no magnitude reaches
 
 Array = npt.NDArray[Any]
+NO_TENSORS: Array = np.empty((0, 2), dtype=np.int64)  # struct TensorSpan of none
 
 
 class NativeKernel(SelectionKernel):
@@ -50,8 +51,7 @@ class NativeKernel(SelectionKernel):
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.forced_bound = -1 if bound is None else bound
         self.block_capacity = 0  # elements that `above_threshold` allocates for each block
-        self.request = np.zeros(5, dtype=np.int64)  # struct SearchRequest
-        self.counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
+        self.requests = np.zeros((1, 5), dtype=np.int64)  # struct SearchRequest
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
@@ -59,18 +59,16 @@ class NativeKernel(SelectionKernel):
             return self.topk(accumulate_into_copy(acc, grad), None, k)
         self._check(acc, grad)
         n = acc.numel()
-        indices, values = empty_selection(k)
         grad, kind = contiguous_with_kind(grad)
-        self.request[:2] = n, k
-        acc_table = np.array([acc.data_ptr(), n])
-        grad_table = np.array([address_of(grad) or 0, n])
-        self.library.sparsify_topk(
-            self.request.ctypes.data, 1, acc_table.ctypes.data, 1, grad_table.ctypes.data, grad is not None,
-            kind, self.level, torch.get_num_threads(), self.forced_bound, indices.data_ptr(),
-            values.data_ptr(), self.counts.ctypes.data,
-        )  # fmt: skip
-        self.search_stats += SearchStats(1, *self.counts.tolist())
-        return SparseVector(indices, values)
+        self.requests[0, :2] = n, k
+        acc_table = np.array([[acc.data_ptr(), n]])
+        grad_table = NO_TENSORS if grad is None else np.array([[grad.data_ptr(), n]])
+        selection, stats = search_buckets(
+            self.requests, acc_table, grad_table, kind, k, self.level, self.forced_bound
+        )
+        assert selection is not None
+        self.search_stats += stats
+        return selection
 
     def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
@@ -89,9 +87,18 @@ class NativeKernel(SelectionKernel):
             capacity = self.block_capacity
             blocks = empty_selection(num_blocks, capacity)
             self.library.sparsify_above(
-                acc.data_ptr(), address_of(grad), kind, n, bound, self.level, num_threads,
-                blocks.indices.data_ptr(), blocks.values.data_ptr(), capacity, counts.ctypes.data,
-            )  # fmt: skip
+                acc.data_ptr(),
+                address_of(grad),
+                kind,
+                n,
+                bound,
+                self.level,
+                num_threads,
+                blocks.indices.data_ptr(),
+                blocks.values.data_ptr(),
+                capacity,
+                counts.ctypes.data,
+            )
             most = int(counts.max())
             # The next call finds about as many.
             self.block_capacity = max(most + most // 4, capacity - capacity // 8)
@@ -132,11 +139,10 @@ class NativeGroupKernel(GroupKernel):
         self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
         self.requests[:, 0] = self.sizes
         self.requests[:, 2] = self.bases
-        self.counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
         self.search_stats = SearchStats()
         self.ks = list[int]()
         self.known_tensors = list[Tensor]()
-        self.known_table = address_table([])
+        self.known_table = NO_TENSORS
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         if ks != self.ks:
@@ -146,21 +152,19 @@ class NativeGroupKernel(GroupKernel):
             self.requests[:, 1] = ks
             self.requests[:, 3] = starts
             self.ks = [*ks]
-        selection = empty_selection(sum(ks))
         acc_table = self._address_table(accs, keeps=True)
-        grad_table = address_table(grads)
         kind = common_kind(grads)
-        fits = acc_table is not None and kind is not None and not self.library.sparsify_topk(
-            self.requests.ctypes.data, len(self.sizes), acc_table.ctypes.data, len(accs),
-            grad_table.ctypes.data, len(grads), kind, self.level, torch.get_num_threads(), -1,
-            selection.indices.data_ptr(), selection.values.data_ptr(), self.counts.ctypes.data,
-        )  # fmt: skip
-        if not fits:
+        selection = None
+        if acc_table is not None and kind is not None:
+            selection, stats = search_buckets(
+                self.requests, acc_table, address_table(grads), kind, sum(ks), self.level
+            )
+            self.search_stats += stats
+        if selection is None:
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
                 f"gaps, on the CPU; these are {describe_tensors(*accs, *grads)}"
             )
-        self.search_stats += SearchStats(len(self.sizes), *self.counts.tolist())
         return selection
 
     def add(
@@ -196,9 +200,14 @@ class NativeGroupKernel(GroupKernel):
             return super().move(anchors, owns, parts, alpha, rate)
         table = self._selection_table(parts)
         self.library.sparsify_move(
-            memories.ctypes.data, copies.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha,
+            memories.ctypes.data,
+            copies.ctypes.data,
+            len(memories),
+            table.ctypes.data,
+            len(parts),
+            alpha,
             rate,
-        )  # fmt: skip
+        )
 
     def stats(self) -> SearchStats:
         return self.search_stats
@@ -235,6 +244,52 @@ class NativeGroupKernel(GroupKernel):
         return table
 
 
+def search_buckets(
+    requests: Array,
+    acc_table: Array,
+    grad_table: Array,
+    kind: int,
+    num_selected: int,
+    level: int,
+    forced_bound: int = -1,
+) -> tuple[SparseVector | None, SearchStats]:
+    """Add gradients and search buckets for their largest elements, in one call of the library.
+
+    Args:
+        requests: struct SearchRequest of each bucket; the library keeps in it for how many candidates there
+            is room.
+        acc_table, grad_table: struct TensorSpan of tensors that follow each other; of gradients there may be
+            none.
+        kind: of the gradients.
+        num_selected: elements of all buckets together.
+        forced_bound: the key to take for the bound, instead of a sampled one; negative: none.
+
+    Returns:
+        The selection, (num_selected,), bucket after bucket; None where the tensors have not as many elements
+        as the buckets: nothing was done.
+    """
+    selection = empty_selection(num_selected)
+    counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
+    is_refused = get_library().sparsify_topk(
+        requests.ctypes.data,
+        len(requests),
+        acc_table.ctypes.data,
+        len(acc_table),
+        grad_table.ctypes.data,
+        len(grad_table),
+        kind,
+        level,
+        torch.get_num_threads(),
+        forced_bound,
+        selection.indices.data_ptr(),
+        selection.values.data_ptr(),
+        counts.ctypes.data,
+    )
+    if is_refused:
+        return None, SearchStats()
+    return selection, SearchStats(len(requests), *counts.tolist())
+
+
 def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     """Return the Euclidean norm of each stretch of tensors (m,) that follow each other, which are read once.
 
@@ -254,9 +309,14 @@ def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
     assert table[:, 1].sum() == stretches.sum()
     stretch_norms = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
     get_library().sparsify_norms(
-        table.ctypes.data, stretches.ctypes.data, len(sizes), kind, choose_level(None),
-        torch.get_num_threads(), stretch_norms.data_ptr(),
-    )  # fmt: skip
+        table.ctypes.data,
+        stretches.ctypes.data,
+        len(sizes),
+        kind,
+        choose_level(None),
+        torch.get_num_threads(),
+        stretch_norms.data_ptr(),
+    )
     return stretch_norms
 
 

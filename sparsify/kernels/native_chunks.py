@@ -90,15 +90,28 @@ class NativeChunkSearch:
             rows = zip(self.table, self.layout.grids, quota.k_by_grid, quota.offsets, strict=False)
             for row, grid, k, offset in rows:
                 row[3:] = (
-                    grid.start, grid.columns, grid.height, grid.width, grid.chunks_down, grid.chunks_across,
-                    k, offset,
-                )  # fmt: skip
+                    grid.start,
+                    grid.columns,
+                    grid.height,
+                    grid.width,
+                    grid.chunks_down,
+                    grid.chunks_across,
+                    k,
+                    offset,
+                )
             self.ks = tuple(ks)
         selection = empty_selection(quota.total)
         self.library.sparsify_chunks(
-            self.table.ctypes.data, len(self.table), weight, kind, self.layout.n, self.level,
-            torch.get_num_threads(), selection.indices.data_ptr(), selection.values.data_ptr(),
-        )  # fmt: skip
+            self.table.ctypes.data,
+            len(self.table),
+            weight,
+            kind,
+            self.layout.n,
+            self.level,
+            torch.get_num_threads(),
+            selection.indices.data_ptr(),
+            selection.values.data_ptr(),
+        )
         return selection
 
     def _write_addresses(self, column: int, tensors: Sequence[Tensor]) -> bool:

@@ -273,18 +273,38 @@ def check_searches(
     grads = array("q", [address(grad), first, address(grad) + first * itemsize, TRIAL_NUMEL - first])
     request = array("q", [TRIAL_NUMEL, TRIAL_K, 7, 0, 0])
     assert not library.sparsify_topk(
-        address(request), 1, address(accs), 1, address(grads), 2, kind, level, 1, -1, address(indices),
-        address(values), address(counts),
-    )  # fmt: skip
+        address(request),
+        1,
+        address(accs),
+        1,
+        address(grads),
+        2,
+        kind,
+        level,
+        1,
+        -1,
+        address(indices),
+        address(values),
+        address(counts),
+    )
     assert [index - 7 for index in indices] == largest, (level, kind)
     assert list(values) == [numbers[i] for i in largest], (level, kind)
     border = min(abs(value) for value in values)
     key = int.from_bytes(array("f", [border]).tobytes(), sys.byteorder)
     indices, values = empty_selection(TRIAL_NUMEL)
     library.sparsify_above(
-        address(acc), address(grad), kind, TRIAL_NUMEL, key, level, 1, address(indices), address(values),
-        TRIAL_NUMEL, address(counts),
-    )  # fmt: skip
+        address(acc),
+        address(grad),
+        kind,
+        TRIAL_NUMEL,
+        key,
+        level,
+        1,
+        address(indices),
+        address(values),
+        TRIAL_NUMEL,
+        address(counts),
+    )
     assert list(indices[: counts[0]]) == largest, (level, kind)
     assert acc == numbers, (level, kind)
 

@@ -54,10 +54,18 @@ class CompiledLaunch(NamedTuple):
         """Launch the kernel on a stream."""
         compiled = self.compiled
         compiled.run(
-            values[self.num_programs], 1, 1, stream, compiled.function, compiled.packed_metadata,
-            None, None, None,  # launch metadata and hooks: for profilers, see `is_profiled`
-            *self.arguments(values), *self.constants,
-        )  # fmt: skip
+            values[self.num_programs],
+            1,
+            1,
+            stream,
+            compiled.function,
+            compiled.packed_metadata,
+            None,
+            None,
+            None,  # launch metadata and hooks: for profilers, see `is_profiled`
+            *self.arguments(values),
+            *self.constants,
+        )
 
 
 class KernelLauncher:

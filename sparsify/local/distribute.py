@@ -1,4 +1,4 @@
-"""One verb for a plain training loop, whether each step's gradients are averaged or the drift of many."""
+"""The function `sparsify.distribute`, which wraps the optimizer of a plain training loop."""
 
 from __future__ import annotations
 
@@ -40,15 +40,26 @@ def distribute(
     scaler: GradScaler | None = None,
     overlap: bool = False,
 ) -> DistributedOptimizer | LocalOptimizer:
-    """`optimizer`, whose steps all workers make together, or now and then together.
+    """Wrap an optimizer so that all workers train one model, and return the wrapper.
 
     Args:
-        method: averages each step's gradients, and then `DistributedOptimizer` says what the options mean and
-            what is refused; or is a strategy of local steps, and then `LocalOptimizer` does.
+        method: a method averages each step's gradients, and then `DistributedOptimizer` says what the options
+            mean and what is refused. A strategy of local steps averages every H steps how far the workers
+            have moved, and then `LocalOptimizer` does.
     """
-    options: dict[str, Any] = {
-        "group": group, "steps_per_epoch": steps_per_epoch, "scaler": scaler, "overlap": overlap,
-    }  # fmt: skip
-    if isinstance(method, LocalSteps):
-        return LocalOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)
-    return DistributedOptimizer(optimizer, model, method, comm, seed, check, debug, select, **options)
+    wrapper: Any = LocalOptimizer if isinstance(method, LocalSteps) else DistributedOptimizer
+    wrapped: DistributedOptimizer | LocalOptimizer = wrapper(
+        optimizer,
+        model,
+        method,
+        comm,
+        seed,
+        check,
+        debug,
+        select,
+        group=group,
+        steps_per_epoch=steps_per_epoch,
+        scaler=scaler,
+        overlap=overlap,
+    )
+    return wrapped

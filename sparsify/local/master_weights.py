@@ -1,4 +1,4 @@
-"""Weights that an inner optimizer keeps beside the parameters, such as master weights in single precision."""
+"""Copies of the parameters in an inner optimizer's state, such as master weights in single precision."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from sparsify.core.bucket import local_shard
 
 
 @torch.no_grad()
-def find_copies(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
-    """Return the names of what an optimizer remembers that are copies of the parameters: they equal them, in
-    the parameters' type, to the bit. One pass over the optimizer's state.
+def find_parameter_copies(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
+    """Return the keys of an optimizer's state under which copies of the parameters lie.
+
+    A copy equals its parameter to the bit, in the parameter's type. One pass over the optimizer's state.
     """
-    others = set[str]()
-    copies = set[str]()
+    other_keys = set[str]()
+    copy_keys = set[str]()
     for p in parameters:
-        for name, value in optimizer.state.get(p, {}).items():
-            if not is_copy(value, p):
-                others.add(name)
-            elif local_shard(p).any():  # of zeros anything is a copy
-                copies.add(name)
-    return sorted(copies - others)
+        for key, value in optimizer.state.get(p, {}).items():
+            if not is_copy_of_parameter(value, p):
+                other_keys.add(key)
+            elif local_shard(p).any():  # any zeros would be a copy of zeros
+                copy_keys.add(key)
+    return sorted(copy_keys - other_keys)
 
 
-def is_copy(value: Any, p: Parameter) -> bool:
-    """Does a part of an optimizer's state equal its parameter?"""
+def is_copy_of_parameter(value: Any, p: Parameter) -> bool:
+    """Return True if a value of an optimizer's state equals its parameter."""
     if not isinstance(value, Tensor) or value.shape != p.shape or not value.dtype.is_floating_point:
         return False
     return torch.equal(local_shard(value).to(p.dtype), local_shard(p))
 
 
 @torch.no_grad()
-def update_copies(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter], names: Sequence[str]
+def update_parameter_copies(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter], keys: Sequence[str]
 ) -> None:
-    """Let the copies follow their parameters."""
+    """Write the parameters into their copies in an optimizer's state."""
     for p in parameters:
-        for name in names:
-            local_shard(optimizer.state[p][name]).copy_(local_shard(p))
+        for key in keys:
+            local_shard(optimizer.state[p][key]).copy_(local_shard(p))

@@ -1,4 +1,4 @@
-"""The tensors of a fragment in few messages: over a link with distance each one costs a way, or several."""
+"""The averaging of many tensors in few messages, each of which costs a round trip or more on a long link."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sparsify.method import Dense
 from sparsify.types import StepSettings
 from sparsify.wrappers.engine import Engine, StepReport
 
-MOST_BYTES = 2**24  # of tensors that travel together: what a message takes of memory besides
+MAX_MESSAGE_BYTES = 2**24  # of tensors that share a message, which takes as much memory
 
 
 @runtime_checkable
-class Packs(Protocol):
-    """A method that can put what it sends of several buckets into one message."""
+class PackingMethod(Protocol):
+    """A method that can put its messages of several buckets into one."""
 
     def aggregate_packed(
         self,
@@ -31,46 +31,60 @@ class Packs(Protocol):
         comm: Comm,
         timer: PhaseTimer,
     ) -> int:
-        """`Method.aggregate` of each bucket, with the same outcome. Collective."""
+        """Apply `Method.aggregate` to each bucket, with one message for all. Collective."""
 
 
-def whole(engine: Engine, pieces: Sequence[Tensor], step: StepSettings) -> StepReport:
-    """Average all that an engine has, in place. Collective."""
-    method, count = engine.method, len(engine.buckets)
-    alike = len(set(engine.kinds)) == 1 and len(pieces) == count
-    if not alike or count == 1 or not isinstance(method, Dense | Packs):
-        return engine.average(engine.divide_gradients(pieces, [step] * count))
+def average_in_few_messages(engine: Engine, pieces: Sequence[Tensor], step: StepSettings) -> StepReport:
+    """Average all of an engine's buckets in place. Collective.
+
+    Args:
+        pieces: tensors (m,) that hold the buckets one after the other.
+    """
+    method = engine.method
+    num_buckets = len(engine.buckets)
+    is_piece_a_bucket = len(set(engine.kinds)) == 1 and len(pieces) == num_buckets
+    if not is_piece_a_bucket or num_buckets == 1 or not isinstance(method, Dense | PackingMethod):
+        return engine.average(engine.divide_gradients(pieces, [step] * num_buckets))
     reports = list[StepReport]()
-    for ats in groups([piece.nbytes for piece in pieces]):
-        own = [pieces[at] for at in ats]
-        gradients = engine.divide_gradients(own, [step] * len(ats), ats)
+    for numbers in group_by_bytes([piece.nbytes for piece in pieces]):
+        group = [pieces[number] for number in numbers]
+        gradients = engine.divide_gradients(group, [step] * len(numbers), numbers)
         states = [gradient.state for gradient in gradients]
-        if isinstance(method, Packs):
-            act = partial(method.aggregate_packed, own, step, states, engine.comm, engine.timer)
+        if isinstance(method, PackingMethod):
+            aggregate = partial(method.aggregate_packed, group, step, states, engine.comm, engine.timer)
         else:
-            act = partial(_averaged, method, own, step, engine)
-        reports.append(engine.report(gradients, act))
+            aggregate = partial(_average_concatenated, method, group, step, engine)
+        reports.append(engine.report(gradients, aggregate))
     return StepReport.total(reports)
 
 
-def _averaged(method: Dense, pieces: Sequence[Tensor], step: StepSettings, engine: Engine) -> int:
+def _average_concatenated(method: Dense, pieces: Sequence[Tensor], step: StepSettings, engine: Engine) -> int:
+    """Average tensors as one, in place, and return how many elements were sent."""
     if len(pieces) == 1:
         return method.aggregate(pieces[0], step, None, engine.comm, engine.timer)
-    together = torch.cat([*pieces])
-    sent = method.aggregate(together, step, None, engine.comm, engine.timer)
+    flat = torch.cat([*pieces])
+    num_sent = method.aggregate(flat, step, None, engine.comm, engine.timer)
     with engine.timer.phase("scatter"):
-        torch._foreach_copy_([*pieces], split_like(together, pieces))
-    return sent
+        torch._foreach_copy_([*pieces], split_like(flat, pieces))
+    return num_sent
 
 
-def groups(nbytes: Sequence[int]) -> Iterator[list[int]]:
-    """Places of tensors of so many bytes that travel together: up to `MOST_BYTES`, or one that is larger."""
-    group, held = list[int](), 0
-    for at, size in enumerate(nbytes):
-        if group and held + size > MOST_BYTES:
+def group_by_bytes(nbytes: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of consecutive tensors that share a message.
+
+    A message has up to `MAX_MESSAGE_BYTES`, or one tensor that is larger.
+
+    Args:
+        nbytes: of each tensor.
+    """
+    group = list[int]()
+    group_bytes = 0
+    for index, size in enumerate(nbytes):
+        if group and group_bytes + size > MAX_MESSAGE_BYTES:
             yield group
-            group, held = [], 0
-        group.append(at)
-        held += size
+            group = []
+            group_bytes = 0
+        group.append(index)
+        group_bytes += size
     if group:
         yield group

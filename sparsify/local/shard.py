@@ -1,4 +1,4 @@
-"""One verb for sharded models, whether each step's gradients are averaged or the drift of many."""
+"""The function `sparsify.shard`, which averages between replicas of a model sharded by `fully_shard`."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def shard(
     steps_per_epoch: int | None = None,
     debug: bool = False,
 ) -> ShardHook | ShardedLocalOptimizer:
-    """Average what replicas of a model that `fully_shard` has sharded must have in common.
+    """Average between replicas of a model that `fully_shard` has sharded.
 
     Args:
-        method: averages each step's gradients between replicas: `optimizer` is stepped as ever, and
-            `ShardHook` says what the options mean and what is refused. Or it is a strategy of local steps:
-            then what is returned is stepped in the optimizer's place, see `ShardedLocalOptimizer`.
+        method: a method averages each step's gradients between replicas: `optimizer` is stepped as ever, and
+            `ShardHook` says what the options mean and what is refused. With a strategy of local steps the
+            returned optimizer is stepped in the place of `optimizer`, see `ShardedLocalOptimizer`.
     """
     options: dict[str, Any] = {"steps_per_epoch": steps_per_epoch, "debug": debug}
     if isinstance(method, LocalSteps):

@@ -1,4 +1,4 @@
-"""Local steps of a sharded model: each replica steps by itself, and what its shards have moved meets."""
+"""The optimizer of local steps for models that `fully_shard` has sharded within each replica."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ from sparsify.wrappers.sharded.hook import (
 )
 from sparsify.wrappers.sharded.units import confine_optimizer_to_replica, find_units
 
-# Models that step locally -> their workers.
-GRIDS: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
+# Of each model with an optimizer of local steps, its workers.
+GRID_BY_MODEL: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
 
 
 class ShardedLocalOptimizer(LocalOptimizer):
-    """`optimizer` of a model sharded by `fully_shard` within each replica. Every so many steps the workers
-    that have the same shard average what they have moved, each its own shard. As `LocalOptimizer` in
-    everything else; a method's buckets are those of the shards.
+    """An optimizer of local steps whose replicas are each sharded over several workers by `fully_shard`.
+
+    Every H steps the workers that have the same shard average its drift. As `LocalOptimizer` in everything
+    else; a method's buckets are those of the shards.
 
     Within a round replicas differ, so nothing may average between them: of a model on a mesh of replicas and
     shards (HSDP) the all-reduce is taken away, and its parameters become DTensors on the mesh of shards. So
-    all that is trained must be some optimizer's of local steps: of this one, or of others of the same model.
+    every trained parameter must belong to an optimizer of local steps: this one, or another of the model.
 
     `skip()` is called by all workers of a replica, or by none.
 
@@ -60,18 +61,25 @@ class ShardedLocalOptimizer(LocalOptimizer):
         steps_per_epoch: int | None = None,
         debug: bool = False,
     ) -> None:
-        earlier = GRIDS.get(model)
-        self.units = find_units(model, allow_library_hooks=earlier is not None)
-        self.grid = earlier or make_grid(self.units, resolve_process_group(replicas))
+        earlier_grid = GRID_BY_MODEL.get(model)
+        self.units = find_units(model, allow_library_hooks=earlier_grid is not None)
+        self.grid = earlier_grid or make_grid(self.units, resolve_process_group(replicas))
         super().__init__(
-            unwrap_optimizer(optimizer), model, strategy, self.grid.replica_comm, seed, check, debug, select,
+            unwrap_optimizer(optimizer),
+            model,
+            strategy,
+            self.grid.replica_comm,
+            seed,
+            check,
+            debug,
+            select,
             steps_per_epoch=steps_per_epoch,
-        )  # fmt: skip
+        )
         for unit in self.units:
             if unit.hook is None:
                 unit.confine_to_replica(self.grid.mesh["shard"])
         confine_optimizer_to_replica(self.inner_optimizer, self.grid.mesh["shard"])
-        GRIDS[model] = self.grid
+        GRID_BY_MODEL[model] = self.grid
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         check_optimizer(optimizer)
@@ -86,23 +94,24 @@ class ShardedLocalOptimizer(LocalOptimizer):
         check_arguments_agree(self.grid.all_workers(), shards, collect_facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
-        found = list[Fragment]()
+        fragments = list[Fragment]()
 
-        def facts() -> dict[str, Any]:
-            found.extend(build())  # of shards that may be smaller than other workers', or empty
+        def build_and_collect_facts() -> dict[str, Any]:
+            fragments.extend(build())  # may fail on this worker alone, whose shards are smaller, or empty
             return {}
 
-        self._check_arguments_agree(self.comm, self._model, facts)
-        return found
+        self._check_arguments_agree(self.comm, self._model, build_and_collect_facts)
+        return fragments
 
     def _broadcast_model(self, model: nn.Module) -> None:
         broadcast_first_replica(model, self.grid)
 
     def _check_unchanged(self) -> None:
         super()._check_unchanged()
-        averaged = {id(p) for other in self._find_sharing() for p in other._wrapped_parameters}
+        optimizers = self._find_optimizers_of_model()
+        averaged_ids = {id(p) for optimizer in optimizers for p in optimizer._wrapped_parameters}
         for name, p in named_unit_parameters(self.units):
-            if p.requires_grad and id(p) not in averaged:
+            if p.requires_grad and id(p) not in averaged_ids:
                 raise ValueError(
                     f"{name} is trained, and no optimizer of local steps has it, so that its replicas would "
                     "drift apart; call sparsify.shard for its optimizer, too, before the first step, or "
@@ -112,7 +121,7 @@ class ShardedLocalOptimizer(LocalOptimizer):
     def _global_rank(self, replica: int) -> int:
         return replica * self.grid.shard_comm.size + self.grid.shard_comm.rank
 
-    def _everyone(self) -> Comm:
+    def _make_check_comm(self) -> Comm:
         return self.grid.all_workers()
 
     def _reshard(self) -> None:

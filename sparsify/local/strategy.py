@@ -182,7 +182,7 @@ class LocalSteps:
 
     @property
     def can_fuse_exchange(self) -> bool:
-        """True if an average is followed by a plain step alone, which takes anchor and workers to one point."""
+        """True if a plain outer step follows the average, and takes anchor and workers to one point."""
         is_plain = type(self.outer) is PlainStep and not self.averages_models
         return is_plain and self.replaces_parameters and not self.has_different_anchors
 

@@ -13,7 +13,7 @@ from sparsify.exchange import differences
 from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
-from sparsify.methods._quantise import PackedCodes, split_into_blocks, message_nbytes, blocks_with_scales
+from sparsify.methods._quantise import PackedCodes, blocks_with_scales, message_nbytes, split_into_blocks
 from sparsify.methods._reduce_scatter import QuantisedReduceScatter
 from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
@@ -111,8 +111,8 @@ class QuantisedAllReduce(FeedbackMethod):
         own_work = work[: own_codes.n]
         with timer.phase("select"):  # 1.
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            regions = [tensor.split(lengths) for tensor in (acc, work, sent)]
-            for values, buffer, rounded, codes in zip(*regions, state.codes, strict=True):
+            splits = [tensor.split(lengths) for tensor in (acc, work, sent)]
+            for values, buffer, rounded, codes in zip(*splits, state.codes, strict=True):
                 message = self.encode(values, buffer, codes)
                 if has_residual:
                     self.decode(message, rounded, codes)
@@ -134,7 +134,8 @@ class QuantisedAllReduce(FeedbackMethod):
             average.div_(comm.size)
             # 3. Messages are padded to the longest.
             message = self.encode(average, own_work, own_codes)
-            gathered = comm.all_gather(pad(message, max(nbytes)))
+            padding = message.new_zeros(max(nbytes) - len(message))
+            gathered = comm.all_gather(torch.cat([message, padding]) if len(padding) else message)
         with timer.phase("select"):
             if has_residual:
                 # The owner of a region keeps the rounding error of its average, on behalf of all workers.
@@ -199,7 +200,7 @@ class QuantisedAllReduce(FeedbackMethod):
 
 
 def region_lengths(n: int, size: int, block: int) -> list[int]:
-    """Return the number of elements of each region: equal numbers of whole blocks; the last may be shorter."""
+    """Return the number of elements of each region: equal numbers of whole blocks, fewer in the last ones."""
     length = -(-n // (size * block)) * block
     starts = [min(n, rank * length) for rank in range(size + 1)]
     return differences(starts)

@@ -102,7 +102,7 @@ def test_its_time_is_what_virtual_ranks_are_charged(name: str, monkeypatch: pyte
     meet = virtual.VirtualCluster.carry_out_collective
 
     def complete(cluster: virtual.VirtualCluster) -> None:
-        prices.append(max(call.price_s or 0.0 for call in cluster.calls.values()))
+        prices.append(max(call.cost_s or 0.0 for call in cluster.calls.values()))
         meet(cluster)
 
     monkeypatch.setattr(virtual.VirtualCluster, "carry_out_collective", complete)
