@@ -38,9 +38,9 @@ class EF21(Method):
     Richtarik et al. 2021 (arXiv:2106.05203), algorithm 2; Fatkhullin et al. 2023 (arXiv:2305.15155),
     EF21-SGDM. A step, with a compressor C:
 
-        1. h' = (1 - eta) h + eta grad;
-        2. each worker's estimate moves by C(h' - estimate);
-        3. the update is the mean of the estimates.
+    1. h' = (1 - eta) h + eta grad.
+    2. Each worker's estimate moves by C(h' - estimate).
+    3. The update is the mean of the estimates.
 
     Error feedback that is given h' - h accumulates h' - estimate. So this is the method, fed with
     differences, and a running sum of its averages.

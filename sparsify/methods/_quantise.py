@@ -150,16 +150,16 @@ def decode_stochastic(message: Tensor, levels: int, out: Tensor, state: Stochast
     return out
 
 
-def encode_signs(acc: Tensor, scales: Tensor | None, codes: PackedCodes) -> Tensor:
+def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Tensor:
     """Write acc (n,) as (bytes,): a bit for each element, 1 where it is 0 or above."""
-    torch.ge(acc, 0, out=codes.codes.view(torch.bool))  # into uint8 it would go through n floats
-    return codes.write(scales)
+    torch.ge(acc, 0, out=packed.codes.view(torch.bool))  # into uint8 it would go through n floats
+    return packed.write(scales)
 
 
-def decode_signs(message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
+def decode_signs(message: Tensor, out: Tensor, packed: PackedCodes) -> Tensor:
     """Read a message of `encode_signs` into `out` (n,), as -1 and 1; return the scales."""
-    scales = codes.read(message)
-    out.copy_(codes.codes).mul_(2).sub_(1)
+    scales = packed.read(message)
+    out.copy_(packed.codes).mul_(2).sub_(1)
     return scales
 
 

@@ -37,16 +37,15 @@ BinLength = Annotated[int, Constraint(ge=1, le=16383)]  # the longest that an of
 def adacomp(scope: Scope = "layer", conv_bin: BinLength = 50, other_bin: BinLength = 500) -> AdaComp:
     """AdaComp: of each bin, elements that would soon be its maximum, as signs and a scale.
 
-    Chen et al., AAAI 2018, arXiv:1712.02679. It has no density: the gradients decide. Of every bin about one
-    element is sent at least, so that below 1 / bin it can't get. Two host synchronisations per step and
-    bucket.
+    Chen et al., AAAI 2018, arXiv:1712.02679. There is no density: the gradients decide how many elements are
+    sent, about one of every bin at least. Two host synchronisations per step and bucket.
 
     Args:
         scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Bins
             and scales are of each tensor, whatever a bucket spans.
         conv_bin: elements of a bin (L_T) in tensors of more than two dimensions. Longer bins: fewer bytes,
             more error.
-        other_bin: elements of a bin in all others: fully connected and recurrent layers, vectors.
+        other_bin: elements of a bin in all other tensors: fully connected and recurrent layers, vectors.
     """
     return AdaComp(scope, conv_bin, other_bin)
 
@@ -108,13 +107,13 @@ class AdaCompState:
 class AdaComp(Method):
     """A method that sends the elements which would soon be the largest of their bin.
 
-    With the paper's symbols, a step is:
+    A step, with the paper's symbols:
 
-        1. G <- e + g;  H <- G + g;
-        2. the scale of each tensor is the mean over its bins of max |G|;
-        3. send the sign of G where |H| >= max |G| of the bin: that, times the scale, is Q(G);
-        4. the update is the mean of Q(G) over the workers;
-        5. e <- G - Q(G).
+    1. G <- e + g;  H <- G + g.
+    2. The scale of each tensor is the mean over its bins of max |G|.
+    3. Q(G) is the sign of G times the scale where |H| >= max |G| of the bin, 0 elsewhere. It is sent.
+    4. The update is the mean of Q(G) over the workers.
+    5. e <- G - Q(G).
 
     Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
     """
@@ -133,16 +132,16 @@ class AdaComp(Method):
             runs.append(BinRun(start, size // length, length))
             if rest:
                 runs.append(BinRun(start + size - rest, 1, rest))
-            starts.append(torch.arange(start, start + size, length))
+            starts.append(torch.arange(start, start + size, length, device=like.device))
             start += size
         counts = [len(tensor_starts) for tensor_starts in starts]
-        tensors = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        repeats = torch.tensor(counts, device=like.device)
         residual = huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
         return AdaCompState(
             residual,
             runs,
-            torch.cat(starts).to(like.device),
-            tensors.to(like.device),
+            torch.cat(starts),
+            torch.arange(len(counts), device=like.device).repeat_interleave(repeats),
             counts,
             narrowest_code(binned_tensors),
             None if residual.dtype == like.dtype else torch.empty_like(residual),
@@ -169,13 +168,16 @@ class AdaComp(Method):
     ) -> int:
         feedback = ErrorFeedback()
         with timer.phase("select"):
+            # 1. to 3. Accumulate, select and quantise.
             acc = feedback.accumulate(grad, step.lr, state.residual)
             scales, marks = self.select(acc, grad, state)
             message = encode(scales, marks, acc, state)
         with timer.phase("exchange"):
+            # 4. Exchange.
             messages = gather_uneven(comm, message)
             total = [decode(message, acc.dtype, state) for message in messages]
         with timer.phase("select"):
+            # 5. Keep the rest.
             delivered = decode(message, acc.dtype, state)
             feedback.retain_undelivered(Delivery([*total], [delivered]), state.residual)
         with timer.phase("scatter"):

@@ -34,24 +34,25 @@ def arctopk(
 ) -> Method:
     """ARC-Top-K: a sketch of the mean gradient says which rows are all-reduced, without indices.
 
-    Chen et al. 2025, arXiv:2510.26709. Each step:
+    Chen et al. 2025, arXiv:2510.26709. A step, of the gradient G of a matrix:
 
-        1. S = mean over the workers of G V / sqrt(rank), V Gaussian and alike on all workers: an all-reduce
-           of `rank` numbers a row;
-        2. all workers choose the rows of the largest |S|;
-        3. these rows are all-reduced.
+    1. S = mean over the workers of G V / sqrt(rank), where V is Gaussian and equal on all workers. This
+       sketch is an all-reduce of `rank` numbers a row.
+    2. All workers choose the rows of the largest |S|.
+    3. An all-reduce averages these rows.
 
-    Written after the abstract and a public implementation, whose defaults these are; that one begins with
-    1,000 dense steps, this one does not. Vectors, and matrices too narrow for a sketch, are sent whole.
+    Written after the abstract and a public implementation, whose defaults these are. That implementation
+    begins with 1,000 dense steps; this method does not. Vectors, and matrices too narrow for a sketch, are
+    sent whole.
 
     Args:
         density: share of the rows that are sent. Lower: fewer bytes, more error.
         rank: columns of the sketch. Higher: a better choice of rows, more bytes for the sketch.
-        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB;
-            rows are chosen in each tensor.
-        feedback: `ef21m`, as published: see `sparsify.methods._ef21.EF21`; or `gradient`, the residual
-            of Top-k SGD.
-        eta: of `ef21m`, share of the new gradient.
+        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB.
+            Rows are chosen in each tensor.
+        feedback: `ef21m`, as published: see `sparsify.methods._ef21.EF21`; or `gradient`, the residual of
+            Top-k SGD.
+        eta: of `ef21m`, the share of the new gradient.
     """
     rows = Sparsifier(density, SketchedRowTopK(rank), ErrorFeedback(), AllReduce(), scope)
     return EF21(rows, eta) if feedback == "ef21m" else rows

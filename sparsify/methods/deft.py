@@ -32,30 +32,31 @@ def deft(
 ) -> Sparsifier:
     """DEFT: fragments of the model shared out to the workers, top-k in each.
 
-    Yoon and Oh, ICPP 2023, arXiv:2307.03500. Each step:
+    Yoon and Oh, ICPP 2023, arXiv:2307.03500. A step:
 
-        1. Cut: tensors of more than n/P elements into P fragments; other tensors are one fragment each.
-        2. The leader, another worker in each step, divides k among the fragments by their norms.
-        3. The leader packs the fragments into P bins of about equal cost, and broadcasts its plan.
-        4. Each worker selects the largest elements of each fragment in its bin.
-        5. The indices are all-gathered, and an all-reduce averages the values at all of them.
+    1. Tensors of more than n/P elements are cut into P fragments. Other tensors are one fragment each.
+    2. The leader, another worker in each step, divides k among the fragments by their norms.
+    3. The leader packs the fragments into P bins of about equal cost, and broadcasts its plan.
+    4. Each worker selects the largest elements of each fragment in its bin.
+    5. The indices are all-gathered, and an all-reduce averages the values at all these indices.
 
-    No build-up (fragments do not overlap), and the cost of selecting falls with P. Two host synchronisations
-    per step and bucket: all norms together (on other workers than the leader: the plan), and the counts.
+    Fragments do not overlap, so no index is chosen twice (no build-up), and the cost of selecting falls with
+    P. Two host synchronisations per step and bucket: for all norms (on workers other than the leader: for the
+    plan), and for the counts.
 
-    Every fragment gets one element at least, which raises the density of a model of many small tensors: up to
+    Every fragment gets at least one element, which raises the density of a model of many small tensors: up to
     k + (number of fragments) - 1 elements are sent.
 
-    In the published code every worker computes the k of each fragment from its own norms, and the packing
-    alone is the leader's. Here the leader's norms decide both, so that together the workers send k. What is
-    left of k in the end, since fragments were smaller than their shares, goes to those of the largest norms;
-    the published code leaves it unsent.
+    In the published code every worker computes the k of each fragment from its own norms, and only the
+    packing is the leader's. Here the leader's norms decide both, so that the workers send k elements
+    together. Where fragments are smaller than their share of k, the rest goes to the fragments of the largest
+    norms; the published code leaves it unsent.
 
     Args:
         density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
             more error.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB. Fragments are cut within a bucket, so this is for large ones.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
+            buckets of so many MB. Fragments are cut within a bucket, so this method is for large buckets.
     """
     return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 

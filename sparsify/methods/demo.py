@@ -50,20 +50,22 @@ def demo(
 ) -> DeMo:
     """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its transform.
 
-    Peng et al. 2024 (ICLR 2026), arXiv:2411.19870. With momentum d and the cosine transform DCT, in chunks:
+    Peng et al. 2024 (ICLR 2026), arXiv:2411.19870. A step, with the momentum d and the cosine transform DCT
+    of each chunk:
 
-        1. d <- decay d + g;
-        2. c = DCT(d); S = the k largest |c| in each chunk;
-        3. c[S] is all-gathered;
-        4. d <- d - DCT^-1(c[S]);
-        5. the update is u = sign of DCT^-1(mean over those who sent a coefficient).
+    1. d <- decay d + g.
+    2. c = DCT(d); S = the k largest |c| of each chunk.
+    3. c[S] is all-gathered.
+    4. d <- d - DCT^-1(c[S]).
+    5. The update is the sign of DCT^-1(mean over the workers that sent a coefficient).
 
-    The user's optimizer is SGD without momentum, at the rate of a sign. Theirs puts the rate inside of d,
-    where it matters only while it changes. Their code sends int64 and fp32, 12 bytes a coefficient; here
-    places take 12 bits. Besides d two (n,) buffers.
+    The user's optimizer is SGD without momentum, at the learning rate of a sign. In the published code the
+    rate is inside of d, which differs only while the rate changes. That code sends int64 and fp32, 12 bytes a
+    coefficient; here places take 12 bits. Memory: two (n,) buffers besides d.
 
     Args:
-        density: k/n of each chunk: 32 of 4096, as in their configuration. Lower: fewer bytes, more error.
+        density: k/n of each chunk: 32 of 4096, as in the published configuration. Lower: fewer bytes, more
+            error.
         decay: beta, share of the momentum that a step keeps.
         sign: False: the update is the mean itself.
         code: how coefficients travel, see `sparsify.methods._chunked.ChunkGather`.

@@ -9,14 +9,14 @@ def desloc(
 ) -> LocalSteps:
     """DES-LOC: local Adam whose parameters and moments are averaged at periods of their own.
 
-    Iacob et al. 2025 (ICLR 2026), arXiv:2505.22549. A moment changes as slowly as its half-life, ln 0.5 / ln
-    beta, is long, so it is averaged more rarely. The inner optimizer is the user's own, and must keep
-    `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
+    Iacob et al. 2025 (ICLR 2026), arXiv:2505.22549. The longer the half-life of a moment, ln 0.5 / ln beta,
+    the more slowly it changes, and the more rarely it is averaged. The inner optimizer is the user's own, and
+    must keep `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
 
     Args:
         every: steps between two averages of the parameters. More steps: fewer bytes, more drift.
-        first_moment: the first moment is averaged every so many averages of the parameters.
-        second_moment: the second moment, too; both factors as in the paper.
+        first_moment: averages of the parameters for each average of the first moment; 3 in the paper.
+        second_moment: averages of the parameters for each average of the second moment; 6 in the paper.
     """
     moments = ("exp_avg", first_moment), ("exp_avg_sq", second_moment)
     states = tuple(AveragedState(key, every * factor) for key, factor in moments)

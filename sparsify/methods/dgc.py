@@ -58,23 +58,23 @@ def dgc(
 ) -> Sparsifier:
     """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018.
 
-    arXiv:1712.01887, algorithm 4. Each step:
+    arXiv:1712.01887, algorithm 4. A step, with the momentum u and the residual v:
 
-        1. Each worker clips its gradient g (if `clip_norm`).
-        2. u <- m u + g;  v <- v + u (momentum correction).
-        3. The elements of v above a threshold, which is estimated from a sample, are sent.
-        4. u, v <- 0 where sent (momentum factor masking).
-        5. The update is the mean over the workers.
+    1. Each worker clips its gradient g, if `clip_norm` is given.
+    2. u <- m u + g;  v <- v + u (momentum correction).
+    3. The elements of v above a threshold, which is estimated from a sample, are sent.
+    4. u, v <- 0 where they were sent (momentum factor masking).
+    5. The update is the mean over the workers.
 
-    Where the paper leaves facts open, they are those of synxlin/deep-gradient-compression. Momentum is
-    inside: the optimizer must have none. Weight decay is the optimizer's; in the public code it has a
+    Where the paper leaves facts open, they are those of synxlin/deep-gradient-compression. The method applies
+    momentum, so the optimizer must have none. Weight decay is the optimizer's; in the public code it has a
     momentum of its own.
 
     Args:
         density: k/n, the share of the elements that each worker sends in a step, at most. Lower: fewer bytes,
             more error.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB. The paper's is `layer`.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`, as in
+            the paper), or buckets of so many MB.
         density_warmup: lower bounds of the density for the first epochs, one each. The paper's are [0.25,
             0.0625, 0.015625, 0.004, 0.001]. The README of the public code says the same; run without a list,
             the code takes 0.316, 0.1, 0.0316, 0.01, 0.0032.
@@ -83,8 +83,8 @@ def dgc(
         masking: where an element was sent, its momentum begins at 0 again.
         clip_norm: clip each worker's gradient, over the whole model, to this norm divided by sqrt(P); None:
             do not clip.
-        sample: share of the elements that the threshold is taken from; the paper's 0.001 to 0.01. Higher: a
-            better threshold, more time.
+        sample: share of the elements that the threshold is estimated from; the paper's is 0.001 to 0.01.
+            Higher: a better threshold, more time.
         adaptations: how often the threshold is lowered at most.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.

@@ -7,13 +7,13 @@ from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_ar
 def diloco(every: PositiveInt = 30, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.9) -> LocalSteps:
     """DiLoCo: AdamW inside, and every H steps Nesterov's momentum on the average drift.
 
-    Douillard et al. 2023 (arXiv:2311.08105), algorithm 1. The inner optimizer is the user's own (theirs
-    AdamW); its state is each worker's, kept from round to round, never averaged.
+    Douillard et al. 2023 (arXiv:2311.08105), algorithm 1. The inner optimizer is the user's own (AdamW in the
+    paper). Each worker keeps the state of its inner optimizer from round to round; it is never averaged.
 
     Args:
         every: H, steps from one exchange to the next. More steps: fewer bytes, more drift. The paper's main
             result has 500, its scaling laws (arXiv:2503.09799) 30.
-        lr: of the outer step.
+        lr: learning rate of the outer step.
         momentum: of the outer step; 0 is local SGD with an outer learning rate.
     """
     return LocalSteps(every, Dense("layer"), Nesterov(lr, momentum))

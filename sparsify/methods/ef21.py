@@ -11,13 +11,14 @@ def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFractio
     """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
 
     Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2; `sparsify.methods._ef21` numbers its
-    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors
-    besides the residual.
+    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Memory: two (n,)
+    vectors besides the residual.
 
     Args:
         density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
             error.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or so many MB.
-        eta: share of the new gradient in the smoothed one; 1 as published, below 1 it is EF21-SGDM.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
+            buckets of so many MB.
+        eta: share of the new gradient in the smoothed one; 1 as published, below 1 the method is EF21-SGDM.
     """
     return EF21(Sparsifier(density, TopK(), ErrorFeedback(), AllGather(), scope), eta)

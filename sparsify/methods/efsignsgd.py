@@ -27,23 +27,24 @@ def efsignsgd(
 ) -> QuantisedAllGather:
     """EF-signSGD: signs times their mean magnitude, and error feedback. Karimireddy et al. 2019 (ICML).
 
-    arXiv:1901.09847, algorithm 1, with the learning rate lr and the error e of each tensor of d elements:
+    arXiv:1901.09847, algorithm 1. A step of each tensor of d elements, with the error e and the learning rate
+    lr:
 
-        1. p = lr g + e;
-        2. sent = |p|_1 / d sign(p);
-        3. x <- x - mean of sent over the workers;
-        4. e <- p - sent.
+    1. p = lr g + e.
+    2. sent = |p|_1 / d sign(p).
+    3. x <- x - mean of sent over the workers.
+    4. e <- p - sent.
 
-    The paper has one worker; here the messages of all workers go to all and are averaged. One bit for each
-    element, and one fp32 scale for each tensor, as in the authors' code (epfml/error-feedback-SGD). The
-    learning rate is that of SGD. The sign of 0 is 1. No host synchronisation. Two (n,) buffers besides the
-    bucket, the residual included, and n bytes of unpacked bits.
+    The paper has one worker; here messages are all-gathered and averaged. They have one bit for each element,
+    and one fp32 scale for each tensor, as in the authors' code (epfml/error-feedback-SGD). The learning rate
+    is that of SGD. The sign of 0 is 1. No host synchronisation. Memory: two (n,) buffers besides the bucket,
+    the residual included, and n bytes of unpacked bits.
 
     Args:
         scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
-            It changes only how many messages there are.
-        feedback: `learning_rate`, as published; or `gradient`, which replays residuals at the rate of the
-            step that sends them: the two differ where the rate changes.
+            It changes only the number of messages.
+        feedback: `learning_rate`, as published; or `gradient`, which applies residuals at the rate of the
+            step that sends them. The two differ where the rate changes.
     """
     return QuantisedAllGather(ScaledSign(), feedbacks.build_feedback(feedback), scope)
 

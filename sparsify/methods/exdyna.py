@@ -31,25 +31,26 @@ def exdyna(
 ) -> Sparsifier:
     """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
 
-    Each step:
+    A step:
 
-        1. The bucket's blocks are divided into P partitions, which the workers take in turns.
-        2. Each worker chooses all elements of its partition that reach a threshold.
-        3. The indices are all-gathered, and an all-reduce averages the values at all of them.
-        4. A partition in which too much was chosen gives a block to a neighbour in which too little was.
-        5. The threshold follows the number of elements that were chosen.
+    1. The blocks of a bucket are divided into P partitions, which the workers take in turns.
+    2. Each worker chooses the elements of its partition whose magnitude reaches the threshold.
+    3. The indices are all-gathered, and an all-reduce averages the values at all these indices.
+    4. A partition in which too much was chosen gives a block to a neighbour in which too little was.
+    5. The threshold rises if more than k elements were sent, and falls if fewer were.
 
-    Two host synchronisations per step and bucket. Slow start, and a threshold that rises until as much leaves
-    as comes in, as in `micro`.
+    Two host synchronisations per step and bucket. The start is slow, and the threshold rises until as much
+    leaves the residual as comes in, as in `micro`.
 
     Args:
         density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
             more error.
-        rule: how the threshold moves: `intended`, or `published`, as the public code does; see micro.
-        threshold: the first one; None: 1 / (2 sqrt k).
-        blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
-            to the last partition. A bucket of fewer than 32 x blocks elements, where the published code
-            divides by zero, has blocks of 32, or of n / (4 P) where that is smaller, and fewer of them.
+        rule: how the threshold moves: `intended`, or `published`, as the public code does; see `micro`.
+        threshold: the first threshold; None for 1 / (2 sqrt k).
+        blocks: how many blocks a bucket has. Their size is a multiple of 32, and the elements that are left
+            over belong to the last partition. A bucket of fewer than 32 x blocks elements, where the
+            published code divides by zero, has fewer blocks: of 32 elements, or of n / (4 P) where that is
+            smaller.
     """
     select = ExDyna(rule, threshold, blocks)
     return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))

@@ -58,25 +58,25 @@ def gaussiank(
 ) -> Sparsifier:
     """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
 
-    Each step, on the gradient plus the residual:
+    A step, of the gradient plus the residual:
 
-        1. Guess the threshold that k of n elements exceed if all are normal.
-        2. Count the elements above it, and adjust the threshold, for a few passes.
-        3. Send the elements above it (`published`), or the k largest of them (`bounded`).
+    1. Compute the threshold that k of n elements exceed if they are normally distributed.
+    2. Count the elements above it, and adjust it, in a few passes.
+    3. Send all elements above it (`published`), or the k largest of them (`bounded`).
 
     Gradients plus residuals are seldom normal. Where they are not, the published rule sends far more or far
-    less than k (nothing of a uniform distribution, 555 k of a normal one that was clipped at one sigma), for
-    its few adjustments cannot travel far. `bounded` starts from the same guess and ends at exactly k.
+    less than k, because its few adjustments do not reach far: nothing of a uniform distribution, 555 k of a
+    normal one that was clipped at one sigma. `bounded` starts from the same guess and ends at exactly k.
 
-    Host synchronisations per step and bucket: `bounded` 2 and one per pass (1 pass where acc is normal, 2 to
-    5 with residuals; ties, or fewer than k nonzero elements, end in an exact top-k over everything);
-    `published` 1 per pass and 1 for the lengths.
+    Host synchronisations per step and bucket: `bounded` has 2 and one per pass (1 pass where acc is normal, 2
+    to 5 with residuals; ties, or fewer than k nonzero elements, end in an exact top-k over everything);
+    `published` has 1 per pass and 1 for the lengths.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or what
+        density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or as
             the guess aims at (`published`). Lower: fewer bytes, more error.
         rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
-            of which the k largest are sent: the same as topk. `published`: what hclhkbu/GaussianK-SGD does,
+            of which the k largest are sent: the same as topk. `published`: the rule of hclhkbu/GaussianK-SGD,
             see `GaussianThreshold`.
         passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
         slack: candidates per element sent, for `bounded` only. None: 2.

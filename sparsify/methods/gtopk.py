@@ -36,23 +36,24 @@ def gtopk(
 ) -> Sparsifier:
     """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS.
 
-    arXiv:1901.04359, algorithm 2. Each step:
+    arXiv:1901.04359, algorithm 2. A step:
 
-        1. Each worker selects its k largest elements.
-        2. Merge: in each of log2 P rounds, one of two workers sends its k elements to the other, which keeps
-           the k largest of the sum.
-        3. Worker 0 broadcasts the k elements that are left. Divided by P, they are the update.
-        4. Elements that a worker selected and that are not among them return to its residual.
+    1. Each worker selects its k largest elements.
+    2. In each of log P rounds, one of two workers sends its k elements to the other, which keeps the k
+       largest of their sum.
+    3. Worker 0 broadcasts the k elements that are left. Divided by P, they are the update.
+    4. A worker returns the elements that it selected and that did not survive to its residual.
 
-    4 k log P words on the critical path instead of Top-k's 2 k (P-1), and k elements in the update whatever
-    P. The result is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
+    On the critical path are 4 k log P words instead of the 2 k (P-1) of Top-k, and the update has k elements
+    whatever P. It is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
 
     Args:
         density: k/n, the share of the elements that each worker brings in, and that the update has. Lower:
             fewer bytes, more error.
         leak: an element may be dropped at a merge and yet be in the final result, through other workers.
-            `published`: those whose contribution was dropped take it as sent, and it is lost. `returned`: the
-            worker that merged keeps the dropped sum in its own residual, so that nothing is lost.
+            `published`: the workers whose contribution was dropped count it as sent, and it is lost.
+            `returned`: the worker that merged keeps the dropped sum in its own residual, so that nothing is
+            lost.
     """
     return Sparsifier(
         density, TopK(), ErrorFeedback(), TreeMerge(Wire(index), leak), scope, tuple(density_warmup)

@@ -41,29 +41,29 @@ def hardthreshold(
 ) -> Sparsifier:
     """Hard threshold: what reaches a constant is sent. Strom 2015 (Interspeech); Sahu et al. 2021 (NeurIPS).
 
-    Each step:
+    A step:
 
-        1. acc = gradient + residual.
-        2. Select the elements with |acc| >= threshold, possibly none.
-        3. All-gather them; the update is their mean over the workers.
-        4. The residual is what was not sent of acc.
+    1. acc = gradient + residual.
+    2. Select the elements with |acc| >= threshold, possibly none.
+    3. All-gather them. The update is their mean over the workers.
+    4. The residual is acc less what was sent of it.
 
-    How many are sent follows from the gradients and drifts as they shrink; `density` only sets the default
-    threshold. It is compared with gradients plus residuals as they are, without the learning rate. With
-    `scope=layer` k is each tensor's own, hence each tensor's default threshold too; Sahu et al. take one for
-    the whole model. Host synchronisations per step and bucket: 2, one for the selection and one for the
-    lengths.
+    The number of elements that are sent follows from the gradients, and changes as they shrink. `density`
+    only sets the default threshold. The threshold is compared with gradients plus residuals as they are,
+    without the learning rate. With `scope=layer` each tensor has a k of its own, hence a default threshold of
+    its own; Sahu et al. take one for the whole model. Two host synchronisations per step and bucket: for the
+    selection, and for the lengths.
 
     Args:
         density: k/n, which only sets the default threshold.
-        threshold: lambda of Sahu et al., tau of Strom. None: 1 / (2 sqrt k), Sahu et al.'s rule for a budget
-            of k elements a step (4.73e-3 for ResNet-18 at density 0.001). Higher: fewer bytes, more error.
+        threshold: lambda of Sahu et al., tau of Strom. Higher: fewer bytes, more error. None: 1 / (2 sqrt k),
+            Sahu et al.'s rule for a budget of k elements a step (4.73e-3 for ResNet-18 at density 0.001).
         send: `values`, as Sahu et al.; or `strom`: +-tau whatever the value, in one word of 32 bits (31 of
             index, one of sign), and the rest of the value stays in the residual. Then the threshold bounds
-            how much of an element moves in a step: too small a tau and residuals grow without bound.
+            how much of an element moves in a step: with too small a tau residuals grow without bound.
         index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k;
             for `values` only.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`;
+        value: how values travel: `as_is`, in the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`;
             for `values` only.
 
     Raises:
