@@ -177,7 +177,7 @@ def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     def stepped() -> None:
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=draws)
-        optimiser.step_alone()
+        optimiser.step_locally()
 
     found["sparseloco"] = stepped, optimiser.exchange
     for scope in ("global", "layer"):

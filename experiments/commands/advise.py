@@ -17,7 +17,7 @@ from experiments.commands._words import SettingWords, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
-from sparsify.comm.direct import DIRECT
+from sparsify.comm.direct import DIRECT_ALGORITHM
 from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
@@ -167,7 +167,7 @@ def _network(config: Mapping[str, Any]) -> Network:
         )
     between, inside = NamedLink.built(link).numbers("link"), cluster.get("inside")
     fast = NamedLink.built(inside).numbers("inside") if inside else None
-    algorithm = DIRECT if between.propagation_s else "textbook"
+    algorithm = DIRECT_ALGORITHM if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 
 

@@ -280,7 +280,7 @@ class InstrumentedComm(CountingComm):
     synchronize().
 
     Args:
-        before_wait: called in the mode as_published, between the beginning of a collective and the wait for it.
+        before_wait: in the mode as_published called between the beginning of a collective and its end.
     """
 
     def __init__(self, comm: Comm, timer: PhaseTimer, before_wait: Callable[[], None] = lambda: None) -> None:

@@ -149,7 +149,7 @@ class VirtualComm(Comm):
         self._join_collective("once", work, lambda works: works[0](), None, is_computing=True)
 
     def is_equal_on_all_ranks(self, tensor: Tensor) -> Tensor:
-        """Return () bool on the tensor's device: do all ranks have the same bits?
+        """Compare a tensor's bits over all ranks, and return () bool on its device, True if equal.
 
         The clocks take no notice: no worker of a real group would ask.
         """
@@ -290,7 +290,7 @@ def sum_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def have_equal_bits(tensors: Sequence[Tensor]) -> Tensor:
-    """Return () bool on the tensors' device, without waiting for it: are their bits equal?
+    """Compare the bits of tensors, and return () bool on their device without waiting for it.
 
     Zeros of two signs differ; a NaN equals itself.
     """

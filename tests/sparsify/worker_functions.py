@@ -239,7 +239,7 @@ def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, to
         found["outside"] = torch.tensor(raised(lambda: TorchComm(some)) == "ValueError")
     of_all = any_memory(comm, now) | words_of_votes(comm, now)  # the group of all is still there
     found |= {f"all {name}": value for name, value in of_all.items()}
-    comm._gathers_into_one = False  # as over a backend that knows lists only
+    comm._gathers_into_single = False  # as over a backend that knows lists only
     found |= {f"listed {name}": value for name, value in any_memory(comm, now).items()}
     errors = {
         "type": lambda: comm.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)),
