@@ -72,7 +72,7 @@ class PairwiseAverage(Method):
 
 
 def draw_pair_routes(size: int, key: int) -> list[tuple[int, int]]:
-    """Pair the ranks at random, and return the (source, destination) routes of all pairs, in both directions."""
+    """Pair the ranks at random; return the (source, destination) routes of all pairs, in both directions."""
     order = np.random.default_rng(key).permutation(size).tolist()
     routes = []
     for first, second in zip(order[0::2], order[1::2], strict=False):

@@ -70,8 +70,8 @@ def oktopk(
     Li and Hoefler 2022 (PPoPP), arXiv:2201.07598, algorithms 1 and 2. A step of a worker:
 
     1. acc = residual + gradient
-    2. Local threshold: the k-th largest magnitude of acc, computed every tau' steps and re-used meanwhile. The
-       worker selects all elements of acc that reach it.
+    2. Local threshold: the k-th largest magnitude of acc, computed every tau' steps and re-used meanwhile.
+       The worker selects all elements of acc that reach it.
     3. Regions: every tau steps the borders between the P regions move to where they divide the selections
        equally.
     4. Split and reduce: worker r receives all selected elements of region r, and sums them.

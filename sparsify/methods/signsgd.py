@@ -31,9 +31,9 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     The update of every element is -1, 0 (a tie, of an even number of workers) or 1, whatever the size of the
     gradient: **the learning rate is the step length of every weight**, so take it a hundred to a thousand
     times smaller than for SGD. A momentum behind it multiplies that by up to 1 / (1 - momentum). There is no
-    residual. In the paper a server gathers the signs and sends the vote back, one bit each way. Here all signs
-    go to all workers, n / 8 bytes from each, and each worker counts. Elements are independent, so the scope
-    changes only the number of messages.
+    residual. In the paper a server gathers the signs and sends the vote back, one bit each way. Here all
+    signs go to all workers, n / 8 bytes from each, and each worker counts. Elements are independent, so the
+    scope changes only the number of messages.
 
     One bit has no 0: the sign of 0 is taken as 1. A weight whose gradient is 0 on all workers (a frozen or
     unused one) would therefore drift by the learning rate in every step: set its requires_grad to False.

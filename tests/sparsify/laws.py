@@ -139,7 +139,7 @@ def live(
     select = select or searching(dtype, device)
 
     def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[Share]]]:
-        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
+        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now_s)
         parameters = [
             (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
             for i, shape in enumerate(shapes)
