@@ -204,19 +204,19 @@ class BackwardOverlap:
             return
         gradients = self.aggregator.gradients
         pending = self.pending[self.group_by_parameter[index]]
-        name, p = gradients.parameters[index]
         if index not in pending:
             raise ValueError(
-                f"a second gradient of {name} came before the step, when the first "
+                f"a second gradient of {gradients.parameters[index][0]} came before the step, when the first "
                 "was on its way already; run all backward passes of a step but the last within "
                 "`with optimizer.no_sync():`, or leave overlap out"
             )
         gradients.restore_view(index)  # backpropagation may have put it elsewhere
         pending.discard(index)
         self.version = gradients.flat._version
-        stand_in = gradients.grads[index].as_subclass(InFlightGradient)
-        self.stand_in_by_parameter[index] = stand_in
-        p.grad = stand_in
+        # torch.compile may trace this. It looks at local variables that it finds at a call such as the one
+        # above, so none may hold the stand-in, or `p`, which has it.
+        p = gradients.parameters[index][1]
+        p.grad = self.stand_in_by_parameter[index] = gradients.grads[index].as_subclass(InFlightGradient)
         group = len(self.background.futures)
         while group < len(self.pending) and not self.pending[group]:
             self._start(group)
