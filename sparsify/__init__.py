@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsify.core.checks import check_no_name_clash, explain_missing_torch
-from sparsify.methods import build, make_checked_builder, defaults, names
+from sparsify.methods import build, defaults, make_checked_builder, names
 
 if TYPE_CHECKING:  # for completion in editors; your own methods work without a line here
     from sparsify.local.distribute import distribute

@@ -22,7 +22,14 @@ from sparsify.exchange import differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier
 from sparsify.methods.deft import Deft
 from sparsify.methods.micro import ExclusiveThresholdSelector
-from sparsify.methods.oktopk import RENEWAL_RATIO, RegionState, ReusedThreshold, SplitReduceBalance, positive_minimum, index_quantiles
+from sparsify.methods.oktopk import (
+    RENEWAL_RATIO,
+    RegionState,
+    ReusedThreshold,
+    SplitReduceBalance,
+    index_quantiles,
+    positive_minimum,
+)
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import UnionSelector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
@@ -256,7 +263,11 @@ def all_to_all_elements(
 
 
 def replay_threshold(
-    exchange: SplitReduceBalance, reduced: SparseVector, k: int, state: ReusedThreshold, borders: Sequence[int]
+    exchange: SplitReduceBalance,
+    reduced: SparseVector,
+    k: int,
+    state: ReusedThreshold,
+    borders: Sequence[int],
 ) -> tuple[Tensor, list[ReplayedCollective]]:
     """Return the indices of the sums that reach the global threshold, and the collectives that find it.
 
@@ -273,7 +284,9 @@ def replay_threshold(
         longest = max(count_by_region(kept, borders))
         collectives.append(uniform_collective("all_gather", longest * values.element_size(), size))
         largest = values.abs().topk(min(k, len(values)), sorted=False).indices
-        state.renew(positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left)
+        state.renew(
+            positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left
+        )
         kept = kept[largest].sort().values
     else:
         state.adjust(len(kept), k, exchange.drift)
