@@ -69,7 +69,7 @@ class Built(NamedTuple):
         """
         timing, event, clock = self.config.timing, self.event, time.perf_counter
         if isinstance(comm, VirtualComm):
-            event, clock = event and comm.mark, comm.now
+            event, clock = event and comm.record_mark, comm.now_s
         first_steps = [start + timing.warmup_steps for start in (0, done)]
         if timing.span_steps is None:
             kept: Container[int] = range(first_steps[0], sys.maxsize)

@@ -18,6 +18,7 @@ from torch import tensor as to_tensor
 
 from sparsify import cost
 from sparsify.core import host_sync
+from sparsify.core.grouping import group_by_size
 from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
@@ -125,13 +126,9 @@ def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], device: Device) -> 
     They travel on `device`, many of one type in a message: over a long link each message takes a round trip.
     """
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        waiting = [tensor for tensor in tensors if tensor.dtype == dtype]
-        while waiting:
-            batch = [waiting.pop(0)]
-            num_elements = batch[0].numel()
-            while waiting and num_elements + waiting[0].numel() <= MAX_MESSAGE_ELEMENTS:
-                num_elements += waiting[0].numel()
-                batch.append(waiting.pop(0))
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        for indices in group_by_size([tensor.numel() for tensor in alike], MAX_MESSAGE_ELEMENTS):
+            batch = [alike[index] for index in indices]
             flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
             received = comm.broadcast(flat.view(uint8)).view(dtype)  # bytes: no backend has all types
             parts = received.split([tensor.numel() for tensor in batch])

@@ -56,7 +56,7 @@ class HostClocks:
         """Advance the rank's clock by seconds in which it does nothing."""
         self.elapsed_s[rank] += seconds
 
-    def now(self, rank: int) -> float:
+    def now_s(self, rank: int) -> float:
         """Return the seconds on the rank's clock."""
         self.synchronise()
         return self.elapsed_s[rank] + time.perf_counter() - self.resumed_at_s[rank]
@@ -134,11 +134,11 @@ class DeviceClocks:
         self.unresolved.append(SpanTransition([before], [after], lambda ends: [ends[0] + seconds]))
         self.resume(rank)
 
-    def now(self, rank: int) -> float:
+    def now_s(self, rank: int) -> float:
         """Return the seconds on the host's clock, which need not wait for the device."""
         return time.perf_counter()
 
-    def mark(self, rank: int) -> ClockMark:
+    def record_mark(self, rank: int) -> ClockMark:
         """Return this point in the rank's time."""
         return ClockMark(self, self.spans[rank], self.record_event())
 

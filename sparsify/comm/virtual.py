@@ -106,14 +106,14 @@ class VirtualComm(Comm):
         self.lagged_result = 0  # of the last `lagged_max`
         self.num_made = 0  # calls of `make_on_rank_0`
 
-    def now(self) -> float:
+    def now_s(self) -> float:
         """Return the seconds on this rank's virtual clock; with events, those of the host's clock."""
-        return self.cluster.clocks.now(self.rank)
+        return self.cluster.clocks.now_s(self.rank)
 
-    def mark(self) -> ClockMark:
+    def record_mark(self) -> ClockMark:
         """Return this point in the rank's time, to be compared with others later. Only with events."""
         assert isinstance(self.cluster.clocks, DeviceClocks)
-        return self.cluster.clocks.mark(self.rank)
+        return self.cluster.clocks.record_mark(self.rank)
 
     def idle(self, seconds: float) -> None:
         """Advance this rank's clock by seconds in which it does nothing, and for which nobody has to wait."""
@@ -233,7 +233,7 @@ def run(
         synchronise: waits for the device, e.g. torch.cuda.synchronize, so that each rank is charged its own
             kernels.
         record_event: notes a point in the device's time, e.g. a recorded torch.cuda.Event: no collective
-            waits then, and times are compared by `VirtualComm.mark`.
+            waits then, and times are compared by `VirtualComm.record_mark`.
     """
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")

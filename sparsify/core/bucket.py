@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from sparsify import ranges
 from sparsify.core import huge_pages
+from sparsify.core.grouping import group_by_size
 from sparsify.ranges import ScopeOrBucket
 
 BYTES_PER_MB = 2**20
@@ -118,17 +120,11 @@ def parameters_in_backward_order(parameters: Iterable[tuple[str, Parameter]]) ->
 
 def bucket_ranges(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:
     """Yield ranges of tensors that share a bucket; those that would make up an empty bucket are left out."""
-    first = 0
-    numel = 0
-    for end, size in enumerate(sizes, start=1):
-        numel += size
-        following = sizes[end] if end < len(sizes) else 0
-        fits = not isinstance(scope, str) and (numel + following) * itemsize <= scope * BYTES_PER_MB
-        if end == len(sizes) or not (scope == "global" or fits):
-            if numel:  # nothing of an empty tensor can be exchanged
-                yield range(first, end)
-            first = end
-            numel = 0
+    max_bytes_by_scope = {"global": math.inf, "layer": 0}
+    max_bytes = max_bytes_by_scope[scope] if isinstance(scope, str) else scope * BYTES_PER_MB
+    for tensors in group_by_size([size * itemsize for size in sizes], max_bytes):
+        if any(sizes[tensor] for tensor in tensors):  # nothing of an empty tensor can be exchanged
+            yield range(tensors[0], tensors[-1] + 1)
 
 
 def flat_offsets(sizes: Sequence[int], itemsize: int, buckets: Sequence[range]) -> tuple[list[int], int]:

@@ -118,7 +118,7 @@ class Fragment:
         self.anchor_engine = Engine(method, *common) if strategy.has_different_anchors else None
         self.state_engines = [Engine(Dense("layer"), *common) for _ in strategy.states]
         self.anchor = clone_tensors(self.flat_parameters())
-        self.outer = strategy.outer.init(self.anchor)
+        self.outer_state = strategy.outer.init(self.anchor)
         self.drift = list[Tensor]()  # captured parameters that are to be averaged, then their average drift
         self.on_average: Callable[[list[Tensor]], None] | None = None
 
@@ -128,7 +128,7 @@ class Fragment:
 
     def is_awaited(self, step: int) -> bool:
         """Return True if the average that was begun `delay` steps before is applied after a local step."""
-        return step > self.strategy.delay and self.is_due(step - self.strategy.delay)
+        return 0 < self.strategy.delay < step and self.is_due(step - self.strategy.delay)
 
     @torch.no_grad()
     def flat_parameters(self) -> list[Tensor]:
@@ -144,10 +144,10 @@ class Fragment:
             is_alike = (shard.shape, shard.dtype, shard.device) == spec and shard.stride() == stride
             if not (is_alike and p.requires_grad):
                 layout = f", strides {shard.stride()}" * (shard.stride() != stride)
-                now = f"{TensorSpec.from_tensor(shard)}{layout}{'' if p.requires_grad else ', frozen'}"
+                actual = f"{TensorSpec.from_tensor(shard)}{layout}{'' if p.requires_grad else ', frozen'}"
                 raise ValueError(
-                    f"{name} was {spec} and is now {now}, in the middle of local steps; convert or freeze it "
-                    "first, then wrap the optimizer anew: its anchor can't follow"
+                    f"{name} was {spec} and is now {actual}, in the middle of local steps; convert or freeze "
+                    "it first, then wrap the optimizer anew: its anchor can't follow"
                 )
             flat.append(flatten_dense(shard))
         return flat
@@ -225,7 +225,7 @@ class Fragment:
         if self.strategy.averages_models:
             torch._foreach_copy_(self.anchor, drift)
         else:
-            self.strategy.outer.step(self.anchor, drift, self.outer)
+            self.strategy.outer.step(self.anchor, drift, self.outer_state)
         parameters = self.flat_parameters()
         mix = self.strategy.mix
         if mix:
@@ -269,7 +269,7 @@ class Fragment:
 
     def current_state(self) -> FragmentState:
         """Return the state without copying its tensors."""
-        return FragmentState(self.anchor, self.outer, self.flat_parameters(), self.drift)
+        return FragmentState(self.anchor, self.outer_state, self.flat_parameters(), self.drift)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state, of tensors and numbers only."""
@@ -314,7 +314,7 @@ class Fragment:
         for engine, saved_engine in zip(self.engines(), saved["engines"], strict=True):
             engine.restore_state(saved_engine)
         restored = restore(self.current_state(), saved["state"])
-        self.outer = restored.outer
+        self.outer_state = restored.outer
         self.drift = restored.drift
 
 

@@ -59,7 +59,7 @@ class ParameterGuard:
     def remember(self) -> None:
         """Take the parameters as they are now for the wrapper's own."""
         self._update_sampler()
-        self._samples = self._sampler.gather()
+        self._samples_by_kind = self._sampler.gather()
         self._versions = self._read_versions()
 
     def check(
@@ -76,19 +76,19 @@ class ParameterGuard:
             ValueError: names the first parameter that was changed.
         """
         is_moved = self._update_sampler()
-        now = self._sampler.gather()
+        samples_by_kind = self._sampler.gather()
         if self._sampler.is_on_gpu and not is_moved and self._versions == self._read_versions():
             self._gpu_flags += [
-                (samples != self._samples[kind]).any()
-                for kind, samples in now.items()
+                (samples != self._samples_by_kind[kind]).any()
+                for kind, samples in samples_by_kind.items()
                 if isinstance(samples, Tensor)
             ]
             return
-        if are_samples_equal(now, self._samples):
+        if are_samples_equal(samples_by_kind, self._samples_by_kind):
             return
         pairs = anchors()
         if not may_be_anchor or not all(torch.equal(*pair) for pair in pairs.values()):
-            raise_changed_parameter(self._find_changed(now))
+            raise_changed_parameter(self._find_changed(samples_by_kind))
         self.remember()
 
     def check_flags(self) -> None:
@@ -102,11 +102,11 @@ class ParameterGuard:
         if flags and any(host_sync.to_host(torch.stack(flags))):
             raise_changed_parameter("the model")
 
-    def _find_changed(self, now: SamplesByKind) -> str:
+    def _find_changed(self, samples_by_kind: SamplesByKind) -> str:
         """Return the name of the first parameter of which a sample differs."""
         for (name, _), (kind, place) in zip(self.trained, self._sampler.places, strict=True):
-            before = self._samples.get(kind)
-            if before is None or bool((now[kind][place] != before[place]).any()):
+            before = self._samples_by_kind.get(kind)
+            if before is None or bool((samples_by_kind[kind][place] != before[place]).any()):
                 return name
         return "the model"
 

@@ -151,9 +151,8 @@ class LocalOptimizer(OptimizerWrapper):
         self._background_fragments = list[Fragment]()  # that the thread averages
         self._parameter_guard = ParameterGuard(model, trained)
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
-        self._own_values = list[
-            tuple[nn.Parameter, Tensor]
-        ]()  # this worker's, while the model is at the anchor
+        # This worker's values of the parameters, while the model is at the anchor.
+        self._own_values = list[tuple[nn.Parameter, Tensor]]()
         self._copy_keys: list[str] | None = None  # see `find_parameter_copies`; None: not looked for yet
         self._has_failed = False  # True: an exchange has failed, so that somebody may go on from the anchor
         LIVE_OPTIMIZERS.add(self)
@@ -309,7 +308,7 @@ class LocalOptimizer(OptimizerWrapper):
             self._copy_keys = find_parameter_copies(self.inner_optimizer, self._wrapped_parameters)
         # Before others are begun: the thread works in order.
         for fragment in self.fragments:
-            if self.strategy.delay and fragment.is_awaited(self.num_steps):
+            if fragment.is_awaited(self.num_steps):
                 reports += self._wait_for_average(fragment)
                 self._apply_average(fragment)
         for fragment in due_fragments:

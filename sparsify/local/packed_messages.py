@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsify.comm import Comm
+from sparsify.core.grouping import group_by_size
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
 from sparsify.method import Dense
@@ -46,7 +47,7 @@ def average_in_few_messages(engine: Engine, pieces: Sequence[Tensor], step: Step
     if not is_piece_a_bucket or num_buckets == 1 or not isinstance(method, Dense | PackingMethod):
         return engine.average(engine.divide_gradients(pieces, [step] * num_buckets))
     reports = list[StepReport]()
-    for numbers in group_by_bytes([piece.nbytes for piece in pieces]):
+    for numbers in group_by_size([piece.nbytes for piece in pieces], MAX_MESSAGE_BYTES):
         group = [pieces[number] for number in numbers]
         gradients = engine.divide_gradients(group, [step] * len(numbers), numbers)
         states = [gradient.state for gradient in gradients]
@@ -67,24 +68,3 @@ def _average_concatenated(method: Dense, pieces: Sequence[Tensor], step: StepSet
     with engine.timer.phase("scatter"):
         torch._foreach_copy_([*pieces], split_like(flat, pieces))
     return num_sent
-
-
-def group_by_bytes(nbytes: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of consecutive tensors that share a message.
-
-    A message has up to `MAX_MESSAGE_BYTES`, or one tensor that is larger.
-
-    Args:
-        nbytes: of each tensor.
-    """
-    group = list[int]()
-    group_bytes = 0
-    for index, size in enumerate(nbytes):
-        if group and group_bytes + size > MAX_MESSAGE_BYTES:
-            yield group
-            group = []
-            group_bytes = 0
-        group.append(index)
-        group_bytes += size
-    if group:
-        yield group

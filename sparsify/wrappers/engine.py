@@ -16,6 +16,7 @@ from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorSpec
 from sparsify.core.gradients import are_elements_finite
+from sparsify.core.grouping import group_by_size
 from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import (
@@ -234,17 +235,8 @@ class Engine:
         for gradient in gradients:
             by_kind.setdefault(self.kinds[gradient.number], []).append(gradient)
         for alike in by_kind.values():
-            group = list[BucketGradient]()
-            num_elements = 0
-            for gradient in alike:
-                if group and num_elements + gradient.size > MAX_GROUP_ELEMENTS:
-                    yield group
-                    group = []
-                    num_elements = 0
-                group.append(gradient)
-                num_elements += gradient.size
-            if group:
-                yield group
+            for indices in group_by_size([gradient.size for gradient in alike], MAX_GROUP_ELEMENTS):
+                yield [alike[index] for index in indices]
 
     def report(self, gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
         """Carry out `act`, which averages these buckets and returns how many elements it sent, and report."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from sparsify.core.grouping import group_by_size
 from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport, weak_callback
@@ -244,12 +245,4 @@ def group_buckets_by_bytes(nbytes: Sequence[int], sends_one_message: bool) -> li
         sends_one_message: can the method send several buckets in one message? Else each is a group.
     """
     max_bytes = min(MAX_MESSAGE_BYTES, sum(nbytes) / MIN_MESSAGES) if sends_one_message else 0
-    groups = list[list[int]]()
-    group_bytes = 0
-    for bucket, bucket_bytes in enumerate(nbytes):
-        if not groups or group_bytes + bucket_bytes > max_bytes:
-            groups.append([])
-            group_bytes = 0
-        groups[-1].append(bucket)
-        group_bytes += bucket_bytes
-    return groups
+    return group_by_size(nbytes, max_bytes)

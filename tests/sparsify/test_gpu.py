@@ -32,7 +32,7 @@ def train(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
-        timer = PhaseTimer(mode, comm.now, synchronise)
+        timer = PhaseTimer(mode, comm.now_s, synchronise)
         trainer = digits.trainer(
             comm,
             timer,
@@ -106,12 +106,12 @@ def test_turns_of_virtual_ranks_are_timed_on_the_device_without_waiting() -> Non
     cycles = 200_000_000
 
     def body(comm: virtual.VirtualComm) -> list[float]:
-        before = comm.mark()
+        before = comm.record_mark()
         if comm.rank == 1:
             torch.cuda._sleep(cycles)
-        middle = comm.mark()
+        middle = comm.record_mark()
         comm.barrier()
-        after = comm.mark()
+        after = comm.record_mark()
         torch.cuda.synchronize()
         return [before.elapsed_time(middle), middle.elapsed_time(after)]
 

@@ -56,7 +56,7 @@ def trained(
     how: dict[str, Any] = {"device": device, "steps": steps, "dtype": torch.float64, "recorder": recorder}
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
-        timer = PhaseTimer(mode, comm.now)
+        timer = PhaseTimer(mode, comm.now_s)
         found = trainer(comm, timer, "topk", train=Train(), task={"lr": 0.05}, **how).run()
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 

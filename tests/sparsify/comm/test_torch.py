@@ -20,7 +20,7 @@ from tests.sparsify.worker_functions import on_processes
 def test_groups_and_memories_and_errors_on_gloo_processes(tmp_path: Path) -> None:
     real = on_processes(worker_functions.groups_and_errors, 3, tmp_path)
     for group, members in (("all", [0, 1, 2]), ("listed", [0, 1, 2]), ("part", [1, 2])):
-        simulated = virtual.run(len(members), lambda comm: worker_functions.any_memory(comm, comm.now))
+        simulated = virtual.run(len(members), lambda comm: worker_functions.any_memory(comm, comm.now_s))
         for rank, expected in zip(members, simulated, strict=True):
             for name, value in expected.items():
                 assert torch.equal(real[rank][f"{group} {name}"], value), (group, rank, name)
@@ -34,7 +34,7 @@ def test_collectives_bring_what_they_say_to_any_memory() -> None:
     """The oracle of the test above: elements, whatever lies between them."""
 
     def body(comm: VirtualComm) -> dict[str, torch.Tensor]:
-        return worker_functions.any_memory(comm, comm.now)
+        return worker_functions.any_memory(comm, comm.now_s)
 
     for name, laid_out in worker_functions.MEMORIES.items():
         brought = [laid_out(torch.arange(12.0).view(3, 4) + 100 * rank) for rank in range(3)]

@@ -74,9 +74,9 @@ def test_clocks_meet_at_the_latest_rank_plus_the_link() -> None:
     def body(comm: VirtualComm) -> tuple[float, float]:
         if comm.rank == 1:
             time.sleep(late_s)
-        before = comm.now()
+        before = comm.now_s()
         comm.all_gather(torch.zeros(1, dtype=torch.float64))
-        return before, comm.now()
+        return before, comm.now_s()
 
     (early, end_0), (late, end_1) = virtual.run(2, body, Network(LINK))
     price = LINK.transfer_seconds(cost.all_gather(8, 2))
@@ -106,16 +106,16 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
 
     def body(comm: VirtualComm) -> list[float]:
         nonlocal device_s
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         for busy_s, collective in (
             (10.0 * comm.rank, lambda: comm.all_gather(torch.zeros(1, dtype=torch.float64))),
             (2.0, lambda: comm.lagged_max(0)),
             (5.0 - comm.rank, lambda: comm.barrier()),
         ):
             device_s += busy_s
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
             collective()
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
         return seconds_between(marks)
 
     price = LINK.transfer_seconds(cost.all_gather(8, 3))
@@ -137,7 +137,7 @@ def seconds_of_each_collective(network: Network) -> list[float]:
 
     def body(comm: VirtualComm) -> list[float]:
         data = torch.zeros(4, dtype=torch.float64)
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         for call in (
             lambda: comm.all_reduce(data),
             lambda: comm.all_gather(data),
@@ -147,7 +147,7 @@ def seconds_of_each_collective(network: Network) -> list[float]:
             lambda: comm.permute(data, [(1, 2)]),
         ):
             call()
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
         return seconds_between(marks)
 
     return virtual.run(4, body, network, record_event=lambda: Instant(0.0))[0]
@@ -244,12 +244,12 @@ def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
     """Marks from before stay where they were; the others wait for it, for exactly as long."""
 
     def body(comm: VirtualComm) -> list[float]:
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         if comm.rank == 1:
             comm.idle(0.25)
-        marks.append(comm.mark())
+        marks.append(comm.record_mark())
         comm.barrier()
-        marks.append(comm.mark())
+        marks.append(comm.record_mark())
         return seconds_between(marks)
 
     found = virtual.run(3, body, record_event=lambda: Instant(0.0))

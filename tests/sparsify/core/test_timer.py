@@ -106,7 +106,7 @@ def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
     # The published operators: the fast ones would leave too little to be told apart from nothing.
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
-        trainer(comm, PhaseTimer(mode, comm.now), method, log, select="torch", **settings).run()
+        trainer(comm, PhaseTimer(mode, comm.now_s), method, log, select="torch", **settings).run()
         return log
 
     return virtual.run(2, body)

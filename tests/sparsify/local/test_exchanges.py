@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
+from sparsify.core.grouping import group_by_size
 from sparsify.kernels import native_unavailable_reason
 from sparsify.local import fused_exchange, packed_messages
-from sparsify.local.packed_messages import group_by_bytes
 from sparsify.local.strategy import LocalSteps
 from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
@@ -28,7 +28,11 @@ def model_of(dtype: torch.dtype) -> nn.Module:
 
 
 def lived(
-    strategy: LocalSteps, size: int, dtype: torch.dtype = torch.float32, is_watched: bool = False, **options: Any
+    strategy: LocalSteps,
+    size: int,
+    dtype: torch.dtype = torch.float32,
+    is_watched: bool = False,
+    **options: Any,
 ) -> tuple[list[Tensor], list[bool]]:
     """Return each worker's parameters, anchor and residual at the end, as (n,), and which exchanges were
     at once.
@@ -138,7 +142,6 @@ def test_together_tensors_become_what_they_become_one_by_one(
         assert together[0][1] < apart[0][1]
 
 
-def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_messages, "MAX_MESSAGE_BYTES", 10)
-    assert list(group_by_bytes([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
-    assert list(group_by_bytes([])) == []
+def test_a_message_holds_as_many_tensors_as_fit() -> None:
+    assert group_by_size([5, 5, 4, 20, 1, 9, 1], 10) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert group_by_size([], 10) == []

@@ -23,7 +23,7 @@ SIZE = 3
 
 def trained(steps: int, method: Method, momentum: float = 0.9) -> list[Trainer]:
     def body(comm: virtual.VirtualComm) -> Trainer:
-        timer = PhaseTimer("serialised", comm.now)
+        timer = PhaseTimer("serialised", comm.now_s)
         worker = trainer(comm, timer, method, task={"momentum": momentum})
         for _ in range(steps):
             worker.step()
@@ -106,9 +106,9 @@ def test_each_rank_is_charged_for_the_step_of_the_optimiser() -> None:
 
     def body(comm: virtual.VirtualComm) -> float:
         shared = replica(comm, nn.Linear(2, 2), slow)
-        before = comm.mark()
+        before = comm.record_mark()
         shared.update(0.5, torch.zeros(6))
-        return before.elapsed_time(comm.mark()) / 1e3
+        return before.elapsed_time(comm.record_mark()) / 1e3
 
     assert virtual.run(4, body, record_event=lambda: At(seconds)) == [2.0] * 4
     assert seconds == 2.0  # done once
