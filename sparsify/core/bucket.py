@@ -17,6 +17,8 @@ from sparsify.core.grouping import group_by_size
 from sparsify.ranges import ScopeOrBucket
 
 BYTES_PER_MB = 2**20
+# Integer types that hold the bits of an element, by its bytes.
+INTEGER_BY_NBYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 ALIGNMENT_BYTES = 128  # that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
 
 
