@@ -112,44 +112,6 @@ def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator
         start = end
 
 
-class StochasticRoundingState(NamedTuple):
-    """The state of a quantiser that rounds stochastically."""
-
-    message: PackedCodes
-    generator: Generator
-
-
-def encode_stochastic(
-    acc: Tensor, work: Tensor, scales: Tensor, levels: int, state: StochasticRoundingState
-) -> Tensor:
-    """Write acc (n,) as (bytes,): acc / scale, stochastically rounded to a multiple of 1 / levels.
-
-    Rounding goes up or down at random, so that the expectation is kept. Elements that exceed their scale are
-    clipped to it; a block of scale 0 will be read as zeros.
-
-    Args:
-        work: (n,), a buffer.
-        scales: (blocks,) float32: as they travel, so that rounding them can't bias anything.
-    """
-    message = state.message
-    work.uniform_(generator=state.generator)
-    divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
-    for divisor, x, rounded in blocks_with_scales(divisors, message.block, acc, work):
-        # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
-        rounded.addcdiv_(x, divisor, value=levels)
-    message.codes.copy_(work.floor_().clamp_(-levels, levels).add_(levels))
-    return message.write(scales)
-
-
-def decode_stochastic(message: Tensor, levels: int, out: Tensor, state: StochasticRoundingState) -> Tensor:
-    """Read a message of `encode_stochastic` into `out` (n,)."""
-    scales = state.message.read(message)
-    out.copy_(state.message.codes).sub_(levels)
-    for step, values in blocks_with_scales(scales.to(out.dtype) / levels, state.message.block, out):
-        values.mul_(step)
-    return out
-
-
 def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Tensor:
     """Write acc (n,) as (bytes,): a bit for each element, 1 where it is 0 or above."""
     torch.ge(acc, 0, out=packed.codes.view(torch.bool))  # into uint8 it would go through n floats
@@ -186,6 +148,66 @@ class Quantiser(MethodPart, ABC):
     @abstractmethod
     def nbytes(self, sizes: Sequence[int]) -> int:
         """Return the number of bytes of a message, given the number of elements of each tensor."""
+
+
+class StochasticRoundingState(NamedTuple):
+    """The state of a quantiser that rounds stochastically."""
+
+    message: PackedCodes
+    generator: Generator
+
+
+class StochasticQuantiser(Quantiser):
+    """Base of quantisers that round every element stochastically to a multiple of its block's scale / levels.
+
+    Rounding goes up or down at random, so that the expectation is kept. Elements that exceed their scale are
+    clipped to it; a block of scale 0 is read as zeros.
+    """
+
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """The bits of each element, its sign included."""
+
+    @property
+    def levels(self) -> int:
+        """The number of levels above 0."""
+        return (1 << self.bits - 1) - 1
+
+    @abstractmethod
+    def block_length(self, n: int) -> int:
+        """Return the number of elements that share a scale, in a bucket of n elements."""
+
+    @abstractmethod
+    def compute_scales(self, acc: Tensor) -> Tensor:
+        """Return the scale of each block of acc (n,), in float32 as it travels, so that none is rounded."""
+
+    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
+        message = PackedCodes.allocate(like, self.block_length(like.numel()), self.bits)
+        return StochasticRoundingState(message, context.make_generator(like.device))
+
+    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
+        message = state.message
+        scales = self.compute_scales(acc)
+        work.uniform_(generator=state.generator)
+        divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
+        for divisor, x, rounded in blocks_with_scales(divisors, message.block, acc, work):
+            # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
+            rounded.addcdiv_(x, divisor, value=self.levels)
+        message.codes.copy_(work.floor_().clamp_(-self.levels, self.levels).add_(self.levels))
+        return message.write(scales)
+
+    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
+        scales = state.message.read(message)
+        out.copy_(state.message.codes).sub_(self.levels)
+        steps = scales.to(out.dtype) / self.levels
+        for step, values in blocks_with_scales(steps, state.message.block, out):
+            values.mul_(step)
+        return out
+
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        n = sum(sizes)
+        return message_nbytes(n, self.block_length(n), self.bits)
 
 
 class QuantisedState(NamedTuple):

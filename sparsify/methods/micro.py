@@ -74,7 +74,7 @@ def micro(
         density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
             more error.
         scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
-            buckets of so many MB. Buckets of fewer than P elements leave some workers without a partition.
+            buckets of a size in MB. Buckets of fewer than P elements leave some workers without a partition.
         rule: `intended`; or `published`, the public code, where the threshold always rises within the band
             0.909 < k'/k <= 1.1, with k' elements sent. See
             `sparsify.methods.micro.ExclusiveThresholdSelector`.

@@ -57,7 +57,7 @@ def powersgd(
     recovers. All workers compute P from the same bits; they must run on devices of the same kind.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
         rank: columns of P and Q: 2, as in most of the paper (it has 1, 2 and 4; torch's hook 1). Lower: fewer
             bytes, more error.
         min_compression_rate: tensors with fewer than two dimensions, and those that would not get smaller by

@@ -50,7 +50,7 @@ def qgz(
     No host synchronisation.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
         bits: 4 or 8 for each element, its sign included; rounded to the nearest of 2^bits - 1 levels. Lower:
             fewer bytes, more error.
         block: the number of elements that share a scale, which is their largest magnitude. Lower: more bytes,

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,18 +7,8 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.methods._quantise import (
-    PackedCodes,
-    QuantisedAllGather,
-    Quantiser,
-    StochasticRoundingState,
-    decode_stochastic,
-    encode_stochastic,
-    message_nbytes,
-    split_into_blocks,
-)
+from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser, split_into_blocks
 from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
-from sparsify.types import BucketContext
 
 NORM_ORDER_BY_NAME = {"l2": 2.0, "max": float("inf")}
 
@@ -46,7 +35,7 @@ def qsgd(
     bucket, and n bytes of unpacked codes; with bits=8 the message has n bytes too.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
         bits: 2, 4 or 8 for each element, its sign included: 2^(bits-1) - 1 levels (the paper's s). Lower:
             fewer bytes, more error. sands-lab/grace takes 8 bits: 127 levels.
         block: the number of elements that share a norm (the paper's bucket): 512; sands-lab/grace 128. Lower:
@@ -61,7 +50,7 @@ def qsgd(
 
 
 @dataclass(frozen=True)
-class QSGD(Quantiser):
+class QSGD(StochasticQuantiser):
     """A quantiser that rounds stochastically to s levels of a block's norm |v|.
 
     Q_s(v_i) = |v| sign(v_i) xi_i, where xi_i is s |v_i| / |v|, rounded at random and divided by s.
@@ -71,23 +60,11 @@ class QSGD(Quantiser):
     block: PositiveInt = 512
     norm: Literal["l2", "max"] = "l2"
 
-    @property
-    def levels(self) -> int:
-        """The number of levels above 0, s."""
-        return (1 << self.bits - 1) - 1
+    def block_length(self, n: int) -> int:
+        return self.block
 
-    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
-        message = PackedCodes.allocate(like, self.block, self.bits)
-        return StochasticRoundingState(message, context.make_generator(like.device))
-
-    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
+    def compute_scales(self, acc: Tensor) -> Tensor:
         order = NORM_ORDER_BY_NAME[self.norm]
         blocks = split_into_blocks(acc, self.block)
         norms = [torch.linalg.vector_norm(block, order, dim=1) for block in blocks]
-        return encode_stochastic(acc, work, torch.cat(norms).float(), self.levels, state)
-
-    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
-        return decode_stochastic(message, self.levels, out, state)
-
-    def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), self.block, self.bits)
+        return torch.cat(norms).float()

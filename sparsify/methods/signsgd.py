@@ -41,7 +41,7 @@ def signsgd(scope: Scope = "global") -> QuantisedAllGather:
     No host synchronisation. Memory: one (n,) buffer besides the bucket, and n bytes of unpacked bits.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
     """
     return QuantisedAllGather(Sign(), NoFeedback(), scope, majority=True)
 

@@ -63,7 +63,7 @@ def sparseloco(
         nesterov: use Nesterov momentum instead, as DiLoCo does.
         side: the largest side of a chunk.
         scope: the elements of which k are chosen, distributed over chunks: a tensor (`layer`), the whole
-            model (`global`), or so many MB. Chunks do not depend on it, and all travel in one message.
+            model (`global`), or a size in MB. Chunks do not depend on it, and all travel in one message.
         density_warmup: lower bounds of the density for the first epochs, one each.
 
     Raises:

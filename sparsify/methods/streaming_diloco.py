@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.core.codes import POWERS
+from sparsify.core.codes import E3M0, POWERS
 from sparsify.local.strategy import LocalSteps, Nesterov
 from sparsify.method import Dense, Method
 from sparsify.methods._quantise import PackedCodes, QuantisedAllGather, Quantiser, message_nbytes
@@ -94,10 +94,7 @@ class E3M0Quantiser(Quantiser):
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
         scale = state.read(message)
-        levels = [0.0, *POWERS]
-        signed_levels = [*levels, *(-level for level in levels)]
-        table = torch.tensor(signed_levels, dtype=out.dtype, device=out.device)
-        return torch.index_select(table * scale.to(out.dtype), 0, state.codes.int(), out=out)
+        return torch.index_select(E3M0().levels(scale).to(out.dtype), 0, state.codes.int(), out=out)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
         return message_nbytes(sum(sizes), max(1, sum(sizes)), BITS)

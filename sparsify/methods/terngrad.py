@@ -1,29 +1,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.methods._quantise import (
-    PackedCodes,
-    QuantisedAllGather,
-    Quantiser,
-    StochasticRoundingState,
-    decode_stochastic,
-    encode_stochastic,
-    message_nbytes,
-)
+from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser
 from sparsify.ranges import Constraint, FeedbackName, Scope, check_arguments
-from sparsify.types import BucketContext
 
 Clip = Annotated[float, Constraint(gt=0)]  # infinite: no clipping
 Sigma = Literal["about_zero", "about_mean"]
-BITS = 2  # for -1, 0 and 1
 
 
 @check_arguments
@@ -45,7 +34,7 @@ def terngrad(
     one (n,) buffer besides the bucket, and n bytes of unpacked codes.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Each
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB. Each
             message has one scale.
         clip: the number of sigma to clip to: 2.5, as published. `inf` for no clipping. Lower: less noise,
             more bias.
@@ -59,7 +48,7 @@ def terngrad(
 
 
 @dataclass(frozen=True)
-class TernGrad(Quantiser):
+class TernGrad(StochasticQuantiser):
     """A quantiser to -s, 0 and s: s sign(g) b, where s = max |g|, and b is 1 with probability |g| / s.
 
     g is clipped beforehand.
@@ -67,17 +56,17 @@ class TernGrad(Quantiser):
 
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
+    bits: ClassVar[int] = 2  # for -1, 0 and 1
 
-    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
-        message = PackedCodes.allocate(like, block=like.numel(), bits=BITS)
-        return StochasticRoundingState(message, context.make_generator(like.device))
+    def block_length(self, n: int) -> int:
+        return n
 
-    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
-        scale = torch.linalg.vector_norm(acc, float("inf"))
+    def compute_scales(self, acc: Tensor) -> Tensor:
+        scale: Tensor = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest magnitude after clipping. The clipping itself happens while rounding.
             scale = torch.minimum(scale, self.clip * self.deviation(acc))
-        return encode_stochastic(acc, work, scale.float().view(1), 1, state)
+        return scale.float().view(1)
 
     def deviation(self, acc: Tensor) -> Tensor:
         """Return sigma of the elements of acc (n,), 0-d."""
@@ -85,9 +74,3 @@ class TernGrad(Quantiser):
             return acc.std(correction=0)
         root_mean_square: Tensor = torch.linalg.vector_norm(acc) / math.sqrt(acc.numel())
         return root_mean_square
-
-    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
-        return decode_stochastic(message, 1, out, state)
-
-    def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), sum(sizes), BITS)

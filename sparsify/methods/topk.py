@@ -24,7 +24,7 @@ def topk(
         density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
             error.
         scope: the elements among which the k largest are chosen: the whole model (`global`, as Yoon and Oh
-            2022 ran it), every tensor (`layer`), buckets of so many MB, or each bucket of
+            2022 ran it), every tensor (`layer`), buckets of a size in MB, or each bucket of
             DistributedDataParallel (`bucket`, for `sparsify.register`).
         density_warmup: lower bounds of the density for the first epochs, one each.
         feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`, Shi
