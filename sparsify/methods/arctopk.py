@@ -97,10 +97,10 @@ class SketchedRowTopK(Selector):
         return True
 
     def init(self, like: Tensor, context: BucketContext) -> SketchState:
-        matrices = self.make_slices(context.shapes or (tuple(like.shape),))
+        matrices = self.make_matrix_slices(context.shapes or (tuple(like.shape),))
         return SketchState(DrawCounter(context.shared), matrices)
 
-    def make_slices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixSlice]:
+    def make_matrix_slices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixSlice]:
         """Cut a bucket into its tensors, as matrices (shape[0], all the rest)."""
         slices = list[MatrixSlice]()
         start = 0
@@ -143,7 +143,7 @@ class SketchedRowTopK(Selector):
         return sketch
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        matrices = self.make_slices(bucket_step.shapes)
+        matrices = self.make_matrix_slices(bucket_step.shapes)
         rows = sum(matrix.rows for matrix in matrices if matrix.is_sketched)
         nbytes = rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
         return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size))

@@ -99,7 +99,7 @@ def test_a_sketch_of_many_columns_finds_the_largest_rows() -> None:
 
 
 def test_what_is_too_narrow_for_a_sketch_is_sent_whole() -> None:
-    tables = SketchedRowTopK(4).make_slices(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
+    tables = SketchedRowTopK(4).make_matrix_slices(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
     assert [table.is_sketched for table in tables] == [False, True, False, False, True]
     assert [table.num_sent_rows(20, 100) for table in tables] == [10, 2, 1, 1, 1]
 
