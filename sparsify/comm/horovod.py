@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import Store
 
 from sparsify.comm import Comm, WorkerLost, write_back
 from sparsify.comm.torch import wait_for_workers
+from sparsify.core.bucket import INTEGER_BY_NBYTES
 
 try:
     import horovod.torch as hvd
@@ -37,7 +38,6 @@ SUMMABLE_DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch
 # Types that Horovod can't sum are summed in a wider one, exactly where sums fit; a message has its width.
 WIDER_DTYPES = {torch.bfloat16: torch.float32}
 MOVABLE_DTYPES = (*SUMMABLE_DTYPES, torch.uint8, torch.int8, torch.int16)
-INTEGER_BY_NBYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # A worker that hangs rather than dies is noticed after this long, by Horovod's Gloo. The threads that notice
 # run beside validation and whatever else a worker does.
 TIMEOUT = timedelta(minutes=30)

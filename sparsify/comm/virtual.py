@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sparsify.comm import Comm, write_back
 from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
+from sparsify.core.bucket import INTEGER_BY_NBYTES
 from sparsify.core.modes import autocast_devices, set_autocast_devices
 from sparsify.cost import Link, Network
 
@@ -295,8 +296,7 @@ def have_equal_bits(tensors: Sequence[Tensor]) -> Tensor:
     Zeros of two signs differ; a NaN equals itself.
     """
     width = 8 if tensors[0].nbytes % 8 == 0 else tensors[0].element_size()  # wide ones are compared faster
-    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
-    first, *others = (tensor.detach().view(integer) for tensor in tensors)
+    first, *others = (tensor.detach().view(INTEGER_BY_NBYTES[width]) for tensor in tensors)
     if first.device.type == "cpu":
         return torch.tensor(all(torch.equal(first, other) for other in others), device="cpu")
     is_different = [(first != other).any() for other in others]

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
-from sparsify.core.bucket import local_shard
+from sparsify.core.bucket import INTEGER_BY_NBYTES, local_shard
 from sparsify.core.gradients import flatten_dense
 
 NamedParameters = Sequence[tuple[str, Parameter]]
@@ -27,7 +27,6 @@ SamplesByKind = dict[ArrayKind, Any]
 WRITES_IN_FORWARD = (nn.Embedding, nn.EmbeddingBag)
 NUM_LIBRARY_HOOKS = 1  # that the library has on each step: see `ForeignStepGuard`
 MAX_SAMPLES = 64  # elements of each parameter that are compared
-INTEGER_BY_NBYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class ParameterGuard:
@@ -91,8 +90,8 @@ class ParameterGuard:
             raise_changed_parameter(self._find_changed(samples_by_kind))
         self.remember()
 
-    def check_flags(self) -> None:
-        """Refuse parameters of which `check` has noted on a GPU whether they were changed.
+    def check_deferred(self) -> None:
+        """Refuse parameters that changed on a GPU, where `check` left the decision to this call.
 
         Raises:
             ValueError: a parameter was changed in one of the steps before.

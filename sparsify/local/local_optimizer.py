@@ -20,7 +20,7 @@ from sparsify.core.bucket import local_shard
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.fragments import SEED_DISTANCE, Fragment, divide_into_fragments
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_steps_locally
-from sparsify.local.master_weights import find_parameter_copies, update_parameter_copies
+from sparsify.local.master_weights import find_copy_keys, update_parameter_copies
 from sparsify.local.strategy import LocalSteps
 from sparsify.ranges import NonNegativeInt, stable_repr
 from sparsify.wrappers.checks import check_optimizer_and_model
@@ -153,7 +153,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
         # This worker's values of the parameters, while the model is at the anchor.
         self._own_values = list[tuple[nn.Parameter, Tensor]]()
-        self._copy_keys: list[str] | None = None  # see `find_parameter_copies`; None: not looked for yet
+        self._copy_keys: list[str] | None = None  # see `find_copy_keys`; None: not looked for yet
         self._has_failed = False  # True: an exchange has failed, so that somebody may go on from the anchor
         LIVE_OPTIMIZERS.add(self)
         self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
@@ -289,7 +289,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._claim.check_not_superseded()
         self._reshard()
         if any(fragment.is_due(self.num_steps + 1) for fragment in self.fragments):
-            self._parameter_guard.check_flags()
+            self._parameter_guard.check_deferred()
         self._has_failed = True
         try:
             report = self._exchange_fragments()
@@ -305,7 +305,7 @@ class LocalOptimizer(OptimizerWrapper):
         reports = list[StepReport]()
         due_fragments = [fragment for fragment in self.fragments if fragment.is_due(self.num_steps)]
         if self._copy_keys is None and due_fragments:
-            self._copy_keys = find_parameter_copies(self.inner_optimizer, self._wrapped_parameters)
+            self._copy_keys = find_copy_keys(self.inner_optimizer, self._wrapped_parameters)
         # Before others are begun: the thread works in order.
         for fragment in self.fragments:
             if fragment.is_awaited(self.num_steps):

@@ -13,7 +13,7 @@ from sparsify.core.bucket import local_shard
 
 
 @torch.no_grad()
-def find_parameter_copies(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
+def find_copy_keys(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
     """Return the keys of an optimizer's state under which copies of the parameters lie.
 
     A copy equals its parameter to the bit, in the parameter's type. One pass over the optimizer's state.
