@@ -73,8 +73,8 @@ def list_methods() -> Iterator[str]:
     from sparsify.methods import REGISTRY
 
     for name in REGISTRY.names():
-        description = REGISTRY.reason_unreadable(name) or REGISTRY.summary(name).partition(". ")[0]
-        yield f"{name:<13} {description}"
+        sentence = REGISTRY.reason_unreadable(name) or REGISTRY.summary(name).partition(". ")[0]
+        yield f"{name:<13} {sentence.removesuffix('.')}"
 
 
 def explain_method(method: str) -> Iterator[str]:

@@ -41,8 +41,8 @@ def adacomp(scope: Scope = "layer", conv_bin: BinLength = 50, other_bin: BinLeng
     sent, about one of every bin at least. Two host synchronisations per step and bucket.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Bins
-            and scales are of each tensor, whatever a bucket spans.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+            Bins and scales are of each tensor, whatever a bucket spans.
         conv_bin: elements of a bin (L_T) in tensors of more than two dimensions. Longer bins: fewer bytes,
             more error.
         other_bin: elements of a bin in all other tensors: fully connected and recurrent layers, vectors.

@@ -48,7 +48,7 @@ def arctopk(
     Args:
         density: share of the rows that are sent. Lower: fewer bytes, more error.
         rank: columns of the sketch. Higher: a better choice of rows, more bytes for the sketch.
-        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB.
+        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or a size in MB.
             Rows are chosen in each tensor.
         feedback: `ef21m`, as published: see `sparsify.methods._ef21.EF21`; or `gradient`, the residual of
             Top-k SGD.

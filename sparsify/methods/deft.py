@@ -56,7 +56,7 @@ def deft(
         density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
             more error.
         scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
-            buckets of so many MB. Fragments are cut within a bucket, so this method is for large buckets.
+            buckets of a size in MB. Fragments are cut within a bucket, so this method is for large buckets.
     """
     return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 

@@ -71,7 +71,7 @@ def demo(
         code: how coefficients travel, see `sparsify.methods._chunked.ChunkGather`.
         average: for each coefficient over its `senders`, as published; or over all `workers`.
         side: the most that a side of a chunk may have.
-        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB.
+        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or a size in MB.
     """
     return DeMo(
         density, ChunkTopK(side), DecayedFeedback(decay), ChunkGather(code, average, False, side), scope, sign

@@ -10,6 +10,6 @@ def dense(scope: Scope = "global") -> Dense:
     it runs over DDP's buckets, overlapped with the backward pass.
 
     Args:
-        scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
     """
     return Dense(scope)

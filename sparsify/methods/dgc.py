@@ -74,7 +74,7 @@ def dgc(
         density: k/n, the share of the elements that each worker sends in a step, at most. Lower: fewer bytes,
             more error.
         scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`, as in
-            the paper), or buckets of so many MB.
+            the paper), or buckets of a size in MB.
         density_warmup: lower bounds of the density for the first epochs, one each. The paper's are [0.25,
             0.0625, 0.015625, 0.004, 0.001]. The README of the public code says the same; run without a list,
             the code takes 0.316, 0.1, 0.0316, 0.01, 0.0032.

@@ -18,7 +18,7 @@ def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFractio
         density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
             error.
         scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
-            buckets of so many MB.
+            buckets of a size in MB.
         eta: share of the new gradient in the smoothed one; 1 as published, below 1 the method is EF21-SGDM.
     """
     return EF21(Sparsifier(density, TopK(), ErrorFeedback(), AllGather(), scope), eta)

@@ -41,7 +41,7 @@ def efsignsgd(
     the residual included, and n bytes of unpacked bits.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
             It changes only the number of messages.
         feedback: `learning_rate`, as published; or `gradient`, which applies residuals at the rate of the
             step that sends them. The two differ where the rate changes.

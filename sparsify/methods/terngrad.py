@@ -34,8 +34,8 @@ def terngrad(
     one (n,) buffer besides the bucket, and n bytes of unpacked codes.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB. Each
-            message has one scale.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+            Each message has one scale.
         clip: the number of sigma to clip to: 2.5, as published. `inf` for no clipping. Lower: less noise,
             more bias.
         sigma: `about_zero`, the root mean square of the elements; or `about_mean`, their standard deviation,
