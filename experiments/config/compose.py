@@ -147,7 +147,7 @@ def check_choice(key: str, value: str) -> None:
     """Refuse an option that a group does not have, and one whose file is broken."""
     if value not in options(key):
         raise ValueError(describe_unknown(key, value, options(key)))
-    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].why_broken(value)):
+    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].reason_unreadable(value)):
         raise ValueError(why)
 
 

@@ -83,7 +83,7 @@ def _method(settings: Mapping[str, Any]) -> str:
 
 def _hyperparameters(method: str) -> frozenset[str]:
     registry = choices.REGISTRIES["method"]
-    if method in registry.names() and not registry.why_broken(method):
+    if method in registry.names() and not registry.reason_unreadable(method):
         return frozenset(registry.parameters(method))
     return frozenset(compose.resolve({"method": method} if method else {}).method.arguments)
 
