@@ -1,8 +1,8 @@
-"""DistributedDataParallel on several workers that send a twentieth of their gradients.
+"""Train with DistributedDataParallel on several workers that send a twentieth of their gradients.
 
     torchrun --nproc-per-node 2 examples/ddp.py
 
-Two lines are sparsify's: its import, and `sparsify.register`. The data are made up.
+Two lines come from sparsify: the import, and `sparsify.register`. The data are random.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ def main() -> None:
     rank = dist.get_rank()
     torch.manual_seed(0)
 
-    train_set, test_set = TensorDataset(*made_up(12_800, seed=1)), TensorDataset(*made_up(2000, seed=2))
+    train_set = TensorDataset(*random_data(12_800, seed=1))
+    test_set = TensorDataset(*random_data(2000, seed=2))
     sampler: DistributedSampler[Any] = DistributedSampler(train_set, drop_last=True)
     batches: DataLoader[Any] = DataLoader(train_set, BATCH, sampler=sampler, drop_last=True)
 
     net = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, CLASSES)).to(device)
     model = DistributedDataParallel(net)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    sparsify.register(model, sparsify.build("topk", density=0.05), optimiser)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    sparsify.register(model, sparsify.build("topk", density=0.05), optimizer)
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for inputs, labels in batches:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}", flush=True)
 
@@ -56,11 +57,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def made_up(size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """(size, INPUTS) normal numbers, and (size,) the class that a fixed linear map gives each."""
+def random_data(size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return inputs (size, INPUTS) and labels (size,), which a fixed linear map determines."""
     inputs = torch.randn(size, INPUTS, generator=torch.Generator().manual_seed(seed))
-    answers = torch.randn(INPUTS, CLASSES, generator=torch.Generator().manual_seed(99))
-    return inputs, (inputs @ answers).argmax(1)
+    weights = torch.randn(INPUTS, CLASSES, generator=torch.Generator().manual_seed(99))
+    return inputs, (inputs @ weights).argmax(1)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""A decoder-only language model on several workers that step by themselves, and average every tenth step.
+"""Train a language model on several workers that step by themselves and average every tenth step.
 
     torchrun --nproc-per-node 2 examples/local_steps.py
 
-Two lines are sparsify's: its import, and `sparsify.distribute`. What is evaluated is the anchor, which all
-workers have in common. The text is made up, each worker's its own.
+Two lines come from sparsify: the import, and `sparsify.distribute`. The script evaluates the anchor, which is
+equal on all workers. Each worker has random text of its own.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from torch.nn import functional as F
 
 import sparsify
 
-WORDS, LENGTH, WIDTH, STEPS, BATCH = 64, 32, 64, 300, 16
+VOCABULARY, LENGTH, WIDTH, STEPS, BATCH = 64, 32, 64, 300, 16
 
 
 class Decoder(nn.Module):
-    """Two layers that look back, never ahead."""
+    """A language model of two layers with causal attention."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.token_embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.position_embedding = nn.Embedding(LENGTH, WIDTH)
         layer = nn.TransformerEncoderLayer(
             WIDTH, 2, 4 * WIDTH, 0.0, F.gelu, batch_first=True, norm_first=True
         )
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(WIDTH, WORDS)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, words: Tensor) -> Tensor:
-        """(B, T) -> (B, T, WORDS)."""
-        length = words.shape[1]
-        ahead = nn.Transformer.generate_square_subsequent_mask(length, device=words.device)
-        inside = self.words(words) + self.places(torch.arange(length, device=words.device))
-        scores: Tensor = self.head(self.layers(inside, mask=ahead, is_causal=True))
-        return scores
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits (B, T, VOCABULARY) for tokens (B, T)."""
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
+        positions = torch.arange(length, device=tokens.device)
+        hidden = self.token_embedding(tokens) + self.position_embedding(positions)
+        logits: Tensor = self.head(self.layers(hidden, mask=mask, is_causal=True))
+        return logits
 
 
 def main() -> None:
@@ -47,36 +49,36 @@ def main() -> None:
     dist.init_process_group("nccl" if is_gpu else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    draws = torch.Generator().manual_seed(1 + rank)
+    generator = torch.Generator().manual_seed(1 + rank)
 
     model = Decoder().to(device)
     adamw = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    optimiser = sparsify.distribute(adamw, model, sparsify.diloco(every=10))
+    optimizer = sparsify.distribute(adamw, model, sparsify.diloco(every=10))
 
     for step in range(STEPS):
-        words = text(BATCH, draws).to(device)
-        optimiser.zero_grad()
-        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+        tokens = random_text(BATCH, generator).to(device)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
-        optimiser.step()
-        if rank == 0 and step % 50 == 9 and (report := optimiser.last_report):
+        optimizer.step()
+        if rank == 0 and step % 50 == 9 and (report := optimizer.last_report):
             print(f"step {step + 1}: loss {loss.item():.3f}, {report.wire_bytes} bytes", flush=True)
 
-    words = text(64, torch.Generator().manual_seed(0)).to(device)
-    with torch.no_grad(), optimiser.at_anchor():
-        accuracy = (model(words[:, :-1]).argmax(2) == words[:, 1:]).float().mean().item()
+    tokens = random_text(64, torch.Generator().manual_seed(0)).to(device)
+    with torch.no_grad(), optimizer.at_anchor():
+        accuracy = (model(tokens[:, :-1]).argmax(2) == tokens[:, 1:]).float().mean().item()
     if rank == 0:
         print(f"accuracy {accuracy:.3f}", flush=True)
     dist.destroy_process_group()
 
 
-def text(size: int, draws: torch.Generator) -> Tensor:
-    """(size, LENGTH) words, each of which follows from the one before it, by a rule that is to be learnt."""
-    following = torch.randperm(WORDS, generator=torch.Generator().manual_seed(99))
-    words = [torch.randint(WORDS, (size,), generator=draws)]
+def random_text(size: int, generator: torch.Generator) -> Tensor:
+    """Return tokens (size, LENGTH), each of which determines the next one, by a rule to be learnt."""
+    next_token = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(99))
+    tokens = [torch.randint(VOCABULARY, (size,), generator=generator)]
     for _ in range(LENGTH - 1):
-        words.append(following[words[-1]])
-    return torch.stack(words, dim=1)
+        tokens.append(next_token[tokens[-1]])
+    return torch.stack(tokens, dim=1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A plain training loop on several workers that send a twentieth of their gradients.
+"""Train in a plain loop on several workers that send a twentieth of their gradients.
 
     torchrun --nproc-per-node 2 examples/plain_loop.py
 
-Two lines are sparsify's: its import, and `sparsify.distribute`. The data are made up, each worker's its own.
+Two lines come from sparsify: the import, and `sparsify.distribute`. Each worker has random data of its own.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ def main() -> None:
     dist.init_process_group("nccl" if is_gpu else "gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    draws = torch.Generator().manual_seed(1 + rank)
+    generator = torch.Generator().manual_seed(1 + rank)
 
     model = nn.Sequential(nn.Linear(INPUTS, 128), nn.ReLU(), nn.Linear(128, CLASSES)).to(device)
-    optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimiser = sparsify.distribute(optimiser, model, sparsify.build("topk", density=0.05))
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = sparsify.distribute(optimizer, model, sparsify.build("topk", density=0.05))
 
     for step in range(STEPS):
-        inputs, labels = batch(BATCH, draws)
-        optimiser.zero_grad()
+        inputs, labels = random_batch(BATCH, generator)
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs.to(device)), labels.to(device))
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         if rank == 0 and step % 100 == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
 
-    inputs, labels = batch(2000, torch.Generator().manual_seed(0))
+    inputs, labels = random_batch(2000, torch.Generator().manual_seed(0))
     with torch.no_grad():
         accuracy = (model(inputs.to(device)).argmax(1).cpu() == labels).float().mean().item()
     if rank == 0:
@@ -48,11 +48,11 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def batch(size: int, draws: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(size, INPUTS) normal numbers, and (size,) the class that a fixed linear map gives each."""
-    inputs = torch.randn(size, INPUTS, generator=draws)
-    answers = torch.randn(INPUTS, CLASSES, generator=torch.Generator().manual_seed(99))
-    return inputs, (inputs @ answers).argmax(1)
+def random_batch(size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return inputs (size, INPUTS) and labels (size,), which a fixed linear map determines."""
+    inputs = torch.randn(size, INPUTS, generator=generator)
+    weights = torch.randn(INPUTS, CLASSES, generator=torch.Generator().manual_seed(99))
+    return inputs, (inputs @ weights).argmax(1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import TextIO, cast
 from analysis.records.visible import Visible
 from experiments.worker.errors import NO_SPACE, trouble_of_import
 from slurm import environment
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 OK, FAILED, BAD_INPUT, NOBODY_READS = 0, 1, 2, 141  # as a shell counts a program that SIGPIPE ended
 # Of a results folder that something else has changed.
@@ -121,7 +121,7 @@ def _command(words: Sequence[str]) -> Callable[[], int]:
         return partial(_without_command, words)
     command, rest = words[at], [*words[:at], *words[at + 1 :]]
     if command not in commands.names():
-        raise ValueError(unknown("command", command, commands.names()))
+        raise ValueError(describe_unknown("command", command, commands.names()))
     asks = not {"-h", "--help"}.isdisjoint(rest)
     parser = commands.parser_of(command, rest, has_meanings=asks)
     if asks:
@@ -140,7 +140,7 @@ def _without_command(options: Sequence[str]) -> int:
     from experiments import commands
 
     if strangers := [option for option in options if option not in commands.ALONE]:
-        raise ValueError(unknown("option", strangers[0], sorted(commands.ALONE)))
+        raise ValueError(describe_unknown("option", strangers[0], sorted(commands.ALONE)))
     print(commands.version() if "--version" in options else commands.overview(), end="")
     return OK if options else BAD_INPUT
 

@@ -1,9 +1,9 @@
-"""Gradient sparsification: which gradients are sent, what becomes of the rest, how the sent ones meet.
+"""Gradient sparsification for distributed training in PyTorch.
 
 >>> import sparsify
 >>> "topk" in sparsify.names()
 True
->>> method = sparsify.topk(density=0.01)  # or, where the name is data: sparsify.build("topk", density=0.01)
+>>> method = sparsify.topk(density=0.01)  # or, by its name: sparsify.build("topk", density=0.01)
 
 Importing this package does not import torch; building a method does.
 """
@@ -14,14 +14,12 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsify.core.checks import check_unmixed, needs_torch
-from sparsify.methods import build, builder, defaults, names
+from sparsify.core.checks import check_no_name_clash, explain_missing_torch
+from sparsify.methods import build, defaults, make_checked_builder, names
 
-if TYPE_CHECKING:  # what editors complete; a method of your own works without a line here
-    from sparsify.doors.ddp import DDPHook as register
-    from sparsify.doors.redistribution import redistribute
-    from sparsify.local.distributing import distribute
-    from sparsify.local.sharding import shard
+if TYPE_CHECKING:  # for completion in editors; your own methods work without a line here
+    from sparsify.local.distribute import distribute
+    from sparsify.local.shard import shard
     from sparsify.methods.adacomp import adacomp as adacomp
     from sparsify.methods.arctopk import arctopk as arctopk
     from sparsify.methods.blockrandomk import blockrandomk as blockrandomk
@@ -56,30 +54,32 @@ if TYPE_CHECKING:  # what editors complete; a method of your own works without a
     from sparsify.methods.streaming_diloco import streaming_diloco as streaming_diloco
     from sparsify.methods.terngrad import terngrad as terngrad
     from sparsify.methods.topk import topk as topk
+    from sparsify.wrappers.ddp import DDPHook as register
+    from sparsify.wrappers.redistribution import redistribute
 
 __all__ = ["build", "defaults", "distribute", "names", "redistribute", "register", "shard"]
 __version__ = "0.1.0"
 
-check_unmixed(Path(__file__).parent)
+check_no_name_clash(Path(__file__).parent)
 
-# What needs torch is imported when it is asked for.
-WITH_TORCH = {
-    "distribute": ("sparsify.local.distributing", "distribute"),
-    "redistribute": ("sparsify.doors.redistribution", "redistribute"),
-    "register": ("sparsify.doors.ddp", "DDPHook"),
-    "shard": ("sparsify.local.sharding", "shard"),
+# These need torch and are imported on first use: module and attribute by name.
+LAZY_IMPORTS = {
+    "distribute": ("sparsify.local.distribute", "distribute"),
+    "redistribute": ("sparsify.wrappers.redistribution", "redistribute"),
+    "register": ("sparsify.wrappers.ddp", "DDPHook"),
+    "shard": ("sparsify.local.shard", "shard"),
 }
 
 
-if not TYPE_CHECKING:  # type checkers know these from above, and that there are no others
+if not TYPE_CHECKING:  # type checkers know all names from the imports above
 
     def __getattr__(name: str) -> Any:
-        if name in WITH_TORCH:
-            module, attribute = WITH_TORCH[name]
-            with needs_torch(f"sparsify.{name}"):
+        if name in LAZY_IMPORTS:
+            module, attribute = LAZY_IMPORTS[name]
+            with explain_missing_torch(f"sparsify.{name}"):
                 return getattr(importlib.import_module(module), attribute)
         if name in names():
-            return builder(name)
+            return make_checked_builder(name)
         raise AttributeError(f"module 'sparsify' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""The command `sparsify`: version, what searches gradients on this machine, each method in a line, or one."""
+"""The command `sparsify`: show the version, the kernels of this machine and all methods, or one method."""
 
 from __future__ import annotations
 
@@ -9,90 +9,92 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
 import sparsify
-from sparsify.core.checks import DISTRIBUTION, THEIRS
+from sparsify.core.checks import DISTRIBUTION, OTHER_DISTRIBUTION
 
-NOBODY_READS = 141  # as a shell counts a program that SIGPIPE ended
+BROKEN_PIPE_CODE = 141  # of programs that SIGPIPE ended, in shells
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command, and return its exit code."""
     try:
-        code = _told(words)
+        code = _run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `sparsify | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
-        return NOBODY_READS
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discards buffered output
+        return BROKEN_PIPE_CODE
 
 
-def _told(words: Sequence[str] | None) -> int:
-    if not hasattr(sparsify, "names"):  # theirs was installed over ours, or removed from it
+def _run(arguments: Sequence[str] | None) -> int:
+    if not hasattr(sparsify, "names"):  # another project of this name was installed over ours, or removed
         print(
             f"`import sparsify` does not find {DISTRIBUTION}, whose command this is, but what another "
-            f"project left there; `pip uninstall {THEIRS} {DISTRIBUTION}`, then install {DISTRIBUTION} again",
+            f"project left there; `pip uninstall {OTHER_DISTRIBUTION} {DISTRIBUTION}`, then install "
+            f"{DISTRIBUTION} again",
             file=sys.stderr,
         )
         return 2
     parser = argparse.ArgumentParser("sparsify", description=f"{__doc__.partition(': ')[2].capitalize()}")
-    parser.add_argument("method", nargs="?", help="explain this one, with its hyperparameters")
+    parser.add_argument("method", nargs="?", help="a method to explain, with its hyperparameters")
     parser.add_argument("--version", action="version", version=f"{DISTRIBUTION} {sparsify.__version__}")
-    if method := parser.parse_args(words).method:
+    method = parser.parse_args(arguments).method
+    if method:
         try:
-            print(*explained(method), sep="\n")
+            print(*explain_method(method), sep="\n")
         except ValueError as error:
             print(f"sparsify: {error}", file=sys.stderr)
             return 2
         return 0
-    print(f"{DISTRIBUTION} {sparsify.__version__}", *machine(), "", *methods(), sep="\n")
+    print(f"{DISTRIBUTION} {sparsify.__version__}", *describe_kernels(), "", *list_methods(), sep="\n")
     return 0
 
 
-def machine() -> Iterator[str]:
-    """Lines on what selects here. A first call may take seconds, in which kernels are compiled."""
+def describe_kernels() -> Iterator[str]:
+    """Yield lines about the kernels of this machine. A first call may compile them for some seconds."""
     if find_spec("torch") is None:
         yield "PyTorch is not installed here, so methods can be listed, but not built: pip install torch"
         return
     import torch
 
-    from sparsify.kernels import native, trouble_with_gpu, trouble_with_native
+    from sparsify.kernels import native, native_unavailable_reason, triton_unavailable_reason
 
     yield f"PyTorch {torch.__version__}"
-    why = trouble_with_native()
-    kernel = f"numpy, slower than C++: {why}" if why else f"C++ ({native.best_level()})"
+    reason = native_unavailable_reason()
+    kernel = f"torch.topk, slower than C++: {reason}" if reason else f"C++ ({native.best_vector_level()})"
     yield f"on the CPU selects {kernel}"
     for number in range(torch.cuda.device_count()):
-        why = trouble_with_gpu(torch.device("cuda", number))
-        kernel = f"torch.topk, slower than Triton: {why}" if why else "Triton"
+        reason = triton_unavailable_reason(torch.device("cuda", number))
+        kernel = f"torch.topk, slower than Triton: {reason}" if reason else "Triton"
         yield f"on {torch.cuda.get_device_name(number)} selects {kernel}"
 
 
-def methods() -> Iterator[str]:
-    """Each, with the first sentence about it, or why its file can't be read."""
+def list_methods() -> Iterator[str]:
+    """Yield a line for each method: the first sentence about it, or the reason why its file can't be read."""
     from sparsify.methods import REGISTRY
 
     for name in REGISTRY.names():
-        about = REGISTRY.why_broken(name) or REGISTRY.summary(name).partition(". ")[0]
-        yield f"{name:<13} {about}"
+        sentence = REGISTRY.reason_unreadable(name) or REGISTRY.summary(name).partition(". ")[0]
+        yield f"{name:<13} {sentence.removesuffix('.')}"
 
 
-def explained(method: str) -> Iterator[str]:
-    """Lines on one method.
+def explain_method(method: str) -> Iterator[str]:
+    """Yield lines about one method and its hyperparameters.
 
     Raises:
-        ValueError: there is none of this name, or its file can't be read.
+        ValueError: there is no method of this name, or its file can't be read.
     """
     from sparsify.core.spec import REQUIRED
     from sparsify.methods import REGISTRY
-    from sparsify.ranges import described
+    from sparsify.ranges import describe_type
 
     REGISTRY.check_name(method)
     parameters = REGISTRY.parameters(method)
-    needed = [f"{name}=..." for name, each in parameters.items() if each.default == REQUIRED]
-    yield f"sparsify.{method}({', '.join(needed)})\n"
+    required = [f"{name}=..." for name, parameter in parameters.items() if parameter.default == REQUIRED]
+    yield f"sparsify.{method}({', '.join(required)})\n"
     yield f"{REGISTRY.docstring(method)}\n"
-    for name, each in parameters.items():
-        default = "" if each.default == REQUIRED else f"={each.default!r}"
-        yield f"{name}{default}  [{described(each.allowed)}]"
+    for name, parameter in parameters.items():
+        default = "" if parameter.default == REQUIRED else f"={parameter.default!r}"
+        yield f"{name}{default}  [{describe_type(parameter.allowed)}]"
 
 
 if __name__ == "__main__":

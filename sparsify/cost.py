@@ -1,5 +1,4 @@
-"""Closed forms: the bytes that one worker sends, the latency terms, and the alpha-beta time of every
-collective.
+"""Costs of collectives by closed forms: bytes that a worker sends, latency terms, and seconds on a network.
 
 Functions such as `all_reduce` are the textbook's: rings for allreduce and allgather with the latency terms of
 a tree, a binomial tree for broadcast. They are the forms that Li and Hoefler 2022 (PPoPP, eqs. 1 to 3) and
@@ -17,162 +16,176 @@ from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
 
-LENGTH = 8  # bytes of the int64 that announces a length
+LENGTH_BYTES = 8  # of the int64 that announces a length
 
 
-class Cost(NamedTuple):
-    """Cost of one collective, for each worker."""
+class CollectiveCost(NamedTuple):
+    """The cost of one collective for each worker."""
 
-    messages: int  # latency terms, alpha each
-    sent_bytes: int  # bandwidth terms, beta each: bytes that a worker on the critical path sends
+    messages: int  # latency terms, each of alpha
+    sent_bytes: int  # bandwidth terms, each of beta: bytes that a worker on the critical path sends
 
-    def __add__(self, other: Any) -> Cost:
-        return Cost(self.messages + other.messages, self.sent_bytes + other.sent_bytes)
+    def __add__(self, other: Any) -> CollectiveCost:
+        return CollectiveCost(self.messages + other.messages, self.sent_bytes + other.sent_bytes)
 
 
 @dataclass(frozen=True)
 class Link:
-    """A network in the alpha-beta model: seconds to start a message, and for each byte of it; finite, 0 or
-    more.
+    """A network link in the alpha-beta model.
 
     Args:
-        way_s: seconds that a byte travels, of a link with distance. Messages that are in flight together
-            share it: a collective takes `WAYS` of them.
-        first_bytes: TCP's window where a connection begins, or begins anew after a pause. Infinite where
-            windows stay as open as the link needs them.
+        alpha_s: seconds to start a message.
+        beta_s_per_byte: seconds for each byte of a message.
+        propagation_s: seconds that a byte travels over the distance. Messages that are in flight together
+            share this delay: a collective takes `PROPAGATION_COUNTS` of them.
+        initial_window_bytes: TCP's window where a connection begins, or begins anew after a pause. Infinite
+            where windows stay as open as the link needs them.
+
+    Raises:
+        ValueError: seconds below 0, or infinite.
     """
 
     alpha_s: float
     beta_s_per_byte: float
-    way_s: float = 0.0
-    first_bytes: float = math.inf
+    propagation_s: float = 0.0
+    initial_window_bytes: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("alpha_s", "beta_s_per_byte", "way_s"):
-            if not 0 <= (seconds := getattr(self, name)) < math.inf:
+        for name in ("alpha_s", "beta_s_per_byte", "propagation_s"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds < math.inf:
                 raise ValueError(
                     f"{name}={seconds} is out of range: it must be a number of at least 0; a negative or "
                     "zero bandwidth carries nothing"
                 )
 
-    def seconds(self, cost: Cost) -> float:
-        """Seconds that a collective of this cost takes, but for its way."""
+    def transfer_seconds(self, cost: CollectiveCost) -> float:
+        """Return the seconds of a collective of this cost, without propagation delays."""
         return cost.messages * self.alpha_s + cost.sent_bytes * self.beta_s_per_byte
 
-    def opening_s(self, nbytes: int, connections: int = 1) -> float:
-        """Seconds in which nothing is sent, because TCP's window is smaller than what is under way: it begins
-        with `first_bytes`, doubles with each round trip (slow start), and waits for the rest of it until it
-        holds what the link does. Cardwell, Savage and Anderson 2000, section II, without loss.
+    def slow_start_s(self, nbytes: int, connections: int = 1) -> float:
+        """Return the seconds in which nothing is sent because TCP's window is full.
+
+        The window begins with `initial_window_bytes` and doubles with each round trip (slow start), until it
+        holds as much as the link. Cardwell, Savage and Anderson 2000, section II, without loss.
 
         Args:
             nbytes: of all connections together, which share the link.
         """
-        window, stalled_s, sent, round_trip_s = self.first_bytes * connections, 0.0, 0.0, 2 * self.way_s
+        window = self.initial_window_bytes * connections
+        round_trip_s = 2 * self.propagation_s
+        stalled_s = 0.0
+        sent = 0.0
         while sent + window < nbytes and window * self.beta_s_per_byte < round_trip_s:
             stalled_s += round_trip_s - window * self.beta_s_per_byte
-            sent, window = sent + window, 2 * window
+            sent += window
+            window *= 2
         return stalled_s
 
 
-def rounds(size: int) -> int:
-    """ceil(log2 P)."""
+def num_tree_rounds(size: int) -> int:
+    """Return the number of rounds of a binary tree over P workers, ceil(log2 P)."""
     return (size - 1).bit_length()
 
 
-def all_reduce(nbytes: int, size: int) -> Cost:
-    """2 log P alpha + 2 (P-1)/P m beta, for a tensor of m bytes; the last fraction of a byte is dropped."""
-    return Cost(2 * rounds(size), 2 * nbytes * (size - 1) // size)
+def all_reduce(nbytes: int, size: int) -> CollectiveCost:
+    """Return 2 log P alpha + 2 (P-1)/P m beta for a tensor of m bytes, rounded down to whole bytes."""
+    return CollectiveCost(2 * num_tree_rounds(size), 2 * nbytes * (size - 1) // size)
 
 
-def all_gather(nbytes: int, size: int) -> Cost:
-    """log P alpha + (P-1) m beta, where each worker brings m bytes."""
-    return Cost(rounds(size), nbytes * (size - 1))
+def all_gather(nbytes: int, size: int) -> CollectiveCost:
+    """Return log P alpha + (P-1) m beta, where each worker brings m bytes."""
+    return CollectiveCost(num_tree_rounds(size), nbytes * (size - 1))
 
 
-def broadcast(nbytes: int, size: int) -> Cost:
-    """log P (alpha + m beta); a worker on the critical path forwards the tensor log P times."""
-    return Cost(rounds(size), nbytes * rounds(size))
+def broadcast(nbytes: int, size: int) -> CollectiveCost:
+    """Return log P (alpha + m beta): a worker on the critical path forwards the tensor log P times."""
+    return CollectiveCost(num_tree_rounds(size), nbytes * num_tree_rounds(size))
 
 
-def all_to_all(nbytes: int, size: int) -> Cost:
-    """(P-1) alpha + m beta, for a worker that sends m bytes to all others together."""
-    return Cost(size - 1, nbytes)
+def all_to_all(nbytes: int, size: int) -> CollectiveCost:
+    """Return (P-1) alpha + m beta, for a worker that sends m bytes to all others together."""
+    return CollectiveCost(size - 1, nbytes)
 
 
-def permute(nbytes: int, pairs: int) -> Cost:
-    """alpha + m beta: tensors of m bytes travel along all pairs at once. No pairs: nothing."""
-    return Cost(1, nbytes) if pairs else Cost(0, 0)
+def permute(nbytes: int, pairs: int) -> CollectiveCost:
+    """Return alpha + m beta: tensors of m bytes travel along all pairs at once, if there are any."""
+    return CollectiveCost(1, nbytes) if pairs else CollectiveCost(0, 0)
 
 
-def gather_uneven(longest_nbytes: int, size: int) -> Cost:
-    """Lengths first, one int64 each; then all tensors, padded to the longest."""
-    lengths, padded = all_gather(LENGTH, size), all_gather(longest_nbytes, size)
-    return lengths + padded if longest_nbytes else lengths
+def gather_uneven(longest_nbytes: int, size: int) -> CollectiveCost:
+    """Return the cost of gathering lengths, one int64 each, and then all tensors, padded to the longest."""
+    lengths = all_gather(LENGTH_BYTES, size)
+    return lengths + all_gather(longest_nbytes, size) if longest_nbytes else lengths
 
 
-def exchange_pieces(nbytes: int, size: int) -> Cost:
-    """Lengths first, one int64 to each other worker; then m bytes to all others together."""
-    return all_to_all(LENGTH * (size - 1), size) + all_to_all(nbytes, size)
+def exchange_pieces(nbytes: int, size: int) -> CollectiveCost:
+    """Return the cost of an int64 to each other worker, and then of m bytes to all others together."""
+    return all_to_all(LENGTH_BYTES * (size - 1), size) + all_to_all(nbytes, size)
 
 
-def ring_all_reduce(nbytes: int, size: int) -> Cost:
-    """Bytes of `all_reduce`, in 2 (P-1) steps around the ring."""
-    return Cost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
+def ring_all_reduce(nbytes: int, size: int) -> CollectiveCost:
+    """Return the bytes of `all_reduce` in 2 (P-1) steps around the ring."""
+    return CollectiveCost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
 
 
-def ring_all_gather(nbytes: int, size: int) -> Cost:
-    """Bytes of `all_gather`, in P-1 steps around the ring."""
-    return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
+def ring_all_gather(nbytes: int, size: int) -> CollectiveCost:
+    """Return the bytes of `all_gather` in P-1 steps around the ring."""
+    return CollectiveCost(size - 1, all_gather(nbytes, size).sent_bytes)
 
 
-def direct_all_reduce(nbytes: int, size: int) -> Cost:
-    """Bytes of `all_reduce`; a message to each other worker, twice; between two once
-    (`sparsify.comm.direct`).
+def direct_all_reduce(nbytes: int, size: int) -> CollectiveCost:
+    """Return the bytes of `all_reduce` in two messages to each other worker, or one between two workers.
+
+    This is what `sparsify.comm.direct` does.
     """
-    return Cost((1 if size == 2 else 2) * (size - 1), all_reduce(nbytes, size).sent_bytes)
+    return CollectiveCost((1 if size == 2 else 2) * (size - 1), all_reduce(nbytes, size).sent_bytes)
 
 
-def direct_all_gather(nbytes: int, size: int) -> Cost:
-    """Bytes of `all_gather`; a message to each other worker, all at once."""
-    return Cost(size - 1, all_gather(nbytes, size).sent_bytes)
+def direct_all_gather(nbytes: int, size: int) -> CollectiveCost:
+    """Return the bytes of `all_gather` in a message to each other worker, all at once."""
+    return CollectiveCost(size - 1, all_gather(nbytes, size).sent_bytes)
 
 
-Form = Callable[[int, int], Cost]  # of bytes and workers; for `permute`, of bytes and pairs
-RINGS = ("all_reduce", "all_gather")  # of gloo
-TEXTBOOK: Mapping[str, Form] = {
+CostFunction = Callable[[int, int], CollectiveCost]  # of bytes and workers; for `permute`, of bytes and pairs
+RING_COLLECTIVES = ("all_reduce", "all_gather")  # of gloo
+TEXTBOOK: Mapping[str, CostFunction] = {
     "all_reduce": all_reduce,
     "all_gather": all_gather,
     "all_to_all": all_to_all,
     "broadcast": broadcast,
     "permute": permute,
 }
-# What each backend does, by the names of `sparsify.comm.Comm`. All send the same bytes; latency terms differ.
-ALGORITHMS: Mapping[str, Mapping[str, Form]] = {
+# The cost functions of each backend, by the names of `sparsify.comm.Comm`. All send the same number of bytes;
+# latency terms differ.
+ALGORITHMS: Mapping[str, Mapping[str, CostFunction]] = {
     "textbook": TEXTBOOK,
-    # facebookincubator/gloo: allreduce.cc and allgather.cc are rings of two segments in flight, broadcast.cc
-    # a binomial tree, alltoallv.cc P-1 messages to each other worker in turn. torch's ProcessGroupGloo calls
-    # them with their defaults.
+    # In facebookincubator/gloo, allreduce.cc and allgather.cc are rings with two segments in flight,
+    # broadcast.cc is a binomial tree, and alltoallv.cc sends P-1 messages to the other workers in turn.
+    # torch's ProcessGroupGloo calls them with their defaults.
     "gloo": {**TEXTBOOK, "all_reduce": ring_all_reduce, "all_gather": ring_all_gather},
     "direct": {**TEXTBOOK, "all_reduce": direct_all_reduce, "all_gather": direct_all_gather},
 }
-# How many ways a collective of P workers takes one after the other. In gloo's rings who sends waits for the
-# word of who receives, which is a way as well; so it is of an all-to-all and a permutation, if all come at
-# the same time. Those below in a broadcast's tree have sent their word long before.
-Ways = Callable[[int], int]
-_DISTANT: Mapping[str, Ways] = {
-    "all_to_all": lambda size: 2 * (size > 1), "broadcast": lambda size: rounds(size) + (size > 1),
+# The number of propagation delays that a collective of P workers takes one after the other. In gloo a sender
+# waits until the receiver says that it is ready, which costs a delay of its own: in each step of a ring, in
+# an all-to-all, and in a permutation if all workers arrive at the same time. In a broadcast's tree the lower
+# workers have said so long before.
+CountFunction = Callable[[int], int]
+_GLOO_AND_DIRECT: Mapping[str, CountFunction] = {
+    "all_to_all": lambda size: 2 * (size > 1), "broadcast": lambda size: num_tree_rounds(size) + (size > 1),
     "permute": lambda size: 2,
 }  # fmt: skip
-WAYS: Mapping[str, Mapping[str, Ways]] = {
+PROPAGATION_COUNTS: Mapping[str, Mapping[str, CountFunction]] = {
     "textbook": {
-        "all_reduce": lambda size: 2 * rounds(size), "all_gather": rounds,
-        "all_to_all": lambda size: int(size > 1), "broadcast": rounds, "permute": lambda size: 1,
+        "all_reduce": lambda size: 2 * num_tree_rounds(size), "all_gather": num_tree_rounds,
+        "all_to_all": lambda size: int(size > 1), "broadcast": num_tree_rounds, "permute": lambda size: 1,
     },
     "gloo": {
-        **_DISTANT, "all_reduce": lambda size: 4 * (size - 1), "all_gather": lambda size: 2 * (size - 1),
+        **_GLOO_AND_DIRECT, "all_reduce": lambda size: 4 * (size - 1),
+        "all_gather": lambda size: 2 * (size - 1),
     },
     "direct": {
-        **_DISTANT, "all_reduce": lambda size: 2 * (size > 1) + 2 * (size > 2),
+        **_GLOO_AND_DIRECT, "all_reduce": lambda size: 2 * (size > 1) + 2 * (size > 2),
         "all_gather": lambda size: 2 * (size > 1),
     },
 }  # fmt: skip
@@ -180,128 +193,144 @@ WAYS: Mapping[str, Mapping[str, Ways]] = {
 
 @dataclass(frozen=True)
 class Network:
-    """Network of P workers: one link, or a fast one inside each node and a slower one between nodes.
+    """A network of P workers with one link, or with a fast link inside nodes and a slower one between nodes.
 
-    Workers fill nodes in order of rank, `per_node` to each. `between` belongs to a node: its workers share
-    it. A collective over several nodes takes the part between nodes and the part inside one after another:
+    Workers fill nodes in the order of ranks. The workers of a node share its `inter_node` link. A collective
+    over several nodes takes its two parts, between nodes and inside nodes, one after the other:
 
     - all_reduce: reduce-scatter inside, allreduce between nodes, allgather inside (Goyal et al. 2017,
-      arXiv:1706.02677, section 4; Horovod's hierarchical allreduce). Inside m bytes over the p workers of a
-      node, between m bytes over N nodes.
-    - all_gather: each worker gathers from those of its own place on other nodes, p m bytes a node; then what
-      each has inside, N m bytes.
+      arXiv:1706.02677, section 4; Horovod's hierarchical allreduce). Inside, m bytes over the p workers of a
+      node; between, m bytes over N nodes.
+    - all_gather: each worker gathers from the workers with its local rank on other nodes, p m bytes a node;
+      then, inside the node, from its other workers, N m bytes.
     - broadcast: to one worker of each node, then inside.
-    - all_to_all: the bytes that stay inside a node and those that leave it; a worker sends the same to each
-      other one. The p workers of a node send p times as much over `between`.
-    - permute: pairs inside and pairs between nodes at once. The busiest node sets the pace of the latter.
+    - all_to_all: the bytes that stay inside a node, and the bytes that leave it; a worker sends the same to
+      each other worker. The p workers of a node send p times as many bytes over its `inter_node` link.
+    - permute: pairs inside nodes and pairs between nodes at the same time. The busiest node determines the
+      seconds of the pairs between nodes.
 
     Args:
-        inside: None: as `between`, so that all workers are alike.
-        per_node: workers to a node; without `inside` it makes no difference.
-        algorithm: whose latency terms, of `ALGORITHMS`.
+        inter_node: the link between nodes, or between all workers.
+        intra_node: the link inside nodes; None if it is `inter_node`, too.
+        workers_per_node: the number of workers on a node; irrelevant without `intra_node`.
+        algorithm: one of `ALGORITHMS`, which determines the latency terms.
 
     Raises:
-        ValueError: no workers to a node, or an unknown algorithm.
+        ValueError: no workers on a node, or an unknown algorithm.
     """
 
-    between: Link
-    inside: Link | None = None
-    per_node: int = 1
+    inter_node: Link
+    intra_node: Link | None = None
+    workers_per_node: int = 1
     algorithm: str = "textbook"
 
     def __post_init__(self) -> None:
-        if self.per_node < 1:
-            raise ValueError(f"per_node={self.per_node}: a node has at least one worker")
+        if self.workers_per_node < 1:
+            raise ValueError(f"workers_per_node={self.workers_per_node}: a node has at least one worker")
         if self.algorithm not in ALGORITHMS:
             raise ValueError(f"no algorithm {self.algorithm!r}; there are: {', '.join(ALGORITHMS)}")
 
-    def seconds(self, call: str, nbytes: int, size: int) -> float:
-        """Seconds of one collective over `size` workers.
+    def collective_seconds(self, kind: str, nbytes: int, size: int) -> float:
+        """Return the seconds of one collective over `size` workers.
 
         Args:
-            call: all_reduce, all_gather, all_to_all or broadcast. For `permute` see `permute_seconds`.
-            nbytes: of the tensor that each worker brings; of all_to_all, of what it sends to others.
+            kind: all_reduce, all_gather, all_to_all or broadcast. For `permute` see `permute_seconds`.
+            nbytes: of the tensor that each worker brings; of all_to_all, the bytes that it sends to others.
         """
-        form = ALGORITHMS[self.algorithm][call]
-        if self.inside is None:
-            return self.between.seconds(form(nbytes, size)) + self._distance_s(call, nbytes, size)
-        local, nodes = min(self.per_node, size), -(-size // self.per_node)
+        cost_of = ALGORITHMS[self.algorithm][kind]
+        if self.intra_node is None:
+            transfer_s = self.inter_node.transfer_seconds(cost_of(nbytes, size))
+            return transfer_s + self._propagation_s(kind, nbytes, size)
+        local_size = min(self.workers_per_node, size)
+        nodes = -(-size // self.workers_per_node)
         if nodes == 1:
-            return self.inside.seconds(form(nbytes, size))
-        if call == "all_to_all":  # `local` - 1 messages inside the node, and one to each worker elsewhere
-            stays = nbytes * (local - 1) // (size - 1)
-            leaves = Cost(size - local, (nbytes - stays) * local)
-            inside = self.inside.seconds(Cost(local - 1, stays))
-            return inside + self.between.seconds(leaves) + self._distance_s(call, leaves.sent_bytes, nodes)
-        inner, outer = (nodes, local) if call == "all_gather" else (1, 1)
-        inside, nbytes = self.inside.seconds(form(inner * nbytes, local)), outer * nbytes
-        return inside + self.between.seconds(form(nbytes, nodes)) + self._distance_s(call, nbytes, nodes)
+            return self.intra_node.transfer_seconds(cost_of(nbytes, size))
+        inner_nbytes, outer_nbytes = nbytes, nbytes
+        if kind == "all_gather":
+            inner_nbytes, outer_nbytes = nodes * nbytes, local_size * nbytes
+        inner, outer = cost_of(inner_nbytes, local_size), cost_of(outer_nbytes, nodes)
+        if kind == "all_to_all":
+            # A message to each other worker of the node, and to each worker of other nodes.
+            inner = CollectiveCost(local_size - 1, nbytes * (local_size - 1) // (size - 1))
+            outer_nbytes = (nbytes - inner.sent_bytes) * local_size
+            outer = CollectiveCost(size - local_size, outer_nbytes)
+        transfer_s = self.intra_node.transfer_seconds(inner) + self.inter_node.transfer_seconds(outer)
+        return transfer_s + self._propagation_s(kind, outer_nbytes, nodes)
 
-    def _distance_s(self, call: str, nbytes: int, nodes: int) -> float:
-        """Seconds on the way, and those in which TCP's windows open: what goes to all others has a connection
-        to each, a ring and a tree have one to send by.
+    def _propagation_s(self, kind: str, nbytes: int, nodes: int) -> float:
+        """Return the seconds of propagation and of TCP's slow start.
+
+        A collective that sends to all others has a connection to each. Rings and trees send over one.
         """
-        if not self.between.way_s:
+        if not self.inter_node.propagation_s:
             return 0.0
-        ways = WAYS[self.algorithm][call](nodes)
-        to_all = call == "all_to_all" or (self.algorithm == "direct" and call in RINGS)
-        connections = max(1, nodes - 1) if to_all else 1
-        sent = ALGORITHMS[self.algorithm][call](nbytes, nodes).sent_bytes
-        return ways * self.between.way_s + self.between.opening_s(sent, connections)
+        delays = PROPAGATION_COUNTS[self.algorithm][kind](nodes)
+        sends_to_all = kind == "all_to_all" or (self.algorithm == "direct" and kind in RING_COLLECTIVES)
+        connections = max(1, nodes - 1) if sends_to_all else 1
+        sent_bytes = ALGORITHMS[self.algorithm][kind](nbytes, nodes).sent_bytes
+        return delays * self.inter_node.propagation_s + self.inter_node.slow_start_s(sent_bytes, connections)
 
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
-        """Seconds of tensors of `nbytes` along each (source, destination) of `route`."""
-        if self.inside is None:
-            return self._permute_s(nbytes, len(route))
-        nodes = [(source // self.per_node, to // self.per_node) for source, to in route]
-        leaving = [pair for pair in nodes if pair[0] != pair[1]]
-        # Of each node how many leave and how many arrive; a link carries both ways at once.
+        """Return the seconds of tensors of `nbytes` along each (source, destination) of `route`."""
+        if self.intra_node is None:
+            return self._inter_node_permute_s(nbytes, len(route))
+        node_pairs = [(source // self.workers_per_node, to // self.workers_per_node) for source, to in route]
+        leaving = [pair for pair in node_pairs if pair[0] != pair[1]]
+        # The tensors that leave each node, and that arrive there. A link carries both directions at once.
         loads = Counter(source for source, _ in leaving), Counter(to for _, to in leaving)
         busiest = max((count for load in loads for count in load.values()), default=0)
         return max(
-            self.inside.seconds(permute(nbytes, len(nodes) - len(leaving))),
-            self._permute_s(busiest * nbytes, len(leaving)),
+            self.intra_node.transfer_seconds(permute(nbytes, len(node_pairs) - len(leaving))),
+            self._inter_node_permute_s(busiest * nbytes, len(leaving)),
         )
 
-    def _permute_s(self, nbytes: int, pairs: int) -> float:
-        between, ways = self.between, WAYS[self.algorithm]["permute"](2)
-        apart_s = ways * between.way_s + between.opening_s(nbytes) if pairs and between.way_s else 0.0
-        return between.seconds(permute(nbytes, pairs)) + apart_s
+    def _inter_node_permute_s(self, nbytes: int, pairs: int) -> float:
+        """Return the seconds of a permutation over the link between nodes."""
+        link = self.inter_node
+        transfer_s = link.transfer_seconds(permute(nbytes, pairs))
+        if not pairs or not link.propagation_s:
+            return transfer_s
+        delays = PROPAGATION_COUNTS[self.algorithm]["permute"](2)
+        return transfer_s + (delays * link.propagation_s + link.slow_start_s(nbytes))
 
 
 class PublishedCost(NamedTuple):
-    """Cost of a scheme for each worker, by the literature."""
+    """The cost of a scheme for each worker, by the literature."""
 
     least: Fraction  # words: numbers or indices of one width
-    most: Fraction
+    most: Fraction  # words
     messages: int  # latency terms
 
 
-@cache  # a map of bandwidths asks for the same ones again and again
-def published(scheme: str, n: int, k: int, size: int) -> PublishedCost:
-    """Bandwidth and latency of dense and sparse allreduces of k of n elements over P workers.
+@cache  # a map of bandwidths computes the same costs many times
+def published_cost(scheme: str, n: int, k: int, size: int) -> PublishedCost:
+    """Return the published cost of a dense or sparse allreduce of k of n elements over P workers.
 
-    The first six are Table 1 of Zhang's Stable Top-K slides, which takes it from Li and Hoefler 2022; the
-    others are what Eghlidi and Jaggi 2020 and Chen et al. 2020 describe, in the same terms. log P is taken as
-    the rounds that there are, ceil(log2 P). What a scheme spends on announcing lengths is not in it.
+    The first six schemes are Table 1 of Zhang's Stable Top-K slides, taken from Li and Hoefler 2022. The
+    others are described in the same terms by Eghlidi and Jaggi 2020 and Chen et al. 2020. log P is the number
+    of rounds, ceil(log2 P). The announcement of lengths is not included.
 
     Raises:
-        ValueError: an unknown scheme; the message lists those there are.
+        ValueError: an unknown scheme.
     """
-    others, log = Fraction(size - 1), rounds(size)
+    others = Fraction(size - 1)
+    rounds = num_tree_rounds(size)
     share = others / size
+    dense = 2 * n * share
+    gathered = 2 * k * others
+    reduced = 2 * k * share
     forms = {
-        "dense": (2 * n * share, 2 * n * share, 2 * log),
-        "topka": (2 * k * others, 2 * k * others, log),
-        "topkdsa": (4 * k * share, (2 * k + n) * share, size + 2 * log),
-        "gtopk": (Fraction(4 * k * log), Fraction(4 * k * log), 2 * log),
-        "gaussiank": (2 * k * others, 2 * k * others, 2 * log),
-        "oktopk": (2 * k * share, 6 * k * share, 2 * size + 2 * log),
-        "randomk allgather": (2 * k * others, 2 * k * others, log),
-        "randomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
-        "blockrandomk allgather": ((k + 1) * others, (k + 1) * others, log),
-        "blockrandomk allreduce": (2 * k * share, 2 * k * share, 2 * log),
-        "scalecom": (k * log + 2 * k * share, k * log + 2 * k * share, 3 * log),
+        "dense": (dense, dense, 2 * rounds),
+        "topka": (gathered, gathered, rounds),
+        "topkdsa": (2 * reduced, (2 * k + n) * share, size + 2 * rounds),
+        "gtopk": (Fraction(4 * k * rounds), Fraction(4 * k * rounds), 2 * rounds),
+        "gaussiank": (gathered, gathered, 2 * rounds),
+        "oktopk": (reduced, 3 * reduced, 2 * size + 2 * rounds),
+        "randomk allgather": (gathered, gathered, rounds),
+        "randomk allreduce": (reduced, reduced, 2 * rounds),
+        "blockrandomk allgather": ((k + 1) * others, (k + 1) * others, rounds),
+        "blockrandomk allreduce": (reduced, reduced, 2 * rounds),
+        "scalecom": (k * rounds + reduced, k * rounds + reduced, 3 * rounds),
     }
     if scheme not in forms:
         raise ValueError(f"no scheme {scheme!r}; there are: {', '.join(forms)}")

@@ -1,4 +1,4 @@
-"""Exchanges: how the workers' selections become one total."""
+"""Exchanges, which sum the selections of all workers."""
 
 from __future__ import annotations
 
@@ -13,68 +13,77 @@ from torch import Tensor
 
 from sparsify.comm import Comm, exchange_pieces, gather_uneven
 from sparsify.core import host_sync
-from sparsify.core.wire import Wire, joined, split
+from sparsify.core.wire import Wire, concat_bytes, split_bytes
 from sparsify.types import (
     BucketContext,
-    Call,
+    BucketStep,
+    CollectiveCall,
     Delivery,
-    Part,
-    SeenStep,
-    Slice,
-    Sparse,
+    DenseSlice,
+    MethodPart,
+    SparseVector,
     index_dtype,
-    uneven_gather,
+    uneven_gather_calls,
 )
 
 
-class Exchange(Part, ABC):
-    """Part of a method that sums the workers' selections."""
+class Exchange(MethodPart, ABC):
+    """Base of the parts of methods that sum the workers' selections."""
 
-    needs_shared: ClassVar[bool] = False  # are indices left unsent, so that all workers must choose alike?
-    joins: ClassVar[bool] = (
-        False  # is the total of several buckets, exchanged as one, that of each by itself?
-    )
+    # True if indices are not sent, so that all workers must choose the same ones.
+    needs_shared_indices: ClassVar[bool] = False
+    # True if several buckets have the same total when they are exchanged as one bucket.
+    supports_groups: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        if "exchange" in vars(cls) and "joins" not in vars(cls):
-            cls.joins = False  # said of another exchange
+        if "exchange" in vars(cls) and "supports_groups" not in vars(cls):
+            cls.supports_groups = False  # the base class declared it for its own `exchange`
 
     @property
-    def needs_exact(self) -> bool:
-        """True if every worker must bring the same number of elements."""
+    def needs_equal_counts(self) -> bool:
+        """True if every worker must send the same number of elements."""
         return False
 
-    def misfit(self, select: Part) -> str | None:
-        """Reason why it can't exchange what this selector chooses; None where it can."""
+    def why_incompatible(self, selector: MethodPart) -> str | None:
+        """Return the reason why a selector's choices can't be exchanged; None if they can."""
         return None
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one; None where nothing is kept from step to step."""
+        """Return the state for a bucket like this tensor; None where none is kept from step to step."""
         return None
 
     @abstractmethod
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Any) -> Delivery:
-        """One worker's selection in, the total over all workers out. Alike on all workers, to the bit."""
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: Any) -> Delivery:
+        """Sum the selections of all workers. The total is equal on all workers, to the bit.
 
-    def exchange_together(
-        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
+        Args:
+            selection: this worker's.
+            n: the number of elements of the bucket.
+            k: the number of elements to select of it.
+        """
+
+    def exchange_group(
+        self, selection: SparseVector, n: int, ks: Sequence[int], comm: Comm, states: Sequence[Any]
     ) -> Delivery:
-        """`exchange` of several buckets, whose space has n elements, where it `joins` them."""
-        return self.exchange(part, n, sum(ks), comm, None)
+        """Exchange the joint selection of a group of buckets with n elements together.
+
+        Called where `supports_groups` only.
+        """
+        return self.exchange(selection, n, sum(ks), comm, None)
 
 
 @dataclass(frozen=True)
 class AllGather(Exchange):
-    """All-gather of values and indices, in one packed message (`wire` says how it is written).
+    """An all-gather of values and indices, in one packed message in the format of `wire`.
 
-    The sum is taken worker by worker in rank order, so that all workers get the same bits. Yoon and Oh 2022
-    sent values and indices in two collectives, in flight together; `packed=False` does.
+    Selections are summed in the order of ranks, so that all workers get the same bits.
 
     Args:
-        uneven: the workers bring different numbers of elements: lengths are gathered first.
+        uneven: the workers send different numbers of elements, so lengths are gathered first.
+        packed: False sends values and indices in two concurrent collectives, as Yoon and Oh 2022 did.
     """
 
-    joins: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
     wire: Wire = Wire()
     uneven: bool = False
@@ -88,103 +97,110 @@ class AllGather(Exchange):
             )
 
     @property
-    def needs_exact(self) -> bool:
+    def needs_equal_counts(self) -> bool:
         return not self.uneven
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not self.packed:
-            values, indices = comm.begin_all_gathers([part.values, part.indices.int()])()
-            return Delivery([Sparse(*pair) for pair in zip(indices, values, strict=True)], [part])
-        mine = self.wire.write(part, n)
-        messages = gather_uneven(comm, mine) if self.uneven else comm.all_gather(mine)
-        total = [self.wire.read_all(message, n, part.values.dtype) for message in messages]
-        return Delivery([*total], [self.wire.rounded(part)])
+            values, indices = comm.begin_all_gathers([selection.values, selection.indices.int()])()
+            return Delivery([SparseVector(*pair) for pair in zip(indices, values, strict=True)], [selection])
+        message = self.wire.write(selection, n)
+        messages = gather_uneven(comm, message) if self.uneven else comm.all_gather(message)
+        total = [self.wire.read_whole(message, n, selection.values.dtype) for message in messages]
+        return Delivery([*total], [self.wire.round_values(selection)])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        most = max(seen.selected)
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        count = max(bucket_step.sent_counts)
         if not self.packed:
-            each = seen.work.itemsize, seen.index_nbytes
-            return [Call("all_gather", nbytes * most) for nbytes in each]
-        nbytes = self.wire.nbytes(most, seen.n, seen.work)
-        return uneven_gather(nbytes) if self.uneven else [Call("all_gather", nbytes)]
+            element_nbytes = bucket_step.value_dtype.itemsize, bucket_step.index_nbytes
+            return [CollectiveCall("all_gather", nbytes * count) for nbytes in element_nbytes]
+        nbytes = self.wire.nbytes(count, bucket_step.n, bucket_step.value_dtype)
+        return uneven_gather_calls(nbytes) if self.uneven else [CollectiveCall("all_gather", nbytes)]
 
 
 @dataclass(frozen=True)
 class AllGatherBlocks(Exchange):
-    """All-gather of consecutive indices: one start and k values from each worker. Eghlidi and Jaggi 2020."""
+    """An all-gather of one start and k consecutive values from each worker. Eghlidi and Jaggi 2020."""
 
-    needs_exact: ClassVar[bool] = True
+    needs_equal_counts: ClassVar[bool] = True
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        start = index_dtype(n)
-        messages = comm.all_gather(joined(part.indices[:1].to(start), part.values))
-        row, total = torch.arange(k, device=part.values.device), list[Sparse | Slice]()
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        start_dtype = index_dtype(n)
+        messages = comm.all_gather(concat_bytes(selection.indices[:1].to(start_dtype), selection.values))
+        offsets = torch.arange(k, device=selection.values.device)
+        total = list[SparseVector | DenseSlice]()
         for message in messages:
-            first, values = split(message, (start, 1), (part.values.dtype, k))
-            total.append(Sparse((first + row) % n, values))
-        return Delivery(total, [part])
+            start, values = split_bytes(message, (start_dtype, 1), (selection.values.dtype, k))
+            total.append(SparseVector((start + offsets) % n, values))
+        return Delivery(total, [selection])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        return [Call("all_gather", seen.index_nbytes + seen.work.itemsize * max(seen.selected))]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        values_nbytes = bucket_step.value_dtype.itemsize * max(bucket_step.sent_counts)
+        return [CollectiveCall("all_gather", bucket_step.index_nbytes + values_nbytes)]
 
 
 @dataclass(frozen=True)
 class AllReduce(Exchange):
-    """All-reduce of values: no indices are sent, so all workers must have chosen alike."""
+    """An all-reduce of values without indices, for selectors that choose alike on all workers."""
 
-    needs_shared: ClassVar[bool] = True
-    joins: ClassVar[bool] = True
+    needs_shared_indices: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        if not part.values.numel():
-            return Delivery([], [])  # alike everywhere, since the choice is
-        total = Sparse(part.indices, comm.all_reduce(part.values.clone()))
-        return Delivery([total], [part])
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        if not selection.values.numel():
+            return Delivery([], [])  # on all workers, since the choice is shared
+        total = SparseVector(selection.indices, comm.all_reduce(selection.values.clone()))
+        return Delivery([total], [selection])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        nbytes = seen.work.itemsize * max(seen.selected)
-        return [Call("all_reduce", nbytes)] if nbytes else []
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        nbytes = bucket_step.value_dtype.itemsize * max(bucket_step.sent_counts)
+        return [CollectiveCall("all_reduce", nbytes)] if nbytes else []
 
 
-# Split and reduce: every worker owns a region of the bucket and sums what all have selected in it.
+# Split and reduce: every worker owns a region of the bucket and sums all selections within it.
 
 
 def even_borders(n: int, size: int) -> list[int]:
-    """size + 1 positions that divide n into regions whose lengths differ by at most 1."""
+    """Return size + 1 positions that divide n into regions whose lengths differ by at most 1."""
     return [n * rank // size for rank in range(size + 1)]
 
 
-def split_and_reduce(part: Sparse, borders: Sequence[int], n: int, comm: Comm, wire: Wire) -> Sparse:
-    """One worker's selection in, the sum over all workers of its own region out: (m,) with ascending indices,
-    summed in the order of ranks. Region r reaches from borders[r] to borders[r + 1]. Three host
-    synchronisations: how much goes to each worker, how much comes from each, how many different indices that
-    makes.
+def split_and_reduce(
+    selection: SparseVector, borders: Sequence[int], n: int, comm: Comm, wire: Wire
+) -> SparseVector:
+    """Sum the selections of all workers within this worker's region, by an all-to-all.
+
+    Region r reaches from borders[r] to borders[r + 1]. The result has ascending indices and is summed in the
+    order of ranks. Three host synchronisations: for the number of elements that go to each worker, that come
+    from each, and of different indices.
     """
-    indices, order = part.indices.long().sort()
-    values = part.values[order]
+    indices, order = selection.indices.long().sort()
+    values = selection.values[order]
     cuts = torch.searchsorted(indices, host_sync.to_device(list(borders), indices))
     lengths = differences(host_sync.to_host(cuts))
     messages = [
-        wire.write(Sparse(*piece), n)
+        wire.write(SparseVector(*piece), n)
         for piece in zip(indices.split(lengths), values.split(lengths), strict=True)
     ]
     pieces = exchange_pieces(comm, torch.cat(messages), [len(message) for message in messages])
-    return sum_by_rank([wire.read_all(piece, n, part.values.dtype) for piece in pieces])
+    return sum_in_rank_order([wire.read_whole(piece, n, selection.values.dtype) for piece in pieces])
 
 
-def gather_counts(comm: Comm, part: Sparse) -> list[int]:
-    """Number of elements that each worker has. One host synchronisation."""
-    count = host_sync.to_device([part.indices.numel()], part.indices)
+def gather_counts(comm: Comm, selection: SparseVector) -> list[int]:
+    """All-gather the number of elements that each worker selected. One host synchronisation."""
+    count = host_sync.to_device([selection.indices.numel()], selection.indices)
     return [int(count) for count in host_sync.to_host(torch.cat(comm.all_gather(count)))]
 
 
-def gather_pairs(part: Sparse, counts: Sequence[int], n: int, comm: Comm, wire: Wire) -> list[Sparse]:
-    """All-gather of selections, by rank, whose lengths are known (`gather_counts`): padded to the longest."""
-    dtype = part.values.dtype
+def gather_selections(
+    selection: SparseVector, counts: Sequence[int], n: int, comm: Comm, wire: Wire
+) -> list[SparseVector]:
+    """All-gather selections of known lengths, padded to the longest; return them by rank."""
+    dtype = selection.values.dtype
     lengths = [wire.nbytes(count, n, dtype) for count in counts]
     if not max(lengths):
-        return [part]
-    message = wire.write(part, n)
+        return [selection]
+    message = wire.write(selection, n)
     messages = comm.all_gather(torch.cat([message, message.new_zeros(max(lengths) - len(message))]))
     return [
         wire.read(message[:length], count, n, dtype)
@@ -192,31 +208,37 @@ def gather_pairs(part: Sparse, counts: Sequence[int], n: int, comm: Comm, wire: 
     ]
 
 
-def sum_by_rank(received: Sequence[Sparse]) -> Sparse:
-    """Several selections as one with distinct, ascending indices. One host synchronisation."""
-    host_sync.count_sync()  # for how many different ones there are
-    indices = torch.unique(torch.cat([part.indices.long() for part in received]))
-    values = received[0].values.new_zeros(indices.numel())
-    for part in received:  # distinct within each, so the order of the sum is fixed
-        values.index_add_(0, torch.searchsorted(indices, part.indices.long()), part.values)
-    return Sparse(indices, values)
+def sum_in_rank_order(selections: Sequence[SparseVector]) -> SparseVector:
+    """Return the sum of selections, with distinct, ascending indices. One host synchronisation."""
+    host_sync.record_syncs()  # for the number of different indices
+    indices = torch.unique(torch.cat([selection.indices.long() for selection in selections]))
+    values = selections[0].values.new_zeros(indices.numel())
+    for selection in selections:  # indices are distinct within each, so the order of the sum is fixed
+        values.index_add_(0, torch.searchsorted(indices, selection.indices.long()), selection.values)
+    return SparseVector(indices, values)
 
 
-def scatter(total: list[Sparse | Slice], scale: float, grad: Tensor, wide: Tensor | None) -> None:
-    """grad (n,) <- scale x the sum of `total`, in a fixed order: within a part indices are distinct."""
-    into = grad if wide is None else wide
-    into.zero_()
+def scatter_sum(
+    total: list[SparseVector | DenseSlice], scale: float, grad: Tensor, wide: Tensor | None
+) -> None:
+    """Write scale times the sum of `total` into grad (n,), in a fixed order.
+
+    Args:
+        wide: a buffer (n,) of a wider type, in which the sum is taken, if any.
+    """
+    buffer = grad if wide is None else wide
+    buffer.zero_()
     for part in total:
-        part.add_to(into, alpha=scale)
+        part.add_to(buffer, alpha=scale)
     if wide is not None:
         grad.copy_(wide)
 
 
 def differences(positions: Sequence[int]) -> list[int]:
-    """Lengths between each position and the next."""
+    """Return the differences between each position and the next."""
     return [int(end) - int(start) for start, end in pairwise(positions)]
 
 
-def rounding_errors(total: Sparse, rounded: Sparse) -> Sparse:
-    """Errors that an owner must take back into its residual, as delivered: its sums arrive rounded."""
-    return Sparse(total.indices, rounded.values - total.values)
+def rounding_errors(total: SparseVector, rounded: SparseVector) -> SparseVector:
+    """Return the rounding errors of a region's sums, which its owner counts as delivered."""
+    return SparseVector(total.indices, rounded.values - total.values)

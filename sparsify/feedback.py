@@ -1,4 +1,4 @@
-"""Feedback: what becomes of the gradients that were not delivered."""
+"""Error feedback, which keeps the gradients that were not delivered for later steps."""
 
 from __future__ import annotations
 
@@ -11,105 +11,116 @@ import torch
 from torch import Tensor
 
 from sparsify.core import huge_pages
-from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import cut, split_like
-from sparsify.ranges import MomentumFactor, NotNegative, Share
+from sparsify.kernels import GroupKernel, Workspace
+from sparsify.kernels.group_kernel import split_like
+from sparsify.ranges import MomentumFactor, NonNegativeFloat, PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     Delivery,
-    Part,
-    Slice,
-    Sparse,
-    work_dtype,
+    DenseSlice,
+    MethodPart,
+    SparseVector,
+    accumulation_dtype,
 )
 
 
-class Feedback(Part, ABC):
-    """Part of a method that keeps what was not sent."""
+class Feedback(MethodPart, ABC):
+    """Base of the parts of methods that keep what was not delivered."""
 
-    takes_pieces: ClassVar[bool] = False  # does `operands` hand the gradient on as it is, in pieces too?
+    # True if `prepare_accumulation` returns the gradient unchanged, so that it may lie in several pieces.
+    accepts_pieces: ClassVar[bool] = False
 
     @property
-    def weight(self) -> float | None:
-        """What `operands` multiplies the state with, which is the residual, and no more than that; None where
-        it does anything else. For selectors that do it while they search, and add the gradient.
+    def residual_weight(self) -> float | None:
+        """The factor of the residual if accumulation is factor x residual + gradient, else None.
+
+        Selectors that accumulate while they search need it.
         """
         return None
 
     @property
-    def joins(self) -> bool:
-        """True if several buckets' can be kept at once: unless `retain` is its own, and for one alone."""
-        own = type(self)
-        return own.retain is Feedback.retain or own.retain_together is not Feedback.retain_together
+    def supports_groups(self) -> bool:
+        """True unless a subclass overrides `retain_undelivered` and not `retain_group`."""
+        cls = type(self)
+        is_inherited = cls.retain_undelivered is Feedback.retain_undelivered
+        return is_inherited or cls.retain_group is not Feedback.retain_group
 
     @abstractmethod
     def init(self, like: Tensor) -> Any:
-        """The state for a bucket like this one."""
+        """Return the state for a bucket like this tensor."""
 
     @abstractmethod
-    def operands(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
-        """(n,) and (n,): the gradient plus the residual is their sum, taken in place of the first, maybe by a
-        selector while it searches; None: nothing is left to be added. The first may be the state's own
-        buffer, or `grad` itself.
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
+        """Return two tensors (n,) whose sum is the residual plus the gradient.
+
+        A selector may add them while it searches, in place of the first, which may be a buffer of the state
+        or `grad` itself. The second is None if the first is the sum already.
         """
 
     def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        """(n,) -> (n,): the sum of the operands."""
-        acc, addend = self.operands(grad, lr, state)
+        """Return the residual plus the gradient (n,)."""
+        acc, addend = self.prepare_accumulation(grad, lr, state)
         return acc if addend is None else acc.add_(addend)
 
-    def retain(self, delivery: Delivery, state: Any) -> None:
-        """Keep what `accumulate` returned, less what was delivered of it."""
+    def retain_undelivered(self, delivery: Delivery, state: Any) -> None:
+        """Keep the accumulated gradient less what was delivered of it, as the new residual."""
         residual = self.residual(state)
         if residual is not None:
             for part in delivery.delivered:
                 part.add_to(residual, alpha=-1)
 
-    def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Any]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """`operands` of several buckets of these sizes at once, as tensors (m,) that follow each other in
-        their space; the second may be none.
+    def prepare_group_accumulation(
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Any]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        """Prepare the accumulation of several buckets: return (n,) of each, and pieces (m,) to add to it.
 
         Args:
-            grads: such tensors, too; one of each bucket, unless `takes_pieces`.
+            gradients: the pieces of each bucket; a single one unless `accepts_pieces`.
+            lrs: the learning rate of each bucket's step.
         """
-        accs, addends, is_left = list[Tensor](), list[list[Tensor]](), True
-        for own, lr, state in zip(cut(grads, sizes), lrs, states, strict=True):
-            acc, addend = self.operands(own[0], lr, state)
+        accs = list[Tensor]()
+        addends = list[Sequence[Tensor]]()
+        for pieces, lr, state in zip(gradients, lrs, states, strict=True):
+            acc, addend = self.prepare_accumulation(pieces[0], lr, state)
             accs.append(acc)
-            addends.append(own if addend is own[0] else [] if addend is None else [addend])
-            is_left &= addend is not None
-        if is_left:
-            return accs, [piece for own in addends for piece in own]
-        for acc, own in zip(accs, addends, strict=True):
-            for part, piece in zip(split_like(acc, own), own, strict=True) if own else ():
-                part.add_(piece)
-        return accs, []
+            if addend is None:
+                addends.append([])
+            else:
+                addends.append(pieces if addend is pieces[0] else [addend])
+        if all(addends):
+            return accs, addends
+        # Kernels add to all buckets or to none.
+        for acc, pieces in zip(accs, addends, strict=True):
+            if pieces:
+                torch._foreach_add_(split_like(acc, pieces), list(pieces))
+        return accs, [[] for _ in accs]
 
-    def retain_together(self, delivery: Delivery, states: Sequence[Any], joint: JointKernel) -> None:
-        """`retain` of several buckets at once, given what was delivered of their space."""
-        residuals = [found for state in states if (found := self.residual(state)) is not None]
-        if residuals:
-            joint.add(residuals, sparse(delivery.delivered), alpha=-1)
+    def retain_group(self, delivery: Delivery, states: Sequence[Any], kernel: GroupKernel) -> None:
+        """Do as `retain_undelivered` for a group of buckets, given the delivery of the whole group."""
+        residuals = [self.residual(state) for state in states]
+        kept = [residual for residual in residuals if residual is not None]
+        if kept:
+            kernel.add(kept, as_sparse_vectors(delivery.delivered), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
-        """The residual at this moment, (n,): the state's field of this name; None where nothing is kept."""
-        found: Tensor = state.residual
-        return found
+        """Return the residual (n,), by default the state's field of this name; None where nothing is kept."""
+        residual: Tensor = state.residual
+        return residual
 
 
 @dataclass(frozen=True)
 class NoFeedback(Feedback):
-    """Nothing is kept: what was not sent is lost."""
+    """No error feedback: what was not sent is lost."""
 
-    exceptions: ClassVar[dict[str, str]] = {NOTHING_IS_LOST: "there is no residual: what is not sent is lost"}
+    always_broken_laws: ClassVar[dict[str, str]] = {
+        NOTHING_IS_LOST: "there is no residual: what is not sent is lost"
+    }
 
     def init(self, like: Tensor) -> Workspace | None:
-        return None if work_dtype(like.dtype) == like.dtype else Workspace(like)
+        return None if accumulation_dtype(like.dtype) == like.dtype else Workspace(like)
 
-    def operands(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
         return (grad if state is None else state.buffer("acc").copy_(grad)), None
 
     def residual(self, state: Workspace | None) -> None:
@@ -118,28 +129,28 @@ class NoFeedback(Feedback):
 
 @dataclass(frozen=True)
 class ErrorFeedback(Feedback):
-    """The residual in the gradient domain, as Shi et al. 2019 run it: acc = e + g; e <- acc, 0 where
-    delivered.
+    """Error feedback in the gradient domain, as in the code of Shi et al. 2019.
 
-    The learning rate is not inside: residuals are replayed at the rate of the step that delivers them.
+    acc = e + g;  e <- acc, 0 where delivered. The residual e is not scaled by the learning rate, so it is
+    applied at the rate of the step that delivers it.
     """
 
-    takes_pieces: ClassVar[bool] = True
+    accepts_pieces: ClassVar[bool] = True
 
     @property
-    def weight(self) -> float | None:
-        return 1.0 if type(self).operands is ErrorFeedback.operands else None
+    def residual_weight(self) -> float | None:
+        return 1.0 if type(self).prepare_accumulation is ErrorFeedback.prepare_accumulation else None
 
     def init(self, like: Tensor) -> Tensor:
-        return huge_pages.zeros_like(like, work_dtype(like.dtype))
+        return huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
 
-    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
-        return state, grad  # the residual's own buffer serves as acc: nothing of size n is allocated
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+        return state, grad  # acc lies in the residual's buffer, so that nothing of size n is allocated
 
-    def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
-        return [*states], grads
+    def prepare_group_accumulation(
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        return [*states], [*gradients]
 
     def residual(self, state: Tensor) -> Tensor:
         return state
@@ -147,64 +158,66 @@ class ErrorFeedback(Feedback):
 
 @dataclass(frozen=True)
 class DecayedFeedback(ErrorFeedback):
-    """The residual decays: acc = decay e + g; e <- acc, less what was delivered. SparseLoCo's error feedback,
-    arXiv:2508.15706, algorithm 1, which replaces outer momentum; DeMo's momentum, arXiv:2411.19870.
+    """Error feedback with a residual that decays: acc = decay e + g;  e <- acc, less what was delivered.
 
-    What decays is lost, and no more than that: over T steps the sum of what was delivered is the sum of what
-    was seen, less e(T), less (1 - decay) times the sum of e(t) over t < T.
+    This is SparseLoCo's error feedback, arXiv:2508.15706, algorithm 1, which replaces outer momentum, and
+    DeMo's momentum, arXiv:2411.19870. Only what decays is lost: over T steps the sum of the deliveries is the
+    sum of the gradients, less e(T), less (1 - decay) times the sum of e(t) over t < T.
 
     Args:
         decay: share of the residual that a step keeps, beta in the paper; 1 is plain error feedback.
     """
 
-    decay: Share = 0.95
+    decay: PositiveFraction = 0.95
 
     @property
-    def weight(self) -> float | None:
-        return self.decay if type(self).operands is DecayedFeedback.operands else None
+    def residual_weight(self) -> float | None:
+        return self.decay if type(self).prepare_accumulation is DecayedFeedback.prepare_accumulation else None
 
     def broken_laws(self) -> dict[str, str]:
-        decayed = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"
-        return {} if self.decay == 1 else {NOTHING_IS_LOST: decayed}
+        reason = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"
+        return {} if self.decay == 1 else {NOTHING_IS_LOST: reason}
 
-    def operands(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return (state if self.decay == 1 else state.mul_(self.decay)), grad
 
-    def operands_together(
-        self, grads: Sequence[Tensor], sizes: Sequence[int], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+    def prepare_group_accumulation(
+        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
         if self.decay != 1:
             torch._foreach_mul_([*states], self.decay)
-        return [*states], grads
+        return [*states], [*gradients]
 
 
 @dataclass
-class Scaled:
-    """A residual in units of the learning rate that it was last seen with."""
+class ScaledResidual:
+    """A residual in units of the gradient at a learning rate."""
 
     residual: Tensor  # (n,)
-    lr: NotNegative = 0.0  # 0: none seen yet
+    lr: NonNegativeFloat = 0.0  # of the last step; 0 before the first
 
 
 @dataclass(frozen=True)
 class LearningRateFeedback(Feedback):
-    """The residual in the learning-rate domain: p = lr g + e; e <- p, 0 where delivered; x <- x - mean of q.
-    Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it.
+    """Error feedback in the learning-rate domain: p = lr g + e;  e <- p, 0 where delivered.
 
-    Written in units of the gradient, so that any optimiser can follow: p / lr = g + e / lr. So a residual
-    that was left at one rate is replayed at that rate, however small the rate has become since. At rate 0, as
-    schedules begin, nothing can be applied: zeros are delivered, and the residual waits.
+    Stich et al. 2018; Eghlidi and Jaggi 2020, algorithm 1, as its text explains it. The code computes in
+    units of the gradient, p / lr = g + e / lr, so that any optimizer can follow. A residual is applied at the
+    learning rate of the step that left it, however small the rate has become since. At rate 0, as schedules
+    begin, zeros are delivered and the residual waits.
 
     Raises:
-        ValueError: in `operands`, lr is negative or NaN.
+        ValueError: in `prepare_accumulation`, lr is negative or NaN.
     """
 
-    takes_pieces: ClassVar[bool] = True
+    accepts_pieces: ClassVar[bool] = True
 
-    def init(self, like: Tensor) -> Scaled:
-        return Scaled(huge_pages.zeros_like(like, work_dtype(like.dtype)))
+    def init(self, like: Tensor) -> ScaledResidual:
+        return ScaledResidual(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
 
-    def operands(self, grad: Tensor, lr: float, state: Scaled) -> tuple[Tensor, Tensor | None]:
+    def prepare_accumulation(
+        self, grad: Tensor, lr: float, state: ScaledResidual
+    ) -> tuple[Tensor, Tensor | None]:
         if not lr >= 0:
             raise ValueError(f"feedback in the learning-rate domain divides by {lr=}; keep it at or above 0")
         if lr == 0:
@@ -217,25 +230,25 @@ class LearningRateFeedback(Feedback):
 
 @dataclass(frozen=True)
 class LiteralFeedback(LearningRateFeedback):
-    """Algorithm 1 of Eghlidi and Jaggi 2020 as printed: line 9 sums without averaging, x <- x - q, and line
-    11 subtracts that sum q from every worker's p, where their text says that a worker keeps what *it* did not
-    send. For a `Sparsifier` with `average=False`.
+    """Algorithm 1 of Eghlidi and Jaggi 2020 as printed, for a `Sparsifier` with `average=False`.
 
-    The sums still balance: x less the mean residual follows plain SGD. But at a coordinate that a worker
-    selects the step is P times too long, and all residuals together have to take it back later.
+    Line 9 sums without averaging, x <- x - q, and line 11 subtracts the sum q from every worker's p, although
+    the text says that a worker keeps what *it* did not send. The sums still balance: x less the mean residual
+    follows plain SGD. But at a coordinate that a worker selects the step is P times too long, and all
+    residuals together take it back later.
     """
 
-    def retain(self, delivery: Delivery, state: Scaled) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: ScaledResidual) -> None:
         for part in delivery.total:
             part.add_to(state.residual, alpha=-1)
 
-    def retain_together(self, delivery: Delivery, states: Sequence[Scaled], joint: JointKernel) -> None:
-        joint.add([state.residual for state in states], sparse(delivery.total), alpha=-1)
+    def retain_group(self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: GroupKernel) -> None:
+        kernel.add([state.residual for state in states], as_sparse_vectors(delivery.total), alpha=-1)
 
 
 @dataclass
-class Velocity:
-    """The two memories of momentum correction."""
+class MomentumCorrectionState:
+    """The momentum and the residual of momentum correction."""
 
     momentum: Tensor  # (n,) u in the paper
     residual: Tensor  # (n,) v in the paper
@@ -243,10 +256,10 @@ class Velocity:
 
 @dataclass(frozen=True)
 class MomentumCorrection(Feedback):
-    """Momentum before accumulation, both masked where delivered. Lin et al. 2018, arXiv:1712.01887, alg. 4.
+    """Error feedback with momentum correction. Lin et al. 2018, arXiv:1712.01887, algorithm 4.
 
-    u <- m u + g;  v <- v + u;  u, v <- 0 where delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g.
-    The optimiser behind it must have no momentum of its own.
+    Momentum u is applied before the residual v accumulates: u <- m u + g;  v <- v + u;  u, v <- 0 where
+    delivered. With `nesterov`: u <- m (u + g);  v <- v + u + g. The optimizer must have no momentum.
     """
 
     momentum: MomentumFactor = 0.9
@@ -254,40 +267,45 @@ class MomentumCorrection(Feedback):
     nesterov: bool = False
 
     def broken_laws(self) -> dict[str, str]:
-        counted = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
-        broken = {NOTHING_IS_LOST: counted} if self.momentum else {}
+        reason = "momentum counts a gradient up to 1 / (1 - momentum) times; with momentum=0 nothing is lost"
+        broken = {NOTHING_IS_LOST: reason} if self.momentum else {}
         if self.momentum and self.nesterov:
             broken[DENSE_AT_DENSITY_1] = "Nesterov's first step is (1 + momentum) times the gradient"
         return broken
 
-    def init(self, like: Tensor) -> Velocity:
-        u, v = (huge_pages.zeros_like(like, work_dtype(like.dtype)) for _ in range(2))
-        return Velocity(u, v)
+    def init(self, like: Tensor) -> MomentumCorrectionState:
+        dtype = accumulation_dtype(like.dtype)
+        return MomentumCorrectionState(huge_pages.zeros_like(like, dtype), huge_pages.zeros_like(like, dtype))
 
-    def operands(self, grad: Tensor, lr: float, state: Velocity) -> tuple[Tensor, Tensor]:
-        u, v = state.momentum, state.residual
+    def prepare_accumulation(
+        self, grad: Tensor, lr: float, state: MomentumCorrectionState
+    ) -> tuple[Tensor, Tensor]:
+        u = state.momentum
+        v = state.residual
         if self.nesterov:
             u.add_(grad).mul_(self.momentum)
             return v.add_(u), grad
         u.mul_(self.momentum).add_(grad)
         return v, u
 
-    def retain(self, delivery: Delivery, state: Velocity) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: MomentumCorrectionState) -> None:
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-1)
-            if self.masking and isinstance(part, Sparse):
+            if self.masking and isinstance(part, SparseVector):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
-    def retain_together(self, delivery: Delivery, states: Sequence[Velocity], joint: JointKernel) -> None:
-        super().retain_together(delivery, states, joint)
+    def retain_group(
+        self, delivery: Delivery, states: Sequence[MomentumCorrectionState], kernel: GroupKernel
+    ) -> None:
+        super().retain_group(delivery, states, kernel)
         if self.masking:
-            for part in sparse(delivery.delivered):
-                joint.clear_at([state.momentum for state in states], part)
+            for part in as_sparse_vectors(delivery.delivered):
+                kernel.clear_at([state.momentum for state in states], part)
 
 
 @dataclass
 class LowPassState:
-    """A residual, and between accumulate and retain the sum that was selected from."""
+    """A residual, and within a step the accumulated gradient."""
 
     residual: Tensor  # (n,) m in the paper
     acc: Tensor | None = field(default=None, metadata={"saved": False})  # (n,)
@@ -295,47 +313,49 @@ class LowPassState:
 
 @dataclass(frozen=True)
 class LowPass(Feedback):
-    """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent). Chen et al. 2020
-    (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; they take 0.1 to 0.3 for large batches.
+    """Error feedback through a low-pass filter: m <- (1 - beta) m + beta (m + g - sent).
+
+    Chen et al. 2020 (ScaleCom, NeurIPS), eq. 5. beta = 1 is plain error feedback; the paper takes 0.1 to 0.3
+    for large batches.
     """
 
-    beta: Share = 1.0
+    beta: PositiveFraction = 1.0
 
     def broken_laws(self) -> dict[str, str]:
         return {} if self.beta == 1 else {NOTHING_IS_LOST: "beta < 1 filters part of each gradient away"}
 
     def init(self, like: Tensor) -> LowPassState:
-        dtype = work_dtype(like.dtype)
-        work = None if dtype == like.dtype else huge_pages.advise(torch.empty_like(like, dtype=dtype))
-        return LowPassState(huge_pages.zeros_like(like, dtype), work)
+        dtype = accumulation_dtype(like.dtype)
+        acc = None if dtype == like.dtype else huge_pages.request(torch.empty_like(like, dtype=dtype))
+        return LowPassState(huge_pages.zeros_like(like, dtype), acc)
 
-    def operands(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
-        # The gradient's own buffer serves as acc, since m itself is still needed; half types get a wider one.
+    def prepare_accumulation(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
+        # acc lies in the gradient's buffer, since m is still needed. Half-precision types get a wider buffer.
         is_wide = grad.dtype == state.residual.dtype
         state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
         return state.acc, None
 
-    def retain(self, delivery: Delivery, state: LowPassState) -> None:
+    def retain_undelivered(self, delivery: Delivery, state: LowPassState) -> None:
         assert state.acc is not None
         state.residual.lerp_(state.acc, self.beta)
         for part in delivery.delivered:
             part.add_to(state.residual, alpha=-self.beta)
 
 
-def named(name: str) -> Feedback:
-    """The feedbacks that methods offer by a word."""
-    parts: dict[str, Feedback] = {
+def build_feedback(name: str) -> Feedback:
+    """Return the feedback that a method's parameter `feedback` names."""
+    feedbacks: dict[str, Feedback] = {
         "gradient": ErrorFeedback(),
         "learning_rate": LearningRateFeedback(),
         "literal": LiteralFeedback(),
         "none": NoFeedback(),
     }
-    if name not in parts:
-        raise ValueError(f"no feedback {name!r}; there are: {', '.join(parts)}")
-    return parts[name]
+    if name not in feedbacks:
+        raise ValueError(f"no feedback {name!r}; there are: {', '.join(feedbacks)}")
+    return feedbacks[name]
 
 
-def sparse(parts: Sequence[Sparse | Slice]) -> list[Sparse]:
-    """Parts of exchanges that join buckets, which are all of this kind."""
-    assert all(isinstance(part, Sparse) for part in parts)
-    return [part for part in parts if isinstance(part, Sparse)]
+def as_sparse_vectors(parts: Sequence[SparseVector | DenseSlice]) -> list[SparseVector]:
+    """Return the parts of a delivery, which are all sparse where an exchange supports groups."""
+    assert all(isinstance(part, SparseVector) for part in parts)
+    return [part for part in parts if isinstance(part, SparseVector)]

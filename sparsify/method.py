@@ -1,9 +1,8 @@
-"""One bucket, one step: what every worker does with its gradient to get the average. Start reading here."""
+"""Methods, which turn the gradients of all workers into their average, by buckets. Start reading here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,41 +10,34 @@ import torch
 from torch import Tensor
 
 from sparsify import cost, ranges
+from sparsify.bucket_group import GroupForm, GroupSupport
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.exchange import Exchange, scatter
-from sparsify.feedback import Feedback, LearningRateFeedback, sparse
-from sparsify.kernels import JointKernel, Workspace
-from sparsify.kernels.joint import cut, matched, split_like
-from sparsify.ranges import AnyScope, Density, Positive, Scope
+from sparsify.exchange import Exchange, scatter_sum
+from sparsify.feedback import Feedback, LearningRateFeedback
+from sparsify.kernels import Workspace
+from sparsify.ranges import Density, PositiveFloat, Scope, ScopeOrBucket
 from sparsify.select import Selector, TopK
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    PromisedBytes,
-    SeenStep,
-    Sparse,
-    exactly,
-    work_dtype,
+    BucketStep,
+    PredictedBytes,
+    SparseVector,
+    StepSettings,
+    accumulation_dtype,
+    exact_bytes,
+    num_selected,
 )
-
-Watch = Callable[[Tensor, Sparse], None]
-
-
-class Step(NamedTuple):
-    """Values that change from step to step, and are the same for all workers."""
-
-    step_density: float  # k/n to send in this step
-    lr: float = 1.0  # of the optimiser
-    watch: Watch | None = None  # a sparsifier tells it of (n,) that it selects from, and of what it will send
 
 
 class Method(ABC):
-    """Turns a worker's gradient into the average over all workers. `repr` tells it from every other one.
+    """Base of all methods, which average gradients over the workers.
 
-    By default it has no density, momentum and residual, and nothing to prepare. What loops must know of a
-    method is asked here, never of its parts: a method may wrap another one.
+    The `repr` of a method identifies it with its hyperparameters. By default a method has no density,
+    momentum or residual. Training loops ask the method and never its parts, because a method may wrap
+    another one.
     """
 
     def __post_init__(self) -> None:
@@ -54,78 +46,68 @@ class Method(ABC):
     @property
     @abstractmethod
     def scope(self) -> str | float:
-        """Stretch that one bucket spans, see `sparsify.core.bucket`."""
+        """The stretch of the model that one bucket spans, see `sparsify.core.bucket`."""
 
     @property
-    def momentum_inside(self) -> bool:
-        """True if it applies momentum itself, so that the optimiser must have none."""
+    def applies_momentum(self) -> bool:
+        """True if the method applies momentum itself, so that the optimizer must have none."""
         return False
 
     @property
     def needs_lr(self) -> bool:
-        """True if `Step.lr` must be the optimiser's learning rate."""
+        """True if `StepSettings.lr` must be the optimizer's learning rate."""
         return False
 
     @property
     def needs_whole_gradient(self) -> bool:
-        """True if `prepare` must see the whole model's gradient before the first bucket is aggregated."""
+        """True if `prepare_gradients` needs the whole model's gradient before any bucket is aggregated."""
         return False
 
     @property
     def num_warmup_epochs(self) -> int:
-        """Number of epochs with a density of their own; 0: it does not matter which epoch it is."""
+        """The number of first epochs with densities of their own; 0 if the density never changes."""
         return 0
 
     def density_at(self, epoch: int) -> float:
-        """k/n in the given epoch, counted from 0."""
+        """Return the density k/n in an epoch, counted from 0."""
         return 1.0
 
-    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
-        """Change the whole gradient in place, (n,) of each bucket, before these are aggregated."""
+    def prepare_gradients(self, grads: list[Tensor], comm: Comm) -> None:
+        """Change the whole gradient in place, (n,) of each bucket, before any bucket is aggregated."""
         return None
 
     @property
-    def joins(self) -> bool:
-        """True if several buckets can travel in one message: what is sent and kept of each stays the same."""
-        return False
-
-    @property
-    def takes_pieces(self) -> bool:
-        """True if a bucket's gradient may lie in several tensors."""
-        return False
-
-    @property
-    def mixes_tensors(self) -> bool:
-        """True if it can choose the largest of several buckets, each of which keeps a state of its own."""
-        return False
+    def group_support(self) -> GroupSupport:
+        """The operations that this method can do on several buckets at once; by default none."""
+        return GroupSupport()
 
     @abstractmethod
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one."""
+        """Return the initial state for a bucket, given a tensor (n,) of its size, type and device."""
 
     @abstractmethod
-    def aggregate(self, grad: Tensor, step: Step, state: Any, comm: Comm, timer: PhaseTimer) -> int:
-        """(n,) this worker's gradient in, the average out, in place. Returns how many elements were sent."""
+    def aggregate(self, grad: Tensor, step: StepSettings, state: Any, comm: Comm, timer: PhaseTimer) -> int:
+        """Replace grad (n,) by the average over the workers; return how many elements this worker sent."""
 
     def residual(self, state: Any) -> Tensor | None:
-        """This worker's residual, (n,); None where nothing is kept."""
+        """Return this worker's residual (n,); None for a method without residuals."""
         return None
 
-    def promised(self, seen: SeenStep) -> PromisedBytes | None:
-        """Bytes that a worker sends of a bucket in a step, see `Part.promised`; None: no closed form."""
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes | None:
+        """Return the bytes that a worker sends of a bucket in a step; None without a closed form."""
         return None
 
-    def reduce_scatter(self) -> Any:
-        """Its half within a replica, as `fully_shard` takes it (`set_custom_reduce_scatter`); None: none."""
+    def custom_reduce_scatter(self) -> Any:
+        """Return a reduce-scatter for `set_custom_reduce_scatter` of FSDP2; None for a method without one."""
         return None
 
     def broken_laws(self) -> dict[str, str]:
-        """The laws that can't hold, and why."""
+        """Return the reason why a law can't hold for this method, by law."""
         return {}
 
 
 class FeedbackMethod(Method):
-    """Base of methods that have a `feedback`, whose state is in the state's field of this name."""
+    """Base of methods with error feedback, whose state is in the field `feedback` of the method's state."""
 
     feedback: Feedback
 
@@ -138,42 +120,22 @@ class FeedbackMethod(Method):
 
 
 class SparsifierState(NamedTuple):
-    """All that a sparsifier remembers of one bucket."""
+    """The state of a sparsifier for one bucket: the state of each of its parts."""
 
     select: Any
     feedback: Any
     exchange: Any
-    total: Workspace | None  # half-precision gradients are summed in single precision
-
-
-class Together(NamedTuple):
-    """Several buckets in one step."""
-
-    joint: JointKernel  # of these buckets; or of one bucket that all of them make up
-    grads: Sequence[Tensor]  # (m,) each, that follow each other in its space
-    sizes: Sequence[int]  # of each bucket
-    steps: Sequence[Step]
-    states: Sequence[Any]
-
-    @property
-    def feedbacks(self) -> list[Any]:
-        """Feedback's states."""
-        return [state.feedback for state in self.states]
-
-    @property
-    def ks(self) -> list[int]:
-        """Elements that are asked for, of each bucket."""
-        return [num_selected(n, self.steps[0].step_density) for n in self.joint.sizes]
+    total: Workspace | None  # a buffer in which half-precision gradients are summed in single precision
 
 
 @dataclass(frozen=True)
-class Sparsifier(FeedbackMethod):
-    """Send k of n, keep the rest.
+class Sparsifier(GroupForm, FeedbackMethod):
+    """A method that selects k of n elements, exchanges them, and keeps the rest as a residual.
 
     Args:
         density: k/n.
-        scope: what one bucket spans, see `sparsify.core.bucket`.
-        density_warmup: lower bounds of the density in the first epochs, one each.
+        scope: the stretch that one bucket spans, see `sparsify.core.bucket`.
+        density_warmup: lower bounds of the density in the first epochs, one for each.
         unbiased: scale what is sent by n/k, so that its expectation is the gradient; for random choices that
             keep no residual.
         average: divide the sum over the workers by their number. Algorithm 1 of Eghlidi and Jaggi, as
@@ -188,149 +150,86 @@ class Sparsifier(FeedbackMethod):
     select: Selector
     feedback: Feedback
     exchange: Exchange
-    scope: AnyScope = "global"
+    scope: ScopeOrBucket = "global"
     density_warmup: tuple[Density, ...] = ()
     unbiased: bool = False
     average: bool = True
-    clip_norm: Positive | None = None
+    clip_norm: PositiveFloat | None = None
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: SparsifierState, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: SparsifierState, comm: Comm, timer: PhaseTimer
     ) -> int:
         k = num_selected(grad.numel(), step.step_density)
         with timer.phase("select"):
-            acc, addend = self.feedback.operands(grad, step.lr, state.feedback)
-            part = self.select.accumulate_and_select(acc, addend, k, comm, state.select).of(acc)
-        if step.watch:
-            step.watch(acc, part)
-        return self.deliver(part, grad, step, state, comm, timer)
+            # 1. Accumulate: acc <- residual + gradient. Some selectors add while they search.
+            acc, addend = self.feedback.prepare_accumulation(grad, step.lr, state.feedback)
+            # 2. Select k of the n elements.
+            selected = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
+            selection = selected.gather_from(acc)
+        if step.selection_hook:
+            step.selection_hook(acc, selection)
+        return self.exchange_and_average(selection, grad, step, state, comm, timer)
 
-    def deliver(
-        self, part: Sparse, grad: Tensor, step: Step, state: SparsifierState, comm: Comm, timer: PhaseTimer
+    def exchange_and_average(
+        self,
+        selection: SparseVector,
+        grad: Tensor,
+        step: StepSettings,
+        state: SparsifierState,
+        comm: Comm,
+        timer: PhaseTimer,
     ) -> int:
-        """Exchange what was chosen, keep the rest, and write the average."""
-        n, k = grad.numel(), num_selected(grad.numel(), step.step_density)
+        """Exchange a selection, keep the rest, and write the average; return how many elements were sent."""
+        n = grad.numel()
+        k = num_selected(n, step.step_density)
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
+            # 3. Exchange: sum the selections of all workers.
+            delivery = self.exchange.exchange(selection, n, k, comm, state.exchange)
         with timer.phase("select"):
-            self.feedback.retain(delivery, state.feedback)
+            # 4. Keep what was not delivered, as the residual of the next step.
+            self.feedback.retain_undelivered(delivery, state.feedback)
         with timer.phase("scatter"):
+            # 5. Average: write the sum over the workers, divided by their number, into the gradient.
             scale = (n / k if self.unbiased else 1) / (comm.size if self.average else 1)
-            scatter(delivery.total, scale, grad, state.total.buffer("total") if state.total else None)
-        return part.indices.numel()
-
-    # The same steps for several buckets at once: one search, one message, one scatter.
-
-    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        """`aggregate` of several buckets."""
-        part, _ = self.select_together(those, comm, timer)
-        return self.deliver_together(part, those, comm, timer)
-
-    def select_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> tuple[Sparse, list[int]]:
-        """What this worker sends of their space, and how many elements that is of each bucket."""
-        joint = those.joint
-        with timer.phase("select"):
-            if (found := self.select_at_once(those)) is not None:
-                accs, (part, ks) = those.feedbacks, found
-            else:
-                accs, addends = self.feedback.operands_together(
-                    those.grads, those.sizes, [step.lr for step in those.steps], those.feedbacks
-                )
-                if self.searches_together:
-                    part, ks = joint.topk(accs, addends, those.ks), those.ks
-                else:
-                    parts = [*self._select_each(those, accs, addends, comm)]
-                    part, ks = joint.joined(parts), [one.indices.numel() for one in parts]
-        if any(step.watch for step in those.steps):
-            for step, acc, own in zip(those.steps, accs, joint.split(part, ks), strict=True):
-                if step.watch:
-                    step.watch(acc, own)
-        return part, ks
-
-    def _select_each(
-        self, those: Together, accs: Sequence[Tensor], addends: Sequence[Tensor], comm: Comm
-    ) -> Iterator[Sparse]:
-        """The same of one bucket after the other, given the feedback's operands."""
-        pieces = cut(addends, those.sizes) if addends else [list[Tensor]() for _ in accs]
-        for acc, rest, state, k in zip(accs, pieces, those.states, those.ks, strict=True):
-            if len(rest) > 1:
-                torch._foreach_add_(split_like(acc, rest), rest)
-            last = rest[0] if len(rest) == 1 else None
-            yield self.select.accumulate_and_select(acc, last, k, comm, state.select).of(acc)
-
-    def select_at_once(
-        self, those: Together, anchors: Sequence[Tensor] = ()
-    ) -> tuple[Sparse, list[int]] | None:
-        """The same by one pass over memory, see `Selector.search_together`."""
-        if (weight := self.feedback.weight) is None:
-            return None
-        states = [state.select for state in those.states]
-        return self.select.search_together(those.feedbacks, those.grads, those.ks, states, weight, anchors)
-
-    def exchange_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> list[Sparse]:
-        """Exchange what was chosen, and keep the rest. Their total."""
-        joint, states = those.joint, [state.exchange for state in those.states]
-        with timer.phase("exchange"):
-            delivery = self.exchange.exchange_together(part, joint.num_elements, those.ks, comm, states)
-        with timer.phase("select"):
-            self.feedback.retain_together(delivery, those.feedbacks, joint)
-        return sparse(delivery.total)
-
-    def deliver_together(self, part: Sparse, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        """`deliver` of what `select_together` chose."""
-        joint, total = those.joint, self.exchange_together(part, those, comm, timer)
-        with timer.phase("scatter"):
-            wide = [state.total.buffer("total") for state in those.states if state.total]
-            scale = 1 / comm.size if self.average else 1.0
-            joint.add(wide or those.grads, total, scale, clears=True)
-            if wide:
-                pairs = list(matched(wide, those.grads))
-                torch._foreach_copy_([rounded for _, rounded in pairs], [total for total, _ in pairs])
-        return part.indices.numel()
+            scatter_sum(delivery.total, scale, grad, state.total.buffer("total") if state.total else None)
+        return selection.indices.numel()
 
     @property
-    def joins(self) -> bool:
-        parts = self.exchange.joins and self.select.is_silent and self.feedback.joins
-        return parts and not self.unbiased and self._has_both_forms
-
-    @property
-    def takes_pieces(self) -> bool:
-        return self.joins and self.feedback.takes_pieces and not self.needs_whole_gradient
-
-    @property
-    def mixes_tensors(self) -> bool:
-        return self.joins and self.searches_together and not self.needs_whole_gradient
-
-    @property
-    def searches_together(self) -> bool:
-        """True if several buckets can be searched at once, though each may be exchanged by itself."""
-        return type(self.select) is TopK and self.feedback.joins and self._has_both_forms
-
-    @property
-    def _has_both_forms(self) -> bool:
-        """True unless a subclass has a step of its own for one bucket, and none for several."""
-        own = type(self)
-        changed = own.aggregate is not Sparsifier.aggregate
-        return not changed or own.aggregate_together is not Sparsifier.aggregate_together
+    def group_support(self) -> GroupSupport:
+        has_own_step = type(self).aggregate is not Sparsifier.aggregate
+        has_own_group_step = type(self).aggregate_group is not GroupForm.aggregate_group
+        if (has_own_step and not has_own_group_step) or not self.feedback.supports_groups:
+            return GroupSupport()
+        one_search = type(self.select) is TopK
+        one_message = (
+            self.exchange.supports_groups and self.select.is_communication_free and not self.unbiased
+        )
+        sees_all = one_message and not self.needs_whole_gradient
+        return GroupSupport(
+            one_search,
+            one_message,
+            pieces=sees_all and self.feedback.accepts_pieces,
+            shared_k=sees_all and one_search,
+        )
 
     def init(self, like: Tensor, context: BucketContext) -> SparsifierState:
-        wide = None if work_dtype(like.dtype) == like.dtype else Workspace(like)
+        wide = None if accumulation_dtype(like.dtype) == like.dtype else Workspace(like)
         return SparsifierState(
             self.select.init(like, context), self.feedback.init(like), self.exchange.init(like, context), wide
         )
 
     def density_at(self, epoch: int) -> float:
-        """The schedule is a lower bound, as in the published code: a larger density wins over it."""
+        """Return the density, or the warm-up's where that is larger, as in the published code."""
         return max((self.density, *self.density_warmup[epoch : epoch + 1]))
 
-    def prepare(self, grads: list[Tensor], comm: Comm) -> None:
+    def prepare_gradients(self, grads: list[Tensor], comm: Comm) -> None:
         if self.clip_norm is not None:
             limit = self.clip_norm / comm.size**0.5
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
             torch._foreach_mul_(grads, (limit / norm).clamp_(max=1))
 
     @property
-    def momentum_inside(self) -> bool:
+    def applies_momentum(self) -> bool:
         return getattr(self.feedback, "momentum", 0) > 0
 
     @property
@@ -341,33 +240,34 @@ class Sparsifier(FeedbackMethod):
     def num_warmup_epochs(self) -> int:
         return len(self.density_warmup)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return self.select.promised(seen) + self.exchange.promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return self.select.predict_bytes(bucket_step) + self.exchange.predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
         broken = self.select.broken_laws() | self.feedback.broken_laws() | self.exchange.broken_laws()
         if not self.average:
             broken[DENSE_AT_DENSITY_1] = "the sum is not divided by the number of workers"
         if self.clip_norm is not None:
-            clipped = "what clip_norm cuts off a gradient is neither applied nor kept"
-            broken |= {NOTHING_IS_LOST: clipped, DENSE_AT_DENSITY_1: clipped}
+            reason = "what clip_norm cuts off a gradient is neither applied nor kept"
+            broken |= {NOTHING_IS_LOST: reason, DENSE_AT_DENSITY_1: reason}
         return broken
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
         select, exchange = type(self.select).__name__, type(self.exchange).__name__
-        if self.exchange.needs_shared and not self.select.shared:
+        if self.exchange.needs_shared_indices and not self.select.shared:
             raise ValueError(
                 f"{exchange} sends values without indices, so every worker must pick the same ones, but with "
                 f"{select} each picks its own; use AllGather, or a shared selector"
             )
-        if self.exchange.needs_exact and not self.select.exact:
+        if self.exchange.needs_equal_counts and not self.select.selects_exactly_k:
             raise ValueError(
                 f"{exchange} expects the same number of elements from every worker, but with {select} it "
                 "depends on the data; use AllGather(uneven=True), or a selector of exactly k"
             )
-        if misfit := self.exchange.misfit(self.select):
-            raise ValueError(misfit)
+        incompatibility = self.exchange.why_incompatible(self.select)
+        if incompatibility:
+            raise ValueError(incompatibility)
         if self.unbiased and NOTHING_IS_LOST not in self.feedback.broken_laws():
             raise ValueError(
                 "unbiased=True scales what is sent by n/k, which with error feedback would count it n/k "
@@ -377,23 +277,20 @@ class Sparsifier(FeedbackMethod):
 
 @dataclass(frozen=True)
 class Dense(Method):
-    """Plain averaging of everything."""
+    """A method that averages all elements by a dense all-reduce."""
 
     scope: Scope = "global"
 
     def init(self, like: Tensor, context: BucketContext) -> None:
         return None
 
-    def aggregate(self, grad: Tensor, step: Step, state: None, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(self, grad: Tensor, step: StepSettings, state: None, comm: Comm, timer: PhaseTimer) -> int:
         comm.all_reduce(grad)
         with timer.phase("scatter"):
             grad.div_(comm.size)
         return grad.numel()
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return exactly(cost.all_reduce(seen.n * seen.dtype.itemsize, seen.size))
-
-
-def num_selected(n: int, density: float) -> int:
-    """k: the whole part of density times n, at least 1 of a bucket that is not empty. Shi et al.'s code."""
-    return min(n, max(1, int(density * n)))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return exact_bytes(
+            cost.all_reduce(bucket_step.n * bucket_step.dtype.itemsize, bucket_step.world_size)
+        )

@@ -1,9 +1,9 @@
-"""Exchanges without gradients: selections in, what every worker sends out. For more workers than models fit.
+"""Replays of exchanges from selections alone, for more workers than have room for a model.
 
-One process holds what the workers selected, one selection after the other, and works out which collectives
-the exchange would have called with how many bytes, as `CountingComm` would have counted them: to the byte, by
-the same rules on the same sums. Where numbers of elements tell all, by `Part.calls`; else by a function for
-the exchange. Memory: two buffers of n elements, whatever P.
+One process holds the selections of all workers, and computes which collectives the exchange would call with
+how many bytes: to the byte, as `CountingComm` counts them. Where numbers of elements determine them, they
+come from `MethodPart.collective_calls`; other exchanges have a function in this module. Memory: two buffers
+of n elements, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -17,255 +17,308 @@ from torch import Tensor
 
 from sparsify import cost
 from sparsify.core.wire import Wire
-from sparsify.cost import LENGTH, Network
+from sparsify.cost import LENGTH_BYTES, Network
 from sparsify.exchange import differences, even_borders
-from sparsify.method import Dense, Method, Sparsifier, num_selected
+from sparsify.method import Dense, Method, Sparsifier
 from sparsify.methods.deft import Deft
-from sparsify.methods.micro import ExclusiveThreshold
-from sparsify.methods.oktopk import TOO_MANY, Regions, Reused, SplitReduceBalance, least, quantiles
+from sparsify.methods.micro import ExclusiveThresholdSelector
+from sparsify.methods.oktopk import (
+    RENEWAL_RATIO,
+    RegionState,
+    ReusedThreshold,
+    SplitReduceBalance,
+    index_quantiles,
+    positive_minimum,
+)
 from sparsify.methods.sparcml import SplitAllGather
-from sparsify.select import Union
-from sparsify.types import BucketContext, Call, Part, SeenStep, Sparse
+from sparsify.select import UnionSelector
+from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
 
-Selected = Sequence[Sparse]  # what each worker selected, by rank; may be made when it is asked for
+Selections = Sequence[SparseVector]  # of each worker, by rank; may compute an item when it is read
 
 
-class Collective(NamedTuple):
-    """One collective that all workers call."""
+class ReplayedCollective(NamedTuple):
+    """One collective that all workers call, with the bytes of each worker."""
 
-    call: str  # as in `sparsify.cost.TEXTBOOK`
-    brought: list[int]  # bytes that each worker hands in; of all_to_all, that it sends to others
-    arriving: list[int] | None = None  # of all_to_all: bytes that each worker gets from others
-    route: Sequence[tuple[int, int]] = ()  # of permute
+    kind: str  # as in `sparsify.cost.TEXTBOOK`
+    input_bytes: list[int]  # of the tensor that each worker brings; of all_to_all, bytes for other workers
+    output_bytes: list[int] | None = None  # of all_to_all: bytes that each worker gets from others
+    route: Sequence[tuple[int, int]] = ()  # (source, destination) pairs of permute
 
-    def costs(self) -> list[cost.Cost]:
-        """Cost for each worker, as the communicator counts it."""
-        return [Call(self.call, nbytes, self.route).cost(len(self.brought)) for nbytes in self.brought]
+    def costs(self) -> list[cost.CollectiveCost]:
+        """Return the cost for each worker, as the communicator counts it."""
+        size = len(self.input_bytes)
+        return [CollectiveCall(self.kind, nbytes, self.route).cost(size) for nbytes in self.input_bytes]
 
-    def seconds(self, network: Network) -> float:
-        """Seconds until the last worker has what it waits for."""
+    @property
+    def sent_bytes(self) -> list[int]:
+        """The bytes that each worker sends."""
+        return [worker_cost.sent_bytes for worker_cost in self.costs()]
+
+    def simulated_seconds(self, network: Network) -> float:
+        """Return the seconds until the last worker has received everything."""
+        nbytes = max(self.input_bytes)
         if self.route:
-            return network.permute_seconds(max(self.brought), self.route)
-        return network.seconds(self.call, max(self.brought), len(self.brought))
+            return network.permute_seconds(nbytes, self.route)
+        return network.collective_seconds(self.kind, nbytes, len(self.input_bytes))
 
 
 @dataclass(frozen=True)
 class BucketTraffic:
-    """All that the workers send of one bucket in one step."""
+    """The collectives of one bucket in one step, and their bytes, messages and seconds."""
 
-    size: int
-    collectives: list[Collective]
+    world_size: int
+    collectives: list[ReplayedCollective]
 
     @property
     def sent_bytes(self) -> list[int]:
-        """Bytes that each worker sends."""
-        return self._summed([[each.sent_bytes for each in one.costs()] for one in self.collectives])
+        """The bytes that each worker sends."""
+        return self._sum_by_rank([collective.sent_bytes for collective in self.collectives])
 
     @property
     def received_bytes(self) -> list[int]:
-        """Bytes that each worker receives: but for all_to_all, in rings and trees, what it sends."""
-        return self._summed(
-            [one.arriving or [each.sent_bytes for each in one.costs()] for one in self.collectives]
+        """The bytes that each worker receives. In rings and trees these are as many as it sends."""
+        return self._sum_by_rank(
+            [collective.output_bytes or collective.sent_bytes for collective in self.collectives]
         )
 
     @property
     def messages(self) -> int:
-        """Latency terms, one after the other."""
-        return sum(one.costs()[0].messages for one in self.collectives)
+        """The number of latency terms, one after the other."""
+        return sum(collective.costs()[0].messages for collective in self.collectives)
 
-    def seconds(self, network: Network) -> float:
-        """Simulated: by the alpha-beta model, as virtual ranks' clocks have it."""
-        return sum(one.seconds(network) for one in self.collectives)
+    def simulated_seconds(self, network: Network) -> float:
+        """Return the simulated seconds by the alpha-beta model, as virtual ranks are charged them."""
+        return sum(collective.simulated_seconds(network) for collective in self.collectives)
 
-    def _summed(self, columns: list[list[int]]) -> list[int]:
-        return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.size
+    def _sum_by_rank(self, columns: list[list[int]]) -> list[int]:
+        return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.world_size
 
 
-def balance(loads: Sequence[int]) -> float:
-    """The largest load over the mean: 1 where all workers have as much to do, P where one has everything."""
+def load_imbalance(loads: Sequence[int]) -> float:
+    """Return the largest load over the mean: 1 for equal loads, P if one of P workers has everything."""
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
-class Replay:
-    """A method's exchange over `size` workers, of one bucket, step by step; or a ValueError."""
+class ExchangeReplay:
+    """A replay of a method's exchange of one bucket over many workers, step by step.
 
-    def __init__(self, method: Method, n: int, size: int, dtype: torch.dtype = torch.float32) -> None:
-        self.method, self.n, self.size, self.dtype = sparse_part(method), n, size, dtype
-        self.step, self.state = 0, None
+    Raises:
+        ValueError: the method can't be replayed.
+    """
+
+    def __init__(self, method: Method, n: int, world_size: int, dtype: torch.dtype = torch.float32) -> None:
+        self.method = check_replayable(method)
+        self.n = n
+        self.world_size = world_size
+        self.dtype = dtype
+        self.step = 0
+        self.state = None
         if isinstance(self.method, Sparsifier):
             like = torch.empty(0, dtype=dtype, device="cpu")
             self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
 
-    def next(self, parts: Selected, k: int | None = None) -> BucketTraffic:
-        """One step. `parts` are of each worker, with int32 or int64 indices; without `k`, it is the method's
-        of n.
+    def replay_step(self, selections: Selections, k: int | None = None) -> BucketTraffic:
+        """Replay one step.
+
+        Args:
+            selections: with int32 or int64 indices.
+            k: the number of elements that were to be selected; by default of the method's density.
         """
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
-        calls = list[Collective]()
         if isinstance(self.method, Sparsifier):
-            seen = SeenStep(((self.n,),), k, self.dtype, self.size, self.step, [])
-            calls += chosen_together(self.method.select, seen)
-            calls += exchanged(self.method.exchange, parts, seen, self.state)
+            bucket_step = BucketStep(((self.n,),), k, self.dtype, self.world_size, self.step, [])
+            collectives = [
+                *selector_collectives(self.method.select, bucket_step),
+                *exchange_collectives(self.method.exchange, selections, bucket_step, self.state),
+            ]
         else:
-            calls += [alike("all_reduce", self.n * self.dtype.itemsize, self.size)]
+            collectives = [uniform_collective("all_reduce", self.n * self.dtype.itemsize, self.world_size)]
         self.step += 1
-        return BucketTraffic(self.size, calls)
+        return BucketTraffic(self.world_size, collectives)
 
 
-def sparse_part(method: Method) -> Sparsifier | Dense:
-    """The method, if it can be replayed: the bucket is taken to be no vector, where that matters."""
+def check_replayable(method: Method) -> Sparsifier | Dense:
+    """Return the method, or refuse it if it exchanges no selections. Vectors are not treated specially."""
     if isinstance(method, Sparsifier | Dense):
         return method
     raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
 
 
-def alike(call: str, nbytes: int, size: int) -> Collective:
-    """A collective to which all workers bring as much."""
-    return Collective(call, [nbytes] * size)
+def uniform_collective(kind: str, nbytes: int, world_size: int) -> ReplayedCollective:
+    """Return a collective to which all workers bring the same number of bytes."""
+    return ReplayedCollective(kind, [nbytes] * world_size)
 
 
-def called(part: Part, seen: SeenStep) -> list[Collective]:
-    """Collectives of a part for which numbers of elements tell all."""
-    return [Collective(call.kind, [call.nbytes] * seen.size, route=call.route) for call in part.calls(seen)]
+def part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[ReplayedCollective]:
+    """Return the collectives of a part of a method that numbers of elements determine."""
+    return [
+        ReplayedCollective(call.kind, [call.nbytes] * bucket_step.world_size, route=call.route)
+        for call in part.collective_calls(bucket_step)
+    ]
 
 
-def chosen_together(selector: Any, seen: SeenStep) -> list[Collective]:
-    """Collectives by which the workers agree upon a choice."""
-    if isinstance(selector, ExclusiveThreshold | Deft | Union):
+def selector_collectives(selector: Any, bucket_step: BucketStep) -> list[ReplayedCollective]:
+    """Return the collectives by which workers agree upon a shared selection."""
+    if isinstance(selector, ExclusiveThresholdSelector | Deft | UnionSelector):
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )
-    return called(selector, seen) if isinstance(selector, Part) else []
+    return part_collectives(selector, bucket_step) if isinstance(selector, MethodPart) else []
 
 
-def exchanged(exchange: Any, parts: Selected, seen: SeenStep, state: Any) -> list[Collective]:
-    """The collectives of one exchange."""
+def exchange_collectives(
+    exchange: Any, selections: Selections, bucket_step: BucketStep, state: Any
+) -> list[ReplayedCollective]:
+    """Return the collectives of one exchange."""
     match exchange:
         case SplitAllGather():
-            return split_all_gather(exchange, parts, seen)
+            return replay_split_all_gather(exchange, selections, bucket_step)
         case SplitReduceBalance():
-            return split_reduce_balance(exchange, parts, seen, state)
-        case Part() if type(exchange).calls is not Part.calls:
-            return called(exchange, seen._replace(selected=counted(exchange, parts, seen)))
+            return replay_split_reduce_balance(exchange, selections, bucket_step, state)
+        case MethodPart() if type(exchange).collective_calls is not MethodPart.collective_calls:
+            counts = count_sent_elements(exchange, selections, bucket_step)
+            return part_collectives(exchange, bucket_step._replace(sent_counts=counts))
     raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
 
 
-def counted(exchange: Any, parts: Selected, seen: SeenStep) -> list[int]:
-    """Elements that each worker brings; no more of `parts` is made than tells them."""
-    if exchange.needs_exact:
-        return [seen.k] * seen.size
-    if exchange.needs_shared:
-        return [parts[0].indices.numel()] * seen.size
-    return [part.indices.numel() for part in parts]
+def count_sent_elements(exchange: Any, selections: Selections, bucket_step: BucketStep) -> list[int]:
+    """Return the number of elements that each worker sends, reading no more selections than needed."""
+    if exchange.needs_equal_counts:
+        return [bucket_step.k] * bucket_step.world_size
+    if exchange.needs_shared_indices:
+        return [selections[0].indices.numel()] * bucket_step.world_size
+    return [selection.indices.numel() for selection in selections]
 
 
-def split_all_gather(exchange: SplitAllGather, parts: Selected, seen: SeenStep) -> list[Collective]:
-    """SparCML."""
-    borders = even_borders(seen.n, seen.size)
-    calls, reduced = split_and_reduced(exchange.wire, parts, borders, seen)
-    counts = in_regions(reduced.indices, borders)
-    calls.append(alike("all_gather", LENGTH, seen.size))
-    if exchange.is_dense(counts, seen.n, seen.dtype):
-        region = max(differences(borders)) * exchange.wire.value_dtype(seen.dtype).itemsize
-        return [*calls, alike("all_gather", region, seen.size)]
-    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
+def replay_split_all_gather(
+    exchange: SplitAllGather, selections: Selections, bucket_step: BucketStep
+) -> list[ReplayedCollective]:
+    """Return the collectives of SparCML."""
+    size = bucket_step.world_size
+    borders = even_borders(bucket_step.n, size)
+    collectives, reduced = replay_split_and_reduce(exchange.wire, selections, borders, bucket_step)
+    counts = count_by_region(reduced.indices, borders)
+    collectives.append(uniform_collective("all_gather", LENGTH_BYTES, size))
+    if exchange.is_dense(counts, bucket_step.n, bucket_step.dtype):
+        region_nbytes = max(differences(borders)) * exchange.wire.value_dtype(bucket_step.dtype).itemsize
+        return [*collectives, uniform_collective("all_gather", region_nbytes, size)]
+    return [*collectives, *gather_collectives(exchange.wire, counts, bucket_step)]
 
 
-def split_reduce_balance(
-    exchange: SplitReduceBalance, parts: Selected, seen: SeenStep, state: Regions
-) -> list[Collective]:
-    """Ok-Topk. Borders and the global threshold are re-used from step to step, as the exchange's."""
-    size, calls = seen.size, list[Collective]()
+def replay_split_reduce_balance(
+    exchange: SplitReduceBalance, selections: Selections, bucket_step: BucketStep, state: RegionState
+) -> list[ReplayedCollective]:
+    """Return the collectives of Ok-Topk, whose borders and global threshold serve several steps."""
+    size = bucket_step.world_size
+    collectives = list[ReplayedCollective]()
     if state.step % exchange.regions_every == 0:
-        state.borders = balanced_borders(parts, seen.n)
-        calls += [alike("all_gather", LENGTH * (size - 1), size)] if size > 1 else []
+        state.borders = mean_quantile_borders(selections, bucket_step.n)
+        if size > 1:
+            collectives.append(uniform_collective("all_gather", LENGTH_BYTES * (size - 1), size))
     state.step += 1
-    split, reduced = split_and_reduced(exchange.wire, parts, state.borders, seen)
-    kept, kept_calls = kept_globally(exchange, reduced, seen.k, state.threshold, state.borders)
-    counts = in_regions(kept, state.borders)
-    calls += [*split, *kept_calls]
+    split, reduced = replay_split_and_reduce(exchange.wire, selections, state.borders, bucket_step)
+    kept, agreement = replay_threshold(exchange, reduced, bucket_step.k, state.threshold, state.borders)
+    counts = count_by_region(kept, state.borders)
+    collectives += [*split, *agreement]
     if exchange.balance:
-        calls.append(shared_out(exchange.wire, counts, seen))
+        collectives.append(rebalance_collective(exchange.wire, counts, bucket_step))
         counts = differences(even_borders(sum(counts), size))
-    return [*calls, *pairs_gathered(exchange.wire, counts, seen)]
+    return [*collectives, *gather_collectives(exchange.wire, counts, bucket_step)]
 
 
-def split_and_reduced(
-    wire: Wire, parts: Selected, borders: Sequence[int], seen: SeenStep
-) -> tuple[list[Collective], Sparse]:
-    """Lengths of pieces, then the pieces; and the sums over all workers, taken in the order of ranks."""
-    n, size, dtype = seen.n, seen.size, seen.dtype
+def replay_split_and_reduce(
+    wire: Wire, selections: Selections, borders: Sequence[int], bucket_step: BucketStep
+) -> tuple[list[ReplayedCollective], SparseVector]:
+    """Return the collectives of `split_and_reduce`, and the sum of the selections in the order of ranks."""
+    n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.dtype
     sums = torch.zeros(n, dtype=dtype, device="cpu")
     is_chosen = torch.zeros(n, dtype=torch.bool, device="cpu")
-    # Elements from worker r to the owner of region s.
-    pieces = torch.empty(size, size, dtype=torch.int64, device="cpu")
-    for rank, part in enumerate(parts):
-        indices = part.indices.long()
-        sums.index_add_(0, indices, wire.rounded(part).values)
+    # The number of elements that worker r sends to the owner of region s.
+    counts = torch.empty(size, size, dtype=torch.int64, device="cpu")
+    for rank, selection in enumerate(selections):
+        indices = selection.indices.long()
+        sums.index_add_(0, indices, wire.round_values(selection).values)
         is_chosen.index_fill_(0, indices, True)
-        pieces[rank] = torch.tensor(in_regions(indices.sort().values, borders), device="cpu")
-    pieces.fill_diagonal_(0)
+        counts[rank] = torch.tensor(count_by_region(indices.sort().values, borders), device="cpu")
+    counts.fill_diagonal_(0)
     indices = is_chosen.nonzero().squeeze(1)
-    lengths = [LENGTH * (size - 1)] * size
-    announced = Collective("all_to_all", lengths, lengths)
-    calls = [announced, pieces_exchanged(wire, seen, pieces.sum(dim=1), pieces.sum(dim=0))]
-    return calls, Sparse(indices, sums[indices])
+    lengths = [LENGTH_BYTES * (size - 1)] * size
+    collectives = [
+        ReplayedCollective("all_to_all", lengths, lengths),
+        all_to_all_elements(wire, bucket_step, counts.sum(dim=1), counts.sum(dim=0)),
+    ]
+    return collectives, SparseVector(indices, sums[indices])
 
 
-def pieces_exchanged(wire: Wire, seen: SeenStep, sent: Tensor, arriving: Tensor) -> Collective:
-    """All-to-all of so many elements, which each worker sends to others and gets from them: (size,) each."""
-    out, back = (
-        [wire.nbytes(count, seen.n, seen.dtype) for count in each.tolist()] for each in (sent, arriving)
+def all_to_all_elements(
+    wire: Wire, bucket_step: BucketStep, sent_counts: Tensor, received_counts: Tensor
+) -> ReplayedCollective:
+    """Return the all-to-all in which each worker sends and receives these numbers of elements (P,)."""
+    sent, received = (
+        [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in counts.tolist()]
+        for counts in (sent_counts, received_counts)
     )
-    return Collective("all_to_all", out, back)
+    return ReplayedCollective("all_to_all", sent, received)
 
 
-def kept_globally(
-    exchange: SplitReduceBalance, reduced: Sparse, k: int, state: Reused, borders: Sequence[int]
-) -> tuple[Tensor, list[Collective]]:
-    """Indices of the sums that reach the global threshold: `SplitReduceBalance.keep` for all workers."""
-    size, due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
-    calls = [alike("all_gather", LENGTH, size)]
-    if not due:
-        reaching = values.abs() >= state.threshold
-        kept, values = kept[reaching], values[reaching]
+def replay_threshold(
+    exchange: SplitReduceBalance,
+    reduced: SparseVector,
+    k: int,
+    state: ReusedThreshold,
+    borders: Sequence[int],
+) -> tuple[Tensor, list[ReplayedCollective]]:
+    """Return the indices of the sums that reach the global threshold, and the collectives that find it.
+
+    Does for all workers what `SplitReduceBalance.filter_globally` does for one.
+    """
+    size, is_due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
+    collectives = [uniform_collective("all_gather", LENGTH_BYTES, size)]
+    if not is_due:
+        is_kept = values.abs() >= state.threshold
+        kept, values = kept[is_kept], values[is_kept]
     if not len(kept):
         state.k = 0
-    elif due or len(kept) > TOO_MANY * k:
-        most = max(in_regions(kept, borders))
-        calls.append(alike("all_gather", most * values.element_size(), size))
-        best = values.abs().topk(min(k, len(values)), sorted=False).indices
-        state.renew(least(values[best].abs()), k, exchange.threshold_every if due else state.left)
-        kept = kept[best].sort().values
+    elif is_due or len(kept) > RENEWAL_RATIO * k:
+        longest = max(count_by_region(kept, borders))
+        collectives.append(uniform_collective("all_gather", longest * values.element_size(), size))
+        largest = values.abs().topk(min(k, len(values)), sorted=False).indices
+        state.renew(
+            positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left
+        )
+        kept = kept[largest].sort().values
     else:
-        state.drift(len(kept), k, exchange.drift)
+        state.adjust(len(kept), k, exchange.drift)
     state.left -= 1
-    return kept, calls
+    return kept, collectives
 
 
-def shared_out(wire: Wire, counts: Sequence[int], seen: SeenStep) -> Collective:
-    """The same elements in the same order, as many on each worker: what each sends to others, and gets."""
+def rebalance_collective(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> ReplayedCollective:
+    """Return the all-to-all that gives all workers the same number of elements, in unchanged order."""
     starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
-    shares = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
-    stays = (torch.minimum(starts[1:], shares[1:]) - torch.maximum(starts[:-1], shares[:-1])).clamp(min=0)
-    return pieces_exchanged(wire, seen, starts.diff() - stays, shares.diff() - stays)
+    borders = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
+    unmoved = (torch.minimum(starts[1:], borders[1:]) - torch.maximum(starts[:-1], borders[:-1])).clamp(min=0)
+    return all_to_all_elements(wire, bucket_step, starts.diff() - unmoved, borders.diff() - unmoved)
 
 
-def pairs_gathered(wire: Wire, counts: Sequence[int], seen: SeenStep) -> list[Collective]:
-    """Padded to the longest; nothing where all are empty."""
-    nbytes = wire.nbytes(max(counts), seen.n, seen.dtype)
-    return [alike("all_gather", nbytes, seen.size)] if nbytes else []
+def gather_collectives(
+    wire: Wire, counts: Sequence[int], bucket_step: BucketStep
+) -> list[ReplayedCollective]:
+    """Return the all-gather of selections padded to the longest; none where all are empty."""
+    nbytes = wire.nbytes(max(counts), bucket_step.n, bucket_step.dtype)
+    return [uniform_collective("all_gather", nbytes, bucket_step.world_size)] if nbytes else []
 
 
-def balanced_borders(parts: Selected, n: int) -> list[int]:
-    """Means over the workers of the P-quantiles of what each selected, as `oktopk.balanced_borders`."""
-    size = len(parts)
+def mean_quantile_borders(selections: Selections, n: int) -> list[int]:
+    """Return the means over the workers of the P-quantiles of their indices, as Ok-Topk's borders."""
+    size = len(selections)
     totals = torch.zeros(size - 1, dtype=torch.int64, device="cpu")
-    for part in parts:
-        totals += quantiles(part.indices, n, size)
+    for selection in selections:
+        totals += index_quantiles(selection.indices, n, size)
     return [0, *(totals // size).tolist(), n]
 
 
-def in_regions(indices: Tensor, borders: Sequence[int]) -> list[int]:
-    """Number of these, ascending, that lie in each region."""
+def count_by_region(indices: Tensor, borders: Sequence[int]) -> list[int]:
+    """Return how many of these ascending indices lie in each region."""
     return differences(torch.searchsorted(indices, torch.tensor(borders, device="cpu")).tolist())

@@ -1,4 +1,4 @@
-"""Selectors: rules that choose k of n. They get the accumulated gradient and return indices."""
+"""Selectors: rules that choose k of the n elements of an accumulated gradient."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.checks import check_k
-from sparsify.kernels import Eager, Workspace
-from sparsify.ranges import Natural
+from sparsify.kernels import TorchKernel, Workspace
+from sparsify.ranges import NonNegativeInt
 from sparsify.types import (
     BucketContext,
-    Part,
-    PromisedBytes,
-    SeenStep,
+    BucketStep,
+    MethodPart,
+    PredictedBytes,
     Selection,
-    Sparse,
-    between,
+    SparseVector,
+    bytes_between,
+    hash_64_bits,
     index_dtype,
-    scrambled,
 )
 
 
-class Selector(Part, ABC):
-    """Part of a method that chooses k of n. How many a worker chooses depends on its data, unless `exact`."""
+class Selector(MethodPart, ABC):
+    """Base of the parts of methods that choose k of n elements."""
 
-    exact: ClassVar[bool] = False  # does every worker choose the same number, known beforehand?
+    # True if every worker chooses k elements; False if their number depends on the data.
+    selects_exactly_k: ClassVar[bool] = False
 
     @property
     def shared(self) -> bool:
-        """True if all workers choose alike."""
+        """True if all workers choose the same indices."""
         return False
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one; by default what searches it, of which nothing is saved."""
-        return Workspace.searching(like, context)
+        """Return the state for a bucket like this tensor; by default buffers, which are not saved."""
+        return Workspace.with_kernel(like, context)
 
     @abstractmethod
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        """(n,) -> (k',) distinct indices in [0, n). `acc` is not to be written to."""
+        """Return (k',) distinct indices in [0, n) of acc (n,), which must not be written to."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Any
     ) -> Selection:
-        """acc (n,) += grad (n,) if there is one, then as `select`; some do both in one pass."""
+        """Add grad (n,), if any, to acc (n,), and select from the sum; some selectors do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
-    def search_together(
+    def search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
@@ -62,35 +63,38 @@ class Selector(Part, ABC):
         states: Sequence[Any],
         weight: float,
         anchors: Sequence[Tensor] = (),
-    ) -> tuple[Sparse, list[int]] | None:
-        """Of several buckets acc <- weight x acc + grad; what is chosen of their space, and how many elements
-        that is of each. None where it can't be done at once, and nothing has changed.
+    ) -> tuple[SparseVector, list[int]] | None:
+        """Accumulate and select from several buckets in one pass: acc <- weight x acc + grad.
 
         Args:
             accs: (n,) of each bucket.
-            grads: tensors (m,) that follow each other in the space.
-            anchors: such tensors, too; then anchor - grad is added in the place of grad, which becomes a copy
-                of the anchor.
+            grads: pieces (m,) of the gradients, bucket after bucket.
+            anchors: pieces of the same sizes. If given, anchor - grad is added instead of grad, and grad
+                becomes a copy of the anchor.
+
+        Returns:
+            The selection from all buckets, and the number of elements from each. None, with nothing changed,
+            where this selector can't do it in one pass.
         """
         return None
 
 
-class ExactlyK(Selector):
-    """Base of selectors that always choose k."""
+class ExactlyKSelector(Selector):
+    """Base of selectors that always choose exactly k elements."""
 
-    exact: ClassVar[bool] = True
+    selects_exactly_k: ClassVar[bool] = True
 
 
-class OnePass(Selector):
-    """Base of selectors whose `accumulate_and_select` is their own: one pass does both."""
+class SinglePassSelector(Selector):
+    """Base of selectors that define `accumulate_and_select`, because one pass does both."""
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
         return self.accumulate_and_select(acc, None, k, comm, state)
 
 
 @dataclass(frozen=True)
-class TopK(OnePass, ExactlyK):
-    """The k largest by absolute value, exactly. Published operator: torch.topk."""
+class TopK(SinglePassSelector, ExactlyKSelector):
+    """A selector of exactly the k largest elements by absolute value. Published operator: torch.topk."""
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Workspace
@@ -99,77 +103,83 @@ class TopK(OnePass, ExactlyK):
 
 
 @dataclass
-class Draws:
-    """The number of draws so far; the next draw depends on it and on the context only."""
+class DrawCounter:
+    """A counter of draws, from which a new random key follows for each draw."""
 
     context: BucketContext = field(metadata={"saved": False})
-    step: Natural = 0
+    step: NonNegativeInt = 0
 
-    def key(self) -> int:
-        """The next draw's own number."""
+    def next_key(self) -> int:
+        """Count a draw, and return its random key."""
         self.step += 1
-        return self.context.key(self.step)
+        return self.context.random_key(self.step)
 
 
 @dataclass
-class Permutations:
-    """The published operator's generator."""
+class PermutationState:
+    """The random generator of the published operator."""
 
     generator: Generator
 
 
-Drawing = Literal["hash", "permutation"]
+SamplingRule = Literal["hash", "permutation"]
 
 
 @dataclass(frozen=True)
-class RandomK(ExactlyK):
-    """k uniformly random indices without replacement.
+class RandomK(ExactlyKSelector):
+    """A selector of k uniformly random indices without replacement.
 
     Args:
-        shared: all workers draw alike (from a shared seed), so that indices need not be sent.
-        sampling: `hash`, O(k + sqrt n) and the same on every device (see `sample`); or `permutation`, the
-            published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
+        shared: all workers draw the same indices (from a shared seed), so that none need to be sent.
+        sampling: `hash`, O(k + sqrt n) and equal on every device (see `sample_indices`); or `permutation`,
+            the published operator: the head of torch.randperm(n), a sort of n random keys in O(n).
     """
 
     shared: bool = False
-    sampling: Drawing = "hash"
+    sampling: SamplingRule = "hash"
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws | Permutations:
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter | PermutationState:
         context = context.shared if self.shared else context
-        return Draws(context) if self.sampling == "hash" else Permutations(context.generator(like.device))
+        return (
+            DrawCounter(context)
+            if self.sampling == "hash"
+            else PermutationState(context.make_generator(like.device))
+        )
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws | Permutations) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter | PermutationState) -> Selection:
         n = acc.numel()
         check_k(k, n)
-        if isinstance(state, Permutations):
+        if isinstance(state, PermutationState):
             return Selection(torch.randperm(n, generator=state.generator, device=acc.device)[:k])
-        return Selection(sample(n, k, state.key(), acc.device))
+        return Selection(sample_indices(n, k, state.next_key(), acc.device))
 
 
-ROUNDS = 6  # of the Feistel network; four make it pseudo-random (Luby and Rackoff 1988)
+FEISTEL_ROUNDS = 6  # four rounds make a Feistel network pseudo-random (Luby and Rackoff 1988)
 
 
-def sample(n: int, k: int, key: int, device: torch.device) -> Tensor:
-    """(k,) distinct indices below n, pseudo-random; different for every key. No host synchronisation. A
-    Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n): of the images of
-    the first k + (a b - n) points at least k lie below n; the first k of those are the sample.
+def sample_indices(n: int, k: int, key: int, device: torch.device) -> Tensor:
+    """Return (k,) distinct pseudo-random indices below n, which differ for every key.
+
+    A Feistel network permutes a grid of a x b >= n points, with a b - n < a = ceil(sqrt n). Of the images of
+    the first k + (a b - n) points at least k lie below n, and the first k of these are the sample. There is
+    no host synchronisation.
     """
     a = math.isqrt(n - 1) + 1 if n else 1
     b = -(-n // a)
     points = torch.arange(min(n, k) + a * b - n, device=device)
     left, right = points // b, points % b
-    for turn in range(ROUNDS):
-        # Alternately each half is moved by a hash of the other: invertible, whatever the hash.
-        left = (left + hashed(right, scrambled(key + 2 * turn))) % a
-        right = (right + hashed(left, scrambled(key + 2 * turn + 1))) % b
+    for turn in range(FEISTEL_ROUNDS):
+        # A hash of one half moves the other, alternately. This is invertible whatever the hash is.
+        left = (left + hash_31_bits(right, hash_64_bits(key + 2 * turn))) % a
+        right = (right + hash_31_bits(left, hash_64_bits(key + 2 * turn + 1))) % b
     images = left * b + right
-    inside = images < n
-    slots = torch.where(inside, inside.cumsum(0) - 1, k).clamp_(max=k)
+    is_below_n = images < n
+    slots = torch.where(is_below_n, is_below_n.cumsum(0) - 1, k).clamp_(max=k)
     return torch.empty(k + 1, dtype=torch.int64, device=device).scatter_(0, slots, images)[:k]
 
 
-def hashed(numbers: Tensor, key: int) -> Tensor:
-    """(m,) int64 -> (m,) pseudo-random numbers of 31 bits."""
+def hash_31_bits(numbers: Tensor, key: int) -> Tensor:
+    """Return pseudo-random numbers of 31 bits (m,), one for each of `numbers` (m,) int64."""
     x = (numbers ^ (key & 0x7FFFFFFF)) * (key >> 32 | 1) & 0x7FFFFFFF
     x = (x ^ x >> 15) * 0x2C1B3C6D & 0x7FFFFFFF
     x = (x ^ x >> 12) * 0x297A2D39 & 0x7FFFFFFF
@@ -177,47 +187,47 @@ def hashed(numbers: Tensor, key: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BlockRandomK(ExactlyK):
-    """k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
+class BlockRandomK(ExactlyKSelector):
+    """A selector of k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
 
     Args:
-        shared: all workers start at the same place (from a shared seed).
+        shared: all workers start at the same index (from a shared seed).
         aligned: starts are multiples of k, and the last n mod k elements are never chosen, as in mlbench's
-            code; else any element can be the start and the block wraps around the end, as in PowerSGD's code.
-            The paper leaves it open.
+            code; otherwise any element can be the start and the block wraps around the end, as in PowerSGD's
+            code. The paper leaves this open.
     """
 
     shared: bool = False
     aligned: bool = False
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws:
-        return Draws(context.shared if self.shared else context)
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
+        return DrawCounter(context.shared if self.shared else context)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter) -> Selection:
         n = acc.numel()
         check_k(k, n)
-        start = state.key() % (n // k) * k if self.aligned else state.key() % n
+        start = state.next_key() % (n // k) * k if self.aligned else state.next_key() % n
         # The indices stay consecutive (modulo n): AllGatherBlocks relies on it.
         return Selection(torch.arange(start, start + k, device=acc.device) % n)
 
 
 @dataclass
-class FirstIndices:
-    """0 to k - 1, made once for the largest k."""
+class IndexCache:
+    """A cache of the indices 0 to k - 1, for the largest k so far."""
 
     indices: Tensor = field(metadata={"saved": False})  # (k,)
 
 
 @dataclass(frozen=True)
-class FirstK(ExactlyK):
-    """The first k. It looks at nothing and computes nothing: a control for what the harness itself costs."""
+class FirstK(ExactlyKSelector):
+    """A selector of the first k elements. As it costs nothing, it shows what the harness itself costs."""
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> FirstIndices:
-        return FirstIndices(torch.empty(0, dtype=torch.int64, device=like.device))
+    def init(self, like: Tensor, context: BucketContext) -> IndexCache:
+        return IndexCache(torch.empty(0, dtype=torch.int64, device=like.device))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: FirstIndices) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: IndexCache) -> Selection:
         check_k(k, acc.numel())
         if len(state.indices) < k:
             state.indices = torch.arange(k, device=acc.device)
@@ -225,86 +235,91 @@ class FirstK(ExactlyK):
 
 
 @dataclass(frozen=True)
-class Union(Selector):
-    """The union of all workers' choices: each worker selects its own, and indices are all-gathered.
+class UnionSelector(Selector):
+    """A selector of the union of all workers' choices: each worker selects, and indices are all-gathered.
 
     The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
-    that suffices (theirs: int64), padded to the longest list as there.
+    that suffices (in their code as int64), padded to the longest list as there.
     """
 
-    own: Selector
+    local_selector: Selector
     shared: ClassVar[bool] = True
 
     def broken_laws(self) -> dict[str, str]:
-        return self.own.broken_laws()
+        return self.local_selector.broken_laws()
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
-        return self.own.init(like, context)
+        return self.local_selector.init(like, context)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        chosen = self.own.select(acc, k, comm, state).indices
+        chosen = self.local_selector.select(acc, k, comm, state).indices
         gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
-        host_sync.count_sync()  # for the size of the union
+        host_sync.record_syncs()  # it waits for the size of the union
         return Selection(torch.unique(torch.cat(gathered)))
 
 
-# Exclusive choices: each worker selects in its own part, so that no index is chosen twice. What DEFT, MiCRO
-# and ExDyna share; facts from their public code (kljp/deft, kljp/micro, kljp/exdyna).
+# DEFT, MiCRO and ExDyna choose exclusively: each worker selects in its own stretch of the bucket, so that no
+# index is chosen twice. Facts are from their public code (kljp/deft, kljp/micro, kljp/exdyna).
 
 
 def split_evenly(n: int, size: int) -> list[int]:
-    """n as a sum of `size` numbers that differ by at most 1, larger ones first."""
-    return [n // size + (at < n % size) for at in range(size)]
+    """Return `size` numbers with sum n that differ by at most 1, larger ones first."""
+    return [n // size + (index < n % size) for index in range(size)]
 
 
-class Exclusive(NamedTuple):
-    """The choices of all workers, worker by worker."""
+class ExclusiveIndices(NamedTuple):
+    """The disjoint choices of all workers, in the order of ranks."""
 
-    indices: Tensor  # (k',) distinct; alike on all workers
-    counts: list[int]  # of each worker
+    indices: Tensor  # (k',) distinct, equal on all workers
+    counts: list[int]  # the number of indices of each worker
 
 
-def gather_exclusive(comm: Comm, chosen: Tensor, n: int) -> Exclusive:
-    """Union of choices that do not overlap: nothing to sort. Indices travel as in `Union`. One host
-    synchronisation.
-    """
+def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveIndices:
+    """All-gather choices that do not overlap, so that nothing needs sorting. One host synchronisation."""
     gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
-    return Exclusive(torch.cat(gathered), [len(indices) for indices in gathered])
+    return ExclusiveIndices(torch.cat(gathered), [len(indices) for indices in gathered])
 
 
-def promised_union(seen: SeenStep) -> PromisedBytes:
-    """Bytes of `gather_exclusive`: lists of indices, padded to the longest."""
-    (together,) = set(seen.selected)
-    longest = (-(-together // seen.size), together) if seen.longest is None else (seen.longest, seen.longest)
-    least, most = (cost.gather_uneven(seen.index_nbytes * count, seen.size) for count in longest)
-    return between([least], [most])
+def predict_union_bytes(bucket_step: BucketStep) -> PredictedBytes:
+    """Return the bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
+    (total,) = set(bucket_step.sent_counts)
+    world_size = bucket_step.world_size
+    least = bucket_step.max_chosen or -(-total // world_size)
+    most = bucket_step.max_chosen or total
+    costs = [cost.gather_uneven(bucket_step.index_nbytes * count, world_size) for count in (least, most)]
+    return bytes_between(costs[:1], costs[1:])
 
 
-# What selectors share that compare magnitudes with a threshold. Plain operators take the magnitudes once,
-# and compare them with one threshold after the other, as published code does. The other kernels compare
-# while they read, so nothing is taken beforehand.
+# Selectors that compare magnitudes with a threshold share these. Plain torch operators compute the magnitudes
+# once and compare them with one threshold after the other, as published code does. The other kernels compare
+# while they read, so they compute nothing beforehand.
 
 
-def take_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
-    """(n,) -> (n,): |acc|, in a buffer."""
+def compute_magnitudes(acc: Tensor, workspace: Workspace) -> Tensor:
+    """Return |acc| (n,), in a buffer."""
     return torch.abs(acc, out=workspace.buffer("magnitudes"))
 
 
-def mask_of(workspace: Workspace) -> Tensor:
-    """(n,) bool, a buffer."""
+def mask_buffer(workspace: Workspace) -> Tensor:
+    """Return a buffer (n,) of bool."""
     return workspace.buffer("mask", torch.bool)
 
 
-def prepare(acc: Tensor, workspace: Workspace) -> None:
-    """Take magnitudes, before one or several calls of `reaching` with this acc."""
-    if isinstance(workspace.kernel, Eager):
-        take_magnitudes(acc, workspace)
+def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
+    """Compute magnitudes where `select_above_threshold` will need them for this acc."""
+    if isinstance(workspace.kernel, TorchKernel):
+        compute_magnitudes(acc, workspace)
 
 
-def reaching(acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False) -> Selection:
-    """Indices where |acc| >= threshold (> if strict), ascending; after `prepare`. One host sync."""
-    if isinstance(workspace.kernel, Eager):
+def select_above_threshold(
+    acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False
+) -> Selection:
+    """Return the indices where |acc| >= threshold (> if strict), ascending, after `prepare_magnitudes`.
+
+    One host synchronisation.
+    """
+    if isinstance(workspace.kernel, TorchKernel):
         compare = torch.gt if strict else torch.ge
-        mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_of(workspace))
+        mask = compare(workspace.buffer("magnitudes"), threshold, out=mask_buffer(workspace))
         return Selection(host_sync.nonzero(mask))
-    return Selection(*workspace.kernel.above(acc, None, threshold, strict))
+    return Selection(*workspace.kernel.above_threshold(acc, None, threshold, strict))

@@ -11,9 +11,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from sparsify.core.spec import LIGHT, Registry
+from sparsify.core.spec import Registry
 
-REGISTRY = Registry("benchmark", __name__, Path(__file__).parent, light=(*LIGHT, __name__))
+REGISTRY = Registry("benchmark", __name__, Path(__file__).parent)
 
 Device = Literal["cpu", "cuda"]
 SIZES = (14_700_000, 25_600_000, 345_000_000)  # VGG-16, ResNet-50, BERT-Large

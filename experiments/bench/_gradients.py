@@ -25,9 +25,9 @@ from experiments.training.replicas.shared import set_learning_rate
 from experiments.training.task import Task
 from sparsify.comm import virtual
 from sparsify.core import huge_pages
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext, SparseVector
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFiniteGradientError
 
 SCALE = 1e-3  # of synthetic gradients, as in training
 KEPT = 4  # gradients of a training that are kept
@@ -90,7 +90,7 @@ def synthetic(name: str, n: int, turns: int, device: torch.device) -> StepInputs
     generator = Generator(device).manual_seed(0)
     fill, words = SYNTHETIC[name]
     sizes = (n,), (turns, n)
-    residual, gradients = (huge_pages.advise(torch.empty(size, device=device)) for size in sizes)
+    residual, gradients = (huge_pages.request(torch.empty(size, device=device)) for size in sizes)
     for vector in (residual, *gradients):
         fill(vector, generator)
     return StepInputs(residual, gradients, words)
@@ -135,7 +135,7 @@ def real(name: str, folder: Path, device: torch.device) -> StepInputs:
         write_atomic(path, buffer.getvalue(), durable=False)
     kept = torch.load(path, map_location=device, weights_only=True)
     residual, gradients = (  # copied into memory as the library allocates it
-        huge_pages.advise(torch.empty_like(kept[part])).copy_(kept[part])
+        huge_pages.request(torch.empty_like(kept[part])).copy_(kept[part])
         for part in ("residual", "gradients")
     )
     return StepInputs(residual, gradients, kept["source"])
@@ -155,7 +155,7 @@ def trained(name: str, dataset: str, root: Path, device: torch.device) -> dict[s
         assert flat.numel() == size, (name, flat.numel())
         losses.append(loss.item())
         if not math.isfinite(losses[-1]) or not flat.isfinite().all():
-            raise NonFinite(0, step, name)
+            raise NonFiniteGradientError(0, step, name)
         if (turn := step - (steps - KEPT)) >= 0:
             if turn == 0:
                 owed = aggregator.method.residual(aggregator.states[0])
@@ -179,7 +179,7 @@ def train_briefly(
     steps: int,
     density: float,
     look: Callable[[int, Tensor, Aggregator], None] = lambda step, loss, aggregator: None,
-) -> tuple[list[Sparse], int]:
+) -> tuple[list[SparseVector], int]:
     """A few steps with Top-k over the whole model on virtual workers: what each worker selected in the last
     one, and of how many elements.
 
@@ -188,15 +188,15 @@ def train_briefly(
     """
     method = sparsify.build("topk", density=density)
 
-    def body(comm: virtual.VirtualComm) -> tuple[Sparse, int]:
+    def body(comm: virtual.VirtualComm) -> tuple[SparseVector, int]:
         model = task.model(data, 0, device, torch.float32)
         optimiser, aggregator = task.optimiser(model), Aggregator(method, model.named_parameters(), comm)
-        augmentation = BucketContext(0, comm.rank, -1).generator(device)
+        augmentation = BucketContext(0, comm.rank, -1).make_generator(device)
         batches = task.batches(data, comm.rank, size, 0, augmentation, torch.float32)
-        watched = list[Sparse]()
+        watched = list[SparseVector]()
 
-        def watch(acc: Tensor, part: Sparse) -> None:
-            watched[:] = [Sparse(part.indices.clone(), part.values.clone())]
+        def watch(acc: Tensor, part: SparseVector) -> None:
+            watched[:] = [SparseVector(part.indices.clone(), part.values.clone())]
 
         for step in range(steps):
             inputs, labels = next(batches)

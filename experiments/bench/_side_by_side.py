@@ -21,8 +21,7 @@ from experiments.bench._steps import ROWS, Made, NotRun, Setup
 from experiments.bench._timing import Clock, lacking, no_collection
 from sparsify import kernels
 from sparsify.core import host_sync, huge_pages
-from sparsify.method import num_selected
-from sparsify.types import SearchStats, Sparse
+from sparsify.types import SearchStats, SparseVector, num_selected
 
 LEAST = 3  # repetitions of every row, however long they take
 IDLE_S = 0.01  # OpenMP's threads spin for a while after a parallel operation; they may not meet the next row
@@ -71,7 +70,7 @@ class SideBySide:
         n, density, distribution = self.case
         self.inputs = gradients.inputs(distribution, n, turns(n), self.kept, self.device)
         self.residual = self.inputs.residual
-        self.work = huge_pages.advise(torch.empty_like(self.residual))
+        self.work = huge_pages.request(torch.empty_like(self.residual))
         words = json.dumps([*self.case, torch.get_num_threads(), self.flush, str(self.kept.resolve())])
         self.setup = Setup(self.work, num_selected(n, density), self.inputs.gradients, (words,))
         self.made = dict[str, Made]()
@@ -83,8 +82,8 @@ class SideBySide:
                 except NotRun as reason:
                     timed.why = str(reason)
         # Exact: it knows the threshold, and how the residual goes on.
-        self.guide = kernels.kernel_for(self.work)
-        self.best = Sparse(torch.empty(0), torch.empty(0))  # what it chose in this turn
+        self.guide = kernels.make_kernel(self.work)
+        self.best = SparseVector(torch.empty(0), torch.empty(0))  # what it chose in this turn
         self.cold = torch.full((self.flush // 4,), 1.0, device=self.device)
         self.clock = Clock(self.device)
 
@@ -160,11 +159,11 @@ class SideBySide:
             self.lines[name].stats = SearchStats(*(after - before for after, before in counted))
         return self.inputs.source, differ
 
-    def kernels(self) -> list[tuple[str, kernels.Kernel]]:
+    def kernels(self) -> list[tuple[str, kernels.SelectionKernel]]:
         return [(name, made.kernel) for name, made in self.made.items() if made.kernel is not None]
 
 
-def same_magnitudes(chosen: Sparse | None, best: Sparse) -> bool:
+def same_magnitudes(chosen: SparseVector | None, best: SparseVector) -> bool:
     assert chosen is not None
     ours, theirs = (found.values.abs().sort().values for found in (chosen, best))
     return torch.equal(ours, theirs)

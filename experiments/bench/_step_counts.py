@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sparsify.kernels import native
-from sparsify.kernels.native import NativeJoint
-from sparsify.types import Sparse
+from sparsify.kernels.native import NativeGroupKernel
+from sparsify.types import SparseVector
 
 COLLECTIVES, BUFFERS = "c10d.", "c10d.broadcast_"  # of DDP, which broadcasts a model's buffers in each step
 ALLOCATES = ("aten.empty", "aten.new_empty")
@@ -47,8 +47,8 @@ class Operators(TorchDispatchMode):
 
     def __enter__(self) -> Operators:
         for where, name, nbytes in (
-            (native, "norms", read_once), (NativeJoint, "topk", of_topk), (NativeJoint, "add", of_add),
-            (NativeJoint, "clear_at", of_add),
+            (native, "norms", read_once), (NativeGroupKernel, "topk", of_topk),
+            (NativeGroupKernel, "add", of_add), (NativeGroupKernel, "clear_at", of_add),
         ):  # fmt: skip
             counting = self._counting(name, getattr(where, name), nbytes)
             self.patches.enter_context(mock.patch.object(where, name, counting))
@@ -104,20 +104,22 @@ def read_once(tensors: Sequence[Tensor], sizes: Sequence[int]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def of_topk(kernel: NativeJoint, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> int:
+def of_topk(
+    kernel: NativeGroupKernel, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
+) -> int:
     """Bytes of a search: what is accumulated is read and written."""
     return sum(2 * acc.nbytes for acc in accs) + sum(grad.nbytes for grad in grads) + 8 * sum(ks)
 
 
 def of_add(
-    kernel: NativeJoint,
+    kernel: NativeGroupKernel,
     into: Sequence[Tensor],
-    parts: Sequence[Sparse] | Sparse,
+    parts: Sequence[SparseVector] | SparseVector,
     alpha: float = 1,
     clears: bool = False,
 ) -> int:
     """Bytes of what is written: all where memories are cleared, and the elements of the parts."""
-    those = [parts] if isinstance(parts, Sparse) else parts
+    those = [parts] if isinstance(parts, SparseVector) else parts
     elements = sum(part.indices.nbytes + 3 * part.values.nbytes for part in those)
     return elements + (sum(memory.nbytes for memory in into) if clears else 0)
 

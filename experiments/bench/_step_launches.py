@@ -79,7 +79,7 @@ def launched(work: Callable[..., None], asked: OfWorkers) -> Any:
 
 def meet(rank: int, asked: OfWorkers, folder: str) -> TorchComm:
     torch.set_num_threads(1)
-    return TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
+    return TorchComm.join(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
 
 
 def part(comm: TorchComm, found: Any, folder: str) -> None:
@@ -194,7 +194,7 @@ def time_around(rank: int, asked: LaunchAsked, folder: str) -> None:
     optimiser = sparsify.distribute(
         torch.optim.SGD(parameters, lr=1.0), model, sparsify.build("topk", density=asked.density)
     )
-    acc, grad = (huge_pages.advise(torch.empty(n)).normal_(generator=drawn) for _ in range(2))
+    acc, grad = (huge_pages.request(torch.empty(n)).normal_(generator=drawn) for _ in range(2))
     cold = torch.full((flush_bytes(device) // 4,), 1.0)
 
     def handed_over(turn: int) -> Callable[[], None]:
@@ -244,10 +244,10 @@ def time_around(rank: int, asked: LaunchAsked, folder: str) -> None:
 
 
 def fresh(source: Tensor) -> Tensor:
-    return huge_pages.advise(torch.empty_like(source)).copy_(source)
+    return huge_pages.request(torch.empty_like(source)).copy_(source)
 
 
 def searched(optimiser: Any) -> tuple[int, int]:
     """Candidates and selected elements, of all searches until now."""
-    found = optimiser.engine.searching().values()
+    found = optimiser.engine.search_stats().values()
     return sum(one.candidates for one in found), sum(one.selected for one in found)

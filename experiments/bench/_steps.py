@@ -21,15 +21,14 @@ from torch import Tensor
 
 from experiments.config.folders import ROOT
 from sparsify.core import huge_pages
-from sparsify.kernels import Eager, Kernel, Workspace
-from sparsify.kernels.native import Native, Unavailable
-from sparsify.kernels.vectorised import Vectorised
-from sparsify.methods.dgc import DgcSample, Sampling
+from sparsify.kernels import SelectionKernel, TorchKernel, Workspace
+from sparsify.kernels.native import KernelUnavailableError, NativeKernel
+from sparsify.methods.dgc import SampledThreshold, SampledThresholdState
 from sparsify.methods.gaussiank import GaussianThreshold
-from sparsify.select import Draws
-from sparsify.types import BucketContext, Sparse
+from sparsify.select import DrawCounter
+from sparsify.types import BucketContext, SparseVector
 
-StepCall = Callable[[Tensor, Tensor], Sparse | None]
+StepCall = Callable[[Tensor, Tensor], SparseVector | None]
 
 MANY = 30_000_000  # elements, above which a CPU takes seconds for the slowest steps
 COPIED = 1.5  # floats read, and as many written, per element: 12 bytes
@@ -101,20 +100,24 @@ class Setup:
     @cached_property
     def workspace(self) -> Workspace:
         """The plain operators' workspace; all their steps share it, for it holds nothing between steps."""
-        return Workspace.searching(self.like, CONTEXT)
+        return Workspace.with_kernel(self.like, CONTEXT)
 
-    def fused(self, **options: int) -> Kernel:
+    def fused(self, **options: int) -> SelectionKernel:
         """The fused kernel of this device. Raises NotRun."""
         try:
             if self.cuda:
-                from sparsify.kernels import gpu
+                from sparsify.kernels import triton_search
 
-                return gpu.Gpu(self.like, **options)
-            return Native(self.like, None, **options)
+                return triton_search.TritonKernel(self.like, **options)
+            return NativeKernel(self.like, None, **options)
         except ImportError as error:
             raise NotRun(f"no Triton: {error}") from error
-        except (Unavailable, ValueError) as error:
-            why = "no compiler, or what it made does not run: " if isinstance(error, Unavailable) else ""
+        except (KernelUnavailableError, ValueError) as error:
+            why = (
+                "no compiler, or what it made does not run: "
+                if isinstance(error, KernelUnavailableError)
+                else ""
+            )
             raise NotRun(f"{why}{error}") from error
 
 
@@ -122,7 +125,7 @@ class Made(NamedTuple):
     """A step that is ready, and the kernel within it, if any."""
 
     step: StepCall
-    kernel: Kernel | None = None
+    kernel: SelectionKernel | None = None
     follower: Follower | None = None  # the process that takes the step instead
 
 
@@ -136,23 +139,17 @@ class StepKind:
     passing: Callable[[str], float] = lambda device: 0.0  # floats per element that a step allocates and frees
 
 
-def emptied(acc: Tensor, found: Sparse) -> Sparse:
+def emptied(acc: Tensor, found: SparseVector) -> SparseVector:
     found.add_to(acc, alpha=-1)
     return found
 
 
-def at(acc: Tensor, indices: Tensor) -> Sparse:
-    return emptied(acc, Sparse(indices, acc[indices]))
+def at(acc: Tensor, indices: Tensor) -> SparseVector:
+    return emptied(acc, SparseVector(indices, acc[indices]))
 
 
-def by_kernel(kernel: Kernel, k: int) -> Made:
+def by_kernel(kernel: SelectionKernel, k: int) -> Made:
     return Made(lambda acc, grad: emptied(acc, kernel.topk(acc, grad, k)), kernel)
-
-
-def numpy(setup: Setup) -> Made:
-    if setup.cuda:
-        raise NotRun("numpy is for CPUs")
-    return by_kernel(Vectorised(setup.like), setup.k)
 
 
 def eager_in_huge_pages(setup: Setup) -> Made:
@@ -161,8 +158,8 @@ def eager_in_huge_pages(setup: Setup) -> Made:
     library, version = platform.libc_ver()
     if library != "glibc" or tuple(map(int, version.split("."))) < TUNABLE_FROM:
         raise NotRun(f"needs glibc 2.35, this is {library or platform.system()} {version}")
-    if huge_pages.setting() not in ("always", "madvise"):
-        raise NotRun(f"needs huge pages; the system's setting is {huge_pages.setting()}")
+    if huge_pages.system_setting() not in ("always", "madvise"):
+        raise NotRun(f"needs huge pages; the system's setting is {huge_pages.system_setting()}")
     return Made(lambda acc, grad: None, follower=Follower(setup.words, "glibc.malloc.hugetlb=1"))
 
 
@@ -171,7 +168,7 @@ def eager(setup: Setup) -> Made:
 
 
 def dgc(setup: Setup) -> Made:
-    return by_rule(DgcSample(), Sampling(Draws(CONTEXT), setup.workspace), setup.k)
+    return by_rule(SampledThreshold(), SampledThresholdState(DrawCounter(CONTEXT), setup.workspace), setup.k)
 
 
 def add(setup: Setup) -> Made:
@@ -185,8 +182,8 @@ def threshold(setup: Setup) -> Made:
     try:
         kernel = setup.fused()
     except NotRun:
-        kernel = Eager(setup.like) if setup.cuda else Vectorised(setup.like)
-    return Made(lambda acc, grad: emptied(acc, kernel.above(acc, grad, setup.threshold)), kernel)
+        kernel = TorchKernel(setup.like)
+    return Made(lambda acc, grad: emptied(acc, kernel.above_threshold(acc, grad, setup.threshold)), kernel)
 
 
 def among_magnitudes(setup: Setup, choose: Callable[[Tensor], Tensor]) -> Made:
@@ -218,7 +215,7 @@ def compiled(setup: Setup) -> Made:
         function(small, small.clone(), setup.threshold, 8)
     except (RuntimeError, OSError, ImportError) as error:  # what is missing shows at the first call
         raise NotRun(f"torch.compile failed: {str(error).splitlines()[0]}") from error
-    return Made(lambda acc, grad: Sparse(*function(acc, grad, setup.threshold, setup.k)))
+    return Made(lambda acc, grad: SparseVector(*function(acc, grad, setup.threshold, setup.k)))
 
 
 @cache
@@ -235,7 +232,7 @@ def by_rule(rule: Any, state: Any, k: int) -> Made:
 def copy(setup: Setup) -> Made:
     length = int(COPIED * setup.like.numel())
     source = setup.inputs.view(-1).view(torch.float32)[:length]
-    target = huge_pages.advise(torch.empty(length, device=setup.like.device)).zero_()
+    target = huge_pages.request(torch.empty(length, device=setup.like.device)).zero_()
 
     def step(acc: Tensor, grad: Tensor) -> None:
         target.copy_(source)
@@ -266,7 +263,6 @@ ROWS = {
     "add": StepKind(add),
     "copy": StepKind(copy, held=COPIED),
     "fused": StepKind(lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
-    "numpy": StepKind(numpy, exact=True),
     "eager": StepKind(eager, exact=True, passing=topk_memory),
     "eager_hugepages": StepKind(eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
     "fallback": StepKind(lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),

@@ -15,9 +15,9 @@ from experiments.bench._runner import Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import turns
 from experiments.bench._timing import Clock, TimedCall, device_of, facts, in_turn, lacking
 from experiments.training import networks
-from sparsify.kernels import JointKernel, Kernel, joint_kernel_for, kernel_for, pays_from
-from sparsify.method import num_selected
-from sparsify.ranges import Count, NotNegative, Share
+from sparsify.kernels import GroupKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
+from sparsify.ranges import NonNegativeFloat, PositiveFraction, PositiveInt
+from sparsify.types import num_selected
 
 SIZES = (64, 1024, 4096, 8192, 16_384, 32_768, 131_072, 1_048_576, 4_194_304, 25_600_000)
 DENSITIES = (0.001, 0.01, 0.1)
@@ -31,12 +31,12 @@ Search = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[int]], object]  
 
 def auto(
     *,
-    n: Sequence[Count] = (),
+    n: Sequence[PositiveInt] = (),
     layers: bool = False,
-    density: Sequence[Share] = DENSITIES,
-    seconds: NotNegative = 2.5,
+    density: Sequence[PositiveFraction] = DENSITIES,
+    seconds: NonNegativeFloat = 2.5,
     device: Device | None = None,
-    threads: Count | None = None,
+    threads: PositiveInt | None = None,
 ) -> Bench:
     """Searches of tiny to very large buckets, side by side: is `select=auto` ever slower than torch's?
 
@@ -74,7 +74,7 @@ def auto(
         "{auto_ms[median]:.3g} | {fused_ms[median]:.3g} | {torch_over_auto:.2f} | {torch_over_fused:.2f} | "
         "{torch_ms[n]}",
         last=lambda rows: summary(
-            [row for row in rows if "kernels" in row], pays_from(torch.empty(0, device=on))
+            [row for row in rows if "kernels" in row], min_fused_numel(torch.empty(0, device=on))
         ),
     )
 
@@ -118,22 +118,22 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
 
 def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
     """The search of each row, and its kernels by name; and why there is none for `fused`, if so."""
-    alone, why = dict[str, list[Kernel]](), None
+    alone, why = dict[str, list[SelectionKernel]](), None
     for row in KERNELS:
         try:
-            alone[row] = [kernel_for(like, row) for like in likes]
+            alone[row] = [make_kernel(like, row) for like in likes]
         except ValueError as error:  # of `fused` alone
             why = str(error)
     searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
     names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
-    together = joint_kernel_for(likes, alone["auto"])
-    if len(likes) > 1 and type(together) is not JointKernel:
+    together = make_group_kernel(likes, alone["auto"])
+    if len(likes) > 1 and type(together) is not GroupKernel:
         searches["auto"], names["auto"] = together.topk, together.name
     return searches, names, why
 
 
 def one_by_one(
-    kernels: Sequence[Kernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
+    kernels: Sequence[SelectionKernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
 ) -> None:
     """Search one bucket after the other."""
     for kernel, acc, grad, k in zip(kernels, accs, grads, ks, strict=True):

@@ -12,13 +12,13 @@ from experiments.bench._runner import WRONG, Bench, Record
 from experiments.bench._timing import device_of, facts
 from sparsify import cost
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
-from sparsify.method import Method, num_selected
+from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.methods import per_step
-from sparsify.ranges import Count
-from sparsify.types import SeenStep
+from sparsify.methods import per_step_names
+from sparsify.ranges import PositiveInt
+from sparsify.types import BucketStep, num_selected
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 
 WORKERS, DENSITIES, STEPS = (2, 4, 8, 16), (0.001, 0.01, 0.1), 3
 ROW = 100  # gradients are a matrix, as PowerSGD needs
@@ -29,14 +29,14 @@ SCHEMES = {
 }  # fmt: skip
 
 
-def bytes(*, n: Count = 100_000, methods: str = "") -> Bench:
+def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
     """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
 
     Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
-    *promised* is what closed forms say, given how many elements each worker sent (a method's `promised`, by
+    *promised* is what closed forms say, given how many elements each worker sent (a method's `predict_bytes`, by
     the forms of sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank
     0. They must be equal, or counted must lie in the promised range. *published* is the bandwidth term of the
-    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published`: Table 1 of Zhang's Stable
+    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published_cost`: Table 1 of Zhang's Stable
     Top-K slides, after Li and Hoefler 2022, and a few rows more); announcements of lengths come on top of it,
     and thresholds select about k.
 
@@ -71,7 +71,7 @@ def named(methods: str) -> list[str]:
     Raises:
         ValueError: there is no such method, or it is a strategy of local steps.
     """
-    known = per_step()
+    known = per_step_names()
     names = methods.split(",") if methods else known
     for name in names:
         METHODS.check_name(name)
@@ -112,7 +112,7 @@ def measure(case: Record) -> Iterator[Record]:
     reports = virtual.run(size, body)
     selected, counted = [report.selected for report in reports], reports[0].wire_bytes
     k = num_selected(n, method.density_at(0))
-    promise = method.promised(SeenStep((shape,), k, torch.float32, size, STEPS - 1, selected))
+    promise = method.predict_bytes(BucketStep((shape,), k, torch.float32, size, STEPS - 1, selected))
     is_kept = promise is not None and promise.least <= counted <= promise.most
     yield {
         "k": num_selected(n, density) if has_density(name) else None,
@@ -129,4 +129,4 @@ def published(name: str, n: int, k: int, size: int, word: int = 1) -> list[float
     """The literature's words, of so many bytes, least and most; None where it has none."""
     if name not in SCHEMES:
         return None
-    return [float(word * words) for words in cost.published(SCHEMES[name], n, k, size)[:2]]
+    return [float(word * words) for words in cost.published_cost(SCHEMES[name], n, k, size)[:2]]

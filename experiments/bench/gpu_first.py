@@ -29,7 +29,7 @@ from experiments.config.folders import ROOT, Folders
 from experiments.launch.local import EndSignals
 from slurm import environment, gpus
 from slurm.worker_process import before_exec, lifeline
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 REHEARSAL = "rehearsal-cpu"
 BAD = ("failed", "too long")  # a part that ended so has not shown what it is there for
@@ -67,7 +67,7 @@ def gpu_first(
     named = parts.split(",") if parts else []
     for name in named:
         if name not in every:
-            raise ValueError(unknown("part", name, list(every)))
+            raise ValueError(describe_unknown("part", name, list(every)))
     if plan:
         print(planned([part for part in PARTS if not named or part.name in named], rehearsal))
         return 0

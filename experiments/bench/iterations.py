@@ -20,7 +20,7 @@ from experiments.training.loop import Trainer
 from experiments.worker.build import Built, build, prepare_device
 from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 WARM_UP = 5  # iterations that are not counted
 WINDOWS = 4
@@ -29,7 +29,7 @@ ROWS = 25  # of the profile's table
 COMPUTING = ("forward", "backward", "select")  # what an iteration can't do without
 
 
-def iterations(settings: Sequence[str] = (), *, iterations: Count = 20) -> Bench:
+def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) -> Bench:
     """A few iterations of a run, timed twice and profiled once; nothing of them is recorded as a run.
 
     All workers are virtual, in this process. First in mode serialised, for the breakdown, and for what

@@ -12,8 +12,8 @@ from experiments.bench import SIZES, Device
 from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, same_magnitudes
 from experiments.bench._timing import REPEATS, Clock, Waits, captured, device_of, facts, in_turn, lacking
-from sparsify.kernels import Eager
-from sparsify.ranges import Count, unknown
+from sparsify.kernels import TorchKernel
+from sparsify.ranges import PositiveInt, describe_unknown
 
 DENSITY = 0.001
 HELD = 24  # floats per element that all rows together hold, or pass
@@ -26,9 +26,9 @@ RATIOS = {"fused_over_add": ("fused", "add"), "fallback_over_fused": ("fallback"
 
 def kernels(
     *,
-    n: Sequence[Count] = SIZES,
+    n: Sequence[PositiveInt] = SIZES,
     rows: Sequence[str] = (),
-    repeats: Count | None = None,
+    repeats: PositiveInt | None = None,
     device: Device | None = None,
     check: bool = False,
 ) -> Bench:
@@ -49,7 +49,7 @@ def kernels(
     """
     for name in rows:
         if name not in STEPS:
-            raise ValueError(unknown("row", name, STEPS))
+            raise ValueError(describe_unknown("row", name, STEPS))
     on = device_of(device)
     cuda, times = on.type == "cuda", repeats or REPEATS[on.type]
     return Bench(
@@ -79,7 +79,7 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
         return [{"row": "all", "why": why}]
     lines, cuda = {name: StepTimes() for name in rows}, device.type == "cuda"
     beside = SideBySide(SelectCase(n, DENSITY, "normal"), lines, set(), flush_bytes(device), Path(), device)
-    beside.guide = Eager(beside.work)
+    beside.guide = TorchKernel(beside.work)
     beside.begin(0)
     wrong = {name: fault(beside, name) for name in beside.made}
     calls: dict[str, Callable[[], object]] = {

@@ -10,7 +10,7 @@ import torch
 
 from experiments.bench._runner import Bench, Record, ratio, spread
 from experiments.bench._timing import Clock, device_of, facts, in_turn
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 DENSITY = 0.01
 WARM_UP = 20  # the first steps compile, and keep
@@ -21,11 +21,11 @@ SHARED_BYTES, THREADS = 232_448, 1024  # that a block may have on compute capabi
 Start = Callable[..., None]  # what Triton calls to start a kernel
 
 
-def launch(*, n: Count = 100_010, repeats: Count = 1000) -> Bench:
+def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Bench:
     """Host time of one fused step on CUDA: acc += grad and its k largest, launched in two ways, side by side.
 
     *ordinary*: every launch is Triton's own, kernel[grid](...). *kept*: compiled kernels are kept and
-    launched directly, as `select=fused` does (sparsify/kernels/launches.py). Both take a step in every
+    launched directly, as `select=fused` does (sparsify/kernels/triton_launcher.py). Both take a step in every
     repetition, in random order. Without a GPU, kernels are compiled for compute capability 9.0 and the
     launcher does nothing, so that what is timed is Python alone; with one, kernels are started, and the
     device is idle when a step begins.
@@ -60,14 +60,14 @@ def launch(*, n: Count = 100_010, repeats: Count = 1000) -> Bench:
 
 def measure(case: Record, repeats: int, device: torch.device) -> Record:
     """Microseconds of the host for each step of each kind."""
-    from sparsify.kernels import gpu
+    from sparsify.kernels import triton_search
 
     if device.type == "cpu":
         replace_gpu()
     acc, grad = torch.zeros(case["n"], device=device), torch.zeros(case["n"], device=device)
-    kernels = {name: gpu.Gpu(acc) for name in HOST}
+    kernels = {name: triton_search.TritonKernel(acc) for name in HOST}
     for name, kernel in kernels.items():
-        kernel.launch.keep = name == "kept"
+        kernel.launch.keeps_compiled = name == "kept"
     calls = {name: lambda each=each: each.topk(acc, grad, case["k"]) for name, each in kernels.items()}
     took = in_turn(calls, Clock(device, "call"), repeats, warm_up=WARM_UP)
     found = {HOST[name]: spread([1e3 * ms for ms in samples.values()]) for name, samples in took.items()}
@@ -77,19 +77,20 @@ def measure(case: Record, repeats: int, device: torch.device) -> Record:
 def replace_gpu(
     capability: int = 90, launcher: Callable[[str], Start] = lambda kernel: lambda *given: None
 ) -> None:
-    """Make `gpu.Gpu` take tensors on the CPU from now on, as if they were on such a GPU, which is not there:
-    Triton compiles for it, on any machine, and nothing runs. It replaces Triton's driver in the whole
-    process, so it belongs in a process of its own.
+    """Make `TritonKernel` take tensors on the CPU from now on, as if they were on such a GPU.
+
+    The GPU is not there: Triton compiles for it, on any machine, and nothing runs. It replaces Triton's driver in
+    the whole process, so it belongs in a process of its own.
 
     Args:
         launcher: called once for each compiled kernel, by its name; the result, at every launch of it.
     """
     from triton.runtime.driver import driver
 
-    from sparsify.kernels import gpu
+    from sparsify.kernels import triton_search
 
     driver.set_active(AbsentGpu(capability, launcher))
-    gpu.INTERPRETED = True
+    triton_search.INTERPRETED = True
 
 
 class AbsentGpu:

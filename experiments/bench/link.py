@@ -37,8 +37,8 @@ from slurm import environment, worker_process
 from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand
 from sparsify.comm import Comm, gather_json
-from sparsify.cost import Cost, Link
-from sparsify.ranges import Count
+from sparsify.cost import CollectiveCost, Link
+from sparsify.ranges import PositiveInt
 
 SMALLEST, STEP = 2**10, 4  # bytes
 POLL_S = 0.05
@@ -53,8 +53,8 @@ KINDS = (PING_PONG, "all_reduce", "all_gather", "all_to_all")
 def link(
     settings: Sequence[str] = (),
     *,
-    repeats: Count = 15,
-    largest: Count = 2**26,
+    repeats: PositiveInt = 15,
+    largest: PositiveInt = 2**26,
     name: str | None = None,
 ) -> Bench | int:
     """The alpha and beta of a link, as it really is, with intervals, from ping-pong and collectives over it.
@@ -237,7 +237,7 @@ def case_of(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: tor
         return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
     data = torch.zeros(size // 4, device=device)
     do = partial(there_and_back, comm, data, data, [pair])
-    return ProbeCase(kind, size, do, Cost(2, 2 * data.nbytes), data.nbytes)
+    return ProbeCase(kind, size, do, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
 def seconds_of(case: ProbeCase, comm: Comm, device: torch.device) -> float:
@@ -272,7 +272,7 @@ class LinkFit(NamedTuple):
     residuals: list[float]  # fitted / measured - 1 of each size, in their order
 
 
-def fit(costs: Sequence[Cost], samples: Sequence[Sequence[float]]) -> LinkFit:
+def fit(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]) -> LinkFit:
     """Fit the medians of samples, seconds, of each cost; repetitions are resampled for the intervals."""
     measured = np.array([np.median(each) for each in samples])
     alpha, beta = fitted(costs, measured)
@@ -281,7 +281,7 @@ def fit(costs: Sequence[Cost], samples: Sequence[Sequence[float]]) -> LinkFit:
         np.median(draws.choice(each, (RESAMPLES, len(each))), axis=1) for each in samples
     ])  # fmt: skip
     low, high = np.quantile([fitted(costs, seconds) for seconds in drawn.T], (0.025, 0.975), axis=0)
-    errors = np.array([Link(alpha, beta).seconds(cost) for cost in costs]) / measured - 1
+    errors = np.array([Link(alpha, beta).transfer_seconds(cost) for cost in costs]) / measured - 1
     numbers = zip((alpha, beta), low.tolist(), high.tolist(), strict=True)
     alpha_s, beta_s_per_byte = (Number(*each) for each in numbers)
     return LinkFit(alpha_s, beta_s_per_byte, errors.tolist())
@@ -292,7 +292,7 @@ def fits_of(found: Sequence[Record]) -> dict[str, LinkFit]:
     fits = {}
     for kind in (*dict.fromkeys(row["message"] for row in found), TOGETHER):
         rows = [row for row in found if kind in (row["message"], TOGETHER)]
-        costs = [Cost(row["messages"], row["sent_bytes"]) for row in rows]
+        costs = [CollectiveCost(row["messages"], row["sent_bytes"]) for row in rows]
         fits[kind] = fit(costs, [row["seconds"] for row in rows])
     return fits
 

@@ -22,8 +22,8 @@ from experiments.bench._step_launches import CLOCKS, WARM_UP, Samples, taken
 from experiments.bench._timing import device_of, facts, no_collection
 from experiments.training.language.networks import GPT
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
-from sparsify.ranges import Count, Share
+from sparsify.ranges import PositiveFraction, PositiveInt
+from sparsify.wrappers.aggregator import Aggregator
 
 Part = Literal["exchange", "step"]
 NEVER = 10**9  # steps of a round that does not end
@@ -52,12 +52,12 @@ class LocalAsked(NamedTuple):
 def local(
     *,
     parts: Sequence[Part] = ("exchange", "step"),
-    layers: Count = 8,
-    width: Count = 320,
-    vocabulary: Count = 1000,
-    density: Share = 1 / 64,
-    launches: Count = 5,
-    turns: Count = 20,
+    layers: PositiveInt = 8,
+    width: PositiveInt = 320,
+    vocabulary: PositiveInt = 1000,
+    density: PositiveFraction = 1 / 64,
+    launches: PositiveInt = 5,
+    turns: PositiveInt = 20,
 ) -> Bench:
     """What local steps cost beside what they replace, for a decoder of 10 M parameters.
 
@@ -177,7 +177,7 @@ def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
     def stepped() -> None:
         for p in model.parameters():
             p.grad = torch.randn(p.shape, generator=draws)
-        optimiser.step_alone()
+        optimiser.step_locally()
 
     found["sparseloco"] = stepped, optimiser.exchange
     for scope in ("global", "layer"):

@@ -17,9 +17,9 @@ from experiments.bench._timing import Clock, device_of, facts, synchronise
 from experiments.bench.bytes import built, named
 from sparsify.comm import InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 
 SIZES = (270_000, 14_700_000, 25_600_000)  # ResNet-20, VGG-16, ResNet-50
 WORKERS, SETTLING, DENSITY, WIDTH = 2, 3, 0.001, 500
@@ -28,7 +28,11 @@ SCALE = 1e-3  # of the gradients, as in training
 
 
 def methods(
-    *, n: Sequence[Count] = SIZES, methods: str = "", repeats: Count = 5, device: Device | None = None
+    *,
+    n: Sequence[PositiveInt] = SIZES,
+    methods: str = "",
+    repeats: PositiveInt = 5,
+    device: Device | None = None,
 ) -> Bench:
     """Costs of each method apart from the network: select, exchange (packing, merging), retain, scatter.
 
@@ -76,7 +80,7 @@ def measure(name: str, n: int, repeats: int, device: torch.device) -> Record:
             comm.barrier()
             with timer.step():
                 report = aggregator.aggregate()
-            (sample,) = timer.resolve(lambda mine: [mine])
+            (sample,) = timer.finish_window(lambda mine: [mine])
             found.append((parts_of(sample.spans), report))
             gradient = gradient.roll(1)  # so that other elements are the largest each time
         return found[SETTLING:]

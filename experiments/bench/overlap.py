@@ -26,8 +26,8 @@ from experiments.bench._timing import device_of, facts
 from experiments.training import networks
 from sparsify.comm import CountingComm
 from sparsify.comm.torch import TorchComm
-from sparsify.cost import Cost, Link
-from sparsify.ranges import Count, Positive, Share
+from sparsify.cost import CollectiveCost, Link
+from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 LINK = "simulated link: injected delay"
 NETWORKS = {"vgg16": networks.vgg16, "small_cnn": networks.small_cnn}
@@ -46,26 +46,26 @@ class SlowComm(CountingComm):
     """A communicator that is as slow as a link, and adds up what it was asked to send."""
 
     link = Link(0.0, 0.0)
-    asked = Cost(0, 0)
+    asked = CollectiveCost(0, 0)
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
-        collective, _ = self.priced(kind, nbytes, size)
+        collective, _ = self.predict_cost(kind, nbytes, size)
         self.asked += collective
-        time.sleep(self.link.seconds(collective))
+        time.sleep(self.link.transfer_seconds(collective))
 
 
 def overlap(
     *,
     rows: Sequence[EntryName] = ("dense-distribute", "topk-distribute", "topk-register"),
-    ratios: Sequence[Positive] = (0.25, 1.0, 4.0),
-    latency_ms: Positive = 0.1,
-    density: Share = 0.01,
-    bucket_mb: Positive = 4.0,
+    ratios: Sequence[PositiveFloat] = (0.25, 1.0, 4.0),
+    latency_ms: PositiveFloat = 0.1,
+    density: PositiveFraction = 0.01,
+    bucket_mb: PositiveFloat = 4.0,
     network: Literal["vgg16", "small_cnn"] = "vgg16",
-    batch: Count = 8,
-    workers: Count = 2,
-    repeats: Count = 9,
+    batch: PositiveInt = 8,
+    workers: PositiveInt = 2,
+    repeats: PositiveInt = 9,
 ) -> Bench:
     """The gain of overlapping on a slow network: whole training steps with overlap and without, side by side.
 
@@ -126,7 +126,7 @@ def measure(asked: SimpleNamespace) -> list[Record]:
 def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
     """One worker; rank 0 writes what was found."""
     torch.set_num_threads(1)
-    comm = TorchComm.start(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
+    comm = TorchComm.join(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
     model, loss_of = network(asked, rank)
     alone_s = [seconds_of(loss_of(model).backward, comm) for _ in range(WARM_UP + CALIBRATIONS)]
     backward_s = statistics.median(alone_s[WARM_UP:])  # without averaging
@@ -135,12 +135,12 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
         for name in asked.rows
         for overlap in (False, True)
     }
-    cases = list[tuple[str, float, Cost, Link]]()
+    cases = list[tuple[str, float, CollectiveCost, Link]]()
     for name in asked.rows:
         slow, step = ways[name, False]
         for _ in range(WARM_UP):  # what the last one sends counts
             ways[name, True][1]()
-            slow.asked = Cost(0, 0)
+            slow.asked = CollectiveCost(0, 0)
             step()
         for ratio in asked.ratios:
             link = link_of(ratio * backward_s, slow.asked, asked.latency_ms / 1e3)
@@ -160,7 +160,7 @@ def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
                 "row": name,
                 "asked_ratio": ratio,
                 "backward_ms": 1e3 * backward_s,
-                "communication_ms": 1e3 * link.seconds(sent),
+                "communication_ms": 1e3 * link.transfer_seconds(sent),
                 **sent._asdict(),
                 "link_latency_ms": 1e3 * link.alpha_s,
                 "link_mbit_per_s": 8e-6 / link.beta_s_per_byte,
@@ -204,7 +204,7 @@ def trained(
     method_name, entry = ENTRIES[name]
     choices = {} if method_name == "dense" else {"density": asked.density}
     scope = "layer" if entry is sparsify.register else asked.bucket_mb
-    method, comm = sparsify.build(method_name, scope=scope, **choices), SlowComm(TorchComm.beside())
+    method, comm = sparsify.build(method_name, scope=scope, **choices), SlowComm(TorchComm.with_new_group())
     if entry is sparsify.register:
         model = DistributedDataParallel(model, bucket_cap_mb=asked.bucket_mb)
         sparsify.register(model, method, optimiser, comm, overlap=overlap)
@@ -219,7 +219,7 @@ def trained(
     return comm, step
 
 
-def link_of(seconds: float, sent: Cost, latency_s: float) -> Link:
+def link_of(seconds: float, sent: CollectiveCost, latency_s: float) -> Link:
     """The link on which all that a step sends takes so long; its latency is at most half of that."""
     latency_s = min(latency_s, seconds / 2 / sent.messages)
     return Link(latency_s, (seconds - sent.messages * latency_s) / sent.sent_bytes)

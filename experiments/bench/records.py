@@ -17,14 +17,14 @@ from experiments.bench._runner import Bench, Record
 from experiments.bench._timing import device_of, facts
 from experiments.config import compose
 from experiments.config.folders import ROOT
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 RANKS, STEPS = 8, 100
 STARTED, ENDED = "2000-01-01T00:00:00Z", "2000-01-01T00:01:00Z"  # of invented runs
 COMMANDS = ("collect", "list")
 
 
-def records(*, runs: Count = 10_000) -> Bench:
+def records(*, runs: PositiveInt = 10_000) -> Bench:
     """The time that many records take: collected into tables, and listed.
 
     The records are invented, in a temporary folder: 100 steps on 8 ranks, with all phases, 0.4 MB a run. Wall

@@ -16,10 +16,15 @@ from experiments.config.compose import resolve
 from experiments.tasks import REGISTRY
 from experiments.training import datasets
 from experiments.training.task import Task
-from sparsify.core.selections import Generated, Statistics, measured, skewed
+from sparsify.core.synthetic_selections import (
+    SelectionStatistics,
+    SyntheticSelections,
+    measure_statistics,
+    skewed_shares,
+)
 from sparsify.cost import Link, Network
-from sparsify.ranges import Count
-from sparsify.replay import Replay, balance, sparse_part
+from sparsify.ranges import PositiveInt
+from sparsify.replay import ExchangeReplay, check_replayable, load_imbalance
 
 RESNET50 = 25_600_000  # parameters, rounded
 METHODS = "dense,topk,gaussiank,randomk,blockrandomk,gtopk,sparcml,scalecom,oktopk"
@@ -29,13 +34,13 @@ STEPS = 2
 def replay(
     *,
     workers: str = "8,64,256,1024",
-    n: Count = RESNET50,
+    n: PositiveInt = RESNET50,
     density: float = 0.001,
     overlap: float = 0.3,
     skew: float = 4.0,
     task: str | None = None,
-    record: Count = 8,
-    steps: Count = 20,
+    record: PositiveInt = 8,
+    steps: PositiveInt = 20,
     methods: str = METHODS,
     link: str = "ethernet_10g",
 ) -> Bench:
@@ -67,36 +72,36 @@ def replay(
     fields = resolve(["cluster=virtual", f"link={link}"])["cluster"]["link"]
     network = Network(Link(fields["alpha_s"], fields["beta_s_per_byte"]))
     for name in names:
-        sparse_part(sparsify.build(name))
+        check_replayable(sparsify.build(name))
     if task is None:
-        shares = skewed(skew) if skew > 1 else (1.0,)
-        statistics, source = Statistics(density, overlap, shares), "given"
+        shares = skewed_shares(skew) if skew > 1 else (1.0,)
+        statistics, source = SelectionStatistics(density, overlap, shares), "given"
     else:
         trained: Task = REGISTRY.build(task, {})
         data = datasets.load(trained.dataset, data_root.root_of(None), device)
         selected = train_briefly(trained, data, device, record, steps, density)
-        statistics = measured(*selected)._replace(density=density)
+        statistics = measure_statistics(*selected)._replace(density=density)
         source = f"step {steps} of {task}, Top-k at density {density:g} on {record} virtual workers"
 
     @cache
-    def parts_of(size: int) -> Generated:
-        return Generated(statistics, n, size)
+    def parts_of(size: int) -> SyntheticSelections:
+        return SyntheticSelections(statistics, n, size)
 
     def measure(case: Record) -> Iterator[Record]:
         """The last of some steps."""
         name, size = case["method"], case["workers"]
         parts, began = parts_of(size), time.perf_counter()
         method = sparsify.build(name, **({"density": density} if has_density(name) else {}))
-        exchange = Replay(method, n, size)
-        traffic = [exchange.next(parts, parts.k) for _ in range(STEPS)][-1]
+        exchange = ExchangeReplay(method, n, size)
+        traffic = [exchange.replay_step(parts, parts.k) for _ in range(STEPS)][-1]
         yield {
             "k": parts.k,
             "words": max(traffic.sent_bytes) // 4,
             "published": published(name, n, parts.k, size),
-            "balance_sent": balance(traffic.sent_bytes),
-            "balance_received": balance(traffic.received_bytes),
+            "balance_sent": load_imbalance(traffic.sent_bytes),
+            "balance_received": load_imbalance(traffic.received_bytes),
             "messages": traffic.messages,
-            "simulated_ms": 1e3 * traffic.seconds(network),
+            "simulated_ms": 1e3 * traffic.simulated_seconds(network),
             "took_s": (time.perf_counter() - began) / STEPS,
         }
 

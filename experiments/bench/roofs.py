@@ -10,13 +10,15 @@ import torch
 from experiments.bench import SIZES, Device
 from experiments.bench._runner import Bench, Record, spread
 from experiments.bench._timing import REPEATS, Clock, TimedCall, captured, device_of, facts, in_turn, lacking
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 BYTES = {"copy": 8, "add": 12, "read": 4}  # per element
 HELD = 8  # bytes per element
 
 
-def roofs(*, n: Sequence[Count] = SIZES, repeats: Count | None = None, device: Device | None = None) -> Bench:
+def roofs(
+    *, n: Sequence[PositiveInt] = SIZES, repeats: PositiveInt | None = None, device: Device | None = None
+) -> Bench:
     """Versions and roofs: how fast does this device's memory copy, add in place, and read?
 
     Args:

@@ -17,8 +17,8 @@ from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, f
 from experiments.bench._steps import ROWS
 from experiments.bench._timing import REPEATS, device_of, facts
 from experiments.config.folders import Folders
-from sparsify.method import num_selected
-from sparsify.ranges import Count, Natural, NotNegative, Share, unknown
+from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, describe_unknown
+from sparsify.types import num_selected
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)
@@ -27,11 +27,12 @@ OTHERS_AT = 14_700_000  # elements, for the other distributions
 STANDARD = SelectCase(LARGE_N, DENSITY, NORMAL)  # of the last line
 NOT_MADE = "Not run"
 RATIOS = (
-    ("eager", "fused"), ("eager_hugepages", "fused"), ("eager", "numpy"), ("fused", "add"), ("fused", "copy"),
-    ("numpy", "add"), ("threshold", "add"),
+    ("eager", "fused"), ("eager_hugepages", "fused"), ("fused", "add"), ("fused", "copy"),
+    ("threshold", "add"),
 )  # fmt: skip
 FLOAT = 4
-CPU_ONLY, EAGER = ("numpy", "eager_hugepages"), ("eager", "eager_hugepages")
+CPU_ONLY = "eager_hugepages"
+EAGER = ("eager", CPU_ONLY)
 CLOCKS = {"": "samples", "cpu_": "cpu"}  # prefix of a ratio's name -> where its times are
 # What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
 TARGETS = {
@@ -46,15 +47,15 @@ TARGETS = {
 
 def select(
     *,
-    n: Sequence[Count] = (),
-    density: Sequence[Share] = (),
+    n: Sequence[PositiveInt] = (),
+    density: Sequence[PositiveFraction] = (),
     distribution: Sequence[str] = (),
     rows: Sequence[str] = (),
-    repeats: Count | None = None,
-    seconds: NotNegative = 6.0,
+    repeats: PositiveInt | None = None,
+    seconds: NonNegativeFloat = 6.0,
     device: Device | None = None,
-    threads: Count | None = None,
-    flush: Natural | None = None,
+    threads: PositiveInt | None = None,
+    flush: NonNegativeInt | None = None,
     gradients: str | None = None,
 ) -> Bench:
     """Selecting k of n, whole steps side by side: acc += grad, select, indices and values out, zeros in acc.
@@ -74,7 +75,7 @@ def select(
         n: elements.
         density: k/n.
         distribution: normal, laplace, mixed, ties, zeros, first_tied, vgg16, resnet18; real: the networks.
-        rows: some of add, copy, fused, numpy, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
+        rows: some of add, copy, fused, eager, eager_hugepages, fallback, threshold, dgc, gaussiank,
             compile, sort, paper_kernel; all by default.
         repeats: repetitions; 11 on a CPU, 50 on a GPU by default.
         seconds: after which a row stops repeating.
@@ -85,7 +86,7 @@ def select(
     """
     for name in rows:
         if name not in ROWS:
-            raise ValueError(unknown("row", name, list(ROWS)))
+            raise ValueError(describe_unknown("row", name, list(ROWS)))
     plan, names = cases(n, density, distribution), [name for name in ROWS if name in (rows or ROWS)]
     on = device_of(device, threads)
     kept = Path(gradients) if gradients else Folders().results / "bench" / "gradients"
@@ -125,7 +126,7 @@ def cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str
     names = [name for each in distribution for name in (NETWORKS if each == REAL else [each])]
     for name in names:
         if name not in DISTRIBUTIONS:
-            raise ValueError(unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
+            raise ValueError(describe_unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
     plan = [*product(n or (LARGE_N,), density or (DENSITY,), names or (NORMAL,))]
     if not (n or density or names):
         others = (name for name in DISTRIBUTIONS if name != NORMAL)
@@ -201,7 +202,7 @@ def summary(rows: list[Record]) -> Record:
     line: Record = {"torch": first["torch"], **case._asdict()}
     why, cpu_time = {}, {}
     for above, below in RATIOS:
-        if first["device"] == "cuda" and set(CPU_ONLY) & {above, below}:
+        if first["device"] == "cuda" and CPU_ONLY in (above, below):
             continue
         name = f"{above}_over_{below}"
         # A row knows how it compares with the floors, and with torch.topk.

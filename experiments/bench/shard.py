@@ -18,7 +18,7 @@ from experiments.bench._step_launches import CLOCKS, launched, meet, take_turns
 from experiments.bench._timing import device_of, facts
 from experiments.bench.step import times
 from sparsify.method import Method
-from sparsify.ranges import Count, Share
+from sparsify.ranges import PositiveFraction, PositiveInt
 
 HSDP = "hsdp"  # torch's own
 OURS: dict[str, Callable[[float], Method]] = {
@@ -32,15 +32,15 @@ ShardedWay = Literal["dense", "topk_bucket", "topk_layer"]
 def shard(
     *,
     ways: Sequence[ShardedWay] = ("dense", "topk_bucket", "topk_layer"),
-    replicas: Count = 2,
-    shards: Count = 2,
-    width: Count = 256,
-    layers: Count = 4,
-    batch: Count = 4,
-    length: Count = 64,
-    density: Share = 0.01,
-    launches: Count = 5,
-    turns: Count = 20,
+    replicas: PositiveInt = 2,
+    shards: PositiveInt = 2,
+    width: PositiveInt = 256,
+    layers: PositiveInt = 4,
+    batch: PositiveInt = 4,
+    length: PositiveInt = 64,
+    density: PositiveFraction = 0.01,
+    launches: PositiveInt = 5,
+    turns: PositiveInt = 20,
 ) -> Bench:
     """What `sparsify.shard` costs: whole steps of a transformer, sharded and replicated, side by side.
 

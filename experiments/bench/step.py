@@ -21,7 +21,7 @@ from experiments.bench._step_launches import (
 from experiments.bench._step_page import ADD_BYTES, DDP, PAGE, table, title
 from experiments.bench._step_ways import NETWORKS, WAYS, NetworkName, ways_here
 from experiments.bench._timing import device_of, facts
-from sparsify.ranges import Count, Positive, Share, unknown
+from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt, describe_unknown
 
 Part: TypeAlias = Literal["time", "counts", "around"]
 COUNTED = [name for name in WAYS if name == DDP or ("topk" in name and "overlap" not in name)]
@@ -44,13 +44,13 @@ def step(
     parts: Sequence[Part] = ("time", "counts", "around"),
     networks: Sequence[NetworkName] = ("linears", "resnet50", "vgg16"),
     ways: Sequence[str] = (),
-    workers: Sequence[Count] = (1,),
-    count_workers: Count = 4,
-    launches: Count = 5,
-    turns: Count | None = None,
-    density: Share = 0.01,
-    bucket_mb: Positive = 4.0,
-    layers: Count = LAYERS,
+    workers: Sequence[PositiveInt] = (1,),
+    count_workers: PositiveInt = 4,
+    launches: PositiveInt = 5,
+    turns: PositiveInt | None = None,
+    density: PositiveFraction = 0.01,
+    bucket_mb: PositiveFloat = 4.0,
+    layers: PositiveInt = LAYERS,
 ) -> Bench:
     """What a whole step costs: plain DDP, DDP with torch's own hooks, and our doors, side by side.
 
@@ -83,7 +83,7 @@ def step(
     """
     for name in ways:
         if name not in WAYS:
-            raise ValueError(unknown("way", name, [*WAYS]))
+            raise ValueError(describe_unknown("way", name, [*WAYS]))
     here = ways_here()
     if missing := [name for name in ways if name not in here]:
         raise ValueError(f"{missing[0]} can't be run: this library's topk has no such scope; leave it out")

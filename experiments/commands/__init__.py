@@ -32,9 +32,9 @@ from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._words import PROGRAM, Parser, fill, paragraphs, table
 from experiments.config.choices import meanings
 from slurm import environment
-from sparsify.core.spec import LIGHT, BrokenFile, Registry, constant
+from sparsify.core.spec import BrokenFile, Registry, read_constant
 
-REGISTRY = Registry("command", __name__, Path(__file__).parent, light=(*LIGHT, f"{__name__}._words"))
+REGISTRY = Registry("command", __name__, Path(__file__).parent)
 GROUPS = {
     "here": "on this machine",
     "cluster": "on a cluster (cluster=NAME; there `run` and `reproduce` queue jobs and wait)",
@@ -63,7 +63,7 @@ def group_of(name: str) -> str:
     Raises:
         BrokenFile: the file can't be read.
     """
-    return str(constant(REGISTRY.folder / f"{name}.py", "GROUP") or next(iter(GROUPS)))
+    return str(read_constant(REGISTRY.folder / f"{name}.py", "GROUP") or next(iter(GROUPS)))
 
 
 def taking(name: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
@@ -112,7 +112,7 @@ def function_of(name: str) -> Callable[..., int]:
             f"{group.starter} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.starter}, or make a single run with `run`"
         )
-    return REGISTRY.function(name)
+    return REGISTRY.import_function(name)
 
 
 def overview() -> str:

@@ -26,11 +26,10 @@ from analysis.stats import Value
 from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
-from sparsify.core.selections import Generated, Statistics, skewed
+from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections, skewed_shares
 from sparsify.cost import Link, Network
-from sparsify.method import num_selected
-from sparsify.replay import Replay
-from sparsify.types import Sparse
+from sparsify.replay import ExchangeReplay
+from sparsify.types import SparseVector, num_selected
 
 # What the model is trusted to: by these factors a link's numbers may be off, either way.
 LATENCY, BANDWIDTH = 2.0, 1.25  # small messages are the ones that it predicts worst
@@ -131,15 +130,20 @@ class StepTime:
         alpha, beta = LATENCY ** inputs.get(ALPHA, 0), BANDWIDTH ** inputs.get(BETA, 0)
 
         def slower(link: Link) -> Link:
-            way_s = link.way_s * GIVEN ** inputs.get(ALPHA, 0)
+            propagation_s = link.propagation_s * GIVEN ** inputs.get(ALPHA, 0)
             return replace(
-                link, alpha_s=link.alpha_s * alpha, beta_s_per_byte=link.beta_s_per_byte * beta, way_s=way_s
+                link,
+                alpha_s=link.alpha_s * alpha,
+                beta_s_per_byte=link.beta_s_per_byte * beta,
+                propagation_s=propagation_s,
             )
 
         network = self.question.network
-        inside = network.inside and slower(network.inside)
+        inside = network.intra_node and slower(network.intra_node)
         exchange = self.traffic[inputs.get(SHARED, 0)]
-        return exchange(replace(network, between=slower(network.between), inside=inside)) / self.every
+        return (
+            exchange(replace(network, inter_node=slower(network.inter_node), intra_node=inside)) / self.every
+        )
 
 
 def predicted(step: StepTime, dense: StepTime) -> Prediction:
@@ -177,16 +181,16 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
     choices = {"density": question.density} if "density" in sparsify.defaults(method) else {}
     built, k = sparsify.build(method, **choices), num_selected(n, question.density)
     if method not in SPLIT:
-        parts = [Sparse(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
-        return dict.fromkeys(PLACES, Replay(built, n, size).next(parts, k).seconds)
-    shares = skewed(question.skew) if question.skew > 1 else (1.0,)
+        parts = [SparseVector(torch.arange(k), torch.ones(k))] * size  # of which only the number counts
+        return dict.fromkeys(PLACES, ExchangeReplay(built, n, size).replay_step(parts, k).simulated_seconds)
+    shares = skewed_shares(question.skew) if question.skew > 1 else (1.0,)
     found = dict[int, Callable[[Network], float]]()
     for place, overlap in zip(PLACES, question.overlap, strict=True):
         if place == 0 or k * size <= MOST_REPLAYED:
-            made = Generated(Statistics(question.density, overlap, shares), n, size)
-            replay = Replay(built, n, size)
-            replay.next(made, k)
-            found[place] = replay.next(made, k).seconds
+            made = SyntheticSelections(SelectionStatistics(question.density, overlap, shares), n, size)
+            replay = ExchangeReplay(built, n, size)
+            replay.replay_step(made, k)
+            found[place] = replay.replay_step(made, k).simulated_seconds
     return {place: found.get(place, found[0]) for place in PLACES}
 
 

@@ -21,7 +21,7 @@ from experiments.config.plan import PlannedRun
 from experiments.launch import submission
 from experiments.launch.status import RunStatus, StatusView
 from slurm import environment, queue
-from sparsify.ranges import quoted
+from sparsify.ranges import quote
 
 MOST_LISTED = 20  # names in a refusal
 OF_VARIANT = re.compile(r"^([0-9a-f]{8,12})[/-][a-z0-9-]+$")  # a key's digits, and a variant
@@ -57,7 +57,7 @@ def the_name(word: str, names: Sequence[str]) -> str:
     matching = [name for name in names if without_variant(word) in name]
     if len(matching) != 1:
         there = listed(matching or names) or "none yet"
-        raise ValueError(f"{len(matching)} runs match {quoted(word)}; there are: {there}")
+        raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {there}")
     return matching[0]
 
 
@@ -158,7 +158,7 @@ def speaking_to(conf: str | None) -> Iterator[None]:
     own = {*choices.named_by_clusters("slurm_conf"), *filter(None, [environment.slurm_conf()])}
     if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own):
         raise queue.SlurmError(
-            f"the sweep was submitted with slurm_conf={quoted(conf)}, which is taken from results only if a "
+            f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
             "file of conf/cluster or SLURM_CONF names it, too: if you know that file, export it as SLURM_CONF"
         )
     with environment.speaking_to(conf):

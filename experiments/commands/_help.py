@@ -16,7 +16,7 @@ from experiments.config.choices import meanings
 from experiments.config.config import Config
 from experiments.training.settings import meaning as meaning_of
 from sparsify import ranges
-from sparsify.core.spec import BrokenFile, constant
+from sparsify.core.spec import BrokenFile, read_constant
 
 NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
 SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
@@ -33,7 +33,7 @@ def explain(command: str, words: Sequence[str]) -> str:
         return _chosen(command, dict(map(grammar.pair, chosen)))
     parts = [f"items:\n{table(_titles(), ITEMS)}"] if Kind.ITEM in taken else []
     if Kind.BENCH in taken and not any(word in BENCHMARKS.names() for word in words):
-        listed = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.sound()}
+        listed = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.readable_names()}
         parts.append(f"benchmarks:\n{table(listed)}")
     if Kind.SETTING in taken:
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
@@ -46,7 +46,7 @@ def _titles() -> dict[str, str]:
     found = {}
     for item, module in figures.items().items():
         try:
-            title = constant(figures.FOLDER / f"{module.rpartition('.')[2]}.py", "TITLE")
+            title = read_constant(figures.FOLDER / f"{module.rpartition('.')[2]}.py", "TITLE")
         except BrokenFile as broken:
             title = f"can't be read: {broken}"
         found[item] = str(title or "")
@@ -98,6 +98,6 @@ def _rows(config: Config, keys: Collection[str]) -> dict[str, str]:
         said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
     for key in keys:
         meaning = said.get(key) or meaning_of(leaves[key])
-        values = f"[{ranges.described(leaves[key])}]"
-        rows[f"{key}={ranges.word(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
+        values = f"[{ranges.describe_type(leaves[key])}]"
+        rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
     return rows

@@ -20,7 +20,7 @@ from analysis.tables import Table
 from experiments.commands._find import states_of, without_variant
 from experiments.commands._make import say
 from experiments.config.folders import Folders
-from sparsify.ranges import did_you_mean, quoted, shown
+from sparsify.ranges import format_value, quote, suggest_similar
 
 MOST_LEAVES = 4  # that have a column of their own
 OTHER_SETTINGS = "settings"  # the column of those that have none of their own
@@ -94,7 +94,7 @@ def _matching(runs: pd.DataFrame, word: str) -> Any:
     if column not in runs:
         known = [*OTHERS, *CHOICES, *(str(column) for column in runs if not str(column).endswith("_json"))]
         raise ValueError(
-            f"no filter {quoted(name)}{did_you_mean(shown(name), known)}: a leaf of the configuration "
+            f"no filter {quote(name)}{suggest_similar(format_value(name), known)}: a leaf of the configuration "
             "(method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, an item, or part "
             "of a run's name"
         )

@@ -80,8 +80,8 @@ class Parser(argparse.ArgumentParser):
         for word in strangers:
             command = self.prog.removeprefix(PROGRAM).strip()
             if word.startswith("-"):
-                raise ValueError(f"{command} has {ranges.unknown('option', word, self.options())}")
-            raise ValueError(f"{command} takes no further word: {ranges.quoted(word)} is one too many")
+                raise ValueError(f"{command} has {ranges.describe_unknown('option', word, self.options())}")
+            raise ValueError(f"{command} takes no further word: {ranges.quote(word)} is one too many")
         values = vars(given)
         values.pop("traceback")
         return values
@@ -175,7 +175,7 @@ def _converted(name: str, text: str, allowed: Any) -> Any:
             value = msgspec.convert(text, kind, strict=False)
     if isinstance(value, float) and text.lstrip("-").isdigit():
         value = int(value)  # as it was typed
-    ranges.check(name, value, allowed)
+    ranges.check_value(name, value, allowed)
     return value
 
 

@@ -17,32 +17,44 @@ from experiments.commands._words import SettingWords, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
-from sparsify.comm.direct import DIRECT
-from sparsify.core.selections import SLICES
+from sparsify.comm.direct import DIRECT_ALGORITHM
+from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.methods import per_step
-from sparsify.ranges import LARGEST, Count, Meta, Portion, Positive, Share, check, unknown
-from sparsify.replay import sparse_part
+from sparsify.methods import per_step_names
+from sparsify.ranges import (
+    LARGEST_FLOAT,
+    Constraint,
+    NonNegativeFraction,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    check_value,
+    describe_unknown,
+)
+from sparsify.replay import check_replayable
 
 GROUP = "results"
 SELECT = "select_s."
 NUMBER = r"\d*\.?\d+(e-?\d+)?"
 Seconds = (
-    Positive
-    | Annotated[str, Meta(pattern=rf"^{NUMBER}\.\.{NUMBER}\Z", description="a range such as 0.1..0.2")]
+    PositiveFloat
+    | Annotated[str, Constraint(pattern=rf"^{NUMBER}\.\.{NUMBER}\Z", description="a range such as 0.1..0.2")]
 )
-Names = Annotated[str, Meta(description="names with commas")]
+Names = Annotated[str, Constraint(description="names with commas")]
 Counts = Annotated[
-    str, Meta(pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30")
+    str,
+    Constraint(
+        pattern=r"^[1-9]\d{0,8}(,[1-9]\d{0,8})*\Z", description="numbers with commas, such as 1,15,30"
+    ),
 ]
 FAR = (1, 5, 15, 30)  # H, where the link has distance and nothing else is asked
 Elements = Annotated[
-    int, Meta(ge=1, le=LARGEST, description="a whole number, or the name of a published model")
+    int, Constraint(ge=1, le=LARGEST_FLOAT, description="a whole number, or the name of a published model")
 ]
 OWN: dict[str, Any] = {  # words that no run has
-    "compute_s": Seconds, "parameters": Elements | str, "density": Share, "overlap": Portion,
-    "skew": Annotated[float, Meta(ge=1, le=SLICES)], "methods": Names, "every": Count | Counts,
+    "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction, "overlap": NonNegativeFraction,
+    "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)], "methods": Names, "every": PositiveInt | Counts,
     SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001
@@ -138,12 +150,12 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
 
 def _check_method(name: str) -> None:
     METHODS.check_name(method := name.partition("-")[0])
-    if method not in per_step():
+    if method not in per_step_names():
         raise ValueError(
             f"methods={name}: local steps are asked for by every=H, which any method here takes; "
             "methods=dense every=30 is the exchange of DiLoCo"
         )
-    sparse_part(sparsify.build(method))
+    check_replayable(sparsify.build(method))
 
 
 def _network(config: Mapping[str, Any]) -> Network:
@@ -155,13 +167,13 @@ def _network(config: Mapping[str, Any]) -> Network:
         )
     between, inside = NamedLink.built(link).numbers("link"), cluster.get("inside")
     fast = NamedLink.built(inside).numbers("inside") if inside else None
-    algorithm = DIRECT if between.way_s else "textbook"
+    algorithm = DIRECT_ALGORITHM if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 
 
 def _every(given: Mapping[str, Any], network: Network) -> tuple[int, ...]:
     """H, each once."""
-    asked = given.get("every", FAR if network.between.way_s else 1)
+    asked = given.get("every", FAR if network.inter_node.propagation_s else 1)
     if isinstance(asked, str):
         asked = [int(number) for number in asked.split(",")]
     return tuple(dict.fromkeys([asked] if isinstance(asked, int) else asked))
@@ -173,8 +185,8 @@ def _range(name: str, given: Mapping[str, Any]) -> Range | None:
     if not isinstance(value, str):
         return None if value is None else Range.around(value, "given")
     low, high = map(float, value.split(".."))
-    check(name, low, Positive)
-    check(name, high, Annotated[float, Meta(ge=low, le=LARGEST)])
+    check_value(name, low, PositiveFloat)
+    check_value(name, high, Annotated[float, Constraint(ge=low, le=LARGEST_FLOAT)])
     return Range(low, (low * high) ** 0.5, high, "given")
 
 
@@ -182,8 +194,8 @@ def _elements(given: Mapping[str, Any], known: Known) -> int:
     if "parameters" in given:
         value = MODELS.get(given["parameters"], given["parameters"])
         if isinstance(value, str):
-            raise ValueError(unknown("published model", value, [*MODELS]))
-        check("parameters", value, Elements)
+            raise ValueError(describe_unknown("published model", value, [*MODELS]))
+        check_value("parameters", value, Elements)
         return int(value)
     found = known.elements()
     if found is None:
@@ -247,11 +259,11 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
         else ""
     )
     least, _, most = question.overlap
-    nodes = math.ceil(question.workers / question.network.per_node)
+    nodes = math.ceil(question.workers / question.network.workers_per_node)
     flat = (
         f" The link joins all workers alike, also those of one of the {nodes} nodes: inside= says what "
         "these have."
-        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.inside is None
+        if config["cluster"]["where"] == "slurm" and nodes > 1 and question.network.intra_node is None
         else ""
     )
     local = (
@@ -261,7 +273,7 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
     far = (
         " Everybody sends to everybody at once (collectives=direct), which over this link takes fewer ways "
         "than rings; a way is known within a tenth."
-    ) * bool(question.network.between.way_s)
+    ) * bool(question.network.inter_node.propagation_s)
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "

@@ -9,7 +9,7 @@ from experiments.bench import REGISTRY
 from experiments.bench._runner import run
 from experiments.commands._make import is_forced
 from experiments.commands._words import BenchName
-from sparsify.ranges import Positive
+from sparsify.ranges import PositiveFloat
 
 GROUP = "here"
 
@@ -19,7 +19,7 @@ def bench(
     *,
     force: bool = False,
     ship: bool = False,
-    minutes: Positive | None = None,
+    minutes: PositiveFloat | None = None,
     **options: Any,
 ) -> int:
     """A benchmark: medians with their spread, recorded; called again, it goes on where it was stopped.
@@ -36,5 +36,5 @@ def bench(
     REGISTRY.check_name(benchmark)
     if force := is_forced(force):
         os.environ["FORCE"] = "1"  # for what a benchmark starts
-    made = REGISTRY.function(benchmark)(**options)
+    made = REGISTRY.import_function(benchmark)(**options)
     return made if isinstance(made, int) else run(benchmark, made, force=force, ship=ship, minutes=minutes)

@@ -21,7 +21,7 @@ from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL
 from experiments.launch.status import StatusView
 from slurm import jobs, queue
-from sparsify.ranges import quoted, shown
+from sparsify.ranges import format_value, quote
 
 GROUP = "cluster"
 
@@ -58,7 +58,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
     if refused:
         raise ValueError("; ".join(refused))
     if not ended and not given_up:
-        say(f"nothing to cancel: {shown(' '.join(words))} has ended already")
+        say(f"nothing to cancel: {format_value(' '.join(words))} has ended already")
     return 0
 
 
@@ -68,9 +68,9 @@ def _unknown(word: str, folders: Folders) -> str:
     names = [sweep.name for sweep in near if word in sweep.name]
     names = names or [run for sweep in near for run in runs_of(sweep) if word in run]
     if not names:
-        return f"no sweep or run {quoted(word)} was submitted; `status` lists them"
+        return f"no sweep or run {quote(word)} was submitted; `status` lists them"
     return (
-        f"{quoted(word)} is part of a name, and `cancel` wants it whole: {listed(names)}; --matching ends "
+        f"{quote(word)} is part of a name, and `cancel` wants it whole: {listed(names)}; --matching ends "
         "all that have it in their names"
     )
 

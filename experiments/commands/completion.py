@@ -145,7 +145,7 @@ def _values(allowed: Any) -> Iterator[str]:
     elif allowed is type(None):
         yield "null"
     elif get_origin(allowed) is Literal:
-        yield from map(ranges.word, get_args(allowed))
+        yield from map(ranges.format_argument, get_args(allowed))
     else:
         for part in get_args(allowed):
             yield from _values(part)
@@ -174,4 +174,4 @@ def _function(group: str, option: str) -> str:
     path, registry = choices.files(group).get(option), choices.REGISTRIES[group]
     base = re.search(r"^defaults: *\[(\w+)", path.read_text(), re.MULTILINE) if path else None
     name = base.group(1) if base else option
-    return name if name in registry.names() and not registry.why_broken(name) else ""
+    return name if name in registry.names() and not registry.reason_unreadable(name) else ""

@@ -15,14 +15,16 @@ from experiments.config.plan import profile_of
 from experiments.launch.attempt import image_facts, image_of
 from experiments.launch.examination import Examination, Met
 from slurm import environment, partition, queue
-from sparsify.ranges import Count, Meta, word
+from sparsify.ranges import Constraint, PositiveInt, format_argument
 
 GROUP = "cluster"
-Minutes = Annotated[float, Meta(gt=0, le=24 * 60)]
+Minutes = Annotated[float, Constraint(gt=0, le=24 * 60)]
 INDENT = 12
 
 
-def doctor(words: SettingWords, *, nodes: Count = 16, wait_min: Minutes = 10, write: bool = False) -> int:
+def doctor(
+    words: SettingWords, *, nodes: PositiveInt = 16, wait_min: Minutes = 10, write: bool = False
+) -> int:
     """Find out what will not work on a cluster before the first sweep: doctor cluster=mine
 
     A probe goes to each node, on the way of a run; then workers of two nodes meet. What does not work is told
@@ -116,7 +118,7 @@ def _new(fields: Mapping[str, Any], config: Config) -> dict[str, Any]:
 
 
 def _lines(fields: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {word(value)}\n" for name, value in fields.items()]
+    return [f"{name}: {format_argument(value)}\n" for name, value in fields.items()]
 
 
 def _file_of(name: str) -> Any:

@@ -16,7 +16,7 @@ from experiments.config.folders import ROOT
 from experiments.config.machines import SlurmCluster
 from experiments.training.settings import hints, meaning
 from sparsify import ranges
-from sparsify.ranges import shown
+from sparsify.ranges import format_value
 
 GROUP = "here"
 NewFile = Literal["figure", "method", "task", "dataset", "cluster"]
@@ -83,7 +83,7 @@ def _fields_of_slurm() -> Iterator[str]:
     allowed = hints(SlurmCluster)
     for each in dataclasses.fields(SlurmCluster):
         if each.default is not dataclasses.MISSING:
-            yield f"{each.name}: {ranges.word(each.default)} # {meaning(allowed[each.name])}\n"
+            yield f"{each.name}: {ranges.format_argument(each.default)} # {meaning(allowed[each.name])}\n"
 
 
 def figure(name: str, title: str, runs: Sequence[Sequence[str]], axes: Mapping[str, str]) -> str:
@@ -136,7 +136,7 @@ def check_name(kind: NewFile, name: str) -> None:
     example = f"as {EXAMPLES[kind]}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > LONGEST:
         raise ValueError(
-            f"{shown(name)!r} can't be a name: take up to {LONGEST} small letters, digits and _, a letter "
+            f"{format_value(name)!r} can't be a name: take up to {LONGEST} small letters, digits and _, a letter "
             f"first, {example}"
         )
     if keyword.iskeyword(name):

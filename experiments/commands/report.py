@@ -171,7 +171,7 @@ def _found(items: Sequence[Item]) -> Iterator[Lead]:
 
 def _methods() -> Iterator[pages.MethodCard]:
     for name in METHODS.names():
-        why = METHODS.why_broken(name)
+        why = METHODS.reason_unreadable(name)
         summary = "" if why else METHODS.docstring(name).partition("\n\n")[0]
         yield name, " ".join(summary.split()), why
 

@@ -23,7 +23,7 @@ from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES
 from experiments.launch.status import RunStatus
-from sparsify.ranges import quoted
+from sparsify.ranges import quote
 
 GROUP = "cluster"
 LISTED = 30  # runs that are described one by one
@@ -48,7 +48,7 @@ def status(words: SweepsAndRuns) -> int:
             )
         names = ", ".join(sweep.name for sweep in submission.sweeps(folders, lambda line: None))
         if names:
-            raise ValueError(f"no sweep or run {quoted(words[0])}; there are: {names}")
+            raise ValueError(f"no sweep or run {quote(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
     states = states_of(dict.fromkeys(attempts_of(chosen, folders)), folders)

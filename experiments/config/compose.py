@@ -34,7 +34,7 @@ from experiments.config.config import Config, NamedVariant, check_together, chec
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
 from sparsify.core.spec import REQUIRED
-from sparsify.ranges import check, fits, shown, unknown
+from sparsify.ranges import check_value, describe_unknown, format_value, is_allowed
 
 DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
 VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
@@ -105,7 +105,7 @@ def _resolve_one(settings: Mapping[str, Any]) -> Config:
                 raise ValueError(
                     f"{key} is of SLURM clusters, and cluster={config.cluster.name} is none; add cluster=NAME"
                 )
-            raise ValueError(unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
+            raise ValueError(describe_unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
         check_leaf(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
         config = config.having(key, value)
     if config.device == "cuda":
@@ -126,15 +126,15 @@ def check_settable(key: str) -> None:
 
 
 def check_leaf(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
-    """Check a value as `ranges.check` does; say how to quote text that was read as something else."""
+    """Check a value as `ranges.check_value` does; say how to quote text that was read as something else."""
     try:
-        check(key, value, allowed)
+        check_value(key, value, allowed)
     except ValueError as error:
         is_list = isinstance(value, list | tuple)
         parts = value if is_list else [value]
         as_text = [str(part) for part in parts]
         was_read = any(isinstance(part, bool | int | float) for part in parts)
-        if was_read and fits(as_text if is_list else as_text[0], allowed):
+        if was_read and is_allowed(as_text if is_list else as_text[0], allowed):
             name = key.rpartition(".")[2]
             advice = how_quoted.replace("KEY", name)
             raise ValueError(
@@ -146,8 +146,8 @@ def check_leaf(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
 def check_choice(key: str, value: str) -> None:
     """Refuse an option that a group does not have, and one whose file is broken."""
     if value not in options(key):
-        raise ValueError(unknown(key, value, options(key)))
-    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].why_broken(value)):
+        raise ValueError(describe_unknown(key, value, options(key)))
+    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].reason_unreadable(value)):
         raise ValueError(why)
 
 
@@ -205,7 +205,7 @@ def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
     there = dict(_leaves(said))
     for dotted, value in [*there.items(), *on_gpu.items()]:
         if dotted not in allowed:
-            why = unknown("key", dotted, related(dotted, list(allowed)))
+            why = describe_unknown("key", dotted, related(dotted, list(allowed)))
             raise ValueError(f"{why} (a file of conf/ sets it)")
         if dotted not in needed:
             check_leaf(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
@@ -315,7 +315,9 @@ def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
         above, _, name = dotted.rpartition(".")
         part = (config[above] if above else config).get(name)
         if not isinstance(part, dict):
-            raise ValueError(f"{dotted} is {shown(part)}: the file of conf/ that sets it must give it fields")
+            raise ValueError(
+                f"{dotted} is {format_value(part)}: the file of conf/ that sets it must give it fields"
+            )
         part["name"] = names[name]
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
@@ -333,7 +335,7 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     """
     if strangers := sorted({name for config in configs.values() for name in unmeasured(config)}):
         raise ValueError(
-            f"the configuration of this run holds {shown(', '.join(strangers))}, which no record of a run "
+            f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record of a run "
             "does: where and how a run is started is for you to say, not for its record; ask for the run in "
             "words of your own, as `list` and `why` show it"
         )
@@ -342,7 +344,7 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     profiles = [name for name in options("profile") if _means(found | {"profile": name}, key)]
     if not profiles:
         raise ValueError(
-            f"no words mean this run any more: {shown(' '.join(found.words()))} mean another one"
+            f"no words mean this run any more: {format_value(' '.join(found.words()))} mean another one"
         )
     return found if len(profiles) == len(options("profile")) else found | {"profile": profiles[0]}
 

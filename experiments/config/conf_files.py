@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from analysis.records.files import read_bytes
-from sparsify.ranges import shown
+from sparsify.ranges import format_value
 
 # The largest of ours has 1 KB, 40 values, and lists in a section of a section; none refers to another.
 MOST_BYTES, MOST_VALUES, DEEPEST, MOST_REFERENCES = 2**16, 2000, 20, 20
@@ -60,7 +60,7 @@ def _measure(events: Iterable[Any], path: Path) -> None:
             line = event.start_mark.line + 1
             meant = yaml.safe_load(event.value)
             raise ValueError(
-                f"{path}, line {line}: YAML reads {shown(event.value)} in another base, as {meant}; put "
+                f"{path}, line {line}: YAML reads {format_value(event.value)} in another base, as {meant}; put "
                 "it in quotes if it is text, else write the number that it is to mean"
             )
         if isinstance(event, yaml.CollectionEndEvent):

@@ -30,9 +30,9 @@ from experiments.config.machines import (
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training.settings import Alternate, Fields, Late, Train, leaves, plain, setting
 from sparsify.methods import REGISTRY as METHODS
-from sparsify.ranges import Meta, Natural, Positive
+from sparsify.ranges import Constraint, NonNegativeInt, PositiveFloat
 
-VARIANT_WORDS = Meta(
+VARIANT_WORDS = Constraint(
     description="names with words, as {dense:'method=dense',sparse:'method=topk select=fused'}; a name is of "
     "letters, digits, - and _"
 )
@@ -68,8 +68,8 @@ class Timing(Fields):
         "serialised: each phase is waited for; production: nothing is, as in use; as_published: as the "
         "code of Yoon and Oh 2022 times",
     )
-    warmup_steps: Natural = setting(10, "steps at the beginning that are never counted")
-    span_steps: Natural | None = setting(
+    warmup_steps: NonNegativeInt = setting(10, "steps at the beginning that are never counted")
+    span_steps: NonNegativeInt | None = setting(
         1, "steps after the warm-up of which every span is kept, for the timeline; null: all"
     )
 
@@ -94,7 +94,7 @@ class Launching(Fields):
         False,
         "all runs of a figure in one allocation, in random order, so that they compare on the same nodes",
     )
-    checkpoint_min: Positive | None = setting(
+    checkpoint_min: PositiveFloat | None = setting(
         30, "minutes between two checkpoints; null: only when told to stop"
     )
     runs_per_gpu: Threads = setting(
@@ -163,10 +163,10 @@ class Config(Fields):
     container: NoContainer
     method: Entry
     task: Entry
-    workers: Annotated[int, Meta(ge=1, le=100_000)] = setting(
+    workers: Annotated[int, Constraint(ge=1, le=100_000)] = setting(
         2, "processes of the group, or virtual ranks in one process"
     )
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = setting(
+    seed: Annotated[int, Constraint(ge=0, le=2**32 - 1)] = setting(
         0, "of weights, order of data, and whatever else is drawn"
     )
     device: Literal["cpu", "cuda"] = setting("cpu", "what computes")

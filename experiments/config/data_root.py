@@ -17,8 +17,8 @@ from experiments.config.config import Config, Entry
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
-from sparsify.core.spec import BrokenFile, constant
-from sparsify.ranges import unknown
+from sparsify.core.spec import BrokenFile, read_constant
+from sparsify.ranges import describe_unknown
 
 DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
@@ -52,7 +52,7 @@ def files_of(dataset: str) -> Files | None:
         BrokenFile: its file can't be read.
     """
     source = DATASETS / f"{dataset}.py"
-    described = constant(source, "FILES") if source.exists() else _presets("FILES").get(dataset)
+    described = read_constant(source, "FILES") if source.exists() else _presets("FILES").get(dataset)
     try:
         return None if described is None else Files(**described)
     except TypeError as error:
@@ -70,7 +70,7 @@ def dataset_of(task: str) -> str:
     known = datasets(DATASETS)
     if dataset not in known:
         raise ValueError(
-            f"{unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
+            f"{describe_unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
         )
     return dataset
 
@@ -84,7 +84,7 @@ def datasets(folder: Path) -> list[str]:
 @cache
 def _presets(name: str) -> dict[str, Any]:
     """One of the tables of data sets without a file of their own."""
-    found: dict[str, Any] = constant(ROOT / "experiments" / "training" / "datasets" / "_presets.py", name)
+    found: dict[str, Any] = read_constant(ROOT / "experiments" / "training" / "datasets" / "_presets.py", name)
     return found
 
 

@@ -16,11 +16,11 @@ from hydra.errors import HydraException
 from experiments.config import choices, unreadable
 from experiments.config.config import VARIANT_WORDS
 from experiments.config.machines import Text
-from sparsify.ranges import Meta, check, quoted, shown
+from sparsify.ranges import Constraint, check_value, format_value, quote
 
 LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
 WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")  # in lists of seeds; read a thousand times faster than by Hydra
-VariantName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
+VariantName = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
 VariantWords = Annotated[dict[VariantName, Text], VARIANT_WORDS]
 
 
@@ -28,9 +28,9 @@ def pair(word: str) -> tuple[str, str]:
     """key=value as its two parts."""
     key, equals, text = word.partition("=")
     if len(word) > LONGEST:
-        raise ValueError(f"{shown(word)} has {len(word)} characters, and {LONGEST} is the most")
+        raise ValueError(f"{format_value(word)} has {len(word)} characters, and {LONGEST} is the most")
     if not equals or not key:
-        raise ValueError(f"{quoted(word)} is not of the form key=value; for example method=topk or workers=4")
+        raise ValueError(f"{quote(word)} is not of the form key=value; for example method=topk or workers=4")
     return key, text
 
 
@@ -47,7 +47,7 @@ def value(key: str, text: str) -> Any:
     override = _read(key, text)
     if override.is_sweep_override():
         raise ValueError(
-            f"{key}={shown(text)} is several values, and this is about one run; "
+            f"{key}={format_value(text)} is several values, and this is about one run; "
             "`run`, `plan` and `submit` take several"
         )
     return override.value()
@@ -72,17 +72,17 @@ def values(key: str, text: str, most: int) -> list[Any]:
             found = [*islice(override.sweep_string_iterator(), most + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:
         raise ValueError(
-            f"{shown(key)}={shown(text)} lists no values; values are listed as {shown(key)}=a,b, or as "
+            f"{format_value(key)}={format_value(text)} lists no values; values are listed as {format_value(key)}=a,b, or as "
             "range(0,5)"
         ) from error
     if not found:
-        raise ValueError(f"{shown(key)}={shown(text)} lists nothing")
+        raise ValueError(f"{format_value(key)}={format_value(text)} lists nothing")
     return found if len(found) > most else [value(key, one) for one in found]
 
 
 def variants(text: str) -> dict[str, dict[str, Any]]:
     """The settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
-    check("variants", named := value("variants", text), VariantWords)
+    check_value("variants", named := value("variants", text), VariantWords)
     return {name: _variant(name, words) for name, words in named.items()}
 
 
@@ -90,7 +90,9 @@ def _variant(name: str, words: str) -> dict[str, Any]:
     try:
         split = shlex.split(words)
     except ValueError as error:
-        raise ValueError(f"variants.{name}={shown(words)} can't be read: a quotation does not end") from error
+        raise ValueError(
+            f"variants.{name}={format_value(words)} can't be read: a quotation does not end"
+        ) from error
     try:
         return {key: value(key, text) for key, text in map(pair, split)}
     except ValueError as error:
@@ -101,14 +103,14 @@ def _variant(name: str, words: str) -> dict[str, Any]:
 def _read(key: str, text: str) -> Override:
     if "${" in text:
         raise ValueError(
-            f"{key}={shown(text)} refers to something else, which only the files of conf/ may do"
+            f"{key}={format_value(text)} refers to something else, which only the files of conf/ may do"
         )
     try:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
         raise ValueError(
-            f"{shown(key)}={shown(text)} can't be read: {unreadable.why(text, error)}; text with other signs "
-            f"than letters, digits and -_./:+%@ stands in quotes, as in '{shown(key)}=\"a;b\"'"
+            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.why(text, error)}; text with other signs "
+            f"than letters, digits and -_./:+%@ stands in quotes, as in '{format_value(key)}=\"a;b\"'"
         ) from error
 
 

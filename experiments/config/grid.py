@@ -21,7 +21,7 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import profile_of
 from experiments.config.run import Run
-from sparsify.ranges import quoted, shown
+from sparsify.ranges import format_value, quote
 
 MOST_RUNS = 10_000
 ASKED_FOR = 1_000  # more are made on request only
@@ -40,7 +40,7 @@ def expand(words: Sequence[str]) -> list[Run]:
         longest = max(range(len(axes)), key=lambda place: len(axes[place][1]))
         raise ValueError(
             f"these words mean more than {MOST_RUNS} runs, the most at a time; the longest list is "
-            f"{shown(words[longest])}"
+            f"{format_value(words[longest])}"
         )
     keys, found = [key for key, _ in axes], list[Run]()
     for point in product(*(listed for _, listed in axes)):
@@ -83,7 +83,7 @@ def _method(settings: Mapping[str, Any]) -> str:
 
 def _hyperparameters(method: str) -> frozenset[str]:
     registry = choices.REGISTRIES["method"]
-    if method in registry.names() and not registry.why_broken(method):
+    if method in registry.names() and not registry.reason_unreadable(method):
         return frozenset(registry.parameters(method))
     return frozenset(compose.resolve({"method": method} if method else {}).method.arguments)
 
@@ -99,7 +99,7 @@ def sweep_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
     if not names:
         return None, rest
     if len(names) > 1 or not SWEEP_NAME.fullmatch(names[0]):
-        given = ", ".join(map(quoted, names))
+        given = ", ".join(map(quote, names))
         raise ValueError(
             f"sweep={given}: a sweep has one name of at most 40 letters, digits, - and _, as sweep=thesis"
         )

@@ -9,20 +9,22 @@ from typing import Annotated, Any, Literal
 from experiments.training.settings import Fields, setting
 from slurm.emulated.network import LONG_S
 from sparsify.cost import Link, Network
-from sparsify.ranges import Count, Meta, Natural, NotNegative, Positive
+from sparsify.ranges import Constraint, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 START_S = 5e-5  # that starting a message takes where alpha is the way: as link=ethernet_1g has it
 # A line break would be a second line of a batch script; a lone surrogate is no character, and in no record.
 SHOWN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
-Text = Annotated[str, Meta(pattern=rf"^(?=.*\S){SHOWN}", description="some text without control characters")]
-LongOption = Annotated[str, Meta(pattern=rf"^--\w{SHOWN}", description="a long option such as --x=y")]
-PortRange = Annotated[
-    str, Meta(pattern=r"^[0-9]{1,5}-[0-9]{1,5}\Z", description="two numbers, such as 50000-50100")
+Text = Annotated[
+    str, Constraint(pattern=rf"^(?=.*\S){SHOWN}", description="some text without control characters")
 ]
-LostShare = Annotated[float, Meta(ge=0, lt=1)]  # if all is lost, nothing is joined
-Threads = Annotated[int, Meta(ge=1, le=1024)]
-Minutes = Annotated[int, Meta(ge=1, le=366 * 24 * 60)]
-ArraySize = Annotated[int, Meta(ge=1, le=4_000_001)]  # SLURM's own limit
+LongOption = Annotated[str, Constraint(pattern=rf"^--\w{SHOWN}", description="a long option such as --x=y")]
+PortRange = Annotated[
+    str, Constraint(pattern=r"^[0-9]{1,5}-[0-9]{1,5}\Z", description="two numbers, such as 50000-50100")
+]
+LostShare = Annotated[float, Constraint(ge=0, lt=1)]  # if all is lost, nothing is joined
+Threads = Annotated[int, Constraint(ge=1, le=1024)]
+Minutes = Annotated[int, Constraint(ge=1, le=366 * 24 * 60)]
+ArraySize = Annotated[int, Constraint(ge=1, le=4_000_001)]  # SLURM's own limit
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,16 @@ class NamedLink(Fields):
     """
 
     name: Annotated[Text, "the file of conf/link"]
-    alpha_s: NotNegative | None = setting(None, "seconds to start a message, for simulated runs")
-    beta_s_per_byte: NotNegative | None = setting(
+    alpha_s: NonNegativeFloat | None = setting(None, "seconds to start a message, for simulated runs")
+    beta_s_per_byte: NonNegativeFloat | None = setting(
         None, "seconds a byte takes, of what a node sends, for simulated runs and emulated links"
     )
-    down_s_per_byte: Positive | None = setting(
+    down_s_per_byte: PositiveFloat | None = setting(
         None,
         "seconds a byte takes of what a node receives; null: as much (emulated links)",
         since="2026-11-27",
     )
-    jitter_s: NotNegative = setting(
+    jitter_s: NonNegativeFloat = setting(
         0.0, "seconds that a packet takes longer at most, at random (emulated links)", since="2026-11-27"
     )
     loss: LostShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
@@ -89,7 +91,7 @@ class NamedLink(Fields):
             slower = max(self.beta_s_per_byte, self.down_s_per_byte or 0.0)
             if self.alpha_s < LONG_S:
                 return Link(self.alpha_s, slower)
-            return Link(START_S, slower, way_s=self.alpha_s)
+            return Link(START_S, slower, propagation_s=self.alpha_s)
         missing = [name for name in ("alpha_s", "beta_s_per_byte") if getattr(self, name) is None]
         raise ValueError(
             f"{group}={self.name} has no {' and no '.join(missing)}, and virtual ranks need a link "
@@ -179,7 +181,7 @@ class SlurmCluster(AnyCluster):
         8, "at most, one GPU each; they are spread evenly over as few nodes as possible"
     )
     cpus_per_worker: Threads = setting(4, "cores of each")
-    mem_gb: Count | None = setting(None, "memory of a node")
+    mem_gb: PositiveInt | None = setting(None, "memory of a node")
     partition: Text | None = setting(None, "what --partition gets")
     account: Text | None = setting(None, "what --account gets")
     qos: Text | None = setting(None, "what --qos gets")
@@ -196,10 +198,10 @@ class SlurmCluster(AnyCluster):
     time_min: Minutes = setting(
         120, "minutes of a job; what is not done by then is saved and goes on in the same job, requeued"
     )
-    signal_delay_s: Count = setting(
+    signal_delay_s: PositiveInt = setting(
         120, "seconds before the time limit at which the workers are told to save"
     )
-    requeues: Natural = setting(20, "how often a job may go on after a stop")
+    requeues: NonNegativeInt = setting(20, "how often a job may go on after a stop")
     max_array: ArraySize = setting(1000, "tasks of one array: MaxArraySize - 1 of `scontrol show config`")
     array_parallelism: ArraySize = setting(16, "tasks of one array that run at a time")
     srun: tuple[Text, ...] = setting((), "further words for srun: ['--mpi=none']")

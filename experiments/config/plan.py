@@ -19,7 +19,7 @@ from experiments.config.folders import Folders
 from experiments.config.machines import EmulatedCluster, SlurmCluster
 from experiments.config.run import Run
 from slurm.gpus import has_gpu
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 NAMED = 3  # files in a sentence
 
@@ -75,7 +75,7 @@ def profile_of(asked: Run | Sequence[str]) -> str:
     given = asked.settings if isinstance(asked, Run) else {key: text for key, _, text in words}
     profile = str(given["profile"]) if "profile" in given else default_profile(given.get("cluster"))
     if profile not in choices.options("profile"):
-        raise ValueError(unknown("profile", profile, choices.options("profile")))
+        raise ValueError(describe_unknown("profile", profile, choices.options("profile")))
     return profile
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from sparsify.ranges import shown
+from sparsify.ranges import format_value
 
 QUOTATION = re.compile(r"""\\[\\()\[\]{}:=, \t]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
 PLAIN = re.compile(r"[\w $%*+,\-./:?@\\|\t]", re.ASCII)  # what may stand outside of quotations
@@ -18,7 +18,7 @@ def why(text: str, error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it has too many brackets within each other"
     if called := EVALUATED.search(str(error)):
-        name = shown(called[1])
+        name = format_value(called[1])
         is_known = "Unknown function" not in str(error)
         return f"{name}(...) can't be made of these" if is_known else f"there is no function {name}"
     bare = QUOTATION.sub("_", text)  # also signs after a backslash
@@ -34,7 +34,7 @@ def why(text: str, error: Exception) -> str:
             if not opened or CLOSED_BY[opened.pop()] != sign:
                 return f"{sign} closes nothing"
         elif not PLAIN.match(sign):
-            return f"{shown(sign)} stands outside of quotes"
+            return f"{format_value(sign)} stands outside of quotes"
     if opened:
         return f"{opened[-1]} is not closed"
     if LONELY.search(bare):

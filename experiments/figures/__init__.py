@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.figures import _contract, papers
 from experiments.figures._contract import PROFILES as PROFILES
-from sparsify.core.spec import BrokenFile, imported
-from sparsify.ranges import unknown
+from sparsify.core.spec import BrokenFile, import_entry
+from sparsify.ranges import describe_unknown
 
 FOLDER = Path(__file__).parent
 MAIN = "yoon2022"  # the paper that this project began with
@@ -87,7 +87,7 @@ def find(word: str) -> str:
     files, known = _files(), items()
     having = {full: path for full, path in files.items() if word in (full, full.partition("/")[2])}
     if not having:
-        raise ValueError(unknown("item", word, list(known)))
+        raise ValueError(describe_unknown("item", word, list(known)))
     if len(having) > 1:
         raise ValueError(
             f"item {word!r} is in two files, {' and '.join(map(str, having.values()))}: ask for "
@@ -119,7 +119,7 @@ def load(item: str) -> ModuleType:
         BrokenFile: its file can't be imported, or is not as described.
     """
     known = items()
-    module = imported(known[item] if item in known else known[find(item)])
+    module = import_entry(known[item] if item in known else known[find(item)])
     _contract.check(module)
     return module
 

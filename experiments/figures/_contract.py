@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from experiments.config.run import Run, RunOrWords
 from experiments.figures import papers
 from sparsify.core.spec import BrokenFile
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 if TYPE_CHECKING:  # listing the items must not wait for pandas
     from analysis import plots
@@ -158,7 +158,7 @@ def _ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
     named = {link: claim for claim in measured if claim.link for link in claim.link.lower().split(" to ")}
     if strange := [link for link in named if link not in options("link")]:
         where = named[strange[0]]
-        return f"{where.id or where.text!r}: {unknown('link', strange[0], options('link'))}"
+        return f"{where.id or where.text!r}: {describe_unknown('link', strange[0], options('link'))}"
     tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
     levelless = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
     trained = [claim for claim in measured if claim.unit in ACCURACY and not claim.timed]

@@ -19,7 +19,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TIMED, scale, variants, with_density
 from sparsify import cost
 
-# Method -> its scheme in `sparsify.cost.published`.
+# Method -> its scheme in `sparsify.cost.published_cost`.
 SCHEMES = {
     "dense": "dense", "topk": "topka", "topk-fused": "topka", "dgc": "topka", "gaussiank": "gaussiank",
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
@@ -54,8 +54,8 @@ LINKS = {"1 Gbit/s": ethernet(1), "10 Gbit/s": ethernet(10), FAST: cost.Link(3.4
 def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
     """Seconds by the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
     k = max(1, int(density * elements))
-    found = cost.published(SCHEMES[method], elements, k, workers)
-    return link.seconds(cost.Cost(found.messages, int(WORD * found.most)))
+    found = cost.published_cost(SCHEMES[method], elements, k, workers)
+    return link.transfer_seconds(cost.CollectiveCost(found.messages, int(WORD * found.most)))
 
 
 @remembered

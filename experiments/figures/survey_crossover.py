@@ -66,7 +66,7 @@ def break_even(
         hidden_s: of dense's exchange, behind backward.
     """
     k = max(1, int(density * elements))
-    dense, own = (cost.published(SCHEMES[each], elements, k, workers) for each in ("dense", name))
+    dense, own = (cost.published_cost(SCHEMES[each], elements, k, workers) for each in ("dense", name))
     saved_bits = 8 * WORD * float(dense.most - own.most)
     spent_s = hidden_s + select_s + _predicted.ALPHA_S * (own.messages - dense.messages)
     if spent_s <= 0:

@@ -31,7 +31,7 @@ TITLE = "Words and latency of dense and sparse allreduces, by formula and as cou
 _DATA = papers.item("zhang.stable-costs")
 SCHEMES: dict[str, str] = _DATA["schemes"]
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
-ANNOUNCED = dict.fromkeys(("sparcml", "oktopk"), 2 * cost.LENGTH // WORD)  # words for each other worker
+ANNOUNCED = dict.fromkeys(("sparcml", "oktopk"), 2 * cost.LENGTH_BYTES // WORD)  # words for each other worker
 DENSITY = 0.01
 LINK = "ethernet_10g"
 FORMULA = {"linewidth": 0.9, "marker": "", "label": None}
@@ -96,7 +96,7 @@ def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
     k = n if name == "dense" else max(1, int(run["method.density"] * n))
     steps = frames.steps[(frames.steps["key"] == run["key"]) & (frames.steps["block"] > 0)]
     sent_bytes, messages = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
-    least, most, expected = cost.published(SCHEMES[name], n, k, size)
+    least, most, expected = cost.published_cost(SCHEMES[name], n, k, size)
     announced = ANNOUNCED.get(name, 0) * (size - 1)
     words = [float(sent_bytes) / WORD, announced, float(least), float(most)]
     return [name, size, k, n, *words, float(messages), expected]
@@ -148,7 +148,7 @@ def _link(frames: Frames) -> cost.Link:
 def _seconds(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
     """Seconds for so many elements at this density: words grow with them, announcements do not."""
     words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
-    return link.seconds(cost.Cost(round(row["messages"]), round(WORD * words)))
+    return link.transfer_seconds(cost.CollectiveCost(round(row["messages"]), round(WORD * words)))
 
 
 def table(frames: Frames) -> list[Table]:

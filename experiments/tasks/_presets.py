@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import yaml
 
-from sparsify.ranges import Count, MomentumFactor, NotNegative, Portion, Positive
+from sparsify.ranges import MomentumFactor, NonNegativeFloat, NonNegativeFraction, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from experiments.training.task import Task
@@ -30,12 +30,12 @@ class Sgd(NamedTuple):
         lr_milestones: epochs after each of which the learning rate is a tenth.
     """
 
-    batch_size: Count
-    lr: NotNegative = 0.1
+    batch_size: PositiveInt
+    lr: NonNegativeFloat = 0.1
     momentum: MomentumFactor = 0.9
-    weight_decay: NotNegative = 0.0
-    lr_warmup_epochs: NotNegative = 0
-    lr_milestones: Sequence[NotNegative] = ()
+    weight_decay: NonNegativeFloat = 0.0
+    lr_warmup_epochs: NonNegativeFloat = 0
+    lr_milestones: Sequence[NonNegativeFloat] = ()
 
 
 def images(
@@ -58,8 +58,8 @@ def fast_images(
     dataset: str,
     network: str,
     /,
-    lr_zero_epoch: Positive,
-    smoothing: Portion = 0.1,
+    lr_zero_epoch: PositiveFloat,
+    smoothing: NonNegativeFraction = 0.1,
     sgd: Sgd = Sgd(8, weight_decay=5e-4),
     channels_last: bool = True,
 ) -> "Task":
@@ -93,7 +93,9 @@ def masked_images(dataset: str, size: str, /, sgd: Sgd = Sgd(32, lr_warmup_epoch
     return masked_images.MaskedImages(dataset, sizes.network, *sgd, False, sizes.patch)
 
 
-def next_word(dataset: str, /, width: Count, layers: Count = 2, sgd: Sgd = Sgd(20, lr=1.0)) -> "Task":
+def next_word(
+    dataset: str, /, width: PositiveInt, layers: PositiveInt = 2, sgd: Sgd = Sgd(20, lr=1.0)
+) -> "Task":
     """A language model of LSTM layers.
 
     Args:
@@ -112,7 +114,12 @@ def next_word(dataset: str, /, width: Count, layers: Count = 2, sgd: Sgd = Sgd(2
 
 
 def hidden_words(
-    dataset: str, /, width: Count, layers: Count, heads: Count, sgd: Sgd = Sgd(8, lr_warmup_epochs=1)
+    dataset: str,
+    /,
+    width: PositiveInt,
+    layers: PositiveInt,
+    heads: PositiveInt,
+    sgd: Sgd = Sgd(8, lr_warmup_epochs=1),
 ) -> "Task":
     """BERT guesses hidden words.
 
@@ -140,20 +147,20 @@ def hidden_words(
 def gpt(
     dataset: str,
     /,
-    width: Count,
-    layers: Count,
-    heads: Count,
-    batch_size: Count = 16,
+    width: PositiveInt,
+    layers: PositiveInt,
+    heads: PositiveInt,
+    batch_size: PositiveInt = 16,
     optimiser: Literal["adamw", "muon", "sgd"] = "adamw",
-    lr: NotNegative = 0.001,
+    lr: NonNegativeFloat = 0.001,
     momentum: MomentumFactor = 0.9,
-    muon_factor: Positive = 1.0,
+    muon_factor: PositiveFloat = 1.0,
     beta1: MomentumFactor = 0.9,
     beta2: MomentumFactor = 0.99,
-    weight_decay: NotNegative = 0.1,
-    lr_warmup_epochs: NotNegative = 0.1,
-    lr_cosine_epochs: Positive = 10,
-    lr_end: Portion = 0.1,
+    weight_decay: NonNegativeFloat = 0.1,
+    lr_warmup_epochs: NonNegativeFloat = 0.1,
+    lr_cosine_epochs: PositiveFloat = 10,
+    lr_end: NonNegativeFraction = 0.1,
 ) -> "Task":
     """GPT guesses the next word, or character, of each in a text.
 
@@ -201,10 +208,10 @@ def _check_heads(width: int, heads: int) -> None:
 def vector(
     dataset: str,
     /,
-    elements: Count = 1_000_000,
-    tensors: Count = 10,
-    overlap: Portion = 0.5,
-    lr: NotNegative = 0.01,
+    elements: PositiveInt = 1_000_000,
+    tensors: PositiveInt = 10,
+    overlap: NonNegativeFraction = 0.5,
+    lr: NonNegativeFloat = 0.01,
     momentum: MomentumFactor = 0.0,
 ) -> "Task":
     """Gradients without a network.

@@ -30,11 +30,11 @@ from analysis.records.files import check_no_link, read_note, remove, write_json
 from analysis.records.log import RankLog
 from analysis.records.schema import FileFacts, Whole
 from analysis.records.store import Attempt
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import of_all
 from experiments.training.stop import GO_ON, STOP, Agreement, Preempted, Stop
 from sparsify.comm import Comm, gather_json
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 
 if TYPE_CHECKING:
     from experiments.training.step_log import StepLog
@@ -68,7 +68,7 @@ class TrainingState:
 
     model: nn.Module
     optimiser: torch.optim.Optimizer
-    aggregator: Aggregator | LocalSteps
+    aggregator: Aggregator | LocalReplica
     augmentation: Generator
     steps: StepLog
 

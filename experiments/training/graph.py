@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsify.core import host_sync
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 
 ForwardBackward = Callable[[Tensor, Tensor], Tensor]  # inputs, labels -> loss
 WARMUPS = 3  # plain steps before one is recorded: libraries set themselves up, as in torch's own examples
@@ -73,7 +73,7 @@ class RecordedWork:
         self,
         work: ForwardBackward,
         model: nn.Module,
-        gradients: Gradients,
+        gradients: FlatGradients,
         recorder: CudaRecorder,
         say: Callable[[str], None],
     ) -> None:
@@ -130,7 +130,7 @@ class RecordedWork:
         plain = [tensor.clone() for tensor in written]
         put_back(before, written)
         repeated = self._repeat(inputs, labels)
-        host_sync.count_sync(1 + len(written))
+        host_sync.record_syncs(1 + len(written))
         if torch.equal(repeated, loss) and all(map(torch.equal, plain, written)):
             self.outcome = RECORDED
         else:

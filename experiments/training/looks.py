@@ -28,8 +28,7 @@ from torch.nn import functional
 from analysis.records.schema import ALL, REGIONS, SLICES
 from experiments.training.step_log import Log
 from sparsify.core.bucket import Bucket
-from sparsify.method import Watch
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext, SelectionHook, SparseVector
 
 EDGE, BINS = 6.0, 60  # standard deviations from 0 to the last bin's end; bins
 DENSITIES = tuple(10 ** (at / 4) for at in range(-16, 0))  # 0.0001 to 0.56
@@ -43,13 +42,13 @@ class CapturedEnergy:
     plus residual; for other selections than Top-k what these took. Shi et al. 2019, section 3, bound what is
     missing from 1.
 
-    Tell it of each bucket: `Step.watch`.
+    Tell it of each bucket: `StepSettings.selection_hook`.
     """
 
     def __init__(self) -> None:
         self.norms: list[Tensor] = []  # (2,) each: what is sent, and what there was
 
-    def __call__(self, acc: Tensor, sent: Sparse) -> None:
+    def __call__(self, acc: Tensor, sent: SparseVector) -> None:
         self.norms.append(
             torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in (sent.values, acc)])
         )
@@ -64,12 +63,12 @@ class CapturedEnergy:
         return sent / there if there else None
 
 
-def both(one: Watch | None, other: Watch | None) -> Watch | None:
+def both(one: SelectionHook | None, other: SelectionHook | None) -> SelectionHook | None:
     """Tell both of them of each bucket."""
     if one is None or other is None:
         return one or other
 
-    def tell(acc: Tensor, sent: Sparse) -> None:
+    def tell(acc: Tensor, sent: SparseVector) -> None:
         one(acc, sent)
         other(acc, sent)
 
@@ -87,20 +86,20 @@ class Looks:
     def __init__(self, buckets: Sequence[Bucket], log: Log, every: int, seed: int) -> None:
         self.log, self.every, self.buckets = log, every, buckets
         self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
-        self.draws = BucketContext(seed, 0, NUMBER).generator(torch.device("cpu"))
+        self.draws = BucketContext(seed, 0, NUMBER).make_generator(torch.device("cpu"))
 
-    def at(self, step: int) -> Watch | None:
+    def at(self, step: int) -> SelectionHook | None:
         """The watch of this step, if it is one that is looked at."""
         if step % self.every:
             return None
         buckets = iter(self.buckets)
 
-        def watch(acc: Tensor, sent: Sparse) -> None:
+        def watch(acc: Tensor, sent: SparseVector) -> None:
             self._look(step, next(buckets), acc.detach(), sent)
 
         return watch
 
-    def _look(self, step: int, bucket: Bucket, acc: Tensor, sent: Sparse) -> None:
+    def _look(self, step: int, bucket: Bucket, acc: Tensor, sent: SparseVector) -> None:
         values = acc.float().cpu()
         selected = torch.zeros(len(values), dtype=torch.bool)
         selected[sent.indices.long().cpu()] = True

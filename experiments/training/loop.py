@@ -19,7 +19,7 @@ from experiments.training.checkpoint import Checkpointer, TrainingState
 from experiments.training.datasets import Dataset, Split
 from experiments.training.graph import CudaRecorder, RecordedWork
 from experiments.training.looks import CapturedEnergy, Looks, both
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import replica
 from experiments.training.settings import Late, Train
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
@@ -27,13 +27,13 @@ from experiments.training.task import Metrics, Task
 from sparsify.comm import Comm, InstrumentedComm
 from sparsify.comm.virtual import VirtualComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
-from sparsify.doors.overlap import Overlap
-from sparsify.doors.wrapping import check_momentum
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.types import BucketContext, SearchStats
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.checks import check_momentum_applied_once
+from sparsify.wrappers.engine import NonFiniteGradientError
+from sparsify.wrappers.overlap import BackwardOverlap
 
 STREAM = 0x1A7E  # of lateness, apart from whatever else is drawn by the run's seed
 TOGETHER = 8  # workers in a published iteration
@@ -74,7 +74,7 @@ class Trainer:
         self,
         task: Task,
         data: Dataset,
-        method: Method | Local,
+        method: Method | LocalSteps,
         comm: Comm,
         timer: PhaseTimer,
         log: Log,
@@ -89,24 +89,26 @@ class Trainer:
             self.model.forward = in_bf16(self.model.forward, device)
         instrumented, named = InstrumentedComm(comm, timer, self.read_loss), self.model.named_parameters()
         self.local, self.overlap = None, None
-        self.aggregator: Aggregator | LocalSteps
-        if isinstance(method, Local):
+        self.aggregator: Aggregator | LocalReplica
+        if isinstance(method, LocalSteps):
             make, select = task.optimiser, settings.select
-            self.aggregator = self.local = LocalSteps(
+            self.aggregator = self.local = LocalReplica(
                 method, self.model, make, instrumented, timer, seed, select
             )
             optimiser = self.local.inner
         else:
             self.replica = replica(comm, self.model, task.optimiser)
             optimiser = self.replica.optimiser
-            check_momentum(optimiser, method)
+            check_momentum_applied_once(optimiser, method)
             # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
             together = timer.mode != "as_published"
             self.aggregator = aggregator = Aggregator(
                 method, named, instrumented, timer, seed, select=settings.select, together=together
             )
-            self.overlap = Overlap(aggregator) if settings.overlap else None
-        augmentation = BucketContext(seed, comm.rank, -1).generator(device)  # -1: no bucket has this number
+            self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
+        augmentation = BucketContext(seed, comm.rank, -1).make_generator(
+            device
+        )  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
         self.steps_per_epoch = settings.train.epoch_steps or task.steps_per_epoch(data, comm.size)
         self.log = StepLog(timer, comm, log, device)
@@ -162,10 +164,10 @@ class Trainer:
             if overlap:
                 report = overlap.finish()
             with timer.phase("check"):
-                finite = aggregator.gradients.finite()  # of the average, where they overlap
-                if timer.mode == "serialised" and (layer := aggregator.gradients.nonfinite(finite)):
-                    raise NonFinite(self.comm.rank, step, layer)
-            if isinstance(aggregator, LocalSteps):
+                finite = aggregator.gradients.are_finite()  # of the average, where they overlap
+                if timer.mode == "serialised" and (layer := aggregator.gradients.find_nonfinite(finite)):
+                    raise NonFiniteGradientError(self.comm.rank, step, layer)
+            if isinstance(aggregator, LocalReplica):
                 with timer.phase("update"):
                     aggregator.step(rate)
                 report = aggregator.exchange(epoch)
@@ -296,9 +298,9 @@ def in_bf16(forward: Callable[[Tensor], Tensor], device: torch.device) -> Callab
     return computed
 
 
-def searched(aggregator: Aggregator | LocalSteps) -> dict[str, Any]:
+def searched(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
     """Kernels that searched this worker's buckets, and how often the guess of a bound was wrong."""
-    found = aggregator.searching()
+    found = aggregator.search_stats()
     total = sum(found.values(), SearchStats())
     return {"kernel": " and ".join(found) or None, **asdict(total)}
 

@@ -12,7 +12,7 @@ from functools import cache, cached_property
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from sparsify.ranges import Count, Natural, NotNegative, Positive
+from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 Some = TypeVar("Some", bound="Fields")
 
@@ -149,21 +149,21 @@ def _frozen(value: Any) -> Any:
 class Train(Fields):
     """The length of the training, and when it is validated."""
 
-    epochs: Count = setting(10, "epochs of the schedule's clock")
-    epoch_steps: Count | None = setting(
+    epochs: PositiveInt = setting(10, "epochs of the schedule's clock")
+    epoch_steps: PositiveInt | None = setting(
         None, "steps of an epoch of this clock; null: ceil(images / (batch size x workers))"
     )
-    steps: Count | None = setting(None, "end the run after so many steps")
+    steps: PositiveInt | None = setting(None, "end the run after so many steps")
     validate: Literal["epoch", "never"] = setting("epoch", "after epochs, or never")
-    validate_every: Count = setting(
+    validate_every: PositiveInt = setting(
         1, "epochs between two validations; after the last epoch there always is one"
     )
-    held_out: Natural = setting(
+    held_out: NonNegativeInt = setting(
         0,
         "for tuning: validate on so many training images, which are not trained on; on the test set at "
         "the end only",
     )
-    validate_on: Count | None = setting(
+    validate_on: PositiveInt | None = setting(
         None,
         "validate, and test, on so many examples at most, always the same; null: on all",
         since="2026-11-27",
@@ -174,7 +174,7 @@ class Train(Fields):
         "rank 0 has made of it since (replica)",
         since="2026-11-26",
     )
-    look_every: Count | None = setting(
+    look_every: PositiveInt | None = setting(
         None,
         "steps between two looks at what rank 0 selects from and selects: distributions, energy left "
         "out, whether places stay; null: never",
@@ -189,23 +189,27 @@ class Late(Fields):
         "none",
         "how long: constant; uniform, from 0; lognormal; published: as the paper's workers in compression",
     )
-    s: NotNegative = setting(0, "seconds: constant; the most, where uniform; the median, where lognormal")
-    spread: NotNegative = setting(0, "standard deviation of the logarithm, where lognormal")
-    rank: Natural | None = setting(None, "the only worker that is late; null: each draws for itself")
+    s: NonNegativeFloat = setting(
+        0, "seconds: constant; the most, where uniform; the median, where lognormal"
+    )
+    spread: NonNegativeFloat = setting(0, "standard deviation of the logarithm, where lognormal")
+    rank: NonNegativeInt | None = setting(None, "the only worker that is late; null: each draws for itself")
 
 
 @dataclass(frozen=True)
 class Alternate(Fields):
     """The turns that variants take."""
 
-    blocks: Count = setting(
+    blocks: PositiveInt = setting(
         30, "turns of each variant at least; a round has one of each, in an order drawn anew"
     )
-    block_steps: Count = setting(
+    block_steps: PositiveInt = setting(
         3, "steps of a turn; the first one after a change of variants is not counted"
     )
-    until: Positive = setting(
+    until: PositiveFloat = setting(
         0.05,
         "half-width of the 95 % interval of the logarithm of each ratio to the first variant's step time",
     )
-    limit_min: Positive = setting(15, "minutes after which it ends, whether that width is reached or not")
+    limit_min: PositiveFloat = setting(
+        15, "minutes after which it ends, whether that width is reached or not"
+    )

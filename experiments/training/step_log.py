@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from analysis.records.schema import Averaged, fields_of
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import of_all
 from experiments.training.task import Metrics
 from sparsify.comm import Comm
 from sparsify.core import host_sync
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite, StepReport
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFiniteGradientError, StepReport
 
 EPOCH_MEANS = tuple(fields_of(Averaged))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
@@ -55,13 +55,13 @@ class StepLog:
         loss: Tensor,
         lr: float,
         report: StepReport,
-        aggregator: Aggregator | LocalSteps,
+        aggregator: Aggregator | LocalReplica,
         finite: Tensor,
     ) -> None:
         """Note one step, counted from 0. Nothing of it makes the host wait for the device.
 
         Args:
-            finite: as `Gradients.finite` said; nobody has looked at it but in mode serialised.
+            finite: as `FlatGradients.are_finite` said; nobody has looked at it but in mode serialised.
         """
         n = aggregator.num_elements
         if self.timer.mode != "serialised":
@@ -80,7 +80,7 @@ class StepLog:
                 "sent_density": report.sent_density,
                 # Of the average, which is alike on all workers.
                 "update_density": aggregator.moved
-                if isinstance(aggregator, LocalSteps)
+                if isinstance(aggregator, LocalReplica)
                 else of_all(self.comm, lambda: torch.count_nonzero(aggregator.gradients.flat) / n),
                 "residual_norm": aggregator.residual_norm(),
             }
@@ -90,10 +90,10 @@ class StepLog:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
-            NonFinite: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
+            NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
                 looked for.
         """
-        samples = self.timer.resolve(self._gather)
+        samples = self.timer.finish_window(self._gather)
         trouble = self._not_finite()
         # A step is as long on the workers that waited for one that was suspended.
         stops_of_ranks = self._gather([float(sample.stops) for sample in samples])
@@ -158,7 +158,7 @@ class StepLog:
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 
-    def _not_finite(self) -> NonFinite | None:
+    def _not_finite(self) -> NonFiniteGradientError | None:
         """The first gradient of any rank's waiting steps that was not finite: all ranks tell of the same."""
         if not self.finite:
             return None
@@ -171,7 +171,7 @@ class StepLog:
         if bad_step >= len(flags):
             return None
         steps = [values["step"] for values in self.waiting]
-        return NonFinite(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
+        return NonFiniteGradientError(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

@@ -23,9 +23,9 @@ from experiments.training.task import Task
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
-from sparsify.core.timer import PhaseTimer, cuda_event
+from sparsify.core.timer import PhaseTimer, record_cuda_event
 from sparsify.cost import Network
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.methods import REGISTRY as METHODS
 
@@ -39,7 +39,7 @@ class Built(NamedTuple):
     config: Config
     task: Task
     data: Dataset
-    method: Method | Local
+    method: Method | LocalSteps
     settings: LoopSettings
     steps_per_epoch: int
     variants: Mapping[str, Built] = {}  # where several take turns, with the same data
@@ -69,7 +69,7 @@ class Built(NamedTuple):
         """
         timing, event, clock = self.config.timing, self.event, time.perf_counter
         if isinstance(comm, VirtualComm):
-            event, clock = event and comm.mark, comm.now
+            event, clock = event and comm.record_mark, comm.now_s
         first_steps = [start + timing.warmup_steps for start in (0, done)]
         if timing.span_steps is None:
             kept: Container[int] = range(first_steps[0], sys.maxsize)
@@ -80,7 +80,7 @@ class Built(NamedTuple):
     @property
     def event(self) -> Callable[[], Any] | None:
         """Maker of the GPU's events, by which steps are timed in production, so that nothing waits for it."""
-        return cuda_event if self.settings.device.type == "cuda" else None
+        return record_cuda_event if self.settings.device.type == "cuda" else None
 
     def synchronise(self) -> None:
         """Wait until the device has done all that it was given."""
@@ -108,8 +108,8 @@ def build(config: Config, data_root: Path | None, device: torch.device) -> Built
 def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -> Built:
     """The same without variants, on data that were loaded; with `turns`, trained until these are over."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
-    method: Method | Local = METHODS.build(config.method.name, config.method.arguments)
-    if isinstance(method, Local):
+    method: Method | LocalSteps = METHODS.build(config.method.name, config.method.arguments)
+    if isinstance(method, LocalSteps):
         check_local(config)
     train = config.train
     if train.validate != "never" and not task.has_metric:

@@ -32,8 +32,8 @@ from experiments.worker.addresses import addresses, beyond, interface_with, list
 from experiments.worker.orders import Orders
 from slurm import environment
 from slurm.environment import Joined, WorkerPlace
-from sparsify.comm import GivenUp, WorkerLost
-from sparsify.comm.torch import TorchComm, come
+from sparsify.comm import JoinCancelled, WorkerLost
+from sparsify.comm.torch import TorchComm, wait_for_workers
 
 if TYPE_CHECKING:  # importing it without Horovod is an error
     from sparsify.comm.horovod import HorovodComm
@@ -67,7 +67,7 @@ def connect(
             config, place, start_folder, orders.same_host, orders.interface, device, stop.is_overdue
         )
     except WorkerLost as lost:
-        if stop.told or isinstance(lost, GivenUp):
+        if stop.told or isinstance(lost, JoinCancelled):
             raise Preempted(Attempt(Path(orders.attempt)).saved_step()) from lost
         raise
 
@@ -124,7 +124,7 @@ def join(
         return open_group(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
         store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=PATIENCE))
-        return TorchComm.meet(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
+        return TorchComm.join_at_store(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
     from sparsify.comm.horovod import HorovodComm
 
     return HorovodComm.join(device)
@@ -164,7 +164,7 @@ def open_group(
         environment.offer({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
     if config.comm == "torch":
         try:
-            return TorchComm.meet(store, rank, size, device, PATIENCE, give_up)
+            return TorchComm.join_at_store(store, rank, size, device, PATIENCE, give_up)
         except RuntimeError as error:  # gloo has no type for it
             raise WorkerLost(
                 "; ".join(filter(None, (_unconnected(rank, size, error), beyond(ports))))
@@ -173,7 +173,7 @@ def open_group(
 
     interface, tell = "lo" if here else interface, environment.set_for_horovod
     node = environment.node()
-    return HorovodComm.meet(
+    return HorovodComm.join_at_store(
         store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
     )
 
@@ -229,7 +229,7 @@ def refuse_shared_gpu(
         WorkerLost: somebody did not come.
     """
     store.set(f"gpu/{rank}", mine)
-    come(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, PATIENCE, give_up)
     used = [store.get(f"gpu/{other}").decode() for other in range(size)]
     for gpu in used:
         if used.count(gpu) > 1:
@@ -256,7 +256,7 @@ def found_interface(
     """
     store = meeting.store
     store.set(f"came/{rank}", meeting.address if meeting.own else "")
-    come(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, PATIENCE, give_up)
     ways = [way for other in range(size) if (way := store.get(f"came/{other}").decode())]
     if not ways:
         return None

@@ -49,7 +49,7 @@ def explain(error: BaseException) -> tuple[str, str]:
         return trouble
     if isinstance(error, ValueError):
         return getattr(error, "kind", "bad_input"), str(error)
-    if _is(error, "sparsify.doors.engine", "NonFinite"):
+    if _is(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):
         return "non_finite", f"{error}; lower task.lr, or look at the data"
     if isinstance(error, RuntimeError | OSError) and NO_PORT.search(str(error)):
         return "error", _without_ports()

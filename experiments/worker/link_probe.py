@@ -21,8 +21,8 @@ from experiments.worker.hardware_claims import OTHERWISE
 from slurm.emulated import counters
 from slurm.emulated.network import LONG_S
 from sparsify.comm import Comm, CountingComm, gather_json
-from sparsify.comm.direct import KINDS, DirectComm
-from sparsify.cost import TEXTBOOK, Cost, Link
+from sparsify.comm.direct import DIRECT_KINDS, DirectComm
+from sparsify.cost import TEXTBOOK, CollectiveCost, Link
 
 CPU = torch.device("cpu")
 COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
@@ -153,7 +153,7 @@ def calibrated(comm: Comm, pair: tuple[int, int], effort: Effort = NEAR) -> Cali
     Args:
         pair: from whom to whom a permutation goes.
     """
-    at_once = KINDS if effort.direct else ()
+    at_once = DIRECT_KINDS if effort.direct else ()
     ways = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
     cases = [[ProbeCase.of(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
     seconds = np.split(_measured(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
@@ -206,7 +206,7 @@ class ProbeCase(NamedTuple):
     kind: str
     size: int
     do: Callable[[], object]
-    cost: Cost
+    cost: CollectiveCost
     nbytes: int  # that a worker brings
 
     @classmethod
@@ -224,11 +224,11 @@ class ProbeCase(NamedTuple):
             "permute": partial(comm.permute, data, [pair]),
         }
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
-        cost, _ = comm.priced(kind, sent, 1 if kind == "permute" else comm.size)
+        cost, _ = comm.predict_cost(kind, sent, 1 if kind == "permute" else comm.size)
         return cls(kind, size, do[kind], cost, sent)
 
 
-def fitted(costs: Sequence[Cost], seconds: np.ndarray) -> tuple[float, float]:
+def fitted(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:
     """Alpha and beta, neither negative, with the least sum of squared relative errors.
 
     Args:
@@ -316,7 +316,7 @@ class Meter(CountingComm):
         if kind == "broadcast":  # each of the others gets it once, from whomever
             self.really += nbytes * (size - 1) / size
         elif kind != "permute":
-            cost, _ = self.priced(kind, nbytes, size)
+            cost, _ = self.predict_cost(kind, nbytes, size)
             self.really += cost.sent_bytes
 
     def found(self) -> dict[str, float] | None:

@@ -15,14 +15,14 @@ import torch
 from torch import Generator, Tensor
 
 from experiments.training.loop import LoopSettings
-from experiments.training.replicas.local import LocalSteps
+from experiments.training.replicas.local import LocalReplica
 from experiments.training.task import Task
 from experiments.worker.build import Built
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.local.strategy import Local
+from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
+from sparsify.wrappers.aggregator import Aggregator
 
 SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
 TENSORS = 5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers
@@ -76,30 +76,30 @@ def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
-def rank_bytes(task: Task, model: torch.nn.Module, method: Method | Local, settings: LoopSettings) -> int:
+def rank_bytes(task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings) -> int:
     """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
     step of made-up gradients, in which it allocates what it needs.
     """
 
     def body(comm: virtual.VirtualComm) -> int:
         seed, select, held = settings.seed, settings.select, [*model.buffers()]
-        aggregator: Aggregator | LocalSteps
-        if isinstance(method, Local):  # parameters and an inner optimiser of its own, besides the anchor
+        aggregator: Aggregator | LocalReplica
+        if isinstance(method, LocalSteps):  # parameters and an inner optimiser of its own, besides the anchor
             own = copy.deepcopy(model)
             once = replace(method, every=1, fragments=1, delay=0)
-            aggregator = LocalSteps(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
+            aggregator = LocalReplica(once, own, task.optimiser, comm, PhaseTimer("production"), seed, select)
             held += own.parameters()
         else:
             aggregator = Aggregator(method, model.named_parameters(), comm, seed=seed, select=select)
         flat = aggregator.gradients.flat
         flat.normal_(generator=Generator(settings.device).manual_seed(seed))
-        if isinstance(aggregator, LocalSteps):
+        if isinstance(aggregator, LocalReplica):
             aggregator.step(0.0)
             aggregator.exchange(0)
             parts = [aggregator.inner.state, *map(vars, aggregator.optimiser.fragments)]
         else:
             aggregator.aggregate()
-            parts = [*aggregator.states, aggregator.joints]
+            parts = [*aggregator.states, aggregator.group_kernels]
         storages = {
             storage.data_ptr(): storage.nbytes()
             for tensor in tensors([flat, *held, *parts])

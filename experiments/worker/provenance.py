@@ -29,7 +29,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "huge_pages": huge_pages.setting(),
+        "huge_pages": huge_pages.system_setting(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "before": state(device),
         "topology": _output(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,

@@ -36,7 +36,7 @@ from slurm.emulated import counters
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 
 if TYPE_CHECKING:  # it names Horovod's communicator, which may not be installed
     from experiments.worker.connect import AnyComm
@@ -196,7 +196,7 @@ def train(
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
     try:
         trained, diverged = training.run(told), None
-    except NonFinite as error:
+    except NonFiniteGradientError as error:
         # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
         if error.noticed is None or not training.validates:
             raise

@@ -1,4 +1,4 @@
-"""Communicators: the collectives that a worker may call. Backends differ in nothing else.
+"""Communicators: the collectives that a worker may call, which every backend implements.
 
 `CountingComm` wraps any of them and counts the bytes sent; `InstrumentedComm` also splits the time into
 waiting and transferring.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 # By name: importing sparsify.comm.torch makes that module what `torch` means in this package.
 from torch import Tensor, cat, uint8
@@ -18,14 +18,15 @@ from torch import tensor as to_tensor
 
 from sparsify import cost
 from sparsify.core import host_sync
+from sparsify.core.grouping import group_by_size
 from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
-AT_ONCE = 2**24  # elements of a message of several tensors, which are copied for it
+MAX_MESSAGE_ELEMENTS = 2**24  # of several tensors in one message, which are copied for it
 
 
 class Comm(Protocol):
-    """Collectives of a group of workers. Backends inherit what is said of them here."""
+    """The collectives of a group of workers."""
 
     rank: int  # number of this worker, from 0
     size: int  # number of workers
@@ -33,63 +34,76 @@ class Comm(Protocol):
     links: Mapping[str, cost.Link] = {}  # of each kind of collective, where somebody has measured it
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all workers, in place; returns its argument. Here and elsewhere a tensor may have any
-        strides; one that is not contiguous travels as a copy.
+        """Sum over all workers, in place, and return the argument.
+
+        In all collectives a tensor may have any strides; one that is not contiguous travels as a copy.
         """
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
-        """Every worker's tensor, by rank; all have the same shape. Not to be written to."""
+        """Return every worker's tensor, by rank. All have the same shape, and must not be written to."""
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin an `all_reduce`; what this returns waits for the sum. A backend that can't work in the
-        background does everything there.
+        """Begin an `all_reduce`, and return a function that waits for the sum.
+
+        A backend that can't work in the background does everything in that function.
         """
         return partial(self.all_reduce, tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        """Begin one `all_gather` each, in flight together; what this returns waits for all of them."""
+        """Begin an `all_gather` of each tensor, and return a function that waits for all of them."""
         return lambda: [self.all_gather(tensor) for tensor in tensors]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        """Pieces of a 1-D tensor, `send[r]` elements of it to each worker r; returns the pieces for this
-        worker, by rank of their senders, `receive[r]` elements from each.
+        """Send a part of a 1-D tensor to each worker, and return the parts for this one, by sender.
+
+        Args:
+            send: number of elements for each worker; the parts lie in the tensor in this order.
+            receive: number of elements from each worker.
         """
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        """Point to point: a tensor travels along each (source, destination) of `route`. All workers call it,
-        with tensors of the same shape and the same route. Returns what this worker received, None if nothing.
+        """Send a tensor point to point along each (source, destination) of `route`.
+
+        All workers call it, with tensors of the same shape and the same route. Returns the tensor that this
+        worker received, None if none.
         """
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """The root's tensor, in place; returns its argument."""
+        """Write the root's tensor into all workers' tensors, and return the argument."""
 
     def barrier(self) -> None:
-        """Returns on each worker after the last one has called it."""
+        """Return on each worker after the last one has called it."""
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
-        """Cost of a collective by its algorithm (`kind` and `nbytes` as in `cost.Network.seconds`), and the
-        seconds that it takes by `links`: 0 where nobody has measured it.
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+        """Return the cost of a collective by its algorithm, and its seconds by `links`.
+
+        The seconds are 0 where nobody has measured the link.
+
+        Args:
+            kind, nbytes: as in `cost.Network.collective_seconds`.
         """
         collective = cost.ALGORITHMS[self.algorithm][kind](nbytes, size)
-        return collective, self.links[kind].seconds(collective) if kind in self.links else 0.0
+        return collective, self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0
 
     def lagged_max(self, number: int) -> int:
-        """Hand in this worker's number, 0 or more; returns the largest that any worker handed in at the call
-        before this one, 0 at the first call. Numbers travel while the workers do something else.
+        """Hand in a number, 0 or more, and return the largest that was handed in at the call before.
+
+        At the first call it returns 0. The numbers travel while the workers do something else.
         """
 
 
 class WorkerLost(ConnectionError):
-    """Another worker ended or does not answer: this group can't continue."""
+    """The error that another worker ended or does not answer, so that this group can't continue."""
 
 
-class GivenUp(WorkerLost):
-    """A worker stopped waiting for the others to join: there will be no group."""
+class JoinCancelled(WorkerLost):
+    """The error that a worker stopped waiting for the others to join, so that there will be no group."""
 
 
-def put(values: Tensor, tensor: Tensor) -> Tensor:
-    """Write what a collective brought into the tensor that was handed in, whose memory may have gaps, or
-    places that several of its elements share (an expanded buffer). Returns `tensor`.
+def write_back(values: Tensor, tensor: Tensor) -> Tensor:
+    """Write a collective's result into the tensor that was handed in, and return that tensor.
+
+    Its memory may have gaps, or places that several of its elements share (an expanded buffer).
 
     Raises:
         ValueError: elements that share a place should become different.
@@ -106,41 +120,42 @@ def put(values: Tensor, tensor: Tensor) -> Tensor:
     return tensor
 
 
-def broadcast_all(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None:
-    """Write rank 0's values into all workers' tensors. They travel on `device`, many of one type in a
-    message, as over a long link each message takes a way of its own.
+def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], device: Device) -> None:
+    """Write rank 0's values into all workers' tensors.
+
+    They travel on `device`, many of one type in a message: over a long link each message takes a round trip.
     """
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        waiting = [tensor for tensor in tensors if tensor.dtype == dtype]
-        while waiting:
-            batch = [waiting.pop(0)]
-            while waiting and sum(tensor.numel() for tensor in (*batch, waiting[0])) <= AT_ONCE:
-                batch.append(waiting.pop(0))
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        for indices in group_by_size([tensor.numel() for tensor in alike], MAX_MESSAGE_ELEMENTS):
+            batch = [alike[index] for index in indices]
             flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
             received = comm.broadcast(flat.view(uint8)).view(dtype)  # bytes: no backend has all types
-            theirs = received.split([tensor.numel() for tensor in batch])
-            for tensor, values in zip(batch, theirs, strict=True):
-                put(values.view(tensor.shape), tensor)
+            parts = received.split([tensor.numel() for tensor in batch])
+            for tensor, values in zip(batch, parts, strict=True):
+                write_back(values.view(tensor.shape), tensor)
 
 
 def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
-    """All-gather of 1-D tensors of different lengths. `cost.gather_uneven` has its bytes.
+    """Return every worker's 1-D tensor, of different lengths, by rank.
 
     Lengths are gathered first, then tensors padded to the longest: gloo refuses uneven ones, and in a ring
     the longest sets the pace anyway. One host synchronisation, for the lengths. If all are empty, only the
-    lengths are sent.
+    lengths are sent. `cost.gather_uneven` has the bytes.
     """
     length = host_sync.to_device([tensor.numel()], tensor)
     lengths = [int(length) for length in host_sync.to_host(cat(comm.all_gather(length)))]
-    if not (longest := max(lengths)):
+    longest = max(lengths)
+    if not longest:
         return [tensor] * comm.size
     padded = tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
-    return [theirs[:length] for theirs, length in zip(comm.all_gather(padded), lengths, strict=True)]
+    return [other[:length] for other, length in zip(comm.all_gather(padded), lengths, strict=True)]
 
 
 def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Tensor]:
-    """`all_to_all` for receivers that do not know how much they will get: lengths first. One host
-    synchronisation.
+    """Make an `all_to_all` whose receivers do not know the lengths, which travel first.
+
+    One host synchronisation.
     """
     ones = [1] * comm.size
     lengths = comm.all_to_all(host_sync.to_device(list(send), tensor), ones, ones)
@@ -148,20 +163,67 @@ def exchange_pieces(comm: Comm, tensor: Tensor, send: Sequence[int]) -> list[Ten
 
 
 def gather_json(comm: Comm, value: Any, device: Device) -> list[Any]:
-    """All-gather of values that JSON can write, by way of tensors on `device`."""
+    """Return every worker's value, which JSON can write, by rank; they travel as tensors on `device`."""
     text = to_tensor(list(json.dumps(value).encode()), dtype=uint8, device=device)
-    return [json.loads(bytes(theirs.tolist())) for theirs in gather_uneven(comm, text)]
+    return [json.loads(bytes(message.tolist())) for message in gather_uneven(comm, text)]
 
 
-class CountingComm(Comm):
-    """Counts the bytes that this worker sends by way of another communicator, and their latency terms: for
-    each collective what `sparsify.cost` says of it, with the algorithms of the communicator's backend.
+class ForwardingComm(Comm):
+    """A communicator that forwards all but all-reduce and all-gather to another one.
+
+    Args:
+        comm: the other communicator.
     """
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.sent_bytes = self.messages = self.collectives = 0
+        self.comm = comm
+        self.rank = comm.rank
+        self.size = comm.size
+
+    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
+        return self.comm.all_to_all(tensor, send, receive)
+
+    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
+        return self.comm.permute(tensor, route)
+
+    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+        return self.comm.broadcast(tensor, root)
+
+    def barrier(self) -> None:
+        self.comm.barrier()
+
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+        return self.comm.predict_cost(kind, nbytes, size)
+
+    def lagged_max(self, number: int) -> int:
+        return self.comm.lagged_max(number)
+
+
+class SentCounts(NamedTuple):
+    """Counts of what a worker has sent."""
+
+    sent_bytes: int
+    messages: int  # latency terms
+    predicted_s: float  # seconds that all collectives should take, 0 where the links are not known
+
+
+class CountingComm(ForwardingComm):
+    """A communicator that counts the bytes and latency terms that this worker sends by another one.
+
+    They are what `sparsify.cost` says of each collective, with the algorithms of the other communicator.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        super().__init__(comm)
+        self.sent_bytes = 0
+        self.messages = 0  # latency terms
+        self.collectives = 0
         self.predicted_s = 0.0  # of all collectives, on `links`; 0 without
+
+    @property
+    def counts(self) -> SentCounts:
+        """Counts until now."""
+        return SentCounts(self.sent_bytes, self.messages, self.predicted_s)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count("all_reduce", tensor.nbytes, self.size)
@@ -181,8 +243,8 @@ class CountingComm(Comm):
         return self.comm.begin_all_gathers(tensors)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        kept = send[self.rank] * tensor.element_size()
-        self._count("all_to_all", tensor.nbytes - kept, self.size)
+        kept_bytes = send[self.rank] * tensor.element_size()
+        self._count("all_to_all", tensor.nbytes - kept_bytes, self.size)
         return self._run(lambda: partial(self.comm.all_to_all, tensor, send, receive))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
@@ -193,54 +255,43 @@ class CountingComm(Comm):
         self._count("broadcast", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
-    def barrier(self) -> None:
-        self.comm.barrier()
-
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[cost.Cost, float]:
-        return self.comm.priced(kind, nbytes, size)
-
-    def lagged_max(self, number: int) -> int:
-        return self.comm.lagged_max(number)  # no part of a step: neither counted nor timed
-
-    @property
-    def counted(self) -> tuple[int, int, float]:
-        """Counts until now: bytes, latency terms, and the seconds that they are predicted to take."""
-        return self.sent_bytes, self.messages, self.predicted_s
-
     def _count(self, kind: str, nbytes: int, size: int) -> None:
-        collective, seconds = self.priced(kind, nbytes, size)
+        """Add the cost of a collective."""
+        collective, seconds = self.predict_cost(kind, nbytes, size)
         self.collectives += 1
         self.sent_bytes += collective.sent_bytes
         self.messages += collective.messages
         self.predicted_s += seconds
 
     def _run(self, begin: Callable[[], Callable[[], T]]) -> T:
-        """Carry out a collective: `begin` begins it, and returns what waits for its result."""
+        """Carry out a collective: `begin` begins it, and returns a function that waits for its result."""
         return begin()()
 
 
 class InstrumentedComm(CountingComm):
-    """Counts bytes and times every collective, as the timer's mode asks.
+    """A counting communicator that also times every collective, as the timer's mode asks.
 
     serialised: a barrier first, so that *wait* (this worker is ready, the last one is not) ends where
-    *transfer* begins. production: nothing extra; whole durations, which `PhaseTimer.resolve` splits
+    *transfer* begins. production: no barrier; whole durations, which `PhaseTimer.resolve` splits
     afterwards. as_published: the host's time in the final wait, as the published code timed Horovod's
     synchronize().
 
     Args:
-        before_wait: as_published, called between the beginning of a collective and the wait for it.
+        before_wait: in the mode as_published called between the beginning of a collective and its end.
     """
 
     def __init__(self, comm: Comm, timer: PhaseTimer, before_wait: Callable[[], None] = lambda: None) -> None:
         super().__init__(comm)
-        self.timer, self.before_wait = timer, before_wait
+        self.timer = timer
+        self.before_wait = before_wait
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count("all_reduce", tensor.nbytes, self.size)
         return self._run(lambda: self.comm.begin_all_reduce(tensor))
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        return partial(self.all_reduce, tensor)  # begun when it is waited for: what is timed stays whole
+        # Begun when it is waited for, so that its time stays whole.
+        return partial(self.all_reduce, tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         return partial(self._run, partial(super().begin_all_gathers, tensors))

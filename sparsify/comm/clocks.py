@@ -1,4 +1,4 @@
-"""Clocks of virtual ranks: simulated time, which a rank's own computing and the network's cost advance."""
+"""Clocks of virtual ranks: simulated time that a rank's own computing and the network's cost advance."""
 
 from __future__ import annotations
 
@@ -11,66 +11,67 @@ T = TypeVar("T")
 
 
 class TimedEvent(Protocol):
-    """A point in the device's time, as torch.cuda.Event."""
+    """A point in the device's time, such as torch.cuda.Event."""
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds from here to `end`; the device must have passed both."""
+        """Return the milliseconds from this event to `end`; the device must have passed both."""
 
 
 class HostClocks:
-    """Read by the host, which waits for the device each time: else a rank would be charged for the kernels
-    that another one has queued.
+    """Clocks of all ranks that the host reads, after it has waited for the device.
+
+    Without waiting a rank would be charged for the kernels that another one has queued.
     """
 
     def __init__(self, size: int, synchronise: Callable[[], None]) -> None:
         self.synchronise = synchronise
-        self.lived = [0.0] * size  # seconds of each rank, up to its last switch
-        self.resumed = [0.0] * size  # when the computing rank took over, on the host's clock
+        self.elapsed_s = [0.0] * size  # of each rank, up to its last switch
+        self.resumed_at_s = [0.0] * size  # when a rank began to compute, on the host's clock
 
     def resume(self, rank: int) -> None:
-        """The rank computes from now on."""
-        self.resumed[rank] = time.perf_counter()
+        """Restart the rank's clock: it computes from now on."""
+        self.resumed_at_s[rank] = time.perf_counter()
 
-    def leave(self, rank: int) -> None:
-        """The rank has come to a collective."""
+    def pause(self, rank: int) -> None:
+        """Stop the rank's clock, at a collective."""
         self.synchronise()
-        self.lived[rank] += time.perf_counter() - self.resumed[rank]
+        self.elapsed_s[rank] += time.perf_counter() - self.resumed_at_s[rank]
 
-    def meet(self, price_s: float | None) -> None:
-        """The collective is over; without a price the clocks take no notice of it."""
-        self.synchronise()  # combining is charged to no rank
-        if price_s is not None:
-            self.lived = [max(self.lived) + price_s] * len(self.lived)
+    def finish_collective(self, cost_s: float | None) -> None:
+        """Move all clocks to the latest one plus the cost of a collective; None: leave them."""
+        self.synchronise()  # the combining of tensors is charged to no rank
+        if cost_s is not None:
+            self.elapsed_s = [max(self.elapsed_s) + cost_s] * len(self.elapsed_s)
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do once what every rank does at this moment: each is charged for it, and none waits."""
-        began = time.perf_counter()
+    def charge_all(self, work: Callable[[], T]) -> T:
+        """Do work once that every rank would do, and charge its time to each; no rank waits for others."""
+        start = time.perf_counter()
         result = work()
         self.synchronise()
-        took = time.perf_counter() - began
-        self.lived = [lived + took for lived in self.lived]
+        work_s = time.perf_counter() - start
+        self.elapsed_s = [elapsed_s + work_s for elapsed_s in self.elapsed_s]
         return result
 
     def idle(self, rank: int, seconds: float) -> None:
-        """The rank does nothing for so many seconds."""
-        self.lived[rank] += seconds
+        """Advance the rank's clock by seconds in which it does nothing."""
+        self.elapsed_s[rank] += seconds
 
-    def now(self, rank: int) -> float:
-        """Seconds on this clock."""
+    def now_s(self, rank: int) -> float:
+        """Return the seconds on the rank's clock."""
         self.synchronise()
-        return self.lived[rank] + time.perf_counter() - self.resumed[rank]
+        return self.elapsed_s[rank] + time.perf_counter() - self.resumed_at_s[rank]
 
 
 @dataclass
-class Turn:
-    """Work of a rank between two collectives."""
+class ComputeSpan:
+    """A rank's time between two collectives."""
 
-    began_s: float = 0.0  # on its clock; known when the turns before are settled
+    began_s: float = 0.0  # on the rank's clock; known when the spans before are resolved
     start: TimedEvent | None = None
     end: TimedEvent | None = None
 
-    def at_s(self, event: TimedEvent | None) -> float:
-        """Seconds on the rank's clock at an event of this turn."""
+    def seconds_at(self, event: TimedEvent | None) -> float:
+        """Return the seconds on the rank's clock at an event of this span."""
         assert self.start is not None
         return self.began_s + self.start.elapsed_time(event) / 1e3
 
@@ -80,75 +81,77 @@ class ClockMark:
     """A point in a rank's time."""
 
     clocks: DeviceClocks
-    turn: Turn
+    span: ComputeSpan
     event: TimedEvent
 
     def elapsed_time(self, end: ClockMark) -> float:
-        """Milliseconds to a later mark of this rank; the device must have passed it."""
-        self.clocks.settle()
-        return 1e3 * (end.turn.at_s(end.event) - self.turn.at_s(self.event))
+        """Return the milliseconds to a later mark of this rank; the device must have passed it."""
+        self.clocks.resolve_spans()
+        return 1e3 * (end.span.seconds_at(end.event) - self.span.seconds_at(self.event))
 
 
-class Between(NamedTuple):
-    """Time between some ranks' turns and their next ones."""
+class SpanTransition(NamedTuple):
+    """The time between some ranks' spans and their next ones."""
 
-    before: list[Turn]
-    after: list[Turn]
-    began: Callable[[list[float]], list[float]]  # ends of the former -> beginnings of the latter, in seconds
+    before: list[ComputeSpan]
+    after: list[ComputeSpan]
+    compute_starts: Callable[[list[float]], list[float]]  # from the ends of `before`, in seconds
 
 
 class DeviceClocks:
-    """Kept by the device: turns begin and end with events, and nothing waits until marks are compared."""
+    """Clocks of all ranks that the device keeps by events; nothing waits until marks are compared."""
 
-    def __init__(self, size: int, event: Callable[[], TimedEvent]) -> None:
-        self.event = event
-        self.turns = [Turn() for _ in range(size)]
-        self.unsettled: list[Between] = []
+    def __init__(self, size: int, record_event: Callable[[], TimedEvent]) -> None:
+        self.record_event = record_event
+        self.spans = [ComputeSpan() for _ in range(size)]
+        self.unresolved: list[SpanTransition] = []
 
     def resume(self, rank: int) -> None:
-        """The rank computes from now on."""
-        self.turns[rank].start = self.event()
+        """Restart the rank's clock: it computes from now on."""
+        self.spans[rank].start = self.record_event()
 
-    def leave(self, rank: int) -> None:
-        """The rank has come to a collective."""
-        self.turns[rank].end = self.event()
+    def pause(self, rank: int) -> None:
+        """Stop the rank's clock, at a collective."""
+        self.spans[rank].end = self.record_event()
 
-    def meet(self, price_s: float | None) -> None:
-        """The collective is over; without a price the clocks take no notice of it."""
-        self._turn(lambda ends: ends if price_s is None else [max(ends) + price_s] * len(ends))
+    def finish_collective(self, cost_s: float | None) -> None:
+        """Move all clocks to the latest one plus the cost of a collective; None: leave them."""
+        self._begin_spans(lambda ends: ends if cost_s is None else [max(ends) + cost_s] * len(ends))
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do once what every rank does at this moment: each is charged for it, and none waits."""
-        began = self.event()
+    def charge_all(self, work: Callable[[], T]) -> T:
+        """Do work once that every rank would do, and charge its time to each; no rank waits for others."""
+        start = self.record_event()
         result = work()
-        ended = self.event()
-        self._turn(lambda ends: [end + began.elapsed_time(ended) / 1e3 for end in ends])
+        end = self.record_event()
+        self._begin_spans(lambda ends: [end_s + start.elapsed_time(end) / 1e3 for end_s in ends])
         return result
 
     def idle(self, rank: int, seconds: float) -> None:
-        """The rank does nothing for so many seconds."""
-        self.leave(rank)
-        before, self.turns[rank] = self.turns[rank], Turn()
-        self.unsettled.append(Between([before], [self.turns[rank]], lambda ends: [ends[0] + seconds]))
+        """Advance the rank's clock by seconds in which it does nothing."""
+        self.pause(rank)
+        before = self.spans[rank]
+        after = self.spans[rank] = ComputeSpan()
+        self.unresolved.append(SpanTransition([before], [after], lambda ends: [ends[0] + seconds]))
         self.resume(rank)
 
-    def now(self, rank: int) -> float:
-        """Seconds on this clock."""
-        return time.perf_counter()  # the host's own: how far the device is, it would have to wait for
+    def now_s(self, rank: int) -> float:
+        """Return the seconds on the host's clock, which need not wait for the device."""
+        return time.perf_counter()
 
-    def mark(self, rank: int) -> ClockMark:
-        """Point in the rank's time."""
-        return ClockMark(self, self.turns[rank], self.event())
+    def record_mark(self, rank: int) -> ClockMark:
+        """Return this point in the rank's time."""
+        return ClockMark(self, self.spans[rank], self.record_event())
 
-    def settle(self) -> None:
-        """Work out when each turn began. The device must have passed all that are over."""
-        for before, after, began in self.unsettled:
-            beginnings = began([turn.at_s(turn.end) for turn in before])
-            for turn, beginning in zip(after, beginnings, strict=True):
-                turn.began_s = beginning
-        self.unsettled.clear()
+    def resolve_spans(self) -> None:
+        """Compute when each span began. The device must have passed all spans that are over."""
+        for before, after, compute_starts in self.unresolved:
+            starts_s = compute_starts([span.seconds_at(span.end) for span in before])
+            for span, start_s in zip(after, starts_s, strict=True):
+                span.began_s = start_s
+        self.unresolved.clear()
 
-    def _turn(self, began: Callable[[list[float]], list[float]]) -> None:
-        """All ranks' turns are over."""
-        before, self.turns = self.turns, [Turn() for _ in self.turns]
-        self.unsettled.append(Between(before, self.turns, began))
+    def _begin_spans(self, compute_starts: Callable[[list[float]], list[float]]) -> None:
+        """Begin a new span of every rank."""
+        before = self.spans
+        self.spans = [ComputeSpan() for _ in before]
+        self.unresolved.append(SpanTransition(before, self.spans, compute_starts))

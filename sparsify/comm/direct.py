@@ -1,23 +1,24 @@
-"""Collectives for links with distance: everybody sends to everybody at once, where rings pass on."""
+"""Direct collectives, for long links: every worker sends to all others at once, where a ring passes on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, put
-from sparsify.cost import ALGORITHMS, Cost, Link
+from sparsify.comm import Comm, ForwardingComm, write_back
+from sparsify.cost import ALGORITHMS, CollectiveCost, Link
 
-DIRECT = "direct"  # of `sparsify.cost.ALGORITHMS`
-KINDS = ("all_reduce", "all_gather")
+DIRECT_ALGORITHM = "direct"  # of `sparsify.cost.ALGORITHMS`
+DIRECT_KINDS = ("all_reduce", "all_gather")
 
 
-class DirectComm(Comm):
-    """Another communicator, of whose collectives an all-gather takes one step and an all-reduce two, whatever
-    the number of workers; a ring takes P-1 and 2 (P-1). The bytes are the same.
+class DirectComm(ForwardingComm):
+    """A communicator whose all-gather takes one step and whose all-reduce takes two.
+
+    That holds for any number P of workers; a ring takes P-1 and 2 (P-1) steps. The bytes are the same.
 
     An all-gather is sent to all others at once. An all-reduce is a reduce-scatter and such an all-gather:
     each worker gets all pieces of its own region at once and sums them in the order of ranks (the pairwise
@@ -27,75 +28,70 @@ class DirectComm(Comm):
     Two workers swap their tensors, and sum them: the bytes of an all-reduce's two steps, in one.
 
     Args:
-        comm: the other one, which carries out all else.
-        most: bytes up to which all_reduce and all_gather are sent directly; without it, all are.
+        comm: another communicator, which carries out all other collectives.
+        max_bytes_by_kind: bytes up to which all_reduce and all_gather are sent directly; None: all are.
         links: of direct collectives, where somebody has measured them.
     """
 
     def __init__(
-        self, comm: Comm, most: Mapping[str, float] | None = None, links: Mapping[str, Link] | None = None
+        self,
+        comm: Comm,
+        max_bytes_by_kind: Mapping[str, float] | None = None,
+        links: Mapping[str, Link] | None = None,
     ) -> None:
-        self.comm, self.rank, self.size = comm, comm.rank, comm.size
-        self.algorithm, self.links = comm.algorithm, comm.links
-        self.most: Mapping[str, float] = dict.fromkeys(KINDS, math.inf) if most is None else most
+        super().__init__(comm)
+        self.algorithm = comm.algorithm
+        self.links = comm.links
         self.direct_links = links or {}
+        if max_bytes_by_kind is None:
+            max_bytes_by_kind = dict.fromkeys(DIRECT_KINDS, math.inf)
+        self.max_bytes_by_kind = max_bytes_by_kind
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         if not self.is_direct("all_reduce", tensor.nbytes):
             return self.comm.all_reduce(tensor)
         flat = tensor.detach().reshape(-1)
         if self.size == 2:
-            return put((flat + self._swapped(flat)).view(tensor.shape), tensor)
-        share = -(-flat.numel() // self.size)  # of a region; the last ones may be shorter
-        padded = flat.new_zeros(share * self.size)
+            return write_back((flat + self._swap(flat)).view(tensor.shape), tensor)
+        region_numel = -(-flat.numel() // self.size)
+        padded = flat.new_zeros(region_numel * self.size)
         padded[: flat.numel()] = flat
-        first, *others = self.comm.all_to_all(padded, [share] * self.size, [share] * self.size)
+        lengths = [region_numel] * self.size
+        first, *others = self.comm.all_to_all(padded, lengths, lengths)
         region = first.clone()
         for other in others:
             region.add_(other)
-        return put(torch.cat(self._gather(region))[: flat.numel()].view(tensor.shape), tensor)
+        total = torch.cat(self._gather(region))[: flat.numel()]
+        return write_back(total.view(tensor.shape), tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         if not self.is_direct("all_gather", tensor.nbytes):
             return self.comm.all_gather(tensor)
-        return [theirs.view(tensor.shape) for theirs in self._gather(tensor.detach().reshape(-1))]
-
-    def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
-        return self.comm.all_to_all(tensor, send, receive)
-
-    def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        return self.comm.permute(tensor, route)
-
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        return self.comm.broadcast(tensor, root)
-
-    def barrier(self) -> None:
-        self.comm.barrier()
-
-    def lagged_max(self, number: int) -> int:
-        return self.comm.lagged_max(number)
+        return [other.view(tensor.shape) for other in self._gather(tensor.detach().reshape(-1))]
 
     def is_direct(self, kind: str, nbytes: int) -> bool:
-        """Tell whether a collective of so many bytes is sent directly. Alike on all workers."""
-        return self.size > 1 and nbytes <= self.most.get(kind, -1)
+        """Return True if a collective of so many bytes is sent directly. Alike on all workers."""
+        return self.size > 1 and nbytes <= self.max_bytes_by_kind.get(kind, -1)
 
-    def priced(self, kind: str, nbytes: int, size: int) -> tuple[Cost, float]:
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[CollectiveCost, float]:
         if not self.is_direct(kind, nbytes):
-            return self.comm.priced(kind, nbytes, size)
-        cost, link = ALGORITHMS[DIRECT][kind](nbytes, size), self.direct_links.get(kind)
-        return cost, link.seconds(cost) if link else 0.0
+            return self.comm.predict_cost(kind, nbytes, size)
+        cost = ALGORITHMS[DIRECT_ALGORITHM][kind](nbytes, size)
+        link = self.direct_links.get(kind)
+        return cost, link.transfer_seconds(cost) if link else 0.0
 
     def _gather(self, flat: Tensor) -> list[Tensor]:
-        """All workers' 1-D tensors, which are equally long."""
+        """Return all workers' 1-D tensors, which are equally long."""
         if self.size == 2:
-            both = [flat.clone(), self._swapped(flat)]
+            both = [flat.clone(), self._swap(flat)]
             return both if self.rank == 0 else both[::-1]
-        n = flat.numel()
-        return self.comm.all_to_all(flat.repeat(self.size), [n] * self.size, [n] * self.size)
+        lengths = [flat.numel()] * self.size
+        return self.comm.all_to_all(flat.repeat(self.size), lengths, lengths)
 
-    def _swapped(self, flat: Tensor) -> Tensor:
-        """The other's tensor, of two workers. Not by all_to_all: there the word that a worker may send can
-        wait behind all that the other one sends itself.
+    def _swap(self, flat: Tensor) -> Tensor:
+        """Return the other worker's tensor, where there are two.
+
+        Not by all_to_all: there the word that a worker may send can wait behind all that the other one sends.
         """
         other = self.comm.permute(flat, [(0, 1), (1, 0)])
         assert other is not None, "both receive"

@@ -1,8 +1,8 @@
-"""Workers as processes, over Horovod, which the main paper ran. `make horovod` builds and installs it.
+"""The communicator of Horovod, between processes, which the main paper ran; `make horovod` installs it.
 
 Horovod negotiates every collective by its name before it carries it out, at most every millisecond
-(HOROVOD_CYCLE_TIME), and remembers what it negotiated under that name: names here are alike on all workers,
-and come back with the same sizes.
+(HOROVOD_CYCLE_TIME), and remembers under that name what it negotiated. So the names are alike on all workers,
+and a name comes back with the same size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, WorkerLost, put
-from sparsify.comm.torch import come
+from sparsify.comm import Comm, WorkerLost, write_back
+from sparsify.comm.torch import wait_for_workers
+from sparsify.core.bucket import INTEGER_BY_NBYTES
 
 try:
     import horovod.torch as hvd
@@ -33,19 +34,19 @@ except ImportError as error:
         "the installed Horovod does not fit the installed torch; `make horovod` builds it again"
     ) from error
 
-SUMMED = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
-# What Horovod can't sum is summed in a wider type, exactly where sums fit; on the wire that costs its width.
-WIDER = {torch.bfloat16: torch.float32}
-MOVED = (*SUMMED, torch.uint8, torch.int8, torch.int16)
-SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes -> what may carry them
+SUMMABLE_DTYPES = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+# Types that Horovod can't sum are summed in a wider one, exactly where sums fit; a message has its width.
+WIDER_DTYPES = {torch.bfloat16: torch.float32}
+MOVABLE_DTYPES = (*SUMMABLE_DTYPES, torch.uint8, torch.int8, torch.int16)
 # A worker that hangs rather than dies is noticed after this long, by Horovod's Gloo. The threads that notice
 # run beside validation and whatever else a worker does.
 TIMEOUT = timedelta(minutes=30)
 
 
 class HorovodComm(Comm):
-    """The processes that Horovod knows, or those of a process set; ranks are those within it. Start it with
-    `join` or `meet`, end it with `close`.
+    """A communicator over the processes that Horovod knows, or over those of a process set.
+
+    Ranks are those within the set. `join` and `join_at_store` start Horovod, `close` ends it.
 
     Raises:
         ValueError: this worker does not belong to `process_set`.
@@ -59,13 +60,15 @@ class HorovodComm(Comm):
                 f"worker {hvd.rank()} is not in the process set of ranks {process_set.ranks}; call this in "
                 "the members of a set only"
             )
-        self.rank, self.size = process_set.rank(), process_set.size()
-        self._server, self._set = server, process_set
+        self.rank = process_set.rank()
+        self.size = process_set.size()
+        self._server = server
+        self._process_set = process_set
         self._pending: int | None = None  # the handle of the `lagged_max` under way
 
     @classmethod
     def join(cls, device: torch.device, server: RendezvousServer | None = None) -> HorovodComm:
-        """Become one of the processes that mpirun or horovodrun started, or that `meet` told Horovod of.
+        """Join the processes that mpirun or horovodrun started, or that `join_at_store` has described.
 
         Raises:
             ValueError: this Horovod can't work on that device.
@@ -78,14 +81,14 @@ class HorovodComm(Comm):
             )
         try:
             hvd.init()
-        except ValueError as error:  # in so many words: "Please check log messages above"
+        except ValueError as error:  # which says no more than "Please check log messages above"
             raise WorkerLost(
                 "Horovod could not bring the workers together; its own words are above"
             ) from error
         return cls(server)
 
     @classmethod
-    def meet(
+    def join_at_store(
         cls,
         store: Store,
         address: str,
@@ -93,7 +96,7 @@ class HorovodComm(Comm):
         size: int,
         node: str,
         interface: str | None,
-        tell: Callable[[Mapping[str, str]], None],
+        set_environment: Callable[[Mapping[str, str]], None],
         device: torch.device,
         patience: timedelta,
         give_up: Callable[[], bool] = lambda: False,
@@ -101,10 +104,10 @@ class HorovodComm(Comm):
         """Join the group of the workers that meet at `store`; neither mpirun nor horovodrun is needed.
 
         Args:
-            address: of rank 0's machine, where Horovod's own meeting point is opened.
-            node: names the machine, alike in all processes on it.
-            interface: of the network to use; by default that of the host's name.
-            tell: sets environment variables, as which Horovod takes its settings.
+            address: of rank 0's machine, where Horovod opens its own rendezvous.
+            node: a name of the machine, alike in all processes on it.
+            interface: network interface to use; by default that of the host's name.
+            set_environment: sets environment variables, from which Horovod takes its settings.
             give_up: called while waiting; True ends the waiting on all workers.
 
         Raises:
@@ -115,20 +118,19 @@ class HorovodComm(Comm):
             server = RendezvousServer()
             store.set("horovod", str(server.start()))
         store.set(f"node/{rank}", node)
-        come(store, rank, size, patience, give_up)
+        wait_for_workers(store, rank, size, patience, give_up)
         nodes = [store.get(f"node/{other}").decode() for other in range(size)]
-        names = list(dict.fromkeys(nodes))
-        neighbours = [other for other in range(size) if nodes[other] == node]
-        local_rank = neighbours.index(rank)
-        # Of every node, the process with this local rank: the "cross" group of hierarchical operations.
-        counterparts = [name for name in names if nodes.count(name) > local_rank]
+        local_ranks = [other for other in range(size) if nodes[other] == node]
+        local_rank = local_ranks.index(rank)
+        # Nodes with a process of this local rank, which are the "cross" group of hierarchical operations.
+        cross_nodes = [name for name in dict.fromkeys(nodes) if nodes.count(name) > local_rank]
         settings = {
             "HOROVOD_RANK": rank,
             "HOROVOD_SIZE": size,
             "HOROVOD_LOCAL_RANK": local_rank,
-            "HOROVOD_LOCAL_SIZE": len(neighbours),
-            "HOROVOD_CROSS_RANK": counterparts.index(node),
-            "HOROVOD_CROSS_SIZE": len(counterparts),
+            "HOROVOD_LOCAL_SIZE": len(local_ranks),
+            "HOROVOD_CROSS_RANK": cross_nodes.index(node),
+            "HOROVOD_CROSS_SIZE": len(cross_nodes),
             "HOROVOD_HOSTNAME": node,
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": store.get("horovod").decode(),
@@ -138,7 +140,7 @@ class HorovodComm(Comm):
         }
         if interface is not None:
             settings["HOROVOD_GLOO_IFACE"] = interface
-        tell({name: str(value) for name, value in settings.items()})
+        set_environment({name: str(value) for name, value in settings.items()})
         return cls.join(device, server)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
@@ -148,11 +150,13 @@ class HorovodComm(Comm):
         if not tensor.numel():
             return lambda: tensor
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        addend = real if real.dtype in SUMMED else real.to(WIDER.get(real.dtype, torch.int32))
-        wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), addend.contiguous())
+        summable = real
+        if real.dtype not in SUMMABLE_DTYPES:
+            summable = real.to(WIDER_DTYPES.get(real.dtype, torch.int32))
+        wait = self._begin("all_reduce", partial(hvd.allreduce_async_, op=hvd.Sum), summable.contiguous())
 
         def finish() -> Tensor:
-            put(wait(), real)
+            write_back(wait(), real)
             return tensor
 
         return finish
@@ -162,22 +166,23 @@ class HorovodComm(Comm):
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         waits = [
-            self._begin(f"all_gather.{at}", hvd.allgather_async, _movable(tensor))
-            for at, tensor in enumerate(tensors)
+            self._begin(f"all_gather.{index}", hvd.allgather_async, flatten_movable(tensor))
+            for index, tensor in enumerate(tensors)
         ]
         pairs = list(zip(waits, tensors, strict=True))
-        return lambda: [[*wait().view(mine.dtype).view(self.size, *mine.shape)] for wait, mine in pairs]
+        return lambda: [[*wait().view(like.dtype).view(self.size, *like.shape)] for wait, like in pairs]
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         splits = torch.tensor(list(send), dtype=torch.int32, device="cpu")
-        # What is sent differs in length from worker to worker, so the name must not tell it.
+        # The length differs from worker to worker, so it must not be a part of the name.
         exchange = partial(hvd.alltoall_async, splits=splits)
-        received, _ = self._begin("all_to_all", exchange, _movable(tensor), sized=False)()
+        received, _ = self._begin("all_to_all", exchange, flatten_movable(tensor), names_size=False)()
         return [*received.view(tensor.dtype).split(list(receive))]
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         n = tensor.numel()
-        send, receive = [0] * self.size, [0] * self.size
+        send = [0] * self.size
+        receive = [0] * self.size
         for source, destination in route:
             if source == self.rank:
                 send[destination] = n
@@ -185,27 +190,30 @@ class HorovodComm(Comm):
                 receive[source] = n
         copies = tensor.reshape(-1).repeat(sum(send) // n) if n else tensor.reshape(-1)
         pieces = self.all_to_all(copies, send, receive)
-        came = [piece for piece, length in zip(pieces, receive, strict=True) if length]
-        return came[0].view_as(tensor) if came else None
+        received = [piece for piece, length in zip(pieces, receive, strict=True) if length]
+        return received[0].view_as(tensor) if received else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
         if not tensor.numel():
             return tensor
-        flat = _movable(tensor)
-        of_all = root if self._set is hvd.global_process_set else self._set.ranks[root]
-        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=of_all), flat)()
-        shared = flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
-        return tensor if shared else put(flat.view(tensor.dtype).view(tensor.shape), tensor)
+        flat = flatten_movable(tensor)
+        is_global = self._process_set is hvd.global_process_set
+        global_root = root if is_global else self._process_set.ranks[root]
+        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=global_root), flat)()
+        is_in_place = flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
+        return tensor if is_in_place else write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
-            hvd.barrier(self._set)
+            hvd.barrier(self._process_set)
 
     def lagged_max(self, number: int) -> int:
         before = self._finish_pending()
-        mine = torch.tensor([number], dtype=torch.int32, device="cpu")  # beside NCCL
+        largest = torch.tensor([number], dtype=torch.int32, device="cpu")  # also beside NCCL
         with self._collective("vote"):
-            self._pending = hvd.allreduce_async_(mine, name="vote", op=hvd.Max, process_set=self._set)
+            self._pending = hvd.allreduce_async_(
+                largest, name="vote", op=hvd.Max, process_set=self._process_set
+            )
         return before
 
     def close(self) -> None:
@@ -216,38 +224,50 @@ class HorovodComm(Comm):
             self._server.stop()
 
     def _finish_pending(self) -> int:
-        """The result of the `lagged_max` under way, 0 if there is none."""
+        """Return the result of the `lagged_max` under way, 0 if there is none."""
         if self._pending is None:
             return 0
-        handle, self._pending = self._pending, None
+        handle = self._pending
+        self._pending = None
         return int(self._finish("vote", handle))
 
     def _begin(
-        self, name: str, collective: Callable[..., int], tensor: Tensor, sized: bool = True
+        self, name: str, collective: Callable[..., int], tensor: Tensor, names_size: bool = True
     ) -> Callable[[], Any]:
-        """Hand a collective to Horovod; what this returns waits for its result."""
-        size = f".{tensor.numel()}" if sized else ""
+        """Hand a collective to Horovod, and return a function that waits for its result.
+
+        Args:
+            names_size: True: the number of elements is a part of the collective's name.
+        """
+        size = f".{tensor.numel()}" if names_size else ""
         with self._collective(name):
-            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._set)
+            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._process_set)
         return partial(self._finish, name, handle)
 
     def _finish(self, name: str, handle: int) -> Any:
+        """Wait for a collective, and return its result."""
         with self._collective(name):
             return hvd.synchronize(handle)
 
     @contextmanager
     def _collective(self, name: str) -> Iterator[None]:
-        """Tells a lost worker from workers that are all there, and do not do the same."""
+        """Raise WorkerLost where a collective fails because of another worker.
+
+        A RuntimeError says that all workers are there, but call different collectives.
+        """
         try:
             yield
         except hvd.HorovodInternalError as error:
             if "Mismatched" in str(error):
                 raise RuntimeError(str(error)) from error
-            who, collective = f"worker {self.rank} of {self.size}", name.partition(".")[0]
-            raise WorkerLost(f"{who} lost the others during {collective}") from error
+            kind = name.partition(".")[0]
+            raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {kind}") from error
 
 
-def _movable(tensor: Tensor) -> Tensor:
-    """The same bits as a flat tensor of a type that Horovod moves; not a copy where memory is in order."""
+def flatten_movable(tensor: Tensor) -> Tensor:
+    """Return a flat tensor of the same bits, of a type that Horovod moves.
+
+    It is no copy where the memory is in order.
+    """
     flat = tensor.contiguous().view(-1)
-    return flat if tensor.dtype in MOVED else flat.view(SAME_WIDTH[tensor.element_size()])
+    return flat if tensor.dtype in MOVABLE_DTYPES else flat.view(INTEGER_BY_NBYTES[tensor.element_size()])

@@ -1,4 +1,4 @@
-"""Workers as processes, over torch.distributed: gloo on CPUs, nccl on GPUs."""
+"""The communicator of torch.distributed, between processes: gloo on CPUs, nccl on GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, GivenUp, WorkerLost, put
+from sparsify.comm import Comm, JoinCancelled, WorkerLost, write_back
 
 T = TypeVar("T")
 ProcessGroup = dist.ProcessGroup  # for methods that torch hands one to
@@ -22,34 +22,46 @@ ReduceOp = dist.ReduceOp
 # must exceed the longest validation.
 TIMEOUT = timedelta(minutes=30)
 POLL_S = 0.02
-# Of gloo, where it closes a connection after a timeout, and of nccl.
-SIGNS_OF_LOSS = (
-    "pair closure", "ncclRemoteError", "ncclSystemError", "NCCL timeout", "timed out", "was aborted",
-)  # fmt: skip
-GATHER_INTO_ONE = {"gloo", "nccl"}  # backends; mpi knows lists only
+# Parts of the messages of gloo, where it closes a connection after a timeout, and of nccl.
+LOST_WORKER_MESSAGES = (
+    "pair closure",
+    "ncclRemoteError",
+    "ncclSystemError",
+    "NCCL timeout",
+    "timed out",
+    "was aborted",
+)
+SINGLE_TENSOR_BACKENDS = {"gloo", "nccl"}  # that gather into one tensor; mpi knows lists only
 # Its name since torch 2.14, and before.
-all_gather_into_one = (
+all_gather_single = (
     dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 )
-VERDICT, GO, GIVE_UP, LATE = "verdict", "go", "give up", "late"  # in the store where workers meet
+# In the store where workers meet: the key of the decision, and its values.
+DECISION_KEY = "verdict"
+JOIN = "go"
+CANCEL = "give up"
+TIMED_OUT = "late"
 
 
 class TorchComm(Comm):
-    """A process group: torch.distributed's default one, or `group`. Ranks are those within it.
+    """A communicator over a process group: torch.distributed's default one, or `group`.
 
-    `start` and `meet` join the default group; `close` ends it.
+    Ranks are those within the group. `join` and `join_at_store` make the default group; `close` ends it.
 
     Raises:
         ValueError: this worker does not belong to `group`.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
         self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
         backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
         self.algorithm = "gloo" if "gloo" in str(dist.get_backend(group)) else "textbook"
-        self._gathers_into_one = {name.rpartition(":")[2] for name in backends} <= GATHER_INTO_ONE
+        backend_names = {name.rpartition(":")[2] for name in backends}
+        self._gathers_into_single = backend_names <= SINGLE_TENSOR_BACKENDS
         if self.rank < 0:
             raise ValueError(
                 f"worker {dist.get_rank()} is not in the process group that it was given; call this in the "
@@ -57,19 +69,20 @@ class TorchComm(Comm):
             )
 
     @classmethod
-    def start(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
-        """Join the group; returns when all are there.
+    def join(cls, init_method: str, rank: int, size: int, device: torch.device) -> TorchComm:
+        """Join the default group, and return when all workers are there.
 
         Args:
             init_method: where the workers meet, `file:///shared/path` or `tcp://host:port`.
         """
+        options = backend_options(device)
         dist.init_process_group(
-            init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT, **on_device(device)
+            init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT, **options
         )
         return cls()
 
     @classmethod
-    def meet(
+    def join_at_store(
         cls,
         store: Store,
         rank: int,
@@ -78,23 +91,27 @@ class TorchComm(Comm):
         patience: timedelta,
         give_up: Callable[[], bool] = lambda: False,
     ) -> TorchComm:
-        """Join the group of the workers that meet at `store`.
+        """Join the default group of the workers that meet at `store`.
 
         Args:
             give_up: called while waiting; True ends the waiting on all workers.
 
         Raises:
-            GivenUp: a worker's `give_up` returned True.
+            JoinCancelled: a worker's `give_up` returned True.
             WorkerLost: a worker did not come.
         """
-        come(store, rank, size, patience, give_up)
-        dist.init_process_group(store=store, rank=rank, world_size=size, timeout=TIMEOUT, **on_device(device))
+        wait_for_workers(store, rank, size, patience, give_up)
+        dist.init_process_group(
+            store=store, rank=rank, world_size=size, timeout=TIMEOUT, **backend_options(device)
+        )
         return cls()
 
     @classmethod
-    def beside(cls) -> TorchComm:
-        """All workers, in a group of their own, for a thread of its own: collectives of two threads in one
-        group would meet each other. All workers call it together. The group ends with the default one.
+    def with_new_group(cls) -> TorchComm:
+        """Make a new group of all workers, for a thread of its own, and return its communicator.
+
+        Collectives of two threads in one group would meet each other. All workers call this together. The
+        group ends with the default one.
 
         NCCL's collectives of two groups must reach the device in the same order on all workers, or they may
         wait for each other for ever. So the groups take turns: once the thread has work, only it
@@ -110,7 +127,7 @@ class TorchComm(Comm):
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             dist.all_reduce(total, group=self.group)
-        return put(total, tensor)
+        return write_back(total, tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         with self._collective("all_gather"):
@@ -121,14 +138,14 @@ class TorchComm(Comm):
         total = tensor.contiguous()
         with self._collective("all_reduce"):
             work = dist.all_reduce(total, group=self.group, async_op=True)
-        return lambda: put(self._waited("all_reduce", [work], total), tensor)
+        return lambda: write_back(self._wait("all_reduce", [work], total), tensor)
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        own = [tensor.contiguous() for tensor in tensors]
+        contiguous = [tensor.contiguous() for tensor in tensors]
         with self._collective("all_gather"):
-            begun = [self._begin_all_gather(mine, in_background=True) for mine in own]
+            begun = [self._begin_all_gather(tensor, in_background=True) for tensor in contiguous]
         works = [work for _, work in begun if work is not None]
-        return lambda: self._waited("all_gather", works, [gathered for gathered, _ in begun])
+        return lambda: self._wait("all_gather", works, [gathered for gathered, _ in begun])
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         received = tensor.new_empty(sum(receive))
@@ -137,47 +154,47 @@ class TorchComm(Comm):
         return list(received.split(list(receive)))
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        mine, received, operations = tensor.contiguous(), None, []
+        sent = tensor.contiguous()
+        received = None
+        operations = []
         # Receives come first: gloo's sender waits for the word that its receiver is ready, and this word
         # waits behind all that the receiver has begun to send by the same connection.
         for source, destination in route:
             if destination == self.rank:
-                received = torch.empty_like(mine)
+                received = torch.empty_like(sent)
                 operations.append(dist.P2POp(dist.irecv, received, group=self.group, group_peer=source))
         for source, destination in route:
             if source == self.rank:
-                operations.append(dist.P2POp(dist.isend, mine, group=self.group, group_peer=destination))
+                operations.append(dist.P2POp(dist.isend, sent, group=self.group, group_peer=destination))
         with self._collective("permute"):
             for work in dist.batch_isend_irecv(operations) if operations else ():
                 work.wait()
         return received
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        roots = tensor.contiguous()
+        values = tensor.contiguous()
         with self._collective("broadcast"):
-            dist.broadcast(roots, group=self.group, group_src=root)
-        return put(roots, tensor)
+            dist.broadcast(values, group=self.group, group_src=root)
+        return write_back(values, tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
             dist.barrier(self.group)
 
     def lagged_max(self, number: int) -> int:
-        """Largest number, on a gloo group of its own, also beside nccl: numbers are the host's, no stream
-        waits for them.
-        """
+        # On a gloo group of its own, also beside nccl: numbers are the host's, so no stream waits for them.
         if self._host_group is None:
             if self.group is not None:
-                # Made by these members alone, it would put torch's names of groups out of step on the others.
+                # Made by members alone, a group would put torch's names of groups out of step on the others.
                 raise ValueError("lagged_max works in the default process group only")
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             assert isinstance(group, dist.ProcessGroup)  # every worker is in it
             self._host_group = group
         before = self._finish_pending()
-        mine = torch.tensor([number], device="cpu")
+        largest = torch.tensor([number], device="cpu")
         with self._collective("a vote"):
-            work = dist.all_reduce(mine, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
-        self._pending = work, mine
+            work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
+        self._pending = (work, largest)
         return before
 
     def close(self) -> None:
@@ -186,23 +203,26 @@ class TorchComm(Comm):
         if self.group is None:
             dist.destroy_process_group()
 
-    def _begin_all_gather(self, mine: Tensor, in_background: bool) -> tuple[list[Tensor], dist.Work | None]:
-        """Into one tensor where the backend can: nccl copies each tensor of a list out of one."""
-        if not self._gathers_into_one:
-            gathered = [torch.empty_like(mine) for _ in range(self.size)]
-            return gathered, dist.all_gather(gathered, mine, self.group, in_background)
-        together = mine.new_empty((self.size, *mine.shape))
-        work = all_gather_into_one(together.view(-1), mine.view(-1), self.group, in_background)
-        return list(together.unbind()), work
+    def _begin_all_gather(self, tensor: Tensor, in_background: bool) -> tuple[list[Tensor], dist.Work | None]:
+        """Begin an `all_gather`, and return the tensors that it will fill."""
+        if not self._gathers_into_single:
+            gathered = [torch.empty_like(tensor) for _ in range(self.size)]
+            return gathered, dist.all_gather(gathered, tensor, self.group, in_background)
+        # nccl would copy each tensor of a list out of a single one.
+        stacked = tensor.new_empty((self.size, *tensor.shape))
+        work = all_gather_single(stacked.view(-1), tensor.view(-1), self.group, in_background)
+        return list(stacked.unbind()), work
 
     def _finish_pending(self) -> int:
-        """The result of the `lagged_max` under way, 0 if there is none."""
+        """Return the result of the `lagged_max` under way, 0 if there is none."""
         if self._pending is None:
             return 0
-        (work, largest), self._pending = self._pending, None
-        return int(self._waited("a vote", [work], largest))
+        work, largest = self._pending
+        self._pending = None
+        return int(self._wait("a vote", [work], largest))
 
-    def _waited(self, collective: str, works: Sequence[dist.Work], result: T) -> T:
+    def _wait(self, collective: str, works: Sequence[dist.Work], result: T) -> T:
+        """Wait for all of `works`, and return `result`, which they have filled."""
         with self._collective(collective):
             for work in works:
                 work.wait()
@@ -210,19 +230,24 @@ class TorchComm(Comm):
 
     @contextmanager
     def _collective(self, name: str) -> Iterator[None]:
-        """Tells a lost worker from all that can go wrong with a collective besides, which keeps its words."""
+        """Raise WorkerLost where a collective fails because of another worker; other errors stay as they are.
+
+        Args:
+            name: of the collective, for the error message.
+        """
         try:
             yield
         except RuntimeError as error:
-            if not is_loss(error):
+            if not is_lost_worker_error(error):
                 raise
             raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
 
 
-def on_device(device: torch.device) -> dict[str, Any]:
-    """The backend for tensors of this device, as options of `init_process_group`. nccl is told which GPU is
-    this worker's: it then connects at once, so that what can't be connected fails here, and neither barriers
-    nor other groups have to guess.
+def backend_options(device: torch.device) -> dict[str, Any]:
+    """Return the options of `init_process_group` that choose the backend for tensors of a device.
+
+    nccl is told which GPU is this worker's: it then connects at once, so that errors of connecting come at
+    once, and neither barriers nor other groups have to guess.
     """
     if device.type != "cuda":
         return {"backend": "gloo"}
@@ -230,45 +255,51 @@ def on_device(device: torch.device) -> dict[str, Any]:
     return {"backend": "nccl", "device_id": torch.device("cuda", index)}
 
 
-def is_loss(error: RuntimeError) -> bool:
-    """True if a collective fails because another worker is gone, or does not answer. Gloo and nccl have no
-    types for that, only words.
+def is_lost_worker_error(error: RuntimeError) -> bool:
+    """Return True if a collective failed because another worker is gone, or does not answer.
+
+    Gloo and nccl have no types for that, only words.
     """
-    words = str(error)
+    message = str(error)
     if isinstance(error, dist.DistNetworkError):
         return True
-    if "gloo/transport/" in words:  # connections, as opposed to arguments
-        return "enforce fail" not in words
-    return any(sign in words for sign in SIGNS_OF_LOSS)
+    if "gloo/transport/" in message:  # connections, as opposed to arguments
+        return "enforce fail" not in message
+    return any(part in message for part in LOST_WORKER_MESSAGES)
 
 
-def come(store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]) -> None:
-    """Returns when all workers have come to `store`, or raises on all of them, as `TorchComm.meet` says: the
-    first to know decides.
+def wait_for_workers(
+    store: Store, rank: int, size: int, patience: timedelta, give_up: Callable[[], bool]
+) -> None:
+    """Wait until all workers have come to `store`, or raise on all of them.
+
+    Arguments and errors as `TorchComm.join_at_store`. The first worker that knows the outcome decides it.
     """
-    who = f"worker {rank} of {size}"
+    worker = f"worker {rank} of {size}"
     deadline = time.monotonic() + patience.total_seconds()
     try:
         store.set(f"here/{rank}", "")
         while True:
             missing = [other for other in range(size) if not store.check([f"here/{other}"])]
-            mine = None
-            if not missing or store.check([VERDICT]):
-                mine = GO
+            proposal = None
+            if not missing or store.check([DECISION_KEY]):
+                proposal = JOIN
             elif give_up():
-                mine = GIVE_UP
+                proposal = CANCEL
             elif time.monotonic() > deadline:
-                mine = LATE
-            if mine:
-                verdict = store.compare_set(VERDICT, "", mine).decode()  # the first one's
+                proposal = TIMED_OUT
+            if proposal:
+                decision = store.compare_set(DECISION_KEY, "", proposal).decode()  # the first worker's
                 break
             time.sleep(POLL_S)
     except RuntimeError as error:  # rank 0 serves the store
-        raise WorkerLost(f"{who} lost rank 0 while it waited for the others; its log may say why") from error
-    if verdict == GIVE_UP:
-        raise GivenUp(f"{who} goes: there was no more waiting for the others to come")
-    if verdict == LATE:
+        raise WorkerLost(
+            f"{worker} lost rank 0 while it waited for the others; its log may say why"
+        ) from error
+    if decision == CANCEL:
+        raise JoinCancelled(f"{worker} goes: there was no more waiting for the others to come")
+    if decision == TIMED_OUT:
         others = ", ".join(map(str, missing)) or "some"
         raise WorkerLost(
-            f"{who} waits in vain: of the others, these did not come: {others}; their logs may say why"
+            f"{worker} waits in vain: of the others, these did not come: {others}; their logs may say why"
         )

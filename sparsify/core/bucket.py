@@ -1,7 +1,8 @@
-"""Parameters <-> flat buckets: what is exchanged together."""
+"""Buckets: flat stretches of gradients that are exchanged together."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,144 +13,153 @@ from torch.nn.parameter import is_lazy
 
 from sparsify import ranges
 from sparsify.core import huge_pages
-from sparsify.ranges import AnyScope
+from sparsify.core.grouping import group_by_size
+from sparsify.ranges import ScopeOrBucket
 
-MEGABYTE = 2**20
-LINE = 128  # bytes that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
+BYTES_PER_MB = 2**20
+# Integer types that hold the bits of an element, by its bytes.
+INTEGER_BY_NBYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+ALIGNMENT_BYTES = 128  # that a GPU reads at once: 32 float32. Loads of 16 bytes need a start that 16 divides
 
 
 class Bucket(NamedTuple):
-    """A flat run of gradients exchanged together."""
+    """A flat stretch of gradients that are exchanged together."""
 
     flat: Tensor  # (n,), a view of all gradients
     names: tuple[str, ...]  # of its parameters, in order
     shapes: tuple[tuple[int, ...], ...]
 
 
-class TensorKind(NamedTuple):
-    """Properties of a gradient that must not change, since its residual can't follow."""
+class TensorSpec(NamedTuple):
+    """Shape, dtype and device of a gradient, which must not change, since its residual can't follow."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
-    def of(cls, tensor: Tensor) -> TensorKind:
-        """Kind of a tensor."""
+    def from_tensor(cls, tensor: Tensor) -> TensorSpec:
+        """Return the shape, dtype and device of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
 
     def __str__(self) -> str:
         return f"{self.shape} {self.dtype} on {self.device}"
 
 
-class FlatGradients:
-    """The gradients of a model as one flat tensor, and its buckets, which are views of it.
+def describe_tensors(*tensors: Tensor | None, separator: str = ", ") -> str:
+    """Return the shapes, types and devices of tensors that are not None, for a message."""
+    specs = [TensorSpec.from_tensor(tensor) for tensor in tensors if tensor is not None]
+    return separator.join(map(str, specs))
 
-    Each bucket begins at a multiple of 128 bytes. The gaps between them hold zeros and are in no bucket: they
-    are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps, in the
-    order of `in_backward_order`.
 
-    A complex number is two real ones here, as in PyTorch's optimisers.
+class GradientBuckets:
+    """The division of a model's gradients into buckets, which are views of one flat tensor.
+
+    Each bucket begins at a multiple of 128 bytes. The gaps between buckets hold zeros and are in no bucket:
+    they are neither selected nor sent nor counted. Inside a bucket tensors follow each other without gaps, in
+    the order of `parameters_in_backward_order`.
+
+    A complex number is two real ones here, as in PyTorch's optimizers.
 
     Args:
         scope: what one bucket spans: `global`, the whole model; `layer`, one tensor; or a number, a size in
             MB (of 2^20 bytes): consecutive tensors up to that size, a larger tensor alone.
-        anew: what somebody can do where the gradients are of several types.
-        holds: False: there is no memory behind them, only their type and sizes; gradients lie elsewhere.
+        mixed_types_advice: what the user can do where the gradients are of several types.
+        allocates: False: there is no memory behind them, only their type and sizes; gradients lie elsewhere.
     """
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, Parameter]],
         scope: str | float,
-        anew: str = "give each kind an optimiser of its own, and wrap each of them",
-        holds: bool = True,
+        mixed_types_advice: str = "give each kind an optimizer of its own, and wrap each of them",
+        allocates: bool = True,
     ) -> None:
-        ranges.check("scope", scope, AnyScope)
+        ranges.check_value("scope", scope, ScopeOrBucket)
         if scope == "bucket":
             raise ValueError(
                 "scope='bucket' is a bucket of DistributedDataParallel's, for sparsify.register; here take a "
                 "size in MB, such as scope=25"
             )
-        self.parameters = in_backward_order(parameters)
+        self.parameters = parameters_in_backward_order(parameters)
         kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
                 "gradients of one model must share dtype and device, these have "
-                f"{sorted(map(str, kinds))}; {anew}"
+                f"{sorted(map(str, kinds))}; {mixed_types_advice}"
             )
         dtype, device = kinds.pop()
         sizes = [num_reals(p) for _, p in self.parameters]
-        together = list(grouped(sizes, dtype.itemsize, scope))
-        starts, end = laid_out(sizes, dtype.itemsize, together)
-        if holds:
-            self.flat = huge_pages.advise(torch.empty(end, dtype=dtype, device=device)).zero_()
+        ranges_of_buckets = list(bucket_ranges(sizes, dtype.itemsize, scope))
+        starts, end = flat_offsets(sizes, dtype.itemsize, ranges_of_buckets)
+        if allocates:
+            self.flat = huge_pages.request(torch.empty(end, dtype=dtype, device=device)).zero_()
         else:
             self.flat = torch.zeros(1, dtype=dtype, device=device).expand(end)
         # (n,) of each parameter
         self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self.buckets = list[Bucket]()
-        for inside in together:
-            names, parts = zip(*self.parameters[inside.start : inside.stop], strict=True)
-            flat = self.flat[starts[inside.start] : starts[inside[-1]] + sizes[inside[-1]]]
-            self.buckets.append(Bucket(flat, names, tuple(map(shape_of, parts))))
+        for tensors in ranges_of_buckets:
+            names, parameters_of_bucket = zip(*self.parameters[tensors.start : tensors.stop], strict=True)
+            last = tensors[-1]
+            flat = self.flat[starts[tensors.start] : starts[last] + sizes[last]]
+            self.buckets.append(Bucket(flat, names, tuple(map(real_shape, parameters_of_bucket))))
 
 
-def in_backward_order(parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
-    """Those that require a gradient, in the order in which backpropagation finishes: the output layer first,
-    as the code of Shi et al. merges them; but complex ones before all others, for they lie at even places
-    only.
+def parameters_in_backward_order(parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+    """Return the parameters that require a gradient, in the order in which backpropagation finishes.
+
+    The output layer comes first, as the code of Shi et al. merges them; but complex parameters come before
+    all others, for they lie at even places only.
     """
     named = [(name, p) for name, p in parameters if p.requires_grad][::-1]
     if not named:
         raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
     for name, p in named:
-        check_tensor(name, p)
-    return sorted(named, key=lambda one: not one[1].is_complex())
+        check_supported_tensor(name, p)
+    return sorted(named, key=lambda named_parameter: not named_parameter[1].is_complex())
 
 
-def grouped(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:
-    """Ranges of tensors that share a bucket. Those that would make up an empty one are left out."""
-    first = elements = 0
-    for at, size in enumerate(sizes):
-        elements += size
-        following = sizes[at + 1] if at + 1 < len(sizes) else 0
-        fits = not isinstance(scope, str) and (elements + following) * itemsize <= scope * MEGABYTE
-        if at + 1 == len(sizes) or not (scope == "global" or fits):
-            if elements:  # nothing of an empty tensor can be exchanged
-                yield range(first, at + 1)
-            first, elements = at + 1, 0
+def bucket_ranges(sizes: Sequence[int], itemsize: int, scope: str | float) -> Iterator[range]:
+    """Yield ranges of tensors that share a bucket; those that would make up an empty bucket are left out."""
+    max_bytes_by_scope = {"global": math.inf, "layer": 0}
+    max_bytes = max_bytes_by_scope[scope] if isinstance(scope, str) else scope * BYTES_PER_MB
+    for tensors in group_by_size([size * itemsize for size in sizes], max_bytes):
+        if any(sizes[tensor] for tensor in tensors):  # nothing of an empty tensor can be exchanged
+            yield range(tensors[0], tensors[-1] + 1)
 
 
-def laid_out(sizes: Sequence[int], itemsize: int, together: Sequence[range]) -> tuple[list[int], int]:
-    """Elements at which each tensor starts, and at which the last one ends."""
-    firsts, line = {inside[0] for inside in together}, LINE // itemsize
-    starts, end = list[int](), 0
-    for at, size in enumerate(sizes):
-        if at in firsts:
-            end += -end % line
+def flat_offsets(sizes: Sequence[int], itemsize: int, buckets: Sequence[range]) -> tuple[list[int], int]:
+    """Return the elements at which each tensor starts, and at which the last one ends."""
+    first_tensors = {tensors[0] for tensors in buckets}
+    alignment = ALIGNMENT_BYTES // itemsize
+    starts = list[int]()
+    end = 0
+    for tensor, size in enumerate(sizes):
+        if tensor in first_tensors:
+            end += -end % alignment
         starts.append(end)
         end += size
     return starts, end
 
 
 def num_reals(p: Tensor) -> int:
-    """Number of real numbers in a tensor."""
+    """Return the number of real numbers in a tensor."""
     return p.numel() * (2 if p.is_complex() else 1)
 
 
-def shape_of(p: Tensor) -> tuple[int, ...]:
-    """Shape in real numbers."""
+def real_shape(p: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor in real numbers."""
     return (*p.shape, 2) if p.is_complex() else tuple(p.shape)
 
 
-def as_pairs(view: Tensor, p: Tensor) -> Tensor:
-    """(n,) real numbers as (n / 2,) complex ones, where p's are."""
+def view_as_complex_like(view: Tensor, p: Tensor) -> Tensor:
+    """View real numbers (n,) as complex ones (n / 2,), if p has complex ones."""
     return torch.view_as_complex(view.view(view.numel() // 2, 2)) if p.is_complex() else view
 
 
-def check_tensor(name: str, tensor: Tensor) -> None:
-    """Refuse what has no elements of its own on this worker."""
+def check_supported_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse a parameter or buffer that has no elements of its own on this worker, or can't be averaged."""
     if is_lazy(tensor):
         raise ValueError(f"{name} has no shape yet; run one batch through the model first")
     if tensor.is_meta:
@@ -181,18 +191,19 @@ def check_tensor(name: str, tensor: Tensor) -> None:
     if hasattr(tensor, "_in_backward_optimizers"):
         raise ValueError(
             f"{name} is stepped within the backward pass, by _apply_optimizer_in_backward, before anything "
-            "is averaged; make a plain optimiser of it instead"
+            "is averaged; make a plain optimizer of it instead"
         )
 
 
-def ignored_names(model: nn.Module) -> set[str]:
-    """Return the names of what each worker has for itself: parameters and buffers that were told to
-    `DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`.
+def ddp_ignored_names(model: nn.Module) -> set[str]:
+    """Return the names of parameters and buffers that each worker has for itself.
+
+    The user told them to `DistributedDataParallel._set_params_and_buffers_to_ignore_for_model`.
     """
     return set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def local_part(tensor: Tensor) -> Tensor:
-    """Return what this worker has of a DTensor, in its own memory; any other tensor itself, detached."""
-    part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return part.detach()
+def local_shard(tensor: Tensor) -> Tensor:
+    """Return this worker's part of a DTensor, in its own memory; any other tensor itself, detached."""
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard.detach()

@@ -1,4 +1,4 @@
-"""Checks of what is given and of what is there, with messages that say what to do instead."""
+"""Checks of arguments and of the installation, with messages that say what to do instead."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-DISTRIBUTION = "gradient-sparsification"  # what package indices call this
-THEIRS = "sparsify"  # and another project, whose modules are imported by the same name
+DISTRIBUTION = "gradient-sparsification"  # this project's name in package indices
+OTHER_DISTRIBUTION = "sparsify"  # another project, whose modules are imported by the same name
 
 
 def check_k(k: int, n: int) -> None:
@@ -16,30 +16,30 @@ def check_k(k: int, n: int) -> None:
         raise ValueError(f"{k=} elements can't be chosen of {n}; take k between 0 and n")
 
 
-def check_unmixed(package: Path) -> None:
+def check_no_name_clash(package: Path) -> None:
     """Refuse a folder of this package into which the other project's files were installed, too.
 
     Raises:
         ImportError: its metadata lie beside the folder.
     """
-    if not any(package.parent.glob(f"{THEIRS}-*.dist-info")):
+    if not any(package.parent.glob(f"{OTHER_DISTRIBUTION}-*.dist-info")):
         return
     raise ImportError(
         f"two projects have installed their files into {package}: {DISTRIBUTION}, which this is, and "
-        f"another one, {THEIRS}; `pip uninstall {THEIRS} {DISTRIBUTION}`, then install the one that you "
-        "want, or each into an environment of its own",
+        f"another one, {OTHER_DISTRIBUTION}; `pip uninstall {OTHER_DISTRIBUTION} {DISTRIBUTION}`, then "
+        "install the one that you want, or each into an environment of its own",
         name=package.name,
     )
 
 
 @contextlib.contextmanager
-def needs_torch(what: str) -> Iterator[None]:
-    """Say that `what` needs torch where the block misses it."""
+def explain_missing_torch(feature: str) -> Iterator[None]:
+    """Say that a feature needs torch where an import in the block fails for lack of it."""
     try:
         yield
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ModuleNotFoundError(
-            f"{what} needs PyTorch, which is not installed here: pip install torch", name="torch"
+            f"{feature} needs PyTorch, which is not installed here: pip install torch", name="torch"
         ) from None

@@ -1,4 +1,4 @@
-"""Claims on parameters: whose they are, when several wrappers were made of the same ones."""
+"""Claims on parameters, of which the newest counts where several wrappers were made of the same ones."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from weakref import WeakValueDictionary
 
 from torch.nn import Parameter
 
-Claimed = Literal["gradients", "average"]  # the memory of gradients; what is averaged, gradients or drift
-# What is claimed and the id of a parameter -> the newest claim, which keeps the parameter, and so its id.
-NEWEST: WeakValueDictionary[tuple[Claimed, int], ParameterClaim] = WeakValueDictionary()
+ClaimSubject = Literal["gradients", "average"]  # the memory of gradients; the averaging of gradients or drift
+# By what is claimed and the id of a parameter; the claim keeps the parameter, and so its id.
+NEWEST_CLAIMS: WeakValueDictionary[tuple[ClaimSubject, int], ParameterClaim] = WeakValueDictionary()
 
 
 class ParameterClaim:
-    """The claim of one wrapper on its parameters. It ends when another one claims the same of any of them.
+    """The claim of one wrapper on its parameters.
+
+    It ends when another wrapper makes a claim of the same subject on any of them.
 
     Attributes:
         is_superseded: another wrapper has claimed one of these parameters since.
     """
 
-    def __init__(self, claimed: Claimed, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, subject: ClaimSubject, parameters: Iterable[Parameter]) -> None:
         self.parameters = [*parameters]
         self.is_superseded = False
         for p in self.parameters:
-            earlier = NEWEST.get((claimed, id(p)))
+            earlier = NEWEST_CLAIMS.get((subject, id(p)))
             if earlier is not None and earlier is not self:
                 earlier.is_superseded = True
-            NEWEST[claimed, id(p)] = self
+            NEWEST_CLAIMS[subject, id(p)] = self
 
-    def check(self) -> None:
+    def check_not_superseded(self) -> None:
         """Refuse to go on after another wrapper has claimed one of these parameters.
 
         Raises:
-            ValueError: one has.
+            ValueError: another wrapper has.
         """
         if self.is_superseded:
             raise ValueError(
                 "these parameters were wrapped anew since; go on with what that returned, and give each "
-                "optimiser parameters of its own"
+                "optimizer parameters of its own"
             )

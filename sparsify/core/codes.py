@@ -1,6 +1,6 @@
 """Codes: how the values of a message are written in few bits, each tensor of a bucket by scales of its own.
 
-What receivers read is `decode(encode(x))`: what rounding takes away can be kept in the residual. Receivers
+Receivers read `decode(encode(x))`, so the rounding error can be kept in the residual. Receivers
 only look numbers up and multiply them, so all read the same bits, whatever machines they are.
 """
 
@@ -18,69 +18,72 @@ from torch import Tensor
 
 from sparsify import ranges
 from sparsify.core import host_sync
-from sparsify.core.packing import packed, packed_nbytes, unpacked
-from sparsify.core.wire import Wire, joined, split
-from sparsify.ranges import Code, ValueType
+from sparsify.core.packing import pack_codes, packed_nbytes, unpack_codes
+from sparsify.core.wire import Wire, concat_bytes, split_bytes
+from sparsify.ranges import CodeName, ValueFormat
 
-SCALE = torch.float32  # what scales travel as
+SCALE = torch.float32  # the type that scales travel as
 POWERS = tuple(2.0**power for power in range(-6, 1))  # of E3M0, times the scale
-REFINED = 2  # of Symmetric2; six rounds more would take another 2 % off the squared error on Gaussian values
-NUM_BINS, RANGE = 4, 6.0  # tplr-ai/templar, hparams.json: quantization_bins, quantization_range
+# Of Symmetric2; six rounds more would take another 2 % off the squared error on Gaussian values.
+NUM_REFINEMENTS = 2
+# tplr-ai/templar, hparams.json: quantization_bins, quantization_range.
+NUM_BINS = 4
+RANGE_DEVIATIONS = 6.0
 
 
-class Membership(NamedTuple):
-    """Which of K values belong to which of T tensors, one tensor after the other."""
+class TensorSegments(NamedTuple):
+    """The division of K values among T tensors, one tensor after the other."""
 
-    counts: tuple[int, ...]  # of each tensor
-    lengths: Tensor  # (T,) int64: the same
+    counts: tuple[int, ...]  # values of each tensor
+    lengths: Tensor  # (T,) int64: the counts on the device
     tensors: Tensor  # (K,) int64: the tensor of each value
 
     @classmethod
-    def of(cls, counts: Sequence[int], like: Tensor) -> Membership:
-        """That on the device of `like`, given how many values each tensor has."""
+    def from_counts(cls, counts: Sequence[int], like: Tensor) -> TensorSegments:
+        """Make the division on the device of `like`, given how many values each tensor has."""
         lengths = host_sync.to_device(list(counts), like)
         tensors = torch.arange(len(counts), device=like.device)
         return cls(tuple(counts), lengths, tensors.repeat_interleave(lengths, output_size=sum(counts)))
 
-    def spread(self, numbers: Tensor) -> Tensor:
-        """(T,) -> (K,): for each value the number of its tensor."""
+    def repeat_by_tensor(self, numbers: Tensor) -> Tensor:
+        """Return for each value (K,) the number of its tensor, of numbers (T,)."""
         return numbers.index_select(0, self.tensors)
 
-    def sum(self, values: Tensor) -> Tensor:
-        """(K,) -> (T,): sums, in an order that is fixed on each machine."""
+    def sum_by_tensor(self, values: Tensor) -> Tensor:
+        """Return the sum of each tensor's values, (T,), in an order that is fixed on each machine."""
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
-    def largest(self, values: Tensor) -> Tensor:
-        """(K,), 0 or above -> (T,): the largest of each tensor, NaN where there is one; 0 of none."""
+    def max_by_tensor(self, values: Tensor) -> Tensor:
+        """Return the largest of each tensor's values, 0 or above, (T,): NaN where there is one; 0 of none."""
         return torch.segment_reduce(values, "max", lengths=self.lengths, unsafe=True).clamp_(min=0)
 
 
 class ValueCode(ABC):
-    """A rule that writes values as bytes."""
+    """A code that writes values as bytes."""
 
     @property
     def is_exact(self) -> bool:
-        """True if float32 is read as it was written."""
+        """True if float32 values are read as they were written."""
         return False
 
     @abstractmethod
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
-        """Bytes of a message, given how many values each tensor has and their type."""
+        """Return the number of bytes of a message, given how many values each tensor has and their type."""
 
     @abstractmethod
-    def encode(self, values: Tensor, parts: Membership) -> Tensor:
-        """(K,) -> (bytes,) uint8. No host synchronisation."""
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
+        """Write values (K,) as (bytes,) uint8, without a host synchronisation."""
 
     @abstractmethod
-    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
-        """(bytes,) -> (K,) of this type: what `encode` wrote, as receivers read it."""
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
+        """Read values (K,) of this type from the bytes that `encode` wrote, as receivers do."""
 
 
 @dataclass(frozen=True)
 class PlainValues(ValueCode):
-    """Values as numbers of some type, without scales; see `Wire` for what lies beyond its range."""
+    """A code of values as numbers of some type, without scales; see `Wire` for numbers beyond its range."""
 
-    value: ValueType = "as_is"
+    value: ValueFormat = "as_is"
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
@@ -92,71 +95,75 @@ class PlainValues(ValueCode):
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return sum(counts) * Wire(value=self.value).value_dtype(dtype).itemsize
 
-    def encode(self, values: Tensor, parts: Membership) -> Tensor:
-        return joined(Wire(value=self.value).narrowed(values))
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
+        return concat_bytes(Wire(value=self.value).narrow(values))
 
-    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
         narrow = Wire(value=self.value).value_dtype(dtype)
-        return split(message, (narrow, len(parts.tensors)))[0].to(dtype)
+        return split_bytes(message, (narrow, len(segments.tensors)))[0].to(dtype)
 
 
-class Levels(ValueCode):
-    """Base of codes that round to one of few levels: `bits` for each value, and `num_scales` fp32 for each
-    tensor, 4 bytes each, from which its levels follow.
+class LevelCode(ValueCode):
+    """Base of codes that round to one of few levels.
 
-    A tensor in which a value is not finite, or whose sum is not, is read as NaN throughout: few bits can't
-    say which one it was.
+    A message has `bits` for each value, and `num_scales` fp32 for each tensor, 4 bytes each, from which its
+    levels follow. A tensor in which a value is not finite, or whose sum is not, is read as NaN throughout:
+    few bits can't say which one it was.
     """
 
     bits: ClassVar[int]
     num_scales: ClassVar[int]
 
     @abstractmethod
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        """(K,) -> scales (T, num_scales), and codes (K,) of whole numbers from 0 to 2^bits - 1. Where values
-        are not finite, codes may be any and scales must not be finite.
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        """Return scales (T, num_scales), and codes (K,), whole numbers from 0 to 2^bits - 1, of values (K,).
+
+        Where values are not finite, codes may be any and scales must not be finite.
         """
 
     @abstractmethod
     def levels(self, scales: Tensor) -> Tensor:
-        """(T, num_scales) float32 -> (T, 2^bits) float32: what each code is read as."""
+        """Return the values (T, 2^bits) float32 that codes are read as, for scales (T, num_scales)."""
 
     def nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> int:
         return SCALE.itemsize * self.num_scales * len(counts) + packed_nbytes(sum(counts), self.bits)
 
-    def encode(self, values: Tensor, parts: Membership) -> Tensor:
-        scales, codes = self.quantise(values, parts)
+    def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
+        scales, codes = self.quantise(values, segments)
         scales = scales.to(SCALE)
         is_finite = scales.isfinite().all(dim=1, keepdim=True)
         scales = torch.where(is_finite, scales, torch.nan)
-        return joined(scales.view(-1), packed(codes.to(torch.uint8), self.bits))
+        return concat_bytes(scales.view(-1), pack_codes(codes.to(torch.uint8), self.bits))
 
-    def decode(self, message: Tensor, parts: Membership, dtype: torch.dtype) -> Tensor:
-        k, num_tensors = len(parts.tensors), len(parts.counts)
-        fields = (SCALE, num_tensors * self.num_scales), (torch.uint8, packed_nbytes(k, self.bits))
-        scales, codes = split(message, *fields)
+    def decode(self, message: Tensor, segments: TensorSegments, dtype: torch.dtype) -> Tensor:
+        k = len(segments.tensors)
+        num_tensors = len(segments.counts)
+        scale_field = (SCALE, num_tensors * self.num_scales)
+        code_field = (torch.uint8, packed_nbytes(k, self.bits))
+        scales, codes = split_bytes(message, scale_field, code_field)
         levels = self.levels(scales.view(num_tensors, self.num_scales)).to(dtype)
-        at = (parts.tensors << self.bits).add_(unpacked(codes, self.bits, k))
-        return levels.view(-1).index_select(0, at)
+        indices = (segments.tensors << self.bits).add_(unpack_codes(codes, self.bits, k))
+        return levels.view(-1).index_select(0, indices)
 
 
-def ratios(values: Tensor, scales: Tensor, parts: Membership) -> Tensor:
-    """(K,) values by the scale (T,) of their tensor, as it travels; 0 where that is 0 or not finite."""
-    return (values / parts.spread(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
+def ratios_to_scale(values: Tensor, scales: Tensor, segments: TensorSegments) -> Tensor:
+    """Divide values (K,) by their tensor's scale (T,), as it travels; 0 where that is 0 or not finite."""
+    return (values / segments.repeat_by_tensor(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Int8(Levels):
-    """8 bits: the nearest of 255 multiples of 1/127 of the tensor's largest magnitude. An error is at most
-    1/254 of that.
+class Int8(LevelCode):
+    """A code of 8 bits: the nearest of 255 multiples of 1/127 of the tensor's largest magnitude.
+
+    An error is at most 1/254 of that magnitude.
     """
 
     bits: ClassVar[int] = 8
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        scales = parts.largest(values.abs())
-        codes = ratios(values, scales, parts).mul_(127).round_().clamp_(-127, 127).add_(128)
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_by_tensor(values.abs())
+        codes = ratios_to_scale(values, scales, segments).mul_(127).round_().clamp_(-127, 127).add_(128)
         return scales[:, None], codes
 
     def levels(self, scales: Tensor) -> Tensor:
@@ -165,31 +172,33 @@ class Int8(Levels):
 
 
 @dataclass(frozen=True)
-class E3M0(Levels):
-    """4 bits: a sign and 3 bits of exponent. Streaming DiLoCo, arXiv:2501.18512, for outer gradients.
+class E3M0(LevelCode):
+    """A code of 4 bits: a sign and 3 bits of exponent.
 
-    The nearest of 0 and 7 powers of two, from 1/64 to 1 times the tensor's largest magnitude M. An error is
-    at most a third of the value, or M/128 where that is more.
+    Streaming DiLoCo, arXiv:2501.18512, for outer gradients. A value is read as the nearest of 0 and 7 powers
+    of two, from 1/64 to 1 times the tensor's largest magnitude M. An error is at most a third of the value,
+    or M/128 where that is more.
     """
 
     bits: ClassVar[int] = 4
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        scales = parts.largest(values.abs())
-        ratio = ratios(values, scales, parts)
-        magnitudes, codes = ratio.abs(), torch.zeros_like(ratio, dtype=torch.uint8)
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_by_tensor(values.abs())
+        ratio = ratios_to_scale(values, scales, segments)
+        magnitudes = ratio.abs()
+        codes = torch.zeros_like(ratio, dtype=torch.uint8)
         for low, high in pairwise((0.0, *POWERS)):
             codes += magnitudes >= (low + high) / 2
         return scales[:, None], codes + 8 * (ratio < 0)
 
     def levels(self, scales: Tensor) -> Tensor:
-        above = [0.0, *POWERS]
-        both = [*above, *(-level for level in above)]
-        return host_sync.to_device(both, scales, SCALE) * scales
+        positive = [0.0, *POWERS]
+        negative = [-level for level in positive]
+        return host_sync.to_device([*positive, *negative], scales, SCALE) * scales
 
 
-class Means(Levels):
+class MeanLevelCode(LevelCode):
     """Base of codes of 2 bits that are read as the mean of the values that have them."""
 
     bits: ClassVar[int] = 2
@@ -199,9 +208,11 @@ class Means(Levels):
 
 
 @dataclass(frozen=True)
-class Symmetric2(Means):
-    """2 bits: the sign, and whether the magnitude is a large one; read as the mean of the large magnitudes of
-    the tensor, or of the small ones, with the sign: 8 bytes of scales for each tensor.
+class Symmetric2(MeanLevelCode):
+    """A code of 2 bits: the sign, and whether the magnitude is a large one.
+
+    A value is read as the mean of the tensor's large magnitudes, or of the small ones, with the sign: 8 bytes
+    of scales for each tensor.
 
     Not published: half of the levels of `Statistical2` lie where Top-k leaves no values. Large is what lies
     nearer to the mean of the large ones (Lloyd 1982): from the mean magnitude on at first, and then twice
@@ -210,13 +221,15 @@ class Symmetric2(Means):
 
     num_scales: ClassVar[int] = 2
 
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         magnitudes = values.abs()
-        total, number = parts.sum(magnitudes), parts.lengths.to(values.dtype)
+        total = segments.sum_by_tensor(magnitudes)
+        number = segments.lengths.to(values.dtype)
         border = total / number.clamp(min=1)
-        for _ in range(1 + REFINED):
-            is_large = magnitudes >= parts.spread(border)
-            large, num_large = parts.sum(magnitudes * is_large), parts.sum(is_large.to(values.dtype))
+        for _ in range(1 + NUM_REFINEMENTS):
+            is_large = magnitudes >= segments.repeat_by_tensor(border)
+            large = segments.sum_by_tensor(magnitudes * is_large)
+            num_large = segments.sum_by_tensor(is_large.to(values.dtype))
             # Where there are none the sum is zero, up to rounding, and no code refers to it.
             high = large / num_large.clamp(min=1)
             low = torch.where(num_large < number, (total - large) / (number - num_large).clamp(min=1), high)
@@ -228,36 +241,38 @@ class Symmetric2(Means):
 
 
 @dataclass(frozen=True)
-class Statistical2(Means):
-    """2 bits: 4 bins around the tensor's mean, 1.5 standard deviations wide, of which the outer ones have no
-    end; read as the mean of the values in the bin: 16 bytes of scales for each tensor. SparseLoCo,
-    arXiv:2508.15706, as tplr-ai/templar's compress.py has it: borders at -2.25, -0.75 and 0.75 standard
-    deviations, so that what Top-k leaves of a bell falls into two of the four.
+class Statistical2(MeanLevelCode):
+    """A code of 2 bits: 4 bins around the tensor's mean, 1.5 standard deviations wide.
+
+    The outer bins have no end. A value is read as the mean of the values in its bin: 16 bytes of scales for
+    each tensor. SparseLoCo, arXiv:2508.15706, as tplr-ai/templar's compress.py has it: borders at -2.25,
+    -0.75 and 0.75 standard deviations, so that what Top-k leaves of a bell falls into two of the four.
     """
 
     num_scales: ClassVar[int] = NUM_BINS
 
-    def quantise(self, values: Tensor, parts: Membership) -> tuple[Tensor, Tensor]:
-        number = parts.lengths.to(values.dtype)
-        mean = parts.sum(values) / number.clamp(min=1)
-        centred = values - parts.spread(mean)
-        squares = parts.sum(centred.double().square())  # which float32 might not hold
+    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        number = segments.lengths.to(values.dtype)
+        mean = segments.sum_by_tensor(values) / number.clamp(min=1)
+        centred = values - segments.repeat_by_tensor(mean)
+        squares = segments.sum_by_tensor(centred.double().square())  # which float32 might not hold
         deviation = (squares / (number - 1).clamp(min=1)).sqrt_().to(values.dtype)
-        width = torch.where(deviation > 0, RANGE / NUM_BINS * deviation, 1.0)  # theirs too
-        codes = centred.div_(parts.spread(width)).add_(NUM_BINS // 2).round_()
+        # Where the deviation is 0 the width is 1, as in the published code.
+        width = torch.where(deviation > 0, RANGE_DEVIATIONS / NUM_BINS * deviation, 1.0)
+        codes = centred.div_(segments.repeat_by_tensor(width)).add_(NUM_BINS // 2).round_()
         codes = codes.nan_to_num_(0.0).clamp_(0, NUM_BINS - 1)
         sums, counts = [], []
         for code in range(NUM_BINS):
             inside = (codes == code).to(values.dtype)
-            counts.append(parts.sum(inside))
-            sums.append(parts.sum(inside.mul_(values)))
+            counts.append(segments.sum_by_tensor(inside))
+            sums.append(segments.sum_by_tensor(inside.mul_(values)))
         means = torch.stack(sums, dim=1) / torch.stack(counts, dim=1).clamp(min=1)
         return means + mean.mul(0)[:, None], codes  # where the mean is not finite, no bin's is
 
 
 @cache
-def code_named(word: Code) -> ValueCode:
-    """The code that methods offer by this word."""
+def get_value_code(name: CodeName) -> ValueCode:
+    """Return the code that methods offer by this name."""
     codes: dict[str, ValueCode] = {
         "as_is": PlainValues(),
         "fp32": PlainValues("fp32"),
@@ -267,6 +282,6 @@ def code_named(word: Code) -> ValueCode:
         "symmetric2": Symmetric2(),
         "statistical2": Statistical2(),
     }
-    if word not in codes:
-        raise ValueError(ranges.unknown("code", word, sorted(codes)))
-    return codes[word]
+    if name not in codes:
+        raise ValueError(ranges.describe_unknown("code", name, sorted(codes)))
+    return codes[name]

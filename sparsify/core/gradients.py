@@ -1,4 +1,4 @@
-"""A model's gradients: where they lie between backpropagation, averaging and the optimiser's step."""
+"""Memory of a model's gradients between backpropagation, averaging and the optimizer's step."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsify.core import host_sync
-from sparsify.core.bucket import FlatGradients, TensorKind, as_pairs
+from sparsify.core.bucket import GradientBuckets, TensorSpec, view_as_complex_like
 from sparsify.core.claims import ParameterClaim
 
 
-class OwnGradients(FlatGradients):
-    """Gradients that stay in the memory in which backpropagation computes them, which saves writing zeros and
-    adding to them. The average is written there too.
+class InPlaceGradients(GradientBuckets):
+    """Gradients that stay in the memory in which backpropagation computes them.
+
+    That saves writing zeros and adding to them. The average is written there too.
     """
 
-    holds: ClassVar[bool] = False
+    allocates: ClassVar[bool] = False
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
-        super().__init__(parameters, scope, holds=self.holds)
-        self.kinds = [TensorKind.of(p) for _, p in self.parameters]
+        super().__init__(parameters, scope, allocates=self.allocates)
+        self.specs = [TensorSpec.from_tensor(p) for _, p in self.parameters]
         self.strides = [p.stride() for _, p in self.parameters]
-        self.layouts = [layout_of(p) for _, p in self.parameters]  # strides of their gradients
+        self.grad_strides = [gradient_strides(p) for _, p in self.parameters]  # strides of their gradients
         self.claim = ParameterClaim("gradients", (p for _, p in self.parameters))
 
     def clear(self, to_none: bool = True) -> None:
@@ -38,7 +39,7 @@ class OwnGradients(FlatGradients):
         Raises:
             ValueError: as `collect`.
         """
-        self.claim.check()
+        self.claim.check_not_superseded()
         if not to_none:
             torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
             return
@@ -46,95 +47,99 @@ class OwnGradients(FlatGradients):
             p.grad = None
 
     def collect(self) -> list[Tensor]:
-        """The gradients as they are, (n,) of each parameter, without gaps, and where nothing else lies.
-        Sparse ones become dense; where there is none, as for a parameter that was not used, it is zero.
+        """Return the gradients as they are, (n,) of each parameter, without gaps or shared memory.
+
+        Sparse gradients become dense; where there is none, as for a parameter that was not used, it is zero.
 
         Raises:
             ValueError: a gradient has another shape, dtype, device or memory format than at construction; or
                 others were made of these parameters since, and own their gradients now.
         """
-        self.claim.check()
+        self.claim.check_not_superseded()
         parameters = [p for _, p in self.parameters]
         grads = [p.grad for p in parameters]
-        if not self._are_as_made(parameters, grads):
-            for at in range(len(parameters)):
-                self._make_dense(at)
+        if not self._are_as_expected(parameters, grads):
+            for index in range(len(parameters)):
+                self._make_dense(index)
             grads = [p.grad for p in parameters]
         with torch.no_grad():
-            flat = [flattened(grad) for grad in grads if grad is not None]
-        if overlap(flat):
+            flat = [flatten_dense(grad) for grad in grads if grad is not None]
+        if have_overlap(flat):
             # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
             # `b.view(-1)` where these are added.
             for p in parameters:
                 p.grad = None if p.grad is None else p.grad.detach().clone()
-            flat = [flattened(p.grad) for p in parameters if p.grad is not None]
+            flat = [flatten_dense(p.grad) for p in parameters if p.grad is not None]
         return flat
 
-    def in_space(self, grads: Sequence[Tensor]) -> list[Tensor]:
-        """What `collect` returned, as tensors (m,) that follow each other in the buckets."""
+    def tensors_in_bucket_order(self, grads: Sequence[Tensor]) -> list[Tensor]:
+        """Return what `collect` returned as tensors (m,) that follow each other in the buckets."""
         return [grad for grad in grads if grad.numel()]
 
-    def _are_as_made(self, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
-        """True if there are all gradients, each laid out like its parameter, which are as they were."""
+    def _are_as_expected(self, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
+        """Tell whether all gradients are there, each laid out like its parameter, which are as they were."""
         dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
         if len(dense) < len(grads):
             return False
-        kind = self.kinds[0]
+        first = self.specs[0]
         return (
-            all(grad.dtype == kind.dtype and grad.device == kind.device for grad in dense)
-            and [grad.shape for grad in dense] == [kind.shape for kind in self.kinds]
-            and [grad.stride() for grad in dense] == self.layouts
+            all(grad.dtype == first.dtype and grad.device == first.device for grad in dense)
+            and [grad.shape for grad in dense] == [spec.shape for spec in self.specs]
+            and [grad.stride() for grad in dense] == self.grad_strides
             and [p.stride() for p in parameters] == self.strides
         )
 
     @torch.no_grad()
-    def _make_dense(self, at: int) -> None:
+    def _make_dense(self, index: int) -> None:
         """Lay a gradient out like its parameter."""
-        (_, p), kind, layout = self.parameters[at], self.kinds[at], self.layouts[at]
-        self.check_kind(at)
-        if p.grad is None or p.grad.is_sparse or p.grad.stride() != layout:
-            own = torch.empty_strided(kind.shape, layout, dtype=kind.dtype, device=kind.device)
-            if p.grad is None:
-                own.zero_()
-            else:
-                own.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-            p.grad = own
-        self.strides[at] = p.stride()
+        p = self.parameters[index][1]
+        spec = self.specs[index]
+        stride = self.grad_strides[index]
+        self.check_spec(index)
+        if p.grad is None or p.grad.is_sparse or p.grad.stride() != stride:
+            dense = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
+            _copy_gradient(p, dense)
+            p.grad = dense
+        self.strides[index] = p.stride()
 
-    def check_kind(self, at: int) -> None:
+    def check_spec(self, index: int) -> None:
         """Refuse a gradient that the residual can't follow."""
-        (name, p), kind = self.parameters[at], self.kinds[at]
-        for now in map(TensorKind.of, (p if p.grad is None else p.grad, p)):
-            if now != kind:
+        name, p = self.parameters[index]
+        spec = self.specs[index]
+        for tensor in (p if p.grad is None else p.grad, p):
+            current = TensorSpec.from_tensor(tensor)
+            if current != spec:
                 raise ValueError(
-                    f"the gradient of {name} was {kind} and is now {now}; convert the model first, then wrap "
-                    "it, or build the method's state anew"
+                    f"the gradient of {name} was {spec} and is now {current}; convert the model first, then "
+                    "wrap it, or build the method's state anew"
                 )
-        if order_of(p.shape, p.stride()) != order_of(p.shape, self.strides[at]):
-            # Fused optimisers take it that both lie in memory alike, without looking.
+        if memory_order(p.shape, p.stride()) != memory_order(p.shape, self.strides[index]):
+            # Fused optimizers take it that both lie in memory alike, without looking.
             raise ValueError(
-                f"the strides of {name} were {self.strides[at]} and are now {p.stride()}; convert the model "
-                "to its memory format first, then wrap it, or build the method's state anew"
+                f"the strides of {name} were {self.strides[index]} and are now {p.stride()}; convert the "
+                "model to its memory format first, then wrap it, or build the method's state anew"
             )
 
 
-class Gradients(OwnGradients):
-    """Flat gradients that backpropagation fills itself: each parameter's `.grad` is a view of them too, and
-    the optimiser reads the average from them without a copy.
+class FlatGradients(InPlaceGradients):
+    """Gradients in one flat tensor, which backpropagation fills itself.
 
+    Each parameter's `.grad` is a view of it, and the optimizer reads the average from there without a copy.
     Clear with `zero_`; where something else put another tensor (or none) into `.grad`, or other memory into
     the tensor, `collect` brings it back.
     """
 
-    holds: ClassVar[bool] = True
+    allocates: ClassVar[bool] = True
 
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
         super().__init__(parameters, scope)
-        # Of each parameter, in its shape
-        self.grads = [shaped(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)]
+        # Of each parameter, in its shape.
+        self.grads = [
+            view_in_shape(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)
+        ]
         for (_, p), grad in zip(self.parameters, self.grads, strict=True):
             p.grad = grad
-        self.places = [Place.of(grad) for grad in self.grads]
+        self.locations = [MemoryLocation.from_tensor(grad) for grad in self.grads]
 
     def zero_(self) -> None:
         """Clear all gradients in place."""
@@ -145,103 +150,128 @@ class Gradients(OwnGradients):
         self.zero_()
 
     def collect(self) -> list[Tensor]:
-        """Make every `.grad` a view of the flat tensor again. A gradient that lies elsewhere, because
-        something else allocated it or moved it (`model.to`), is copied. Returns the views; the rest is as for
-        `OwnGradients.collect`.
+        """Make every `.grad` a view of the flat tensor again, and return the views.
+
+        A gradient that lies elsewhere, because something else allocated it or moved it (`model.to`), is
+        copied. The rest is as for `InPlaceGradients.collect`.
         """
-        self.claim.check()
-        for at in range(len(self.parameters)):
-            self.restore(at)
+        self.claim.check_not_superseded()
+        for index in range(len(self.parameters)):
+            self.restore_view(index)
         return self.views
 
-    def in_space(self, grads: Sequence[Tensor]) -> list[Tensor]:
+    def tensors_in_bucket_order(self, grads: Sequence[Tensor]) -> list[Tensor]:
         return [bucket.flat for bucket in self.buckets]
 
-    def restore(self, at: int) -> None:
-        """`collect` for one parameter."""
-        grad, p = self.grads[at], self.parameters[at][1]
-        if p.grad is not grad or Place.of(grad) != self.places[at] or p.stride() != self.strides[at]:
-            self._bring_back(at)
+    def restore_view(self, index: int) -> None:
+        """Make the `.grad` of one parameter a view of the flat tensor again."""
+        grad = self.grads[index]
+        p = self.parameters[index][1]
+        is_moved = MemoryLocation.from_tensor(grad) != self.locations[index]
+        if p.grad is not grad or is_moved or p.stride() != self.strides[index]:
+            self._move_back(index)
 
     @torch.no_grad()
-    def _bring_back(self, at: int) -> None:
-        (_, p), view, kind, place = self.parameters[at], self.views[at], self.kinds[at], self.places[at]
-        self.check_kind(at)
-        grad = as_pairs(view, p).as_strided(kind.shape, place.stride)
-        if p.grad is None:
-            view.zero_()
-        else:
-            grad.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-        p.grad = self.grads[at] = grad
-        self.places[at], self.strides[at] = Place.of(grad), p.stride()
+    def _move_back(self, index: int) -> None:
+        p = self.parameters[index][1]
+        self.check_spec(index)
+        view = view_as_complex_like(self.views[index], p)
+        grad = view.as_strided(self.specs[index].shape, self.locations[index].stride)
+        _copy_gradient(p, grad)
+        p.grad = grad
+        self.grads[index] = grad
+        self.locations[index] = MemoryLocation.from_tensor(grad)
+        self.strides[index] = p.stride()
 
-    def finite(self) -> Tensor:
-        """(number of tensors,) bool on the device: is each gradient finite? See `finite_norms`."""
-        return finite_norms(self.views)
+    def are_finite(self) -> Tensor:
+        """Return (number of tensors,) bool on the device: is each gradient finite? See `are_norms_finite`."""
+        return are_norms_finite(self.views)
 
-    def nonfinite(self, finite: Tensor) -> str | None:
-        """Name of the first parameter whose gradient is not finite; `finite` is of the gradients as they are
-        now. One host synchronisation, and a second one where a norm is not finite.
+    def find_nonfinite(self, finite: Tensor) -> str | None:
+        """Find the name of the first parameter whose gradient is not finite.
+
+        One host synchronisation, and a second one where a norm is not finite.
+
+        Args:
+            finite: as `are_finite` returned of the gradients as they are now.
         """
         if all(host_sync.to_host(finite)):
             return None
-        flags = host_sync.to_host(finite_elements(self.views))
-        return next((name for (name, _), fine in zip(self.parameters, flags, strict=True) if not fine), None)
+        flags = host_sync.to_host(are_elements_finite(self.views))
+        for (name, _), is_finite in zip(self.parameters, flags, strict=True):
+            if not is_finite:
+                return name
+        return None
 
 
-def flattened(grad: Tensor) -> Tensor:
-    """(n,) real numbers, as a dense tensor's lie in memory."""
+def _copy_gradient(p: Parameter, out: Tensor) -> None:
+    """Copy a parameter's gradient, sparse or not; zeros where it has none."""
+    if p.grad is None:
+        out.zero_()
+    else:
+        out.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
+
+
+def flatten_dense(grad: Tensor) -> Tensor:
+    """View a dense tensor as real numbers (n,), in the order in which they lie in memory."""
     if grad.is_contiguous() and not grad.is_complex():
         return grad.view(-1)
     numbers = torch.view_as_real(grad) if grad.is_complex() else grad
     return numbers.as_strided((numbers.numel(),), (1,))
 
 
-def overlap(tensors: Sequence[Tensor]) -> bool:
-    """True if two of these (n,) share memory."""
+def have_overlap(tensors: Sequence[Tensor]) -> bool:
+    """Tell whether two of these tensors (n,) share memory."""
     starts = np.array([tensor.data_ptr() for tensor in tensors])
     ends = starts + np.array([tensor.nbytes for tensor in tensors])
     return bool((np.sort(ends)[:-1] > np.sort(starts)[1:]).any())
 
 
-def finite_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """(number of tensors,) bool on the device: is each free of NaN and Inf? One pass and no host
-    synchronisation. A norm may overflow while every element is finite: see `finite_elements`.
+def are_norms_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return (number of tensors,) bool on the device, True where a tensor's norm is finite.
+
+    One pass and no host synchronisation. A norm may overflow while every element is finite: see
+    `are_elements_finite`.
     """
     return torch.isfinite(torch.stack(torch._foreach_norm(list(tensors))))
 
 
-def finite_elements(tensors: Sequence[Tensor]) -> Tensor:
-    """The same of every element: more passes and launches, for when a norm is not finite."""
+def are_elements_finite(tensors: Sequence[Tensor]) -> Tensor:
+    """Return (number of tensors,) bool on the device, True where all of a tensor's elements are finite.
+
+    It takes more passes and launches than `are_norms_finite`, so it is for when a norm is not finite.
+    """
     return torch.stack([torch.isfinite(tensor).all() for tensor in tensors])
 
 
-class Place(NamedTuple):
-    """A tensor's place in memory."""
+class MemoryLocation(NamedTuple):
+    """Address, strides and dtype of a tensor's memory."""
 
     address: int
     stride: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Place:
-        """Place of a tensor."""
+    def from_tensor(cls, tensor: Tensor) -> MemoryLocation:
+        """Return where a tensor lies."""
         return cls(tensor.data_ptr(), tensor.stride(), tensor.dtype)
 
 
-def order_of(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Order in which elements lie in memory; of sides of 1 the stride says nothing."""
+def memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the order in which elements lie in memory; of sides of 1 the stride says nothing."""
     return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
 
 
-def shaped(view: Tensor, p: Tensor) -> Tensor:
-    """(n,) in the shape of p, see `layout_of`."""
-    return as_pairs(view, p).as_strided(p.shape, layout_of(p))
+def view_in_shape(view: Tensor, p: Tensor) -> Tensor:
+    """View a tensor (n,) in the shape of p, see `gradient_strides`."""
+    return view_as_complex_like(view, p).as_strided(p.shape, gradient_strides(p))
 
 
-def layout_of(p: Tensor) -> tuple[int, ...]:
-    """Strides of its gradient: laid out like it, so that a channels-last parameter keeps its own layout; but
-    row by row where p has gaps, or elements that share memory. Autograd makes its gradients alike.
+def gradient_strides(p: Tensor) -> tuple[int, ...]:
+    """Return the strides of a parameter's gradient, as autograd makes them.
+
+    A gradient is laid out like its parameter, so that a channels-last parameter keeps its layout; but row by
+    row where the parameter has gaps, or elements that share memory.
     """
     is_dense = torch.empty_like(p, device="meta").stride() == p.stride()
     return p.stride() if is_dense else torch.empty(p.shape, dtype=p.dtype, device="meta").stride()

@@ -10,42 +10,43 @@ from typing import Any, TypeVar, cast
 import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-KINDS = ("cpu", "cuda")  # of devices, each of which has a switch of its own in every thread
+DEVICE_TYPES = ("cpu", "cuda")  # each has a switch of its own in every thread
 
 
-def autocast_kinds() -> list[str]:
-    """Return the kinds of devices on which autocast is on."""
-    return [kind for kind in KINDS if torch.is_autocast_enabled(kind)]
+def autocast_devices() -> list[str]:
+    """Return the types of devices on which autocast is on."""
+    return [device for device in DEVICE_TYPES if torch.is_autocast_enabled(device)]
 
 
-def set_autocast_kinds(kinds: Sequence[str]) -> None:
-    """Turn autocast on for these kinds of devices, and off for the others."""
-    for kind in KINDS:
-        torch.set_autocast_enabled(kind, kind in kinds)
+def set_autocast_devices(devices: Sequence[str]) -> None:
+    """Turn autocast on for these types of devices, and off for the others."""
+    for device in DEVICE_TYPES:
+        torch.set_autocast_enabled(device, device in devices)
 
 
-def has_default_device() -> bool:
-    """Do new tensors go to another device than the host, where they don't say to which?"""
+def has_other_default_device() -> bool:
+    """Tell whether tensors whose device is not named are made on another device than the host."""
     # Where no mode is on at all, as nearly always, the second question is spared.
     return torch._C._len_torch_function_stack() > 0 and torch.get_default_device().type != "cpu"
 
 
-def outside_of_modes(function: F) -> F:
-    """Let a function compute in the types and on the devices of its tensors, wherever it is called: outside
-    of autocast, and without a default device.
+def without_torch_modes(function: F) -> F:
+    """Make a function run outside of autocast, and without a default device, wherever it is called.
+
+    So it computes in the types and on the devices of its tensors.
     """
 
     @wraps(function)
-    def plainly(*args: Any, **options: Any) -> Any:
-        kinds = autocast_kinds()
-        is_elsewhere = has_default_device()
-        if not kinds and not is_elsewhere:
+    def run_without_modes(*args: Any, **options: Any) -> Any:
+        devices = autocast_devices()
+        has_default_device = has_other_default_device()
+        if not devices and not has_default_device:
             return function(*args, **options)
-        set_autocast_kinds([])
+        set_autocast_devices([])
         try:
-            with torch.device("cpu") if is_elsewhere else nullcontext():
+            with torch.device("cpu") if has_default_device else nullcontext():
                 return function(*args, **options)
         finally:
-            set_autocast_kinds(kinds)
+            set_autocast_devices(devices)
 
-    return cast(F, plainly)
+    return cast(F, run_without_modes)

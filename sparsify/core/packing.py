@@ -7,28 +7,30 @@ from torch import Tensor
 
 
 def pack(lanes: Tensor, bits: int, out: Tensor) -> None:
-    """(8 / bits, m) uint8 codes -> (m,) uint8. A byte holds one code of each lane, so those of elements that
-    lie m apart: neighbours would mean strided access. Nothing is allocated.
+    """Pack codes (8 / bits, m) uint8 into bytes (m,) uint8, without allocating anything.
+
+    A byte holds one code of each lane, so those of elements that lie m apart: neighbours would mean strided
+    access.
     """
     out.copy_(lanes[0])
-    for at, lane in enumerate(lanes[1:], start=1):
-        out.add_(lane, alpha=1 << bits * at)  # no two codes share a bit: adding is or-ing
+    for number, lane in enumerate(lanes[1:], start=1):
+        out.add_(lane, alpha=1 << bits * number)  # no two codes share a bit: adding is or-ing
 
 
 def unpack(packed: Tensor, bits: int, out: Tensor) -> None:
-    """The inverse of `pack`."""
-    for at, lane in enumerate(out):
-        torch.bitwise_right_shift(packed, bits * at, out=lane)
+    """Unpack bytes into codes; the inverse of `pack`."""
+    for number, lane in enumerate(out):
+        torch.bitwise_right_shift(packed, bits * number, out=lane)
     out.bitwise_and_((1 << bits) - 1)
 
 
 def packed_nbytes(k: int, bits: int) -> int:
-    """Bytes of k codes."""
+    """Return the number of bytes of k codes."""
     return -(-k * bits // 8)
 
 
-def packed(codes: Tensor, bits: int) -> Tensor:
-    """(k,) uint8 codes of 1, 2, 4 or 8 bits -> (bytes,) uint8; the last byte is filled with zeros."""
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
+    """Pack codes (k,) uint8 of 1, 2, 4 or 8 bits into (bytes,) uint8; the last byte is filled with zeros."""
     lanes = torch.zeros(8 // bits, packed_nbytes(len(codes), bits), dtype=torch.uint8, device=codes.device)
     lanes.view(-1)[: len(codes)] = codes
     out = torch.empty_like(lanes[0])
@@ -36,28 +38,29 @@ def packed(codes: Tensor, bits: int) -> Tensor:
     return out
 
 
-def unpacked(message: Tensor, bits: int, k: int) -> Tensor:
-    """The inverse of `packed`: (bytes,) uint8 -> (k,) uint8."""
+def unpack_codes(message: Tensor, bits: int, k: int) -> Tensor:
+    """Unpack (bytes,) uint8 into codes (k,) uint8; the inverse of `pack_codes`."""
     lanes = message.new_empty(8 // bits, len(message))
     unpack(message, bits, lanes)
     return lanes.view(-1)[:k]
 
 
 PLACE_BITS = 12
-MOST_PLACES = 1 << PLACE_BITS
+MAX_PLACES = 1 << PLACE_BITS
 
 
-def places_nbytes(k: int) -> int:
-    """Bytes of k places: 3 for two."""
+def packed_places_nbytes(k: int) -> int:
+    """Return the number of bytes of k places: 3 for two."""
     return k + packed_nbytes(k, PLACE_BITS - 8)
 
 
 def pack_places(places: Tensor) -> Tensor:
-    """(k,) whole numbers from 0 to 4095 -> (bytes,) uint8: the low bytes of all, then the high halves."""
-    low, high = places & 0xFF, places >> 8
-    return torch.cat([low.to(torch.uint8), packed(high.to(torch.uint8), PLACE_BITS - 8)])
+    """Pack whole numbers (k,) from 0 to 4095 into (bytes,) uint8: the low bytes, then the high halves."""
+    low = places & 0xFF
+    high = places >> 8
+    return torch.cat([low.to(torch.uint8), pack_codes(high.to(torch.uint8), PLACE_BITS - 8)])
 
 
 def unpack_places(message: Tensor, k: int) -> Tensor:
-    """The inverse of `pack_places`: (bytes,) uint8 -> (k,) int64."""
-    return message[:k].long() + (unpacked(message[k:], PLACE_BITS - 8, k).long() << 8)
+    """Unpack (bytes,) uint8 into whole numbers (k,) int64; the inverse of `pack_places`."""
+    return message[:k].long() + (unpack_codes(message[k:], PLACE_BITS - 8, k).long() << 8)

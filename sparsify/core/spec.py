@@ -1,40 +1,37 @@
-"""Entries that are functions: the signature is the schema, the docstring the help.
+"""Registries of functions: a signature is the schema of an entry, its docstring the help.
 
 A `Registry` is a folder in which each file defines one function of its own name. To list and to configure
-entries must not need what building them needs, so a file is first executed *lightly*: whatever it imports
-beyond the standard library and `light` is a stand-in (as with Sphinx's `autodoc_mock_imports`), and its
-function is asked for its signature. A broken file is named, and breaks no other entry.
+entries must not need what building them needs, so a signature is read from the file's syntax tree: of the
+file only those statements are executed on which its defaults and annotations depend. A broken file is named,
+and breaks no other entry.
 """
 
 from __future__ import annotations
 
-import builtins
+import ast
 import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any, get_args
+from types import ModuleType
+from typing import Any
 
 from sparsify import ranges
 
 REQUIRED = "???"  # Hydra's word for a value that has no default
-LIGHT = ("sparsify.ranges",)  # imported in earnest, besides the standard library,
-QUICK = sys.stdlib_module_names - {"dataclasses"}  # of which making dataclasses takes half of the time
 
 
 class BrokenFile(ValueError):
-    """A file that can't be read as an entry; the message has its path and the line."""
+    """The error that a file can't be read as an entry; the message has its path and the line."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A hyperparameter, from the signature."""
+    """A hyperparameter of an entry, read from the signature."""
 
     default: Any  # REQUIRED where there is none
     allowed: Any  # the type with its range, see `sparsify.ranges`
@@ -43,48 +40,46 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Registry:
-    """The files of one folder, each with a function of its own name, and the functions of a table beside it.
+    """The entries of one folder, a file each with a function of its own name, and of a table beside it.
 
     Args:
-        light: modules beside the standard library that signatures use, and that are quick to import.
         table: entries without a file; a file stands in for a row of its name.
     """
 
     noun: str
     package: str
     folder: Path
-    light: tuple[str, ...] = LIGHT
     table: Mapping[str, Callable[..., Any]] = field(default_factory=dict, compare=False)
 
     def names(self) -> list[str]:
-        """Names of files and rows, in the order of the alphabet."""
+        """Return the names of files and rows, in alphabetical order."""
         files = (path.stem for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
         return sorted({*files, *self.table})
 
-    def described(self, name: str) -> Callable[..., Any]:
-        """A function with the entry's signature and docstring, which need not work."""
+    def read_signature(self, name: str) -> Callable[..., Any]:
+        """Return a function with the entry's signature and docstring, which need not work."""
         path = self.folder / f"{name}.py"
         if name in self.table and not path.exists():
             return self.table[name]
-        return _described(path, f"{self.package}.{name}", path.stat().st_mtime_ns, self.light)
+        return _read_function(path, f"{self.package}.{name}", path.stat().st_mtime_ns)
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """The function that builds the entry."""
+    def import_function(self, name: str) -> Callable[..., Any]:
+        """Return the function that builds the entry."""
         if name in self.table and not (self.folder / f"{name}.py").exists():
             return self.table[name]
-        return function_of(self.package, name)
+        return import_function(self.package, name)
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no entry has."""
         if name not in self.names():
-            raise ValueError(ranges.unknown(self.noun, name, self.names()))
+            raise ValueError(ranges.describe_unknown(self.noun, name, self.names()))
 
-    def sound(self) -> list[str]:
-        """The entries whose file can be read."""
-        return [name for name in self.names() if not self.why_broken(name)]
+    def readable_names(self) -> list[str]:
+        """Return the names of the entries whose file can be read."""
+        return [name for name in self.names() if not self.reason_unreadable(name)]
 
-    def why_broken(self, name: str) -> str:
-        """The reason why an entry's file can't be read; empty where it can."""
+    def reason_unreadable(self, name: str) -> str:
+        """Return why an entry's file can't be read; '' where it can."""
         try:
             self.parameters(name)
         except BrokenFile as broken:
@@ -92,29 +87,33 @@ class Registry:
         return ""
 
     def parameters(self, name: str) -> dict[str, Parameter]:
-        """Hyperparameters of an entry.
+        """Return the hyperparameters of an entry, by name.
 
         Raises:
             BrokenFile: the file can't be read, or a default or an annotation in its signature is wrong.
         """
         self.check_name(name)
-        return parameters_of(self.described(name))
+        return read_parameters(self.read_signature(name))
 
     def defaults(self, name: str) -> dict[str, Any]:
-        """Hyperparameters of an entry and their defaults, '???' where one must be given."""
+        """Return the default of each hyperparameter, '???' where a value must be given."""
         return {key: parameter.default for key, parameter in self.parameters(name).items()}
 
     def docstring(self, name: str) -> str:
-        """An entry's docstring; `BrokenFile` where the file can't be read."""
+        """Return an entry's docstring.
+
+        Raises:
+            BrokenFile: the file can't be read.
+        """
         self.check_name(name)
-        return inspect.getdoc(self.described(name)) or ""
+        return inspect.getdoc(self.read_signature(name)) or ""
 
     def summary(self, name: str) -> str:
-        """The first line of an entry's docstring."""
+        """Return the first line of an entry's docstring."""
         return self.docstring(name).partition("\n")[0]
 
     def check(self, name: str, values: Mapping[str, Any], prefix: str = "") -> None:
-        """Refuse a hyperparameter that the entry does not have, and a value that it does not allow.
+        """Refuse hyperparameters that the entry does not have, and values that it does not allow.
 
         Args:
             prefix: of the hyperparameters' names in the message.
@@ -123,40 +122,40 @@ class Registry:
         for key, value in values.items():
             if key not in known:
                 listing = ", ".join(f"{k}={p.default}" for k, p in known.items()) or "none"
-                hint = ranges.did_you_mean(key, list(known))
+                hint = ranges.suggest_similar(key, list(known))
                 raise ValueError(
-                    f"{self.noun} {name!r} has no {ranges.shown(key)!r}{hint}; it has: {listing}"
+                    f"{self.noun} {name!r} has no {ranges.format_value(key)!r}{hint}; it has: {listing}"
                 )
             if isinstance(value, str) and value == REQUIRED:
                 raise ValueError(f"{self.noun} {name!r} needs {prefix}{key}, which has no default")
-            ranges.check(f"{prefix}{key}", value, known[key].allowed)
+            ranges.check_value(f"{prefix}{key}", value, known[key].allowed)
 
     def build(self, name: str, values: Mapping[str, Any]) -> Any:
         """Call the entry's function."""
         self.check(name, values)
-        return self.function(name)(**values)
+        return self.import_function(name)(**values)
 
 
-def function_of(package: str, name: str) -> Callable[..., Any]:
-    """The function of its own name in a module of a package.
+def import_function(package: str, name: str) -> Callable[..., Any]:
+    """Return the function that has the name of its module in a package.
 
     Raises:
         BrokenFile: the module can't be imported, or has no such function.
     """
-    module = imported(f"{package}.{name}")
+    module = import_entry(f"{package}.{name}")
     function: Callable[..., Any] | None = getattr(module, name, None)
     if function is None:
-        raise BrokenFile(no_function(module.__file__, name))
+        raise BrokenFile(describe_missing_function(module.__file__, name))
     return function
 
 
-def no_function(path: object, name: str) -> str:
-    """The sentence for a file without the function that it should have."""
+def describe_missing_function(path: object, name: str) -> str:
+    """Return the error message for a file without the function that it should have."""
     return f"{path} has no function {name}: each file there has one of its own name"
 
 
-def imported(module: str) -> ModuleType:
-    """The module, which one file of a folder is.
+def import_entry(module: str) -> ModuleType:
+    """Import the module that a file of a registry is.
 
     Raises:
         BrokenFile: it can't be imported.
@@ -168,11 +167,11 @@ def imported(module: str) -> ModuleType:
     except Exception as error:  # what runs on import may raise anything
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in ours:
             raise
-        raise broken(error) from error
+        raise make_broken_file(error) from error
 
 
-def broken(error: Exception, path: Path | None = None) -> BrokenFile:
-    """Sentence with the line on what went wrong while a file was executed."""
+def make_broken_file(error: Exception, path: Path | None = None) -> BrokenFile:
+    """Return the error, with path and line, for what went wrong while a file was read or executed."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename or path}" + (f", line {error.lineno}" if error.lineno else "")
         return BrokenFile(f"{place}: {error.msg}")
@@ -180,8 +179,8 @@ def broken(error: Exception, path: Path | None = None) -> BrokenFile:
     return BrokenFile(f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}")
 
 
-def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a function, by its signature.
+def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """Return the parameters of a function by name, as its signature has them.
 
     Raises:
         BrokenFile: an annotation means nothing.
@@ -195,107 +194,98 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Parameter]:
             f"read: {type(error).__name__}: {error}"
         ) from error
     empty = inspect.Parameter.empty
-    return {
-        name: Parameter(
-            REQUIRED if one.default is empty else one.default,
-            Any if one.annotation is empty else one.annotation,
-            one.kind is inspect.Parameter.KEYWORD_ONLY,
+    parameters = dict[str, Parameter]()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:  # it takes what others have named
+            continue
+        parameters[name] = Parameter(
+            REQUIRED if parameter.default is empty else parameter.default,
+            Any if parameter.annotation is empty else parameter.annotation,
+            parameter.kind is inspect.Parameter.KEYWORD_ONLY,
         )
-        for name, one in signature.parameters.items()
-        if one.kind is not inspect.Parameter.VAR_KEYWORD  # which takes what others have named
-    }
+    return parameters
 
 
-def constant(path: Path, name: str) -> Any:
-    """Value that a file assigns to a name at its top, without what it imports; None where it doesn't."""
-    value = getattr(_lightly(path, path.stem, path.stat().st_mtime_ns, LIGHT, name), name, None)
-    return None if isinstance(value, StandIn) else value
-
-
-class StandIn:
-    """Stands for what a file imports while only its signature is asked for: may be called, subclassed, ..."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def __mro_entries__(self, _: object) -> tuple[type, ...]:
-        return ()
-
-    def __call__(self, *_: Any, **__: Any) -> Any:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    __iter__ = None  # else `__getitem__` would never end
-    __getitem__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __call__
-    __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __pow__ = __or__ = __ror__ = __neg__ = __call__
-
-
-def _stands_in(value: Any) -> bool:
-    return isinstance(value, StandIn) or any(_stands_in(one) for one in get_args(value))
+def read_constant(path: Path, name: str) -> Any:
+    """Return the value that a file assigns to a name at its top; None where it doesn't."""
+    return _read_constant(path, name, path.stat().st_mtime_ns)
 
 
 @cache
-def _described(path: Path, module: str, modified_ns: int, light: tuple[str, ...]) -> Callable[..., Any]:
-    """The file's function, executed lightly, or in earnest where its signature needs what was stood for."""
+def _read_function(path: Path, module: str, modified_ns: int) -> Callable[..., Any]:
+    """Return a file's function of its own name, with its signature and docstring and without its body."""
+    tree = _parse(path)
     name = path.stem
-    function = getattr(_lightly(path, module, modified_ns, light), name, None)
-    if isinstance(function, FunctionType):
-        known = parameters_of(function).values()
-        if not any(_stands_in(one.default) or _stands_in(one.allowed) for one in known):
-            return function
-    elif function is None:
-        raise BrokenFile(no_function(path, name))
-    found: Callable[..., Any] = getattr(_executed(_new(path, module)), name)
-    return found
+    definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not definitions:
+        raise BrokenFile(describe_missing_function(path, name))
+    definition = definitions[-1]
+    docstring = definition.body[:1] if ast.get_docstring(definition) is not None else []
+    definition.body = [*docstring, ast.copy_location(ast.Pass(), definition)]
+    definition.decorator_list = []
+    definition.returns = None
+    before = tree.body[: tree.body.index(definition)]
+    statements = [*_select_statements(before, _loaded_names(definition.args)), definition]
+    function: Callable[..., Any] = _execute(path, module, statements)[name]
+    return function
 
 
 @cache
-def _lightly(
-    path: Path, module: str, modified_ns: int, light: tuple[str, ...], until: str | None = None
-) -> ModuleType:
-    """A file, executed lightly, or until a name is assigned; in earnest where stand-ins were not enough."""
-    made = _new(path, module)
+def _read_constant(path: Path, name: str, modified_ns: int) -> Any:
+    statements = _select_statements(_parse(path).body, {name})
+    return _execute(path, path.stem, statements).get(name)
+
+
+def _parse(path: Path) -> ast.Module:
     try:
-        return _executed(made, light)
-    except SyntaxError as error:
-        raise broken(error, path) from error
-    except Exception as error:  # what runs may raise anything
-        if until is not None and hasattr(made, until):
-            return made
-        try:
-            return _executed(_new(path, module))
-        except Exception as earnest:
-            cause = error if isinstance(earnest, ModuleNotFoundError) else earnest
-            raise broken(cause, path) from cause
+        return ast.parse(path.read_bytes(), str(path))
+    except (SyntaxError, ValueError) as error:
+        raise make_broken_file(error, path) from error
 
 
-def _executed(made: ModuleType, light: tuple[str, ...] | None = None) -> ModuleType:
-    """The module, executed: lightly, with these modules in earnest; all of them, where none is named."""
-    if light is not None:
+def _select_statements(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
+    """Return the statements on which the values of these names depend, in their order."""
+    needed = set(names)
+    selected = list[ast.stmt]()
+    for statement in reversed(statements):
+        is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"
+        if is_future or not needed.isdisjoint(_bound_names(statement)):
+            selected.append(statement)
+            needed |= _loaded_names(statement)
+    return selected[::-1]
 
-        def stand_in(name: str, *others: Any) -> Any:
-            level = others[3] if len(others) > 3 else 0
-            is_light = name in light or name.partition(".")[0] in QUICK
-            return builtins.__import__(name, *others) if is_light and not level else StandIn()
 
-        made.__dict__["__builtins__"] = {**vars(builtins), "__import__": stand_in}
-    assert made.__spec__ is not None
-    assert made.__spec__.loader is not None
+def _bound_names(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement at the top of a file gives values to."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    names = set[str]()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def _loaded_names(tree: ast.AST) -> set[str]:
+    """Return the names that a piece of code mentions."""
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _execute(path: Path, module: str, statements: Sequence[ast.stmt]) -> dict[str, Any]:
+    """Execute some statements of a file, and return its names with their values."""
+    made = ModuleType(f"{module} as a file")
+    made.__file__ = str(path)
+    made.__package__ = module.rpartition(".")[0]
     sys.modules[made.__name__] = made  # where dataclasses look for it
     try:
-        made.__spec__.loader.exec_module(made)
+        code = compile(ast.Module([*statements], []), str(path), "exec", dont_inherit=True)
+        exec(code, vars(made))
+    except Exception as error:  # what runs may raise anything
+        raise make_broken_file(error, path) from error
     finally:
         del sys.modules[made.__name__]
-    return made
-
-
-def _new(path: Path, module: str) -> ModuleType:
-    """A file as a module of its own, which nobody else will import."""
-    spec = spec_from_file_location(f"{module} as a file", path)
-    assert spec is not None
-    made = module_from_spec(spec)
-    made.__package__ = module.rpartition(".")[0]
-    return made
+    return vars(made)

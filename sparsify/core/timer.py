@@ -1,4 +1,6 @@
-"""Phases of a training step, timed in one of three modes; no figure mixes modes without saying so.
+"""Timing of the phases of a training step, in one of three modes.
+
+No figure mixes modes without saying so.
 
 serialised    the device is synchronised at every phase boundary, and there is a barrier before each
               collective: the breakdown. The phases add up to the step; the difference is *unaccounted*.
@@ -19,40 +21,41 @@ from typing import Any
 
 import torch
 
-MODES = ("serialised", "production", "as_published")
+TIMING_MODES = ("serialised", "production", "as_published")
 
-Mark = Any  # seconds on the host, or what has CUDA events' `elapsed_time` and becomes seconds in `resolve`
+# A point in time: seconds on the host, or an object with the `elapsed_time` of CUDA events.
+TimeMark = Any
 
 
 @dataclass
-class Sample:
-    """One step: when it began, how long it took, and its phases, in seconds."""
+class StepTimes:
+    """Times of one step: when it began, how long it took, and its phases, in seconds."""
 
     start_s: float
     step_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
     spans: list[tuple[str, float, float]] = field(default_factory=list)  # phase, start, duration
-    marks: list[tuple[Mark, Mark]] = field(default_factory=list)  # production: the collectives
-    step_marks: tuple[Mark, Mark] | None = None
+    marks: list[tuple[TimeMark, TimeMark]] = field(default_factory=list)  # production: the collectives
+    step_marks: tuple[TimeMark, TimeMark] | None = None
     stops: int = 0  # how often the process was stopped and continued since the step before
 
 
 @dataclass
-class _Phase:
+class _OpenPhase:
     name: str
-    start: float  # or where it went on, after a phase inside it
+    start: float  # or when it went on, after a phase inside it
 
 
 class PhaseTimer:
-    """Times steps and the phases within them.
+    """A timer of steps and of the phases within them.
 
     Args:
         now: a clock in seconds; a virtual rank brings its own.
         synchronise: waits for the device.
-        event: notes a point in the device's time, as `cuda_event` does, or on virtual ranks `mark`:
-            production steps are then timed by these, and resolved after the window.
-        keep_spans: of which steps to keep every single span, for a timeline; given the number of the step.
-        stops: how often this process was stopped and continued until now, where somebody counts that.
+        event: records a point in the device's time, as `record_cuda_event` does, or on virtual ranks `mark`:
+            production steps are then timed by these, and turned into seconds after the window.
+        keep_spans: tells of a step's number whether to keep every single span of it, for a timeline.
+        stops: counts how often this process was stopped and continued until now.
     """
 
     def __init__(
@@ -60,117 +63,130 @@ class PhaseTimer:
         mode: str = "serialised",
         now: Callable[[], float] = time.perf_counter,
         synchronise: Callable[[], None] = lambda: None,
-        event: Callable[[], Mark] | None = None,
+        event: Callable[[], TimeMark] | None = None,
         keep_spans: Callable[[int], bool] = lambda step: False,
         stops: Callable[[], int] = lambda: 0,
     ) -> None:
-        if mode not in MODES:
-            raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(MODES)}")
-        self.mode, self.now, self.synchronise = mode, now, synchronise
+        if mode not in TIMING_MODES:
+            raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(TIMING_MODES)}")
+        self.mode = mode
+        self.now = now
+        self.synchronise = synchronise
         self.event = event if mode == "production" else None
-        self.keep_spans, self.stops = keep_spans, stops
+        self.keep_spans = keep_spans
+        self.stops = stops
         self._stops = stops()  # before the step: others may wait in it for one that was stopped ahead of it
-        self.samples: list[Sample] = []
+        self.samples: list[StepTimes] = []
         self.num_steps = 0
-        self._current = Sample(0.0)  # times outside a step are not kept
-        self._open: list[_Phase] = []  # the innermost last
-        self._keep = False
+        self._current = StepTimes(0.0)  # times outside a step are not kept
+        self._open_phases: list[_OpenPhase] = []  # the innermost last
+        self._keeps_spans = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The timed region of one step."""
-        self._keep = self.keep_spans(self.num_steps)
-        start = self.boundary()
-        mark = self.mark() if self.event else None
-        sample = self._current = Sample(start)
+        """Time the block as one step."""
+        self._keeps_spans = self.keep_spans(self.num_steps)
+        start = self.read_boundary_s()
+        mark = self.record_mark() if self.event else None
+        sample = self._current = StepTimes(start)
         try:
             yield
         finally:
-            sample.step_s = self.boundary() - start
+            sample.step_s = self.read_boundary_s() - start
             if mark is not None:
-                sample.step_marks = (mark, self.mark())
-            sample.stops, self._stops = self.stops() - self._stops, self.stops()
+                sample.step_marks = (mark, self.record_mark())
+            stops = self.stops()
+            sample.stops = stops - self._stops
+            self._stops = stops
             self.num_steps += 1
-            self._current, self._keep = Sample(0.0), False
-            self._open.clear()
+            self._current = StepTimes(0.0)
+            self._keeps_spans = False
+            self._open_phases.clear()
         self.samples.append(sample)  # unless it ended in an error
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A named span of a step. A phase inside another one interrupts it: each second is counted once."""
+        """Time the block as a phase of the step.
+
+        A phase inside another one interrupts it: each second is counted once.
+        """
         if self.mode == "production":
             yield
             return
-        phase = _Phase(name, self.boundary())
-        if self._open:
-            self._count(self._open[-1], phase.start)
-        self._open.append(phase)
+        phase = _OpenPhase(name, self.read_boundary_s())
+        if self._open_phases:
+            self._add_span(self._open_phases[-1], phase.start)
+        self._open_phases.append(phase)
         try:
             yield
         finally:
-            now = self.boundary()
-            self._count(phase, now)
-            if self._open:  # not after a step that ended in an error
-                self._open.pop()
-            if self._open:
-                self._open[-1].start = now
+            end = self.read_boundary_s()
+            self._add_span(phase, end)
+            if self._open_phases:  # not after a step that ended in an error
+                self._open_phases.pop()
+            if self._open_phases:
+                self._open_phases[-1].start = end
 
-    def _count(self, phase: _Phase, until: float) -> None:
-        duration, phases = until - phase.start, self._current.phases
+    def _add_span(self, phase: _OpenPhase, end: float) -> None:
+        """Add the time since a phase began, or went on, to the current step."""
+        duration = end - phase.start
+        phases = self._current.phases
         phases[phase.name] = phases.get(phase.name, 0.0) + duration
-        if self._keep and duration:
+        if self._keeps_spans and duration:
             self._current.spans.append((phase.name, phase.start, duration))
 
     @contextmanager
     def collective(self) -> Iterator[None]:
-        """One collective in production mode, timed whole."""
-        start = self.mark()
+        """Time the block as one collective, in production mode."""
+        start = self.record_mark()
         try:
             yield
         finally:
-            self._current.marks.append((start, self.mark()))
+            self._current.marks.append((start, self.record_mark()))
 
-    def boundary(self) -> float:
-        """Seconds at the border of two phases, synchronised where the mode asks for it."""
+    def read_boundary_s(self) -> float:
+        """Return the time at the border of two phases, in seconds, synchronised if the mode asks for it."""
         if self.mode == "serialised":
             self.synchronise()
         return self.now()
 
-    def mark(self) -> Mark:
-        """Point in the device's time."""
+    def record_mark(self) -> TimeMark:
+        """Record a point in the device's time."""
         return self.event() if self.event else self.now()
 
-    def resolve(self, gather: Callable[[list[float]], list[list[float]]]) -> list[Sample]:
-        """End a window: turn marks into seconds, split collectives, and hand over the window's samples.
+    def finish_window(self, gather: Callable[[list[float]], list[list[float]]]) -> list[StepTimes]:
+        """End a window: turn marks into seconds, split collectives, and return the window's samples.
+
+        All workers finish the same steps together. The shortest duration of a collective over the workers is
+        that of the last one to arrive: this is the transfer. The rest is wait.
 
         Args:
-            gather: all workers' lists, given this worker's. All workers resolve the same steps together. The
-                shortest duration of a collective over the workers is that of the last one to arrive: this is
-                the transfer. The rest is wait.
+            gather: returns all workers' lists, given this worker's.
         """
         if self.mode == "production":
             self.synchronise()
-            mine = [seconds(*mark) for sample in self.samples for mark in sample.marks]
-            transfers = [min(durations) for durations in zip(*gather(mine), strict=True)]
-            pairs = iter(zip(mine, transfers, strict=True))
+            durations = [elapsed_s(*marks) for sample in self.samples for marks in sample.marks]
+            transfers = [min(of_workers) for of_workers in zip(*gather(durations), strict=True)]
+            pairs = iter(zip(durations, transfers, strict=True))
             for sample in self.samples:
                 if sample.step_marks:
-                    sample.step_s = seconds(*sample.step_marks)
+                    sample.step_s = elapsed_s(*sample.step_marks)
                 for _ in sample.marks:
-                    whole, transfer = next(pairs)
-                    sample.phases["wait"] = sample.phases.get("wait", 0.0) + whole - transfer
+                    duration, transfer = next(pairs)
+                    sample.phases["wait"] = sample.phases.get("wait", 0.0) + duration - transfer
                     sample.phases["transfer"] = sample.phases.get("transfer", 0.0) + transfer
-        samples, self.samples = self.samples, []
+        samples = self.samples
+        self.samples = []
         return samples
 
 
-def cuda_event() -> Mark:
-    """Event that marks where the current stream is."""
+def record_cuda_event() -> TimeMark:
+    """Record an event that marks where the current stream is."""
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def seconds(start: Mark, end: Mark) -> float:
-    """Seconds between two marks of the same kind."""
+def elapsed_s(start: TimeMark, end: TimeMark) -> float:
+    """Return the seconds between two marks of the same kind."""
     return float(end - start) if isinstance(end, float) else float(start.elapsed_time(end)) / 1e3

@@ -1,4 +1,4 @@
-"""Selections as bytes: how indices and values are written into one message."""
+"""Messages: how the indices and values of a selection are written as bytes."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from sparsify import ranges
-from sparsify.ranges import Index, ValueType
-from sparsify.types import Sparse, index_dtype
+from sparsify.ranges import IndexFormat, ValueFormat
+from sparsify.types import SparseVector, index_dtype
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-BLOCK = 2**16  # delta16: what an offset of 16 bits reaches
+DTYPE_BY_VALUE_FORMAT = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BLOCK_NUMEL = 2**16  # delta16: what an offset of 16 bits reaches
 
 
 @dataclass(frozen=True)
 class Wire:
-    """A message of k elements of a bucket of n: values and indices, one after the other.
+    """The format of a message of k elements of a bucket of n: values and indices, one after the other.
 
     Args:
         index: `int32`; `int64`, for n above 2^31; or `delta16`, offsets of 16 bits from the beginning of
@@ -27,33 +27,40 @@ class Wire:
             error stays in the residual.
     """
 
-    index: Index = "int32"
-    value: ValueType = "as_is"
+    index: IndexFormat = "int32"
+    value: ValueFormat = "as_is"
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
 
     def nbytes(self, k: int, n: int, dtype: torch.dtype) -> int:
-        """Bytes of a message."""
-        per_index = {"int32": 4 * k, "int64": 8 * k, "delta16": 2 * k + 4 * num_blocks(n)}
-        return per_index[self.index] + k * self.value_dtype(dtype).itemsize
+        """Return the number of bytes of a message."""
+        index_nbytes = {"int32": 4 * k, "int64": 8 * k, "delta16": 2 * k + 4 * num_blocks(n)}
+        return index_nbytes[self.index] + k * self.value_dtype(dtype).itemsize
 
-    def count(self, nbytes: int, n: int, dtype: torch.dtype) -> int:
-        """The inverse of `nbytes`: how many elements a message holds."""
+    def num_elements(self, nbytes: int, n: int, dtype: torch.dtype) -> int:
+        """Return how many elements a message of so many bytes holds; the inverse of `nbytes`."""
         return (nbytes - self.nbytes(0, n, dtype)) // (self.nbytes(1, n, dtype) - self.nbytes(0, n, dtype))
 
     def value_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Type that values of a bucket travel as."""
-        return DTYPES.get(self.value, dtype)
+        """Return the type that values of a bucket travel as."""
+        return DTYPE_BY_VALUE_FORMAT.get(self.value, dtype)
 
-    def rounded(self, part: Sparse) -> Sparse:
-        """The part as its receivers will read it."""
-        narrow = self.narrowed(part.values)
-        return part if narrow is part.values else Sparse(part.indices, narrow.to(part.values.dtype))
+    def round_values(self, selection: SparseVector) -> SparseVector:
+        """Return a selection as its receivers will read it."""
+        narrow = self.narrow(selection.values)
+        return (
+            selection
+            if narrow is selection.values
+            else SparseVector(selection.indices, narrow.to(selection.values.dtype))
+        )
 
-    def narrowed(self, values: Tensor) -> Tensor:
-        """(k,) in the type that travels. Its largest number stands for what lies beyond: fp16 ends at 65,504,
-        and an infinity would never leave the residual.
+    def narrow(self, values: Tensor) -> Tensor:
+        """Convert values (k,) to the type that travels.
+
+        Its largest number stands for numbers beyond it: fp16 ends at 65,504, and an infinity would never
+            leave
+        the residual.
         """
         dtype = self.value_dtype(values.dtype)
         if dtype.itemsize >= values.dtype.itemsize:
@@ -61,58 +68,64 @@ class Wire:
         largest = torch.finfo(dtype).max
         return values.clamp(-largest, largest).to(dtype)
 
-    def write(self, part: Sparse, n: int) -> Tensor:
-        """(k,) indices and values -> (bytes,) uint8. Raises ValueError where n needs wider indices."""
+    def write(self, selection: SparseVector, n: int) -> Tensor:
+        """Write indices and values (k,) as (bytes,) uint8; ValueError where n needs wider indices."""
         if self.index == "int32" and index_dtype(n) != torch.int32:
             raise ValueError(f"a bucket of {n} elements needs index='int64': int32 ends at {2**31}")
-        values = self.narrowed(part.values)
+        values = self.narrow(selection.values)
         if self.index == "delta16":
-            order = part.indices.argsort()
-            indices, values = part.indices[order].long(), values[order]
+            order = selection.indices.argsort()
+            indices, values = selection.indices[order].long(), values[order]
             counts = torch.zeros(num_blocks(n), dtype=torch.int32, device=indices.device)
-            counts.index_add_(0, indices // BLOCK, torch.ones_like(indices, dtype=torch.int32))
-            return joined(counts, (indices % BLOCK).to(torch.int16), values)
-        return joined(part.indices.to(torch.int64 if self.index == "int64" else torch.int32), values)
+            counts.index_add_(0, indices // BLOCK_NUMEL, torch.ones_like(indices, dtype=torch.int32))
+            return concat_bytes(counts, (indices % BLOCK_NUMEL).to(torch.int16), values)
+        return concat_bytes(
+            selection.indices.to(torch.int64 if self.index == "int64" else torch.int32), values
+        )
 
-    def read_all(self, message: Tensor, n: int, dtype: torch.dtype) -> Sparse:
-        """`read`, where only the message's length tells how many elements it holds."""
-        return self.read(message, self.count(len(message), n, dtype), n, dtype)
+    def read_whole(self, message: Tensor, n: int, dtype: torch.dtype) -> SparseVector:
+        """Read a message whose length alone tells how many elements it holds; see `read`."""
+        return self.read(message, self.num_elements(len(message), n, dtype), n, dtype)
 
-    def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> Sparse:
-        """The inverse of `write`, for a bucket of type `dtype`."""
+    def read(self, message: Tensor, k: int, n: int, dtype: torch.dtype) -> SparseVector:
+        """Read the indices and values of a message, for a bucket of type `dtype`; the inverse of `write`."""
         value_dtype = self.value_dtype(dtype)
         if self.index == "delta16":
-            counts, offsets, values = split(
+            counts, offsets, values = split_bytes(
                 message, (torch.int32, num_blocks(n)), (torch.int16, k), (value_dtype, k)
             )
-            starts = torch.arange(0, BLOCK * num_blocks(n), BLOCK, device=message.device)
-            indices = starts.repeat_interleave(counts, output_size=k) + (offsets.long() & BLOCK - 1)
-            return Sparse(indices, values.to(dtype))
+            starts = torch.arange(0, BLOCK_NUMEL * num_blocks(n), BLOCK_NUMEL, device=message.device)
+            indices = starts.repeat_interleave(counts, output_size=k) + (offsets.long() & BLOCK_NUMEL - 1)
+            return SparseVector(indices, values.to(dtype))
         index_dtype = torch.int64 if self.index == "int64" else torch.int32
-        indices, values = split(message, (index_dtype, k), (value_dtype, k))
-        return Sparse(indices, values.to(dtype))
+        indices, values = split_bytes(message, (index_dtype, k), (value_dtype, k))
+        return SparseVector(indices, values.to(dtype))
 
 
 def num_blocks(n: int) -> int:
-    """Number of blocks of n elements."""
-    return -(-n // BLOCK)
+    """Return the number of blocks of n elements."""
+    return -(-n // BLOCK_NUMEL)
 
 
-def joined(*fields: Tensor) -> Tensor:
-    """1-D tensors of several types as one (bytes,) uint8; wide types first, to be read in place."""
+def concat_bytes(*fields: Tensor) -> Tensor:
+    """Concatenate 1-D tensors of several types to (bytes,) uint8; wide types first, to be read in place."""
     ordered = sorted(fields, key=lambda field: -field.element_size())
     return torch.cat([field.contiguous().view(torch.uint8) for field in ordered])
 
 
-def split(message: Tensor, *fields: tuple[torch.dtype, int]) -> list[Tensor]:
-    """The inverse of `joined`, given each field's type and length, in the order in which they were joined."""
+def split_bytes(message: Tensor, *fields: tuple[torch.dtype, int]) -> list[Tensor]:
+    """View the fields of a message (bytes,) uint8; the inverse of `concat_bytes`.
+
+    Args:
+        fields: type and length of each, in the order in which they were given to `concat_bytes`.
+    """
     if message.storage_offset() % 8:
         message = message.clone()  # a piece of a larger buffer, at an address that no wide type can start at
-    found: list[Tensor] = [message] * len(fields)
+    views: list[Tensor] = [message] * len(fields)
     start = 0
-    for at in sorted(range(len(fields)), key=lambda at: -fields[at][0].itemsize):
-        dtype, length = fields[at]
+    for index in sorted(range(len(fields)), key=lambda index: -fields[index][0].itemsize):
+        dtype, length = fields[index]
         end = start + dtype.itemsize * length
-        found[at] = message[start:end].view(dtype)
+        views[index] = message[start:end].view(dtype)
         start = end
-    return found
+    return views

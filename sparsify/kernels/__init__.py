@@ -1,10 +1,9 @@
-"""The part of a step whose cost grows with n: add the gradient to the residual, and find the largest
-elements, always exactly.
+"""The kernels: passes over a bucket that add the gradient to the residual and find the largest elements.
 
-`Eager` is plain torch: the published operator, and the oracle of the others. `Native` (C++) and `Vectorised`
-(numpy) serve CPUs, `Gpu` (Triton) serves CUDA. They differ in speed only: what is selected is the same to the
-bit, but for equal magnitudes at the border, of which the fast ones take the smallest indices and torch.topk
-any.
+They are the part of a step whose cost grows with n, and they are always exact. `TorchKernel` is made of
+torch's operators: the published selection, and the oracle of the others. `NativeKernel` (C++) serves CPUs,
+`TritonKernel` serves CUDA. All select the same elements to the bit, except for equal magnitudes at the
+border: of these the fast kernels take the smallest indices, and torch.topk takes any.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,28 +20,32 @@ from torch import Tensor
 from sparsify import ranges
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
-from sparsify.kernels import native, vectorised
-from sparsify.kernels.joint import JointKernel as JointKernel
-from sparsify.kernels.joint import cut
-from sparsify.kernels.native import Native, NativeJoint, Unavailable
-from sparsify.kernels.vectorised import Vectorised
-from sparsify.types import BucketContext, SearchStats, Sparse, work_dtype
-from sparsify.types import Kernel as Kernel
+from sparsify.kernels import native
+from sparsify.kernels.group_kernel import GroupKernel as GroupKernel
+from sparsify.kernels.group_kernel import divide
+from sparsify.kernels.native import KernelUnavailableError, NativeGroupKernel, NativeKernel
+from sparsify.types import BucketContext, SearchStats, SparseVector, accumulation_dtype
+from sparsify.types import SelectionKernel as SelectionKernel
 
-CHOICES = ("auto", "torch", "fused")
-TRIED, GOLDEN = 100_000, 0.6180339887498949  # numbers that a GPU is tried with: multiples, no two alike
-# From so many elements on `auto` takes a kernel, for torch's operators are faster below. On CPUs measured by
+SELECT_CHOICES = ("auto", "torch", "fused")
+TRIAL_NUMEL = 100_000  # elements that Triton's kernels are tried with on each device
+GOLDEN_RATIO = 0.6180339887498949  # the fractional parts of its multiples are all different
+# Below so many elements `auto` takes torch's operators, which are faster there. On CPUs measured by
 # BENCH=auto at densities of 0.001 to 0.1; at 0.01 and above, C++ is faster from half of it on.
-NATIVE_FROM, NUMPY_FROM = 2**14, 2**20
-GPU_FROM = 2**17  # predicted from counts: 6 launches against the 20 of a large torch.topk; not yet measured
-# Up to so many elements a bucket is searched together with others: 12 bytes of memory traffic more for each
-# element take less time than six launches more. Predicted as well.
-TOGETHER_UP_TO = 2**23
+NATIVE_MIN_NUMEL = 2**14
+# Predicted from counts: 6 launches against the 20 of a large torch.topk; not yet measured.
+TRITON_MIN_NUMEL = 2**17
+# A bucket of at most so many elements is searched together with others: 12 bytes of memory traffic more for
+# each element take less time than six launches more. Predicted as well.
+GROUP_SEARCH_MAX_NUMEL = 2**23
 log = logging.getLogger(__name__)
 
 
-class Eager(Kernel):
-    """torch's own operators: add, abs, topk, gather. About 48 bytes of memory traffic per float32 element."""
+class TorchKernel(SelectionKernel):
+    """A search by torch's operators: add, abs, topk, gather.
+
+    This takes about 48 bytes of memory traffic for each float32 element.
+    """
 
     name = "torch"
 
@@ -51,233 +53,272 @@ class Eager(Kernel):
         super().__init__()
         self.like = like
 
-    # Both are made when first needed: selectors with buffers of their own may never ask for them.
+    # Both buffers are made when first needed: selectors with buffers of their own may never ask for them.
 
     @cached_property
     def magnitudes(self) -> Tensor:
-        """(n,), a buffer."""
-        return huge_pages.advise(torch.empty_like(self.like, dtype=work_dtype(self.like.dtype)))
+        """Buffer (n,) for magnitudes."""
+        return huge_pages.request(torch.empty_like(self.like, dtype=accumulation_dtype(self.like.dtype)))
 
     @cached_property
     def mask(self) -> Tensor:
-        """(n,) bool, a buffer."""
+        """Buffer (n,) bool for comparisons."""
         return torch.empty_like(self.like, dtype=torch.bool)
 
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
         if grad is not None:
             acc.add_(grad)
-        indices = self._take(acc).topk(k, sorted=False).indices
-        self.done += SearchStats(1)
-        return Sparse(indices, acc[indices])
+        indices = self._magnitudes(acc).topk(k, sorted=False).indices
+        self.search_stats += SearchStats(1)
+        return SparseVector(indices, acc[indices])
 
-    def above(
+    def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
+    ) -> SparseVector:
         if grad is not None:
             acc.add_(grad)
         compare = torch.gt if strict else torch.ge
-        indices = host_sync.nonzero(compare(self._take(acc), threshold, out=self.mask[: acc.numel()]))
-        return Sparse(indices, acc[indices])
+        indices = host_sync.nonzero(compare(self._magnitudes(acc), threshold, out=self.mask[: acc.numel()]))
+        return SparseVector(indices, acc[indices])
 
-    def _take(self, acc: Tensor) -> Tensor:
+    def _magnitudes(self, acc: Tensor) -> Tensor:
         return torch.abs(acc, out=self.magnitudes[: acc.numel()])
 
 
-def kernels_in(state: Any) -> Iterator[Kernel]:
-    """All kernels that a state holds."""
+def find_kernels(state: Any) -> Iterator[SelectionKernel]:
+    """Yield all kernels that a state holds."""
     if isinstance(state, list | tuple) or is_dataclass(state):
-        held = vars(state).values() if is_dataclass(state) else state
-        for value in held:
-            yield from [value] if isinstance(value, Kernel) else kernels_in(value)
+        members = vars(state).values() if is_dataclass(state) else state
+        for member in members:
+            yield from [member] if isinstance(member, SelectionKernel) else find_kernels(member)
 
 
-def kernel_for(like: Tensor, choice: str = "auto") -> Kernel:
-    """The kernel for buckets like this (n,).
+def make_kernel(like: Tensor, choice: str = "auto") -> SelectionKernel:
+    """Make the kernel for buckets like this tensor (n,).
 
     Args:
         choice: `torch`, the plain operators; `fused`, one pass over memory; `auto`: fused where it works on
-            this device, else numpy or torch; torch where n is too small for it to pay.
+            this device, else torch; torch where n is too small for it to pay.
 
     Raises:
         ValueError: an unknown choice, or `fused` where it does not work.
     """
-    if choice not in CHOICES:
-        raise ValueError(ranges.unknown("select", choice, CHOICES))
-    if choice == "torch" or (choice == "auto" and like.numel() < pays_from(like)):
-        return Eager(like)
+    if choice not in SELECT_CHOICES:
+        raise ValueError(ranges.describe_unknown("select", choice, SELECT_CHOICES))
+    if choice == "torch" or (choice == "auto" and like.numel() < min_fused_numel(like)):
+        return TorchKernel(like)
     try:
-        return fused(like)
-    except Unavailable as why:
+        return make_fused_kernel(like)
+    except KernelUnavailableError as reason:
         if choice == "fused":
             raise ValueError(
-                f"select=fused does not work here: {why}; take select=auto, which does without it, or "
+                f"select=fused does not work here: {reason}; take select=auto, which does without it, or "
                 "select=torch"
-            ) from why
-        does_pay = vectorised.supports(like) and like.numel() >= NUMPY_FROM
-        other = Vectorised(like) if does_pay else Eager(like)
+            ) from reason
         best = "Triton" if like.is_cuda else "C++"
-        tell(f"selecting with {other.name}, which is slower than {best}: {why}")
-        return other
+        warn_once(f"selecting with {TorchKernel.name}, which is slower than {best}: {reason}")
+        return TorchKernel(like)
 
 
-def joint_kernel_for(likes: Sequence[Tensor], kernels: Sequence[Kernel], choice: str = "auto") -> JointKernel:
-    """What searches all these buckets (n,) at once, and writes to them; where there is nothing better, one
-    after the other.
+def make_group_kernel(
+    likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], choice: str = "auto"
+) -> GroupKernel:
+    """Make the kernel that searches all these buckets (n,) at once, and writes to them.
+
+    Where there is no such kernel, the buckets are searched one after the other.
 
     Args:
         kernels: of each bucket; none where nothing is searched.
-        choice: as for `kernel_for`.
+        choice: as for `make_kernel`.
     """
     sizes = [like.numel() for like in likes]
-    if choice != "torch" and all(map(native.supports, likes)) and not trouble_with_native():
-        return NativeJoint(sizes)
-    if choice != "torch" and likes[0].is_cuda and work_dtype(likes[0].dtype) == torch.float32:
-        trouble = trouble_with_gpu(likes[0].device) or trouble_with_segments(likes[0].device)
-        if not trouble:
-            from sparsify.kernels import segments
+    if choice != "torch" and all(map(native.can_search, likes)) and not native_unavailable_reason():
+        return NativeGroupKernel(sizes)
+    if choice != "torch" and likes[0].is_cuda and accumulation_dtype(likes[0].dtype) == torch.float32:
+        device = likes[0].device
+        reason = triton_unavailable_reason(device) or triton_group_unavailable_reason(device)
+        if not reason:
+            from sparsify.kernels import triton_group_search
 
-            trouble = segments.obstacle(likes)
-        if not trouble:
-            return segments.GpuJoint(likes, kernels, TOGETHER_UP_TO)
-        tell(f"searching bucket by bucket, which takes more launches: {trouble}")
-    return JointKernel(sizes, kernels)
+            reason = triton_group_search.unsupported_reason(likes)
+        if not reason:
+            return triton_group_search.TritonGroupKernel(likes, kernels, GROUP_SEARCH_MAX_NUMEL)
+        warn_once(f"searching bucket by bucket, which takes more launches: {reason}")
+    return GroupKernel(sizes, kernels)
 
 
-def norms_of(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """(number of sizes,) float32: Euclidean norms of stretches of tensors (m,) that follow each other, none
-    of which ends within a stretch. A norm may overflow though all elements are finite.
+def stretch_norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Return the Euclidean norm of each stretch of tensors (m,) that follow each other.
+
+    A norm may overflow though all elements are finite.
+
+    Args:
+        sizes: elements of each stretch; no tensor ends within a stretch.
+
+    Returns:
+        (number of sizes,) float32.
     """
-    if not trouble_with_native() and (norms := native.norms(tensors, sizes)) is not None:
-        return norms
-    stretches = [piece for own in cut(tensors, sizes) for piece in own or [tensors[0][:0]]]
+    if not native_unavailable_reason():
+        norms = native.norms(tensors, sizes)
+        if norms is not None:
+            return norms
+    stretches = [piece for pieces in divide(tensors, sizes) for piece in pieces or [tensors[0][:0]]]
     return torch.stack(torch._foreach_norm(stretches)).float()
 
 
-def pays_from(like: Tensor) -> int:
-    """The least number of elements for which `auto` looks for a fused kernel."""
-    if like.is_cuda:
-        return GPU_FROM
-    return NATIVE_FROM if native.supports(like) else NUMPY_FROM
+def min_fused_numel(like: Tensor) -> int:
+    """Return the least number of elements for which `auto` looks for a fused kernel."""
+    return TRITON_MIN_NUMEL if like.is_cuda else NATIVE_MIN_NUMEL
 
 
 @cache
-def tell(line: str) -> None:
-    """Warn, once."""
+def warn_once(line: str) -> None:
+    """Log a warning the first time that it is given."""
     log.warning(line)
 
 
-def fused(like: Tensor) -> Kernel:
-    """Triton on a GPU; C++ on a CPU, numpy for what C++ is not written for; or `Unavailable`."""
+def make_fused_kernel(like: Tensor) -> SelectionKernel:
+    """Make Triton's kernel on a GPU, that of C++ on a CPU.
+
+    Raises:
+        KernelUnavailableError: there is none for such buckets, or it does not work here.
+    """
     if like.is_cuda:
-        raise_if(trouble_with_gpu(like.device))
-        from sparsify.kernels import gpu  # Triton takes its time to import
+        check_available(triton_unavailable_reason(like.device))
+        from sparsify.kernels import triton_search  # Triton takes its time to import
 
-        raise_if(gpu.obstacle(like))
-        return gpu.Gpu(like)
-    elif native.supports(like):
-        raise_if(trouble_with_native())
-        return Native(like)
-    elif vectorised.supports(like):
-        return Vectorised(like)
-    raise Unavailable(f"no kernel is written for {like.dtype} on {like.device}")
+        check_available(triton_search.unsupported_reason(like))
+        return triton_search.TritonKernel(like)
+    elif native.can_search(like):
+        check_available(native_unavailable_reason())
+        return NativeKernel(like)
+    raise KernelUnavailableError(f"no kernel is written for {like.dtype} on {like.device}")
 
 
-def raise_if(trouble: str | None) -> None:
-    """Raise the trouble, if there is one."""
-    if trouble:
-        raise Unavailable(trouble)
+def check_available(unavailable_reason: str | None) -> None:
+    """Raise KernelUnavailableError if there is a reason why a kernel is unavailable."""
+    if unavailable_reason:
+        raise KernelUnavailableError(unavailable_reason)
 
 
 @cache
-def trouble_with_native() -> str | None:
-    """Reason why there is no native library; None where there is one, which is logged once."""
+def native_unavailable_reason() -> str | None:
+    """Return the reason why there is no native library; None where there is one, which is logged once."""
     try:
-        native.library()
-    except Unavailable as why:
-        return str(why)
-    log.info("selecting with C++ (%s)", native.best_level())
+        native.get_library()
+    except KernelUnavailableError as reason:
+        return str(reason)
+    log.info("selecting with C++ (%s)", native.best_vector_level())
     return None
 
 
 @cache
-def trouble_with_gpu(device: torch.device) -> str | None:
-    """Reason why Triton's kernels do not find what torch.topk finds; None where they do. Tried once on each
-    device, since they are compiled where they run, by the compiler that is installed there.
+def triton_unavailable_reason(device: torch.device) -> str | None:
+    """Return the reason why Triton's kernels do not find what torch.topk finds; None where they do.
+
+    The kernels are tried once on each device, since they are compiled where they run, by the compiler that is
+    installed there.
     """
     try:
-        from sparsify.kernels import gpu
+        from sparsify.kernels import triton_search
 
-        raise_if(gpu.obstacle(torch.empty(1, dtype=torch.float32, device=device)))
-        numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
-        acc = (numbers * GOLDEN % 1 - 0.5).float()
-        theirs = Eager(acc).topk(acc.clone(), acc, TRIED // 100).indices.sort().values
-        # As it comes, and what is done after a wrong guess; each twice: the second time with kept kernels.
-        tried = [kernel for bound in (None, gpu.TOO_HIGH) for kernel in 2 * [gpu.Gpu(acc, bound=bound)]]
-        for kernel in tried:
-            ours = kernel.topk(acc.clone(), acc, TRIED // 100).indices.long().sort().values
-            if not torch.equal(ours, theirs):
-                raise Unavailable("they chose other elements than torch.topk; please report this")
-    # Triton has no common class of errors; whatever it was, it is told.
-    except Exception as why:
-        return f"Triton's kernels do not work on {device}: {str(why) or type(why).__name__}"
+        check_available(triton_search.unsupported_reason(torch.empty(1, dtype=torch.float32, device=device)))
+        acc = make_trial_numbers(TRIAL_NUMEL, device)
+        k = TRIAL_NUMEL // 100
+        expected = TorchKernel(acc).topk(acc.clone(), acc, k).indices.sort().values
+        # With a sampled bound, and with one that is too high; each twice: the second time launches are kept.
+        for bound in (None, triton_search.UNREACHABLE_KEY):
+            kernel = triton_search.TritonKernel(acc, bound=bound)
+            for _ in range(2):
+                indices = kernel.topk(acc.clone(), acc, k).indices
+                if not torch.equal(indices.long().sort().values, expected):
+                    raise KernelUnavailableError(
+                        "they chose other elements than torch.topk; please report this"
+                    )
+    # Triton has no common class of errors, so all are caught and told.
+    except Exception as error:
+        return f"Triton's kernels do not work on {device}: {str(error) or type(error).__name__}"
     return None
 
 
 @cache
-def trouble_with_segments(device: torch.device) -> str | None:
-    """The same of the kernels that search buckets together."""
-    try:
-        from sparsify.kernels import segments
+def triton_group_unavailable_reason(device: torch.device) -> str | None:
+    """Return the reason why Triton's search of several buckets does not work on a device; None where it does.
 
-        numbers = torch.arange(TRIED, device=device, dtype=torch.float64)
-        accs = [(numbers[:n] * GOLDEN % 1 - 0.5).float() for n in (64, TRIED // 3, TRIED)]
-        whole, ks = torch.cat(accs), [max(1, acc.numel() // 100) for acc in accs]
-        alone = [Eager(acc).topk(acc.clone(), acc, k) for acc, k in zip(accs, ks, strict=True)]
-        bases = [0, *accumulate(acc.numel() for acc in accs)]
-        theirs = torch.cat([part.indices + base for part, base in zip(alone, bases, strict=False)])
-        kernel, memories = segments.GpuSegments(accs), list(torch.empty_like(whole).tensor_split(7))
-        # A gradient as it comes, and one in two pieces; each twice: the second time with kept kernels.
-        for pieces in (accs, [*accs[:-1], *accs[-1].split(TRIED // 2)]):
+    It is tried as `triton_unavailable_reason` tries the search of one bucket.
+    """
+    try:
+        from sparsify.kernels import triton_group_search
+
+        accs = [make_trial_numbers(n, device) for n in (64, TRIAL_NUMEL // 3, TRIAL_NUMEL)]
+        ks = [max(1, acc.numel() // 100) for acc in accs]
+        whole = torch.cat(accs)
+        start = 0
+        expected_indices = list[Tensor]()
+        for acc, k in zip(accs, ks, strict=True):
+            expected_indices.append(TorchKernel(acc).topk(acc.clone(), acc, k).indices + start)
+            start += acc.numel()
+        indices = torch.cat(expected_indices)
+        expected = SparseVector(indices, whole[indices])
+        kernel = triton_group_search.TritonGroupSearch(accs)
+        memories = list(torch.empty_like(whole).tensor_split(7))
+        # Gradients of one piece each, and one in two pieces; each twice: the second time launches are kept.
+        for grads in (accs, [*accs[:-1], *accs[-1].split(TRIAL_NUMEL // 2)]):
             for _ in range(2):
-                found = kernel.topk([acc.clone() for acc in accs], pieces, ks)
-                if not torch.equal(found.indices.long().sort().values, theirs.sort().values):
-                    raise Unavailable("they chose other elements than torch.topk; please report this")
-                kernel.add(memories, [found, Sparse(theirs, whole[theirs])], -0.3, clears=True)
-                want = torch.zeros_like(whole)
-                for part in found, Sparse(theirs, whole[theirs]):
-                    want[part.indices.long()] += part.values * -0.3
-                if not torch.equal(torch.cat(memories), want):
-                    raise Unavailable("they do not add as torch does; please report this")
-    except Exception as why:  # as above
-        return f"Triton's kernels for many buckets do not work on {device}: {str(why) or type(why).__name__}"
+                selection = kernel.topk([acc.clone() for acc in accs], grads, ks)
+                if not torch.equal(selection.indices.long().sort().values, indices.sort().values):
+                    raise KernelUnavailableError(
+                        "they chose other elements than torch.topk; please report this"
+                    )
+                kernel.add(memories, [selection, expected], -0.3, clears=True)
+                total = torch.zeros_like(whole)
+                for addend in (selection, expected):
+                    total[addend.indices.long()] += addend.values * -0.3
+                if not torch.equal(torch.cat(memories), total):
+                    raise KernelUnavailableError("they do not add as torch does; please report this")
+    except Exception as error:  # as above
+        return (
+            f"Triton's kernels for many buckets do not work on {device}: {str(error) or type(error).__name__}"
+        )
     return None
+
+
+def make_trial_numbers(n: int, device: torch.device) -> Tensor:
+    """Make (n,) float32 numbers from -0.5 to 0.5, no two of which are alike."""
+    return (torch.arange(n, device=device, dtype=torch.float64) * GOLDEN_RATIO % 1 - 0.5).float()
 
 
 @dataclass
 class Workspace:
-    """What a state needs and no checkpoint saves: the kernel that searches a bucket, if it is searched, and
-    work buffers, which hold nothing from step to step.
+    """Work memory of a state, which no checkpoint saves.
+
+    It has the kernel that searches a bucket, if the bucket is searched, and buffers, which hold nothing from
+    step to step.
     """
 
     like: Tensor = field(metadata={"saved": False})  # (n,) the bucket
-    searcher: Kernel | None = field(default=None, metadata={"saved": False})
+    searcher: SelectionKernel | None = field(default=None, metadata={"saved": False})
     buffers: dict[str, Tensor] = field(default_factory=dict, metadata={"saved": False})
 
     @classmethod
-    def searching(cls, like: Tensor, context: BucketContext) -> Workspace:
-        """A workspace with the kernel that the user has chosen; ValueError where that does not work."""
-        return cls(like, kernel_for(like, context.select))
+    def with_kernel(cls, like: Tensor, context: BucketContext) -> Workspace:
+        """Make a workspace with the kernel that the user has chosen; ValueError where that does not work."""
+        return cls(like, make_kernel(like, context.select))
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> SelectionKernel:
         """Kernel that searches the bucket."""
-        assert self.searcher is not None, "made by Workspace(...), not by Workspace.searching(...)"
+        assert self.searcher is not None, "made by Workspace(...), not by Workspace.with_kernel(...)"
         return self.searcher
 
     def buffer(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """(n,), allocated at its first use; by default of the type that selections are computed in."""
+        """Return the buffer (n,) of this name, allocated at its first use.
+
+        Args:
+            dtype: by default the type that selections are computed in.
+        """
         if name not in self.buffers:
-            dtype = work_dtype(self.like.dtype) if dtype is None else dtype
-            self.buffers[name] = huge_pages.advise(torch.empty_like(self.like, dtype=dtype))
+            dtype = accumulation_dtype(self.like.dtype) if dtype is None else dtype
+            self.buffers[name] = huge_pages.request(torch.empty_like(self.like, dtype=dtype))
         return self.buffers[name]

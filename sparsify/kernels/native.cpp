@@ -24,21 +24,21 @@
 namespace {
 
 using Key = uint32_t;
-constexpr Key MAGNITUDE = 0x7fffffffu;
-constexpr int64_t MOST_PARTS = 256;
-constexpr int64_t PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
-constexpr int64_t UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
-constexpr int64_t SAMPLE = 1 << 16;
-constexpr int64_t BEYOND_CACHES = 1 << 22;  // elements, 16 MB: about what a core has of its caches
-constexpr int64_t RARE = 128;  // one of so many elements is in the sample: its places are far apart, and slow to read
-constexpr int64_t SURE = 256;  // so many of the k largest within it tell their border well enough
-constexpr int64_t CACHED = 1 << 17;  // so few elements are near, and a second pass over them is cheap
-constexpr int64_t FEW = 1 << 12;  // up to so many are compared 31 times, more are counted in 2,048 bins
-constexpr int64_t ROOM = 8;  // candidates beyond 1/8 of all elements are not collected: all are looked through
-constexpr Key NOTHING = 0xffffffffu;  // a bound that nothing reaches
-constexpr int64_t RUN = 8;  // elements in a row of the sample: half a cache line
-constexpr int64_t AHEAD = 32;  // elements of a part that are fetched before they are written to
-constexpr int64_t LANES = 16;  // floats of a vector
+constexpr Key MAGNITUDE_MASK = 0x7fffffffu;
+constexpr int64_t MAX_BLOCKS = 256;
+constexpr int64_t MIN_NUMEL_PER_THREAD = 1 << 19;  // fewer elements than this are not worth a thread
+constexpr int64_t MAX_UNSAMPLED = 1 << 10;   // so few elements are looked through without a guess
+constexpr int64_t MAX_SAMPLE = 1 << 16;
+constexpr int64_t CACHE_NUMEL = 1 << 22;  // elements, 16 MB: about what a core has of its caches
+constexpr int64_t MIN_SAMPLE_SPACING = 128;  // one of so many elements is sampled: places far apart are slow to read
+constexpr int64_t SUFFICIENT_HITS = 256;  // so many of the k largest within it tell their border well enough
+constexpr int64_t MAX_CACHED = 1 << 17;  // so few elements are near, and a second pass over them is cheap
+constexpr int64_t MAX_COMPARED = 1 << 12;  // up to so many are compared 31 times, more are counted in 2,048 bins
+constexpr int64_t CAPACITY_DIVISOR = 8;  // beyond 1/8 of all elements candidates are not collected
+constexpr Key UNREACHABLE_KEY = 0xffffffffu;  // a bound that nothing reaches
+constexpr int64_t RUN_NUMEL = 8;  // elements in a row of the sample: half a cache line
+constexpr int64_t PREFETCH_DISTANCE = 32;  // elements of a selection that are fetched before they are written to
+constexpr int64_t VECTOR_NUMEL = 16;  // floats of a vector
 
 // Of the gradient; NONE: there is nothing to add. DRIFT, of chunks: an anchor less parameters, which become the anchor.
 enum Kind : int32_t { NONE, FP32, BF16, FP16, DRIFT };
@@ -47,19 +47,19 @@ enum Level : int32_t { SCALAR, AVX2, AVX512 };
 Key key_of(float value) {
   Key bits;
   std::memcpy(&bits, &value, sizeof bits);
-  return bits & MAGNITUDE;
+  return bits & MAGNITUDE_MASK;
 }
 
-float from_bits(uint32_t bits) {
+float float_from_bits(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
 
-float from_half(uint16_t half) {
+float float_from_half(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 0x1f, mantissa = half & 0x3ffu;
-  if (exponent == 0x1f) return from_bits(sign | 0x7f800000u | mantissa << 13);
-  if (exponent) return from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
+  if (exponent == 0x1f) return float_from_bits(sign | 0x7f800000u | mantissa << 13);
+  if (exponent) return float_from_bits(sign | (exponent + 112) << 23 | mantissa << 13);
   const float small = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2^-24
   return sign ? -small : small;
 }
@@ -67,15 +67,15 @@ float from_half(uint16_t half) {
 template <Kind kind>
 float load(const void* grad, int64_t i) {
   if (kind == FP32) return static_cast<const float*>(grad)[i];
-  if (kind == BF16) return from_bits(uint32_t{static_cast<const uint16_t*>(grad)[i]} << 16);
-  return from_half(static_cast<const uint16_t*>(grad)[i]);
+  if (kind == BF16) return float_from_bits(uint32_t{static_cast<const uint16_t*>(grad)[i]} << 16);
+  return float_from_half(static_cast<const uint16_t*>(grad)[i]);
 }
 
 float load_any(const void* grad, int32_t kind, int64_t i) {
   return kind == FP32 ? load<FP32>(grad, i) : kind == BF16 ? load<BF16>(grad, i) : load<FP16>(grad, i);
 }
 
-// What one thread found, in the order of its indices. Counts on when it is full.
+// Elements that one thread found, in the order of their indices. It counts on when it is full.
 struct Candidates {
   int32_t* indices;
   float* values;
@@ -95,17 +95,17 @@ struct Candidates {
   }
 };
 
-// What reaches the bound is marked first, a bit for each element, and collected chunk by chunk, while the chunk is
+// What reaches the bound is marked first, a bit for each element, and collected strip by strip, while the strip is
 // in the nearest cache: a branch that is guessed wrongly would stop the stream from memory.
-constexpr int64_t WORD = 64, WORDS = 64, CHUNK = WORD * WORDS;
-using Marks = uint64_t[WORDS];
+constexpr int64_t MARKS_PER_WORD = 64, WORDS_PER_STRIP = 64, STRIP = MARKS_PER_WORD * WORDS_PER_STRIP;
+using Marks = uint64_t[WORDS_PER_STRIP];
 
-// acc += grad from begin to end, a chunk at most. Returns which words of the marks are not 0: only these are set.
+// acc += grad from begin to end, a strip at most. Returns which words of the marks are not 0: only these are set.
 template <Kind kind>
 uint64_t mark_scalar(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, Marks marks) {
   uint64_t some = 0;
-  for (int64_t start = begin, word = 0; start < end; start += WORD, ++word) {
-    const int64_t stop = std::min(start + WORD, end);
+  for (int64_t start = begin, word = 0; start < end; start += MARKS_PER_WORD, ++word) {
+    const int64_t stop = std::min(start + MARKS_PER_WORD, end);
     int reached = 0;
     for (int64_t i = start; i < stop; ++i) {  // without a branch, so that compilers make vectors of it
       if (kind != NONE) acc[i] += load<kind>(grad, i);
@@ -129,19 +129,19 @@ __attribute__((target("avx2,f16c"))) __m256 load8(const void* grad, int64_t i) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
 
-// As mark_scalar, of a whole chunk.
+// As mark_scalar, of a whole strip.
 template <Kind kind>
 __attribute__((target("avx2,f16c"))) uint64_t mark_avx2(
     float* acc, const void* grad, int64_t begin, Key bound, Marks marks) {
-  const __m256i magnitude = _mm256_set1_epi32(MAGNITUDE);
+  const __m256i magnitude = _mm256_set1_epi32(MAGNITUDE_MASK);
   // Keys are at most 0x7fffffff, so signed comparisons serve; a bound beyond is reached by none, one of 0 by all.
-  const __m256i below = _mm256_set1_epi32(static_cast<int32_t>(std::min(bound, MAGNITUDE)) - 1);
-  const uint64_t possible = bound > MAGNITUDE ? 0 : 0xff;
+  const __m256i below = _mm256_set1_epi32(static_cast<int32_t>(std::min(bound, MAGNITUDE_MASK)) - 1);
+  const uint64_t possible = bound > MAGNITUDE_MASK ? 0 : 0xff;
   uint64_t some = 0;
-  for (int64_t word = 0; word < WORDS; ++word) {
-    const int64_t start = begin + WORD * word;
+  for (int64_t word = 0; word < WORDS_PER_STRIP; ++word) {
+    const int64_t start = begin + MARKS_PER_WORD * word;
     uint64_t reached = 0;
-    for (int64_t lane = 0; lane < WORD; lane += 8) {
+    for (int64_t lane = 0; lane < MARKS_PER_WORD; lane += 8) {
       __m256 sum = _mm256_loadu_ps(acc + start + lane);
       if (kind != NONE) {
         sum = _mm256_add_ps(sum, load8<kind>(grad, start + lane));
@@ -166,16 +166,16 @@ __attribute__((target("avx512f"))) __m512 load16(const void* grad, int64_t i) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16));
 }
 
-// As mark_scalar, of a whole chunk.
+// As mark_scalar, of a whole strip.
 template <Kind kind>
 __attribute__((target("avx512f"))) uint64_t mark_avx512(
     float* acc, const void* grad, int64_t begin, Key bound, Marks marks) {
-  const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
+  const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE_MASK), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
   uint64_t some = 0;
-  for (int64_t word = 0; word < WORDS; ++word) {
-    const int64_t start = begin + WORD * word;
+  for (int64_t word = 0; word < WORDS_PER_STRIP; ++word) {
+    const int64_t start = begin + MARKS_PER_WORD * word;
     uint64_t reached = 0;
-    for (int64_t lane = 0; lane < WORD; lane += 16) {
+    for (int64_t lane = 0; lane < MARKS_PER_WORD; lane += 16) {
       __m512 sum = _mm512_loadu_ps(acc + start + lane);
       if (kind != NONE) {
         sum = _mm512_add_ps(sum, load16<kind>(grad, start + lane));
@@ -192,23 +192,24 @@ __attribute__((target("avx512f"))) uint64_t mark_avx512(
 #endif
 
 template <Kind kind>
-uint64_t mark(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Marks marks) {
+uint64_t mark_reached(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Marks marks) {
 #ifdef HAS_X86
-  if (end - begin == CHUNK && level == AVX512) return mark_avx512<kind>(acc, grad, begin, bound, marks);
-  if (end - begin == CHUNK && level == AVX2) return mark_avx2<kind>(acc, grad, begin, bound, marks);
+  if (end - begin == STRIP && level == AVX512) return mark_avx512<kind>(acc, grad, begin, bound, marks);
+  if (end - begin == STRIP && level == AVX2) return mark_avx2<kind>(acc, grad, begin, bound, marks);
 #endif
   return mark_scalar<kind>(acc, grad, begin, end, bound, marks);
 }
 
 // acc += grad from begin to end; what reaches the bound is a candidate.
 template <Kind kind>
-void stream(float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Candidates& out) {
+void accumulate_and_collect(
+    float* acc, const void* grad, int64_t begin, int64_t end, Key bound, int32_t level, Candidates& out) {
   Marks marks;
-  for (int64_t start = begin; start < end; start += CHUNK) {
-    uint64_t some = mark<kind>(acc, grad, start, std::min(start + CHUNK, end), bound, level, marks);
+  for (int64_t start = begin; start < end; start += STRIP) {
+    uint64_t some = mark_reached<kind>(acc, grad, start, std::min(start + STRIP, end), bound, level, marks);
     for (; some; some &= some - 1) {
       const int64_t word = __builtin_ctzll(some);
-      out.add(acc, start + WORD * word, marks[word]);
+      out.add(acc, start + MARKS_PER_WORD * word, marks[word]);
     }
   }
 }
@@ -221,29 +222,29 @@ int32_t best_level() {
   return SCALAR;
 }
 
-void stream_any(
+void accumulate_and_collect_any(
     float* acc, const void* grad, int32_t kind, int64_t begin, int64_t end, Key bound, int32_t level, Candidates& out) {
   switch (kind) {
-    case FP32: return stream<FP32>(acc, grad, begin, end, bound, level, out);
-    case BF16: return stream<BF16>(acc, grad, begin, end, bound, level, out);
-    case FP16: return stream<FP16>(acc, grad, begin, end, bound, level, out);
-    default: return stream<NONE>(acc, grad, begin, end, bound, level, out);
+    case FP32: return accumulate_and_collect<FP32>(acc, grad, begin, end, bound, level, out);
+    case BF16: return accumulate_and_collect<BF16>(acc, grad, begin, end, bound, level, out);
+    case FP16: return accumulate_and_collect<FP16>(acc, grad, begin, end, bound, level, out);
+    default: return accumulate_and_collect<NONE>(acc, grad, begin, end, bound, level, out);
   }
 }
 
-int64_t num_parts(int64_t n, int64_t threads) {
-  return std::max<int64_t>(1, std::min({threads, MOST_PARTS, n / PER_THREAD}));
+int64_t num_blocks(int64_t n, int64_t threads) {
+  return std::max<int64_t>(1, std::min({threads, MAX_BLOCKS, n / MIN_NUMEL_PER_THREAD}));
 }
 
-// Where part `at` of `parts` begins: at whole cache lines, so that no two threads write to one.
-int64_t part_start(int64_t n, int64_t parts, int64_t at) { return at == parts ? n : n / parts * at / 16 * 16; }
+// Where block `at` of `blocks` begins: at whole cache lines, so that no two threads write to one.
+int64_t block_start(int64_t n, int64_t blocks, int64_t at) { return at == blocks ? n : n / blocks * at / 16 * 16; }
 
-// do(0), ..., do(parts - 1), each in a thread of its own, where that can be had.
+// work(0), ..., work(blocks - 1), each in a thread of its own, where that can be had.
 template <typename Work>
-void in_threads(int64_t parts, const Work& work) {
-  if (parts == 1) return work(0);
+void run_in_threads(int64_t blocks, const Work& work) {
+  if (blocks == 1) return work(0);
   std::vector<std::thread> others;
-  for (int64_t at = 1; at < parts; ++at) {
+  for (int64_t at = 1; at < blocks; ++at) {
     try {
       others.emplace_back(work, at);
     } catch (const std::system_error&) {  // no more threads can be had: then this one does it
@@ -278,22 +279,22 @@ struct Bucket {
   int64_t n;
 };
 
-// The whole pass, in as many threads. Parts follow each other in the order of their indices.
-std::vector<Candidates> pass(
+// The whole pass, in as many threads. Their blocks follow each other in the order of indices.
+std::vector<Candidates> collect_in_threads(
     const Bucket& bucket, Key bound, int32_t level, int64_t threads, int32_t* indices, float* values,
     int64_t capacity) {
-  const int64_t parts = num_parts(bucket.n, threads);
+  const int64_t blocks = num_blocks(bucket.n, threads);
   std::vector<Candidates> found;
-  for (int64_t at = 0; at < parts; ++at)
+  for (int64_t at = 0; at < blocks; ++at)
     found.push_back({indices + at * capacity, values + at * capacity, capacity});
-  in_threads(parts, [&](int64_t at) {
+  run_in_threads(blocks, [&](int64_t at) {
     Candidates own = found[at];  // lest two threads count in one cache line
-    const int64_t first = part_start(bucket.n, parts, at), last = part_start(bucket.n, parts, at + 1);
+    const int64_t first = block_start(bucket.n, blocks, at), last = block_start(bucket.n, blocks, at + 1);
     for (const Piece* piece = bucket.pieces; piece != bucket.end; ++piece) {
       const int64_t begin = std::max(first, piece->start), end = std::min(last, piece->end);
       if (begin >= end) continue;
       const void* grad = piece->grad_from_first(bucket.kind);
-      stream_any(piece->acc_from_first(), grad, bucket.kind, begin, end, bound, level, own);
+      accumulate_and_collect_any(piece->acc_from_first(), grad, bucket.kind, begin, end, bound, level, own);
     }
     found[at] = own;
   });
@@ -301,26 +302,26 @@ std::vector<Candidates> pass(
 }
 
 // Elements in the order of their indices; without `indices`, they are first, first + 1, ...
-struct Span {
+struct CandidateSpan {
   const int32_t* indices;
   const float* values;
   int64_t count, first = 0;
 };
 
-struct Border {
+struct BorderKey {
   Key key;       // of the k-th largest magnitude
   int64_t ties;  // how many of this very key are among the first k
 };
 
 // Radix selection, 11 + 11 + 9 bits: a pass over the spans for each.
-struct Radix {
+struct RadixSelect {
   int64_t left;  // the rank that is looked for, among keys that begin with the known bits
   Key known = 0, mask = 0;
 
-  void narrow(const std::vector<Span>& spans, int shift, int bits) {
+  void narrow(const std::vector<CandidateSpan>& spans, int shift, int bits) {
     const Key bins = 1u << bits;
     std::vector<int64_t> counts(bins, 0);
-    for (const Span& span : spans)
+    for (const CandidateSpan& span : spans)
       for (int64_t i = 0; i < span.count; ++i) {
         const Key key = key_of(span.values[i]);
         if ((key & mask) == known) ++counts[key >> shift & (bins - 1)];
@@ -379,11 +380,11 @@ Key kth_largest(const std::vector<int32_t>& keys, int64_t k, int32_t level, int 
   return static_cast<Key>(known);
 }
 
-Border border(const std::vector<Span>& spans, int64_t k, int32_t level) {
+BorderKey find_border(const std::vector<CandidateSpan>& spans, int64_t k, int32_t level) {
   int64_t total = 0;
-  for (const Span& span : spans) total += span.count;
-  if (total > FEW) {
-    Radix radix{k};
+  for (const CandidateSpan& span : spans) total += span.count;
+  if (total > MAX_COMPARED) {
+    RadixSelect radix{k};
     radix.narrow(spans, 20, 11);
     radix.narrow(spans, 9, 11);
     radix.narrow(spans, 0, 9);
@@ -391,17 +392,18 @@ Border border(const std::vector<Span>& spans, int64_t k, int32_t level) {
   }
   std::vector<int32_t> keys;
   keys.reserve(total);
-  for (const Span& span : spans)
+  for (const CandidateSpan& span : spans)
     for (int64_t i = 0; i < span.count; ++i) keys.push_back(static_cast<int32_t>(key_of(span.values[i])));
   const Key key = kth_largest(keys, k, level, 0);
   const int32_t above = static_cast<int32_t>(key) + 1;  // of the largest key there is none
-  return {key, key == MAGNITUDE ? k : k - num_reaching(keys.data(), total, above)};
+  return {key, key == MAGNITUDE_MASK ? k : k - num_reaching(keys.data(), total, above)};
 }
 
 // `base`: what the indices of a bucket are counted from.
-void emit(const std::vector<Span>& spans, Border at, int64_t k, int32_t base, int32_t* indices, float* values) {
+void emit_largest(
+    const std::vector<CandidateSpan>& spans, BorderKey at, int64_t k, int32_t base, int32_t* indices, float* values) {
   int64_t found = 0;
-  for (const Span& span : spans)
+  for (const CandidateSpan& span : spans)
     for (int64_t i = 0; i < span.count && found < k; ++i) {  // no other branch: every second would be guessed wrongly
       const Key key = key_of(span.values[i]);
       const bool tie = key == at.key && at.ties > 0;
@@ -412,98 +414,100 @@ void emit(const std::vector<Span>& spans, Border at, int64_t k, int32_t base, in
     }
 }
 
-struct Guess {
+struct SamplePlan {
   int64_t sample;  // elements looked at; 0: no guess is made
   int64_t rank;    // of the sample, counted from its largest, that serves as the bound
 };
 
 // The sample's r S-th largest would be right on average. Further down by four standard deviations, of twice the
 // variance because neighbours resemble each other, which makes a sample of runs as good as one of fewer elements.
-Guess guess(int64_t n, int64_t k) {
-  if (n < UNSAMPLED) return {0, 0};
-  const int64_t enough = k ? std::max(UNSAMPLED, SURE * n / k) : SAMPLE;
-  const int64_t most = std::max(n / RARE, std::min(n / 16, UNSAMPLED));
-  const int64_t sample = std::min({SAMPLE, most, enough}) / RUN * RUN;
+SamplePlan plan_sample(int64_t n, int64_t k) {
+  if (n < MAX_UNSAMPLED) return {0, 0};
+  const int64_t enough = k ? std::max(MAX_UNSAMPLED, SUFFICIENT_HITS * n / k) : MAX_SAMPLE;
+  const int64_t most = std::max(n / MIN_SAMPLE_SPACING, std::min(n / 16, MAX_UNSAMPLED));
+  const int64_t sample = std::min({MAX_SAMPLE, most, enough}) / RUN_NUMEL * RUN_NUMEL;
   const double expected = static_cast<double>(k) / static_cast<double>(n) * static_cast<double>(sample);
-  const double margin = n < CACHED ? 3 * std::sqrt(expected) + 3 : 6 * std::sqrt(expected) + 8;
+  const double margin = n < MAX_CACHED ? 3 * std::sqrt(expected) + 3 : 6 * std::sqrt(expected) + 8;
   const int64_t rank = static_cast<int64_t>(expected + margin);
-  return rank > sample / 2 ? Guess{0, 0} : Guess{sample, rank};
+  return rank > sample / 2 ? SamplePlan{0, 0} : SamplePlan{sample, rank};
 }
 
-constexpr int ROUGH = 9;  // bits that do not matter to a guess
+constexpr int ROUGH_BITS = 9;  // bits that do not matter to a guess
 
-Key sampled_bound(const Bucket& bucket, Guess made, int32_t level) {
+Key sampled_bound(const Bucket& bucket, SamplePlan made, int32_t level) {
   std::vector<float> sample(made.sample);
-  const int64_t runs = made.sample / RUN, stride = bucket.n / runs;
+  const int64_t runs = made.sample / RUN_NUMEL, stride = bucket.n / runs;
   const Piece* piece = bucket.pieces;
   for (int64_t run = 0; run < runs; ++run) {
     // Somewhere within its stride, by a hash: a fixed place would always meet the same place of a layer's rows.
     const uint64_t mixed = (static_cast<uint64_t>(run) + 1) * 0x9E3779B97F4A7C15u;
-    const int64_t start = run * stride + static_cast<int64_t>((mixed >> 33) % static_cast<uint64_t>(stride - RUN + 1));
-    for (int64_t i = start; i < start + RUN; ++i) {
+    const uint64_t num_places = static_cast<uint64_t>(stride - RUN_NUMEL + 1);
+    const int64_t start = run * stride + static_cast<int64_t>((mixed >> 33) % num_places);
+    for (int64_t i = start; i < start + RUN_NUMEL; ++i) {
       while (i >= piece->end) ++piece;
       const float owed = piece->acc[i - piece->start];
       const bool is_added = bucket.kind == NONE;
-      sample[run * RUN + i - start] = is_added ? owed : owed + load_any(piece->grad, bucket.kind, i - piece->start);
+      const int64_t at = i - piece->start;
+      sample[run * RUN_NUMEL + i - start] = is_added ? owed : owed + load_any(piece->grad, bucket.kind, at);
     }
   }
-  if (made.sample <= FEW) {
+  if (made.sample <= MAX_COMPARED) {
     std::vector<int32_t> keys(made.sample);
     std::transform(sample.begin(), sample.end(), keys.begin(), key_of);
-    return kth_largest(keys, made.rank, level, ROUGH);
+    return kth_largest(keys, made.rank, level, ROUGH_BITS);
   }
-  Radix radix{made.rank};
+  RadixSelect radix{made.rank};
   radix.narrow({{nullptr, sample.data(), made.sample}}, 20, 11);
   radix.narrow({{nullptr, sample.data(), made.sample}}, 9, 11);
   return radix.known;  // the last bits are as good as 0
 }
 
 // The first bits of the k-th magnitude.
-Key counted_bound(const std::vector<Span>& spans, int64_t k) {
-  Radix radix{k};
+Key counted_bound(const std::vector<CandidateSpan>& spans, int64_t k) {
+  RadixSelect radix{k};
   radix.narrow(spans, 20, 11);
   return radix.known;
 }
 
-// What searches found out, all together.
-struct Report {
+// Counts of all searches together.
+struct SearchCounts {
   int64_t wrong;       // searches in which fewer than k elements reached the guessed bound, or too many
   int64_t candidates;  // elements that reached a guess that was right
   int64_t selected;    // of these
 };
 
-enum Bound { GUESSED, COUNTED };  // in the order in which they are tried
+enum BoundKind { GUESSED, COUNTED };  // in the order in which they are tried
 
-// Candidates that each part has room for.
+// Candidates that each block has room for.
 int64_t capacity_for(int64_t n, int64_t k, int64_t threads) {
-  const Guess made = guess(n, k);
-  if (!made.sample) return n < UNSAMPLED ? n : 0;
+  const SamplePlan made = plan_sample(n, k);
+  if (!made.sample) return n < MAX_UNSAMPLED ? n : 0;
   const double share = 1.5 * static_cast<double>(made.rank) / static_cast<double>(made.sample);
-  return std::min(n / num_parts(n, threads) + 16, static_cast<int64_t>(share * static_cast<double>(n)) + 4096);
+  return std::min(n / num_blocks(n, threads) + 16, static_cast<int64_t>(share * static_cast<double>(n)) + 4096);
 }
 
 // One search for the k largest of acc + grad.
-struct Search {
+struct BucketSearch {
   Bucket bucket;
   int64_t k;
   int32_t level;
   int64_t threads;
   int64_t forced;  // a bound to take instead of a sampled one; negative: none
   int64_t capacity = 0;
-  std::unique_ptr<int32_t[]> indices = nullptr;  // of candidates: parts x capacity
+  std::unique_ptr<int32_t[]> indices = nullptr;  // of candidates: blocks x capacity
   std::unique_ptr<float[]> values = nullptr;
-  std::vector<Span> spans = {};  // what reached the bound
-  int64_t total = 0, most = 0;   // of these: all, and those of one part
+  std::vector<CandidateSpan> spans = {};  // what reached the bound
+  int64_t total = 0, most = 0;   // of these: all, and those of one block at most
 
   void make_room(int64_t size) {
     capacity = size;
-    indices.reset(new int32_t[num_parts(bucket.n, threads) * size]);
-    values.reset(new float[num_parts(bucket.n, threads) * size]);
+    indices.reset(new int32_t[num_blocks(bucket.n, threads) * size]);
+    values.reset(new float[num_blocks(bucket.n, threads) * size]);
   }
 
   // acc += grad; what reaches the bound.
   void collect(Key bound) {
-    const auto found = pass(bucket, bound, level, threads, indices.get(), values.get(), capacity);
+    const auto found = collect_in_threads(bucket, bound, level, threads, indices.get(), values.get(), capacity);
     bucket.kind = NONE;
     spans.clear();
     total = most = 0;
@@ -515,34 +519,34 @@ struct Search {
   }
 
   // The whole sum.
-  std::vector<Span> all() const {
-    std::vector<Span> found;
+  std::vector<CandidateSpan> all() const {
+    std::vector<CandidateSpan> found;
     for (const Piece* piece = bucket.pieces; piece != bucket.end; ++piece)
       found.push_back({nullptr, piece->acc, piece->end - piece->start, piece->start});
     return found;
   }
 
   // A key that at least k elements reach, probably; of COUNTED certainly. Negative: there is none.
-  int64_t bound(Bound by) {
+  int64_t bound(BoundKind by) {
     if (by == GUESSED && forced >= 0) return forced;
     if (by == GUESSED) {
-      const Guess made = guess(bucket.n, k);
+      const SamplePlan made = plan_sample(bucket.n, k);
       return made.sample ? int64_t{sampled_bound(bucket, made, level)} : -1;
     }
-    if (bucket.kind != NONE) collect(NOTHING);
-    return bucket.n < UNSAMPLED || k > bucket.n / ROOM ? -1 : int64_t{counted_bound(all(), k)};
+    if (bucket.kind != NONE) collect(UNREACHABLE_KEY);
+    return bucket.n < MAX_UNSAMPLED || k > bucket.n / CAPACITY_DIVISOR ? -1 : int64_t{counted_bound(all(), k)};
   }
 
   // The k largest, by ascending index.
-  void run(int32_t base, int32_t* chosen, float* their_values, Report& report) {
+  void run(int32_t base, int32_t* chosen, float* their_values, SearchCounts& report) {
     bool found = false;
-    for (const Bound by : {GUESSED, COUNTED}) {
+    for (const BoundKind by : {GUESSED, COUNTED}) {
       const int64_t tried = k ? bound(by) : -1;
       if (tried < 0) continue;
       collect(static_cast<Key>(tried));
       const bool enough = total >= k, fits = most <= capacity;
       report.wrong += by == GUESSED && !(enough && fits);
-      if (!enough || (!fits && total > bucket.n / ROOM)) continue;
+      if (!enough || (!fits && total > bucket.n / CAPACITY_DIVISOR)) continue;
       if (!fits) {
         make_room(most + most / 4);
         collect(static_cast<Key>(tried));
@@ -553,19 +557,19 @@ struct Search {
       found = true;
       break;
     }
-    if (bucket.kind != NONE) collect(NOTHING);
+    if (bucket.kind != NONE) collect(UNREACHABLE_KEY);
     if (!found) spans = all();
-    if (k) emit(spans, border(spans, k, level), k, base, chosen, their_values);
+    if (k) emit_largest(spans, find_border(spans, k, level), k, base, chosen, their_values);
   }
 };
 
 // The sum of squares of x from begin to end, in lanes that are added in a fixed order.
 template <Kind kind>
 double squares_scalar(const void* x, int64_t begin, int64_t end) {
-  float sums[LANES] = {};
+  float sums[VECTOR_NUMEL] = {};
   int64_t i = begin;
-  for (; i + LANES <= end; i += LANES)
-    for (int64_t lane = 0; lane < LANES; ++lane) sums[lane] += load<kind>(x, i + lane) * load<kind>(x, i + lane);
+  for (; i + VECTOR_NUMEL <= end; i += VECTOR_NUMEL)
+    for (int64_t lane = 0; lane < VECTOR_NUMEL; ++lane) sums[lane] += load<kind>(x, i + lane) * load<kind>(x, i + lane);
   double total = 0;
   for (; i < end; ++i) total += static_cast<double>(load<kind>(x, i)) * load<kind>(x, i);
   for (const float sum : sums) total += sum;
@@ -630,7 +634,7 @@ struct Memory {
 };
 
 // Elements of a space, no two alike.
-struct Part {
+struct Selection {
   const int32_t* indices;
   const float* values;
   int64_t count;
@@ -644,7 +648,7 @@ void clear(const Memory* memories, int64_t num_memories) {
   for (const Memory* one = memories; one != end; ++one) {
     float *at = one->at, *const last = at + (one->end - one->start);
 #ifdef HAS_X86
-    if (n > BEYOND_CACHES) {
+    if (n > CACHE_NUMEL) {
       for (; at != last && reinterpret_cast<uintptr_t>(at) % sizeof(__m128); ++at) *at = 0;
       for (; last - at >= 4; at += 4) _mm_stream_ps(at, _mm_setzero_ps());
     }
@@ -656,21 +660,22 @@ void clear(const Memory* memories, int64_t num_memories) {
 #endif
 }
 
-// act(memory, place in it, i) for the part's i-th element.
+// act(memory, place in it, i) for the i-th element of the selection.
 template <typename Do>
-void at_each(const Memory* memories, int64_t num_memories, const Part& part, const Do& act) {
+void for_each_element(const Memory* memories, int64_t num_memories, const Selection& selection, const Do& act) {
   const Memory *now = memories, *const end = memories + num_memories;
-  for (int64_t i = 0; i < part.count; ++i) {
-    const int64_t index = part.indices[i];
+  for (int64_t i = 0; i < selection.count; ++i) {
+    const int64_t index = selection.indices[i];
     if (index < now->start || index >= now->end)  // indices mostly ascend, so this is rare
       now = std::upper_bound(memories, end, index, [](int64_t at, const Memory& one) { return at < one.end; });
     act(*now, index - now->start, i);
   }
 }
 
-// Equal chunks of a matrix: tiles of height x width, `across` of them side by side, in `down` rows. Of each chunk k
-// elements are looked for; they are written from `out` on, chunk by chunk, with the first one's index counted as `base`.
-struct Grid {
+// Equal chunks of a matrix, of height x width, `across` of them side by side, in `down` rows. Of each chunk k
+// elements are looked for; they are written from `out` on, chunk by chunk, with the first one's index counted as
+// `base`.
+struct ChunkGrid {
   float* acc;
   char* grad;           // of whatever kind; of DRIFT the parameters
   const float* anchor;  // of DRIFT
@@ -679,7 +684,7 @@ struct Grid {
 
 // A stretch: to = acc <- weight x acc + grad, each rounded.
 template <Kind kind>
-inline __attribute__((always_inline)) void add_up(
+inline __attribute__((always_inline)) void accumulate(
     float* __restrict to, float* __restrict acc, char* __restrict grad, const float* __restrict anchor, float weight,
     int64_t width) {
   if (kind == DRIFT) {
@@ -697,40 +702,40 @@ inline __attribute__((always_inline)) void add_up(
 
 #ifdef HAS_X86
 template <Kind kind>
-__attribute__((target("avx2"))) void add_up_avx2(
+__attribute__((target("avx2"))) void accumulate_avx2(
     float* to, float* acc, char* grad, const float* anchor, float weight, int64_t width) {
-  add_up<kind>(to, acc, grad, anchor, weight, width);
+  accumulate<kind>(to, acc, grad, anchor, weight, width);
 }
 
 template <Kind kind>
-__attribute__((target("avx512f"))) void add_up_avx512(
+__attribute__((target("avx512f"))) void accumulate_avx512(
     float* to, float* acc, char* grad, const float* anchor, float weight, int64_t width) {
-  add_up<kind>(to, acc, grad, anchor, weight, width);
+  accumulate<kind>(to, acc, grad, anchor, weight, width);
 }
 #endif
 
-constexpr int64_t BESIDE = 16;  // chunks that are read at once: 4 KB in a row of memory, 256 KB of a nearer cache
-constexpr int64_t SMALL = 512;  // elements of a chunk that are compared without a guess
-constexpr Key LOWER = 1 << 21;  // a chunk's border less so much, 0.75 to 0.88 of its value, is the next one's guess
+constexpr int64_t MAX_ABREAST = 16;  // chunks that are read at once: 4 KB in a row of memory, 256 KB of a nearer cache
+constexpr int64_t MAX_UNGUESSED = 512;  // elements of a chunk that are compared without a guess
+constexpr Key GUESS_MARGIN = 1 << 21;  // a chunk's border less so much, 0.75 to 0.88 of its value, is the next guess
 
-// The k largest of chunks of at most CHUNK elements, one after the other, by one thread.
+// The k largest of chunks of at most STRIP elements, one after the other, by one thread.
 struct ChunkSearch {
   float weight;  // of the acc
   int32_t level;
-  Key guess = NOTHING;  // what probably more than k elements of the next chunk reach
-  std::vector<Span> spans = {Span{}};
-  int32_t places[CHUNK + LANES], chosen[CHUNK];
-  float room[BESIDE * CHUNK], rivals[CHUNK + LANES];
+  Key guess = UNREACHABLE_KEY;  // what probably more than k elements of the next chunk reach
+  std::vector<CandidateSpan> spans = {CandidateSpan{}};
+  int32_t places[STRIP + VECTOR_NUMEL], chosen[STRIP];
+  float room[MAX_ABREAST * STRIP], rivals[STRIP + VECTOR_NUMEL];
   float* values = room;  // of the chunk that is searched
 
   // acc <- weight x acc + grad; the elements of chunks that lie side by side, chunk by chunk. Memory is read along its
   // rows: the rows of one chunk are far apart, and no processor would look for them by itself.
   template <Kind kind>
-  void read(const Grid& grid, int64_t first, int64_t count) {
-    auto add = add_up<kind>;
+  void read(const ChunkGrid& grid, int64_t first, int64_t count) {
+    auto add = accumulate<kind>;
 #ifdef HAS_X86
-    if (level == AVX512) add = add_up_avx512<kind>;
-    if (level == AVX2) add = add_up_avx2<kind>;
+    if (level == AVX512) add = accumulate_avx512<kind>;
+    if (level == AVX2) add = accumulate_avx2<kind>;
 #endif
     const int64_t width = grid.width;
     for (int64_t row = 0; row < grid.height; ++row)
@@ -738,12 +743,12 @@ struct ChunkSearch {
         const int64_t begin = first + row * grid.columns + at * width;
         char* const grad = kind == NONE ? nullptr : grid.grad + begin * size_of(kind);
         const float* const anchor = kind == DRIFT ? grid.anchor + begin : nullptr;
-        add(room + at * CHUNK + row * width, grid.acc + begin, grad, anchor, weight, width);
+        add(room + at * STRIP + row * width, grid.acc + begin, grad, anchor, weight, width);
       }
   }
 
   // The k largest of `count` chunks side by side, of which the first begins at `first` in its matrix.
-  void run(const Grid& grid, int64_t first, int64_t count, int32_t kind, int32_t* indices, float* found) {
+  void run(const ChunkGrid& grid, int64_t first, int64_t count, int32_t kind, int32_t* indices, float* found) {
     switch (kind) {
       case FP32: read<FP32>(grid, first, count); break;
       case BF16: read<BF16>(grid, first, count); break;
@@ -752,7 +757,7 @@ struct ChunkSearch {
       default: read<NONE>(grid, first, count);
     }
     for (int64_t at = 0; at < count; ++at) {
-      values = room + at * CHUNK;
+      values = room + at * STRIP;
       search(grid, first + at * grid.width, indices + at * grid.k, found + at * grid.k);
     }
   }
@@ -760,11 +765,11 @@ struct ChunkSearch {
 #ifdef HAS_X86
   // Without a branch, for it would be guessed wrongly as often as not.
   __attribute__((target("avx512f,popcnt"))) int64_t collect_avx512(Key bound) {
-    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
-    const __m512i step = _mm512_set1_epi32(LANES);
+    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE_MASK), least = _mm512_set1_epi32(static_cast<int32_t>(bound));
+    const __m512i step = _mm512_set1_epi32(VECTOR_NUMEL);
     __m512i here = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     int64_t found = 0;
-    for (int64_t at = 0; at < CHUNK; at += LANES) {
+    for (int64_t at = 0; at < STRIP; at += VECTOR_NUMEL) {
       const __m512i bits = _mm512_loadu_si512(values + at);
       const __mmask16 some = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, magnitude), least);
       _mm512_storeu_si512(rivals + found, _mm512_maskz_compress_epi32(some, bits));
@@ -776,12 +781,12 @@ struct ChunkSearch {
   }
 
   // As `emit`: of the first `total` rivals those from the border on, and their places, in the place of all.
-  __attribute__((target("avx512f,popcnt"))) void emit_avx512(Border border, int64_t total) {
-    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE);
+  __attribute__((target("avx512f,popcnt"))) void emit_avx512(BorderKey border, int64_t total) {
+    const __m512i magnitude = _mm512_set1_epi32(MAGNITUDE_MASK);
     const __m512i least = _mm512_set1_epi32(static_cast<int32_t>(border.key));
     int64_t found = 0;
-    for (int64_t at = 0; at < total; at += LANES) {
-      const __mmask16 there = total - at < LANES ? (1 << (total - at)) - 1 : 0xffff;
+    for (int64_t at = 0; at < total; at += VECTOR_NUMEL) {
+      const __mmask16 there = total - at < VECTOR_NUMEL ? (1 << (total - at)) - 1 : 0xffff;
       const __m512i bits = _mm512_loadu_si512(rivals + at), here = _mm512_loadu_si512(places + at);
       const __m512i keys = _mm512_and_si512(bits, magnitude);
       uint32_t some = _mm512_mask_cmpgt_epu32_mask(there, keys, least);
@@ -805,11 +810,11 @@ struct ChunkSearch {
 #endif
     Marks marks;
     int64_t found = 0;
-    uint64_t some = mark<NONE>(values, nullptr, 0, CHUNK, bound, level, marks);
+    uint64_t some = mark_reached<NONE>(values, nullptr, 0, STRIP, bound, level, marks);
     for (; some; some &= some - 1) {
       const int64_t word = __builtin_ctzll(some);
       for (uint64_t left = marks[word]; left; left &= left - 1) {
-        const int64_t place = WORD * word + __builtin_ctzll(left);
+        const int64_t place = MARKS_PER_WORD * word + __builtin_ctzll(left);
         if (place >= size) break;  // zeros that fill the row
         places[found] = static_cast<int32_t>(place);
         rivals[found++] = values[place];
@@ -821,20 +826,20 @@ struct ChunkSearch {
   Key rough_bound(int64_t size, int64_t k) const {
     std::vector<int32_t> keys(size);
     for (int64_t i = 0; i < size; ++i) keys[i] = static_cast<int32_t>(key_of(values[i]));
-    return kth_largest(keys, k, level, ROUGH);
+    return kth_largest(keys, k, level, ROUGH_BITS);
   }
 
-  void search(const Grid& grid, int64_t first, int32_t* indices, float* found) {
+  void search(const ChunkGrid& grid, int64_t first, int32_t* indices, float* found) {
     const int64_t size = grid.height * grid.width, k = grid.k;
-    const bool is_small = size <= SMALL || k > size / 2;
+    const bool is_small = size <= MAX_UNGUESSED || k > size / 2;
     int64_t total = 0;
     if (!is_small) {
-      std::fill(values + size, values + CHUNK, 0.0f);
-      if (guess != NOTHING) total = collect(size, guess);
-      if (total < k || total > size / ROOM + k) total = collect(size, rough_bound(size, k));
+      std::fill(values + size, values + STRIP, 0.0f);
+      if (guess != UNREACHABLE_KEY) total = collect(size, guess);
+      if (total < k || total > size / CAPACITY_DIVISOR + k) total = collect(size, rough_bound(size, k));
     }
-    spans[0] = is_small ? Span{nullptr, values, size, 0} : Span{places, rivals, total, 0};
-    const Border at = border(spans, k, level);
+    spans[0] = is_small ? CandidateSpan{nullptr, values, size, 0} : CandidateSpan{places, rivals, total, 0};
+    const BorderKey at = find_border(spans, k, level);
     const int32_t* inside = chosen;
 #ifdef HAS_X86
     if (level == AVX512 && !is_small) {
@@ -843,7 +848,7 @@ struct ChunkSearch {
       inside = places;
     } else
 #endif
-      emit(spans, at, k, 0, chosen, found);
+      emit_largest(spans, at, k, 0, chosen, found);
     // The row of a place is place / width; a product is the same, for places are less than 2^12, and faster.
     const uint32_t width = static_cast<uint32_t>(grid.width), inverse = ((1u << 24) + width - 1) / width;
     const int64_t base = grid.base + first, skipped = grid.columns - grid.width;
@@ -851,7 +856,7 @@ struct ChunkSearch {
       const int64_t row = int64_t{inside[i]} * inverse >> 24;
       indices[i] = static_cast<int32_t>(base + inside[i] + row * skipped);
     }
-    if (!is_small) guess = at.key > LOWER ? at.key - LOWER : NOTHING;
+    if (!is_small) guess = at.key > GUESS_MARGIN ? at.key - GUESS_MARGIN : UNREACHABLE_KEY;
   }
 };
 
@@ -861,30 +866,30 @@ extern "C" {
 
 int32_t sparsify_level() { return best_level(); }
 
-int64_t sparsify_parts(int64_t n, int64_t threads) { return num_parts(n, threads); }
+int64_t sparsify_num_blocks(int64_t n, int64_t threads) { return num_blocks(n, threads); }
 
 // Where a tensor's elements lie, and their number.
-struct Numbers {
+struct TensorSpan {
   void* at;
   int64_t n;
 };
 
 // A bucket of n elements, k of which are looked for. Their indices are counted from `base`, and written from `out` on.
-// `room`: for so many candidates of each part there is room at least; it grows where more were found than there was
+// `room`: for so many candidates of each block there is room at least; it grows where more were found than there was
 // room for.
-struct Wanted {
+struct SearchRequest {
   int64_t n, k, base, out, room;
 };
 
-int64_t total(const Numbers* tensors, int64_t count) {
+int64_t total(const TensorSpan* tensors, int64_t count) {
   int64_t n = 0;
-  for (const Numbers* one = tensors; one != tensors + count; ++one) n += one->n;
+  for (const TensorSpan* one = tensors; one != tensors + count; ++one) n += one->n;
   return n;
 }
 
 // Tensors that follow each other, read stretch by stretch.
-struct Reader {
-  const Numbers* now;
+struct TensorReader {
+  const TensorSpan* now;
   int64_t width, done = 0;  // bytes of an element; elements of this tensor
 
   int64_t left() {
@@ -902,15 +907,16 @@ struct Reader {
 // to take instead of a sampled one, unless it is negative. Returns 1 if these have not as many elements as the buckets;
 // then nothing was done.
 int32_t sparsify_topk(
-    Wanted* buckets, int64_t count, const Numbers* accs, int64_t num_accs, const Numbers* grads, int64_t num_grads,
-    int32_t kind, int32_t level, int64_t threads, int64_t forced, int32_t* indices, float* values, Report* report) {
+    SearchRequest* buckets, int64_t count, const TensorSpan* accs, int64_t num_accs, const TensorSpan* grads,
+    int64_t num_grads, int32_t kind, int32_t level, int64_t threads, int64_t forced, int32_t* indices, float* values,
+    SearchCounts* report) {
   *report = {0, 0, 0};
   int64_t n = 0;
-  for (const Wanted* one = buckets; one != buckets + count; ++one) n += one->n;
+  for (const SearchRequest* one = buckets; one != buckets + count; ++one) n += one->n;
   if (total(accs, num_accs) != n || (num_grads && total(grads, num_grads) != n)) return 1;
-  Reader acc{accs, sizeof(float)}, grad{grads, size_of(kind)};
+  TensorReader acc{accs, sizeof(float)}, grad{grads, size_of(kind)};
   std::vector<Piece> pieces;
-  for (Wanted* one = buckets; one != buckets + count; ++one) {
+  for (SearchRequest* one = buckets; one != buckets + count; ++one) {
     pieces.clear();
     for (int64_t done = 0; done < one->n;) {
       const int64_t size = std::min({one->n - done, acc.left(), num_grads ? grad.left() : one->n});
@@ -919,7 +925,7 @@ int32_t sparsify_topk(
       done += size;
     }
     const Bucket bucket{pieces.data(), pieces.data() + pieces.size(), num_grads ? kind : int32_t{NONE}, one->n};
-    Search search{bucket, one->k, level, threads, forced};
+    BucketSearch search{bucket, one->k, level, threads, forced};
     search.make_room(std::max(one->room, capacity_for(one->n, one->k, threads)));
     search.run(static_cast<int32_t>(one->base), indices + one->out, values + one->out, *report);
     one->room = search.capacity;
@@ -927,59 +933,61 @@ int32_t sparsify_topk(
   return 0;
 }
 
-// acc (n) += grad (n); how many of each part have a key of at least `bound` into counts (parts), and these, as far as
+// acc (n) += grad (n); how many of each block have a key of at least `bound` into counts (blocks), and these, as far as
 // there is room, into the buffers.
 void sparsify_above(
     float* acc, const void* grad, int32_t kind, int64_t n, uint32_t bound, int32_t level, int64_t threads,
     int32_t* candidate_indices, float* candidate_values, int64_t capacity, int64_t* counts) {
   const Piece whole{acc, grad, 0, n};
   const Bucket bucket{&whole, &whole + 1, kind, n};
-  const auto found = pass(bucket, bound, level, threads, candidate_indices, candidate_values, capacity);
+  const auto found = collect_in_threads(bucket, bound, level, threads, candidate_indices, candidate_values, capacity);
   for (const Candidates& one : found) *counts++ = one.found;
 }
 
-// The space += alpha x one part after the other, each product rounded; before that it is cleared, if asked.
+// The space += alpha x one selection after the other, each product rounded; before that it is cleared, if asked.
 void sparsify_add(
-    const Memory* memories, int64_t num_memories, const Part* parts, int64_t num_parts, float alpha, int32_t clears) {
+    const Memory* memories, int64_t num_memories, const Selection* selections, int64_t num_selections, float alpha,
+    int32_t clears) {
   if (clears) clear(memories, num_memories);
-  for (const Part* part = parts; part != parts + num_parts; ++part)
-    at_each(memories, num_memories, *part, [&](const Memory& to, int64_t at, int64_t i) {
-      to.at[at] += alpha * part->values[i];
+  for (const Selection* selection = selections; selection != selections + num_selections; ++selection)
+    for_each_element(memories, num_memories, *selection, [&](const Memory& to, int64_t at, int64_t i) {
+      to.at[at] += alpha * selection->values[i];
     });
 }
 
-// 0 wherever the part has elements.
-void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Part* part) {
-  at_each(memories, num_memories, *part, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
+// 0 wherever the selection has elements.
+void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Selection* selection) {
+  for_each_element(memories, num_memories, *selection, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
 }
 
-// Two spaces of memories of the same lengths: the anchor += rate x the sum of (alpha x each part), with one rounding
-// for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Each part has the elements of a
-// memory before those of the next.
+// Two spaces of memories of the same lengths: the anchor += rate x the sum of (alpha x each selection), with one
+// rounding for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Each selection has the
+// elements of a memory before those of the next.
 void sparsify_move(
-    const Memory* anchors, const Memory* owns, int64_t num_memories, const Part* parts, int64_t num_parts, float alpha,
-    float rate) {
-  std::vector<Part> left(parts, parts + num_parts), here(left);
+    const Memory* anchors, const Memory* owns, int64_t num_memories, const Selection* selections,
+    int64_t num_selections, float alpha, float rate) {
+  std::vector<Selection> left(selections, selections + num_selections), here(left);
   for (int64_t memory = 0; memory < num_memories; ++memory) {
     const int64_t start = anchors[memory].start, end = anchors[memory].end;
-    for (int64_t at = 0; at < num_parts; ++at) {
-      Part &all = left[at], &some = here[at];
+    for (int64_t at = 0; at < num_selections; ++at) {
+      Selection &all = left[at], &some = here[at];
       some = {all.indices, all.values, 0};
       while (some.count < all.count && all.indices[some.count] < end) ++some.count;
       all = {all.indices + some.count, all.values + some.count, all.count - some.count};
     }
     float *const anchor = anchors[memory].at, *const own = owns[memory].at;
     const auto each = [&](const auto& act) {
-      for (const Part& part : here)
-        for (int64_t i = 0; i < part.count; ++i) act(part.indices[i] - start, part.values[i]);
+      for (const Selection& selection : here)
+        for (int64_t i = 0; i < selection.count; ++i) act(selection.indices[i] - start, selection.values[i]);
     };
-    if (num_parts == 1) {
-      const Part& part = here[0];
-      for (int64_t i = 0; i < part.count; ++i) {
-        const int64_t at = part.indices[i] - start, ahead = part.indices[std::min(i + AHEAD, part.count - 1)] - start;
+    if (num_selections == 1) {
+      const Selection& selection = here[0];
+      for (int64_t i = 0; i < selection.count; ++i) {
+        const int64_t at = selection.indices[i] - start;
+        const int64_t ahead = selection.indices[std::min(i + PREFETCH_DISTANCE, selection.count - 1)] - start;
         __builtin_prefetch(anchor + ahead, 1);
         __builtin_prefetch(own + ahead, 1);
-        own[at] = anchor[at] = std::fma(rate, 0 + alpha * part.values[i], anchor[at]);
+        own[at] = anchor[at] = std::fma(rate, 0 + alpha * selection.values[i], anchor[at]);
       }
       continue;
     }
@@ -994,18 +1002,18 @@ void sparsify_move(
 // The Euclidean norm of each stretch of so many elements of tensors that follow each other, none of which ends within
 // a stretch.
 void sparsify_norms(
-    const Numbers* tensors, const int64_t* sizes, int64_t count, int32_t kind, int32_t level, int64_t threads,
+    const TensorSpan* tensors, const int64_t* sizes, int64_t count, int32_t kind, int32_t level, int64_t threads,
     float* norms) {
-  Reader reader{tensors, size_of(kind)};
+  TensorReader reader{tensors, size_of(kind)};
   for (int64_t at = 0; at < count; ++at) {
-    const int64_t n = sizes[at], parts = num_parts(n, threads);
+    const int64_t n = sizes[at], blocks = num_blocks(n, threads);
     if (n) reader.left();
     const char* from = n ? reader.take(n) : nullptr;
-    double sums[MOST_PARTS] = {}, total = 0;
-    in_threads(parts, [&](int64_t part) {
-      sums[part] = squares_any(from, kind, part_start(n, parts, part), part_start(n, parts, part + 1), level);
+    double sums[MAX_BLOCKS] = {}, total = 0;
+    run_in_threads(blocks, [&](int64_t block) {
+      sums[block] = squares_any(from, kind, block_start(n, blocks, block), block_start(n, blocks, block + 1), level);
     });
-    for (int64_t part = 0; part < parts; ++part) total += sums[part];
+    for (int64_t block = 0; block < blocks; ++block) total += sums[block];
     norms[at] = static_cast<float>(std::sqrt(total));
   }
 }
@@ -1037,25 +1045,25 @@ void sparsify_statistical2(const float* values, const int64_t* counts, int64_t n
   }
 }
 
-// acc (n) <- weight x acc + grad (n), if there is one; the k largest magnitudes of each chunk, by ascending place in it.
+// acc (n) <- weight x acc + grad (n), if there is one; the k largest magnitudes of each chunk, by ascending place.
 // The chunks of all grids cover the n elements.
 void sparsify_chunks(
-    const Grid* grids, int64_t count, float weight, int32_t kind, int64_t n, int32_t level, int64_t threads,
+    const ChunkGrid* grids, int64_t count, float weight, int32_t kind, int64_t n, int32_t level, int64_t threads,
     int32_t* indices, float* values) {
   int64_t rows = 0;
-  for (const Grid* grid = grids; grid != grids + count; ++grid) rows += grid->down;
-  const int64_t parts = std::min(num_parts(n, threads), std::max<int64_t>(rows, 1));
-  in_threads(parts, [&](int64_t part) {
+  for (const ChunkGrid* grid = grids; grid != grids + count; ++grid) rows += grid->down;
+  const int64_t blocks = std::min(num_blocks(n, threads), std::max<int64_t>(rows, 1));
+  run_in_threads(blocks, [&](int64_t block) {
     const std::unique_ptr<ChunkSearch> search(new ChunkSearch{weight, level});
     int64_t row = 0;
-    const int64_t begin = rows * part / parts, end = rows * (part + 1) / parts;
-    for (const Grid* grid = grids; grid != grids + count; row += grid->down, ++grid) {
+    const int64_t begin = rows * block / blocks, end = rows * (block + 1) / blocks;
+    for (const ChunkGrid* grid = grids; grid != grids + count; row += grid->down, ++grid) {
       const int64_t from = std::max(begin - row, int64_t{0}), to = std::min(end - row, grid->down);
       for (int64_t down = from; down < to; ++down)
-        for (int64_t across = 0; across < grid->across; across += BESIDE) {
+        for (int64_t across = 0; across < grid->across; across += MAX_ABREAST) {
           const int64_t first = down * grid->height * grid->columns + across * grid->width;
           const int64_t out = grid->out + (down * grid->across + across) * grid->k;
-          search->run(*grid, first, std::min(BESIDE, grid->across - across), kind, indices + out, values + out);
+          search->run(*grid, first, std::min(MAX_ABREAST, grid->across - across), kind, indices + out, values + out);
         }
     }
   });

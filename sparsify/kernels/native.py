@@ -1,9 +1,9 @@
-"""The C++ pass of native.cpp, called through ctypes."""
+"""Searches and additions by native.cpp, which is called through ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from operator import is_
@@ -15,273 +15,372 @@ import torch
 from torch import Tensor
 
 from sparsify.core import host_sync
+from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import native_library
-from sparsify.kernels.joint import JointKernel
-from sparsify.kernels.native_library import Unavailable as Unavailable
-from sparsify.types import Kernel, SearchStats, Sparse, without_nan
+from sparsify.kernels.group_kernel import GroupKernel
+from sparsify.kernels.native_library import KernelUnavailableError as KernelUnavailableError
+from sparsify.types import SearchStats, SelectionKernel, SparseVector, drop_nans
 
-LEVELS = ("scalar", "avx2", "avx512")
-KINDS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
-Numbers = npt.NDArray[Any]
-NOTHING = 0xFFFFFFFF  # a bound that nothing reaches
+VECTOR_LEVELS = ("scalar", "avx2", "avx512")  # enum Level
+KIND_BY_DTYPE = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum Kind
+UNREACHABLE_KEY = 0xFFFFFFFF  # a bound that no magnitude reaches
+
+Array = npt.NDArray[Any]
+NO_TENSORS: Array = np.empty((0, 2), dtype=np.int64)  # struct TensorSpan of none
 
 
-class Native(Kernel):
-    """One pass over memory, 12 bytes per element in float32, in as many threads as torch has; or
-    `Unavailable`. Indices ascend.
+class NativeKernel(SelectionKernel):
+    """A search in C++: one pass over memory, 12 bytes per float32 element, in as many threads as torch has.
+
+    Indices ascend.
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
         level: the vector instructions to use at most; None: the best that this processor has.
         bound: for tests: the key to take for the bound, instead of a sampled one.
+
+    Raises:
+        KernelUnavailableError: the library can't be built or loaded here.
     """
 
     def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:
         super().__init__()
-        self.library = library()
-        best = int(self.library.sparsify_level())
-        self.level = best if level is None else min(best, LEVELS.index(level))
-        self.name = f"native {LEVELS[self.level]}"
-        self.forced = -1 if bound is None else bound
-        self.room = 0  # elements that `above` makes room for, in each part
-        self.wanted = np.zeros(5, dtype=np.int64)  # struct Wanted
-        self.report = np.zeros(3, dtype=np.int64)  # struct Report
+        self.library = get_library()
+        self.level = choose_level(level)
+        self.name = f"native {VECTOR_LEVELS[self.level]}"
+        self.forced_bound = -1 if bound is None else bound
+        self.block_capacity = 0  # elements that `above_threshold` allocates for each block
+        self.requests = np.zeros((1, 5), dtype=np.int64)  # struct SearchRequest
 
-    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+    def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
         if not acc.is_contiguous():
-            return self._through_a_copy(acc, grad, lambda copy: self.topk(copy, None, k))
-        n, threads, _ = self._shape(acc, grad)
-        indices, values = empty_message(k)
-        grad, kind = added(grad)
-        self.wanted[:2] = n, k
-        owed, gradient = (np.array([at or 0, n]) for at in (acc.data_ptr(), pointer(grad)))
-        self.library.sparsify_topk(
-            self.wanted.ctypes.data, 1, owed.ctypes.data, 1, gradient.ctypes.data, grad is not None, kind,
-            self.level, threads, self.forced, indices.data_ptr(), values.data_ptr(), self.report.ctypes.data,
-        )  # fmt: skip
-        self.done += SearchStats(1, *self.report.tolist())
-        return Sparse(indices, values)
+            return self.topk(accumulate_into_copy(acc, grad), None, k)
+        self._check(acc, grad)
+        n = acc.numel()
+        grad, kind = contiguous_with_kind(grad)
+        self.requests[0, :2] = n, k
+        acc_table = np.array([[acc.data_ptr(), n]])
+        grad_table = NO_TENSORS if grad is None else np.array([[grad.data_ptr(), n]])
+        selection, stats = search_buckets(
+            self.requests, acc_table, grad_table, kind, k, self.level, self.forced_bound
+        )
+        assert selection is not None
+        self.search_stats += stats
+        return selection
 
-    def above(
+    def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
-    ) -> Sparse:
+    ) -> SparseVector:
         if not acc.is_contiguous():
-            return self._through_a_copy(acc, grad, lambda copy: self.above(copy, None, threshold, strict))
-        host_sync.count_sync()  # for how many there are
-        n, threads, parts = self._shape(acc, grad)
-        bound, counts = bound_key(float(threshold), strict), np.zeros(parts, dtype=np.int64)
-        grad, kind = added(grad)
+            return self.above_threshold(accumulate_into_copy(acc, grad), None, threshold, strict)
+        host_sync.record_syncs()  # for the number of elements
+        self._check(acc, grad)
+        n = acc.numel()
+        num_threads = torch.get_num_threads()
+        num_blocks = int(self.library.sparsify_num_blocks(n, num_threads))
+        bound = least_key(float(threshold), strict)
+        counts = np.zeros(num_blocks, dtype=np.int64)
+        grad, kind = contiguous_with_kind(grad)
         while True:
-            found = empty_message(parts, self.room)
+            capacity = self.block_capacity
+            blocks = empty_selection(num_blocks, capacity)
             self.library.sparsify_above(
-                acc.data_ptr(), pointer(grad), kind, n, bound, self.level, threads,
-                *(buffer.data_ptr() for buffer in found), self.room, counts.ctypes.data,
-            )  # fmt: skip
-            most, room = int(counts.max()), self.room
-            self.room = max(most + most // 4, room - room // 8)  # of the next call, which finds about as many
-            if most <= room:
+                acc.data_ptr(),
+                address_of(grad),
+                kind,
+                n,
+                bound,
+                self.level,
+                num_threads,
+                blocks.indices.data_ptr(),
+                blocks.values.data_ptr(),
+                capacity,
+                counts.ctypes.data,
+            )
+            most = int(counts.max())
+            # The next call finds about as many.
+            self.block_capacity = max(most + most // 4, capacity - capacity // 8)
+            if most <= capacity:
                 break
             grad, kind = None, 0  # it has been added by now
-        indices, values = (
-            torch.cat([piece[:count] for piece, count in zip(buffer, counts.tolist(), strict=True)])
-            for buffer in found
-        )
-        return without_nan(Sparse(indices, values))
+        indices = list[Tensor]()
+        values = list[Tensor]()
+        for block, count in enumerate(counts.tolist()):
+            indices.append(blocks.indices[block, :count])
+            values.append(blocks.values[block, :count])
+        return drop_nans(SparseVector(torch.cat(indices), torch.cat(values)))
 
-    def _shape(self, acc: Tensor, grad: Tensor | None) -> tuple[int, int, int]:
-        """Elements, threads, and how many parts these work in. What the library would misread is refused."""
-        fits = supports(acc) and acc.dtype == torch.float32 and acc.dim() == 1
+    def _check(self, acc: Tensor, grad: Tensor | None) -> None:
+        """Refuse tensors that the library would misread."""
+        fits = can_search(acc) and acc.dtype == torch.float32 and acc.dim() == 1
         if grad is not None:
-            fits &= supports(grad) and grad.shape == acc.shape
+            fits &= can_search(grad) and grad.shape == acc.shape
         if not fits:
-            seen = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (acc, grad) if x is not None]
             raise ValueError(
                 "this kernel takes acc in float32 and as many gradients in float32, bfloat16 or float16, on "
-                f"the CPU; this is {' and '.join(seen)}"
+                f"the CPU; this is {describe_tensors(acc, grad, separator=' and ')}"
             )
-        n, threads = acc.numel(), torch.get_num_threads()
-        return n, threads, int(self.library.sparsify_parts(n, threads))
-
-    def _through_a_copy(self, acc: Tensor, grad: Tensor | None, work: Callable[[Tensor], Sparse]) -> Sparse:
-        """Search a view with gaps, which buckets never are."""
-        if grad is not None:
-            acc.add_(grad)
-        return work(acc.contiguous())
 
 
-class NativeJoint(JointKernel):
-    """Buckets as one space, searched in one call, and written to in another; of float32, or bfloat16 or
-    float16 whose sums are float32. Where memories or messages hold anything else, torch's operators write.
+class NativeGroupKernel(GroupKernel):
+    """Buckets as one space that C++ searches in one call, and writes to in another.
+
+    They are of float32, or bfloat16 or float16 whose sums are float32. Where memories or selections are of
+    any other type, torch's operators write.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
-        self.library = library()
-        self.level = int(self.library.sparsify_level())
-        self.name = f"native {LEVELS[self.level]}"
-        self.wanted = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct Wanted of each
-        self.wanted[:, 0], self.wanted[:, 2] = self.sizes, self.bases
-        self.report = np.zeros(3, dtype=np.int64)  # struct Report
-        self.done, self.ks = SearchStats(), list[int]()
-        self.kept, self.kept_table = list[Tensor](), table_of([])
+        self.library = get_library()
+        self.level = choose_level(None)
+        self.name = f"native {VECTOR_LEVELS[self.level]}"
+        self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
+        self.requests[:, 0] = self.sizes
+        self.requests[:, 2] = self.bases
+        self.search_stats = SearchStats()
+        self.ks = list[int]()
+        self.known_tensors = list[Tensor]()
+        self.known_table = NO_TENSORS
 
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         if ks != self.ks:
             for n, k in zip(self.sizes, ks, strict=True):
                 check_k(k, n)
             *starts, _ = accumulate(ks, initial=0)
-            self.wanted[:, 1], self.wanted[:, 3], self.ks = ks, starts, [*ks]
-        kinds = {grad.dtype for grad in grads}
-        fits = len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
-        owed, gradient, total = self._table(accs, keeps=True), table_of(grads), sum(ks)
-        found = empty_message(total)
-        fits = fits and owed is not None and not self.library.sparsify_topk(
-            self.wanted.ctypes.data, len(self.sizes), owed.ctypes.data, len(accs), gradient.ctypes.data,
-            len(grads), KINDS[kinds.pop()] if kinds else 0, self.level,
-            torch.get_num_threads(), -1, found.indices.data_ptr(), found.values.data_ptr(),
-            self.report.ctypes.data,
-        )  # fmt: skip
-        if not fits:
-            seen = [f"{tuple(x.shape)} {x.dtype} on {x.device}" for x in (*accs, *grads)]
+            self.requests[:, 1] = ks
+            self.requests[:, 3] = starts
+            self.ks = [*ks]
+        acc_table = self._address_table(accs, keeps=True)
+        kind = common_kind(grads)
+        selection = None
+        if acc_table is not None and kind is not None:
+            selection, stats = search_buckets(
+                self.requests, acc_table, address_table(grads), kind, sum(ks), self.level
+            )
+            self.search_stats += stats
+        if selection is None:
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
-                f"gaps, on the CPU; these are {', '.join(seen)}"
+                f"gaps, on the CPU; these are {describe_tensors(*accs, *grads)}"
             )
-        self.done += SearchStats(len(self.sizes), *self.report.tolist())
-        return found
+        return selection
 
     def add(
-        self, into: Sequence[Tensor], parts: Sequence[Sparse], alpha: float = 1, clears: bool = False
+        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
     ) -> None:
-        memories = self._memories(into)
-        if memories is None or not are_messages(parts):
+        memories = self._memory_table(into)
+        if memories is None or not are_native_selections(parts):
             return super().add(into, parts, alpha, clears)
-        table = self._parts(parts)
+        table = self._selection_table(parts)
         self.library.sparsify_add(
             memories.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha, clears
         )
 
-    def clear_at(self, into: Sequence[Tensor], part: Sparse) -> None:
-        memories = self._memories(into)
-        if memories is None or not are_messages([part]):
+    def clear_at(self, into: Sequence[Tensor], part: SparseVector) -> None:
+        memories = self._memory_table(into)
+        if memories is None or not are_native_selections([part]):
             return super().clear_at(into, part)
-        table = self._parts([part])
+        table = self._selection_table([part])
         self.library.sparsify_clear_at(memories.ctypes.data, len(memories), table.ctypes.data)
 
     def move(
         self,
         anchors: Sequence[Tensor],
         owns: Sequence[Tensor],
-        parts: Sequence[Sparse],
+        parts: Sequence[SparseVector],
         alpha: float,
         rate: float,
     ) -> None:
-        memories, copies = self._memories(anchors), self._memories(owns)
-        parts = [Sparse(indices.int(), values) for indices, values in parts]
-        if memories is None or copies is None or not are_messages(parts):
+        memories = self._memory_table(anchors)
+        copies = self._memory_table(owns)
+        parts = [SparseVector(indices.int(), values) for indices, values in parts]
+        if memories is None or copies is None or not are_native_selections(parts):
             return super().move(anchors, owns, parts, alpha, rate)
-        table = self._parts(parts)
+        table = self._selection_table(parts)
         self.library.sparsify_move(
-            memories.ctypes.data, copies.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha,
+            memories.ctypes.data,
+            copies.ctypes.data,
+            len(memories),
+            table.ctypes.data,
+            len(parts),
+            alpha,
             rate,
-        )  # fmt: skip
+        )
 
     def stats(self) -> SearchStats:
-        return self.done
+        return self.search_stats
 
-    def _memories(self, into: Sequence[Tensor]) -> Numbers | None:
-        """struct Memory of each; None where the library can't write to them."""
-        if (numbers := self._table(into)) is None:
+    def _memory_table(self, tensors: Sequence[Tensor]) -> Array | None:
+        """Return struct Memory of each tensor; None where the library can't write to them."""
+        table = self._address_table(tensors)
+        if table is None:
             return None
-        ends = numbers[:, 1].cumsum()
+        ends = table[:, 1].cumsum()
         assert ends[-1] == self.num_elements
-        return np.stack([numbers[:, 0], ends - numbers[:, 1], ends], axis=1)
+        return np.stack([table[:, 0], ends - table[:, 1], ends], axis=1)
 
     @staticmethod
-    def _parts(parts: Sequence[Sparse]) -> Numbers:
-        """struct Part of each."""
-        return np.array([(*map(Tensor.data_ptr, part), len(part.indices)) for part in parts], dtype=np.int64)
+    def _selection_table(parts: Sequence[SparseVector]) -> Array:
+        """Return struct Selection of each selection."""
+        rows = [(indices.data_ptr(), values.data_ptr(), len(indices)) for indices, values in parts]
+        return np.array(rows, dtype=np.int64)
 
-    def _table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Numbers | None:
-        """struct Numbers of each; None of what is no float32 without gaps. `keeps` it for when these come
-        again: residuals stay where they are.
+    def _address_table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Array | None:
+        """Return struct TensorSpan of each tensor; None where one is no float32 without gaps.
+
+        Args:
+            keeps: keep the table for when these tensors come again: residuals stay where they are.
         """
-        if len(tensors) == len(self.kept) and all(map(is_, tensors, self.kept)):
-            return self.kept_table
-        if not are_plain(tensors):
+        if len(tensors) == len(self.known_tensors) and all(map(is_, tensors, self.known_tensors)):
+            return self.known_table
+        if not are_contiguous_on_cpu(tensors):
             return None
-        table = table_of(tensors)
+        table = address_table(tensors)
         if keeps:
-            self.kept, self.kept_table = [*tensors], table
+            self.known_tensors = [*tensors]
+            self.known_table = table
         return table
 
 
-def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
-    """(number of sizes,) float32: Euclidean norms of stretches of tensors (m,) that follow each other, read
-    once; None where it can't be had here. A norm may overflow though all elements are finite.
+def search_buckets(
+    requests: Array,
+    acc_table: Array,
+    grad_table: Array,
+    kind: int,
+    num_selected: int,
+    level: int,
+    forced_bound: int = -1,
+) -> tuple[SparseVector | None, SearchStats]:
+    """Add gradients and search buckets for their largest elements, in one call of the library.
+
+    Args:
+        requests: struct SearchRequest of each bucket; the library keeps in it for how many candidates there
+            is room.
+        acc_table, grad_table: struct TensorSpan of tensors that follow each other; of gradients there may be
+            none.
+        kind: of the gradients.
+        num_selected: elements of all buckets together.
+        forced_bound: the key to take for the bound, instead of a sampled one; negative: none.
+
+    Returns:
+        The selection, (num_selected,), bucket after bucket; None where the tensors have not as many elements
+        as the buckets: nothing was done.
     """
-    kinds = {tensor.dtype for tensor in tensors}
-    if len(kinds) != 1 or not kinds <= {*KINDS} or not are_plain(tensors, *kinds):
+    selection = empty_selection(num_selected)
+    counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
+    is_refused = get_library().sparsify_topk(
+        requests.ctypes.data,
+        len(requests),
+        acc_table.ctypes.data,
+        len(acc_table),
+        grad_table.ctypes.data,
+        len(grad_table),
+        kind,
+        level,
+        torch.get_num_threads(),
+        forced_bound,
+        selection.indices.data_ptr(),
+        selection.values.data_ptr(),
+        counts.ctypes.data,
+    )
+    if is_refused:
+        return None, SearchStats()
+    return selection, SearchStats(len(requests), *counts.tolist())
+
+
+def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
+    """Return the Euclidean norm of each stretch of tensors (m,) that follow each other, which are read once.
+
+    A norm may overflow though all elements are finite.
+
+    Args:
+        sizes: elements of each stretch.
+
+    Returns:
+        (number of sizes,) float32; None where the library can't read these tensors.
+    """
+    kind = common_kind(tensors)
+    if not kind:
         return None
-    table, stretches = table_of(tensors), np.array(sizes, dtype=np.int64)
+    table = address_table(tensors)
+    stretches = np.array(sizes, dtype=np.int64)
     assert table[:, 1].sum() == stretches.sum()
-    found = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
-    ours = library()
-    ours.sparsify_norms(
-        table.ctypes.data, stretches.ctypes.data, len(sizes), KINDS[kinds.pop()], ours.sparsify_level(),
-        torch.get_num_threads(), found.data_ptr(),
-    )  # fmt: skip
-    return found
+    stretch_norms = torch.empty(len(sizes), dtype=torch.float32, device="cpu")
+    get_library().sparsify_norms(
+        table.ctypes.data,
+        stretches.ctypes.data,
+        len(sizes),
+        kind,
+        choose_level(None),
+        torch.get_num_threads(),
+        stretch_norms.data_ptr(),
+    )
+    return stretch_norms
 
 
-def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> bool:
-    """True if all are on the CPU, of this type, and without gaps."""
-    of_type = {tensor.dtype for tensor in tensors} <= {dtype}
-    return of_type and all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
+def common_kind(tensors: Sequence[Tensor]) -> int | None:
+    """Return enum Kind of tensors that the library can read, 0 of no tensors; None of any others."""
+    if not tensors:
+        return 0
+    dtype = tensors[0].dtype
+    return KIND_BY_DTYPE.get(dtype) if are_contiguous_on_cpu(tensors, dtype) else None
 
 
-def are_messages(parts: Sequence[Sparse]) -> bool:
-    """True if the library can read these."""
-    indices, values = zip(*parts, strict=True) if parts else ((), ())
-    return are_plain(indices, torch.int32) and are_plain(values)
+def are_contiguous_on_cpu(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> bool:
+    """Tell whether all tensors are on the CPU, of this type, and without gaps."""
+    return all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
-def empty_message(*shape: int) -> Sparse:
-    """Return memory for so many indices and values, in the types that the library writes."""
+def are_native_selections(parts: Sequence[SparseVector]) -> bool:
+    """Tell whether the library can read these selections."""
+    return are_contiguous_on_cpu([part.indices for part in parts], torch.int32) and are_contiguous_on_cpu(
+        [part.values for part in parts]
+    )
+
+
+def empty_selection(*shape: int) -> SparseVector:
+    """Allocate so many indices and values, in the types that the library writes."""
     indices = torch.empty(shape, dtype=torch.int32, device="cpu")
     values = torch.empty(shape, dtype=torch.float32, device="cpu")
-    return Sparse(indices, values)
+    return SparseVector(indices, values)
 
 
-def table_of(tensors: Sequence[Tensor]) -> Numbers:
-    """struct Numbers of each."""
+def address_table(tensors: Sequence[Tensor]) -> Array:
+    """Return struct TensorSpan of each tensor: its address and length."""
     table = np.empty((len(tensors), 2), dtype=np.int64)
     table[:, 0] = [tensor.data_ptr() for tensor in tensors]
     table[:, 1] = [tensor.numel() for tensor in tensors]
     return table
 
 
-def supports(like: Tensor) -> bool:
-    """True where a bucket like this one can be searched."""
-    return like.device.type == "cpu" and like.dtype in KINDS and like.numel() < 2**31
+def can_search(like: Tensor) -> bool:
+    """Tell whether buckets like this tensor can be searched."""
+    return like.device.type == "cpu" and like.dtype in KIND_BY_DTYPE and like.numel() < 2**31
 
 
-def added(grad: Tensor | None) -> tuple[Tensor | None, int]:
-    """The gradient without gaps, and its kind."""
-    return (None, 0) if grad is None else (grad.contiguous(), KINDS[grad.dtype])
+def accumulate_into_copy(acc: Tensor, grad: Tensor | None) -> Tensor:
+    """Add the gradient to a view with gaps, which buckets never are, and return a copy without gaps."""
+    if grad is not None:
+        acc.add_(grad)
+    return acc.contiguous()
 
 
-def pointer(grad: Tensor | None) -> int | None:
-    """Address of a tensor's first element; None: there is no tensor."""
-    return None if grad is None else grad.data_ptr()
+def contiguous_with_kind(grad: Tensor | None) -> tuple[Tensor | None, int]:
+    """Return the gradient without gaps, and its enum Kind."""
+    return (None, 0) if grad is None else (grad.contiguous(), KIND_BY_DTYPE[grad.dtype])
 
 
-def bound_key(threshold: float, strict: bool) -> int:
-    """The least key that a magnitude has which reaches the threshold (exceeds it, if strict)."""
+def address_of(tensor: Tensor | None) -> int | None:
+    """Return the address of a tensor's first element; None where there is no tensor."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def least_key(threshold: float, strict: bool) -> int:
+    """Return the least key of a magnitude that reaches the threshold (exceeds it, if strict)."""
     if np.isnan(threshold):
-        return NOTHING
+        return UNREACHABLE_KEY
     if threshold < 0:
         return 0
     with np.errstate(over="ignore"):
@@ -289,12 +388,18 @@ def bound_key(threshold: float, strict: bool) -> int:
     return key + strict
 
 
-def best_level() -> str:
-    """The widest vector instructions of this processor that there is code for."""
-    return LEVELS[library().sparsify_level()]
+def choose_level(level: str | None) -> int:
+    """Return the number of the widest vector instructions that this processor has, and `level` at most."""
+    best = int(get_library().sparsify_level())
+    return best if level is None else min(best, VECTOR_LEVELS.index(level))
+
+
+def best_vector_level() -> str:
+    """Return the name of the widest vector instructions that this processor has and there is code for."""
+    return VECTOR_LEVELS[choose_level(None)]
 
 
 @cache
-def library() -> ctypes.CDLL:
-    """Raises Unavailable: see `Native`."""
-    return native_library.ready()
+def get_library() -> ctypes.CDLL:
+    """Return the library; KernelUnavailableError where it can't be built or loaded."""
+    return native_library.load_or_build()

@@ -1,4 +1,4 @@
-"""The largest elements of each chunk, by native.cpp: one pass over memory, 12 bytes per float32 element."""
+"""Search of the largest elements of each chunk by native.cpp: one pass over memory, 12 bytes per element."""
 
 from __future__ import annotations
 
@@ -9,91 +9,124 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsify.core.chunks import Tiles
-from sparsify.kernels.native import KINDS, LEVELS, Numbers, are_plain, empty_message, library
-from sparsify.types import Sparse
+from sparsify.core.chunks import ChunkLayout
+from sparsify.kernels.native import (
+    KIND_BY_DTYPE,
+    Array,
+    are_contiguous_on_cpu,
+    choose_level,
+    common_kind,
+    empty_selection,
+    get_library,
+)
+from sparsify.types import SparseVector
 
 DRIFT = 4  # enum Kind
 
 
-class Lying(NamedTuple):
+class GridLocations(NamedTuple):
     """Where each grid lies among tensors that follow each other."""
 
-    sizes: list[int]  # of these
-    at: Numbers  # which one
-    offset: Numbers  # elements of it before the grid
+    numels: list[int]  # of the tensors
+    tensors: Array  # number of the tensor in which each grid lies
+    offsets: Array  # elements of that tensor before the grid
 
 
-class NativeChunks:
-    """Searches the chunks of a bucket, or of several, in as many threads as torch has; raises `Unavailable`
-    where there is no native library. Of equal magnitudes the smallest places are taken.
+class NativeChunkSearch:
+    """A search in C++ of the chunks of one or several buckets, in as many threads as torch has.
+
+    Of equal magnitudes the smallest places are taken.
 
     Args:
-        tiles: the chunks.
+        layout: the chunks.
         level: the vector instructions to use at most; None: the best that this processor has.
+
+    Raises:
+        KernelUnavailableError: there is no native library.
     """
 
-    def __init__(self, tiles: Tiles, level: str | None = None) -> None:
-        self.library, self.tiles = library(), tiles
-        best = int(self.library.sparsify_level())
-        self.level = best if level is None else min(best, LEVELS.index(level))
+    def __init__(self, layout: ChunkLayout, level: str | None = None) -> None:
+        self.library = get_library()
+        self.layout = layout
+        self.level = choose_level(level)
         self.ks = tuple[int, ...]()
-        self.table: Numbers = np.zeros((len(tiles.grids), 11), dtype=np.int64)  # struct Grid of each
-        self.lying = [Lying([], self.table[:0, 0], self.table[:0, 0])] * 3
+        self.table: Array = np.zeros((len(layout.grids), 11), dtype=np.int64)  # struct ChunkGrid of each
+        self.locations = list[GridLocations | None]([None] * 3)  # among accs, grads and anchors
 
-    def largest(
+    def select_largest(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
         ks: Sequence[int],
         weight: float = 1.0,
         anchors: Sequence[Tensor] = (),
-    ) -> Sparse | None:
-        """acc <- weight x acc + grad, each product and sum rounded; then as `Tiles.largest`, with indices of
-        int32. None where these can't be read, and nothing has changed.
+    ) -> SparseVector | None:
+        """Set acc to weight x acc + grad, and select the largest elements of each chunk.
+
+        Each product and each sum is rounded. Then elements are selected as by `ChunkLayout.select_largest`.
 
         Args:
             accs: tensors (m,) float32 that follow each other, as the chunks do.
-            grads: such tensors, too, of any type that `KINDS` has; none where nothing is added.
+            grads: such tensors, too, of any type that `KIND_BY_DTYPE` has; none where nothing is added.
             weight: where nothing is added it has to be 1.
             anchors: tensors as `grads` of float32. Then anchor - grad is added instead, and what was `grads`
                 becomes a copy of the anchors.
-        """
-        quota, table = self.tiles.quota(ks), self.table
-        kinds = {grad.dtype for grad in grads}
-        fits = are_plain(accs) and len(kinds) < 2 and kinds <= {*KINDS} and are_plain(grads, *kinds)
-        if not fits or (anchors and not (are_plain(anchors) and kinds == {torch.float32})):
-            return None
-        for column, tensors in enumerate((accs, grads, anchors)):
-            if tensors and not self._find(column, tensors):
-                return None
-        if tuple(ks) != self.ks:
-            rows = zip(self.tiles.grids, quota.each, quota.firsts, strict=False)
-            table[:, 3:] = [
-                (grid.start, grid.columns, grid.height, grid.width, grid.down, grid.across, few, first)
-                for grid, few, first in rows
-            ] or table[:, 3:]
-            self.ks = tuple(ks)
-        found = empty_message(quota.total)
-        kind = DRIFT if anchors else KINDS[kinds.pop()] if kinds else 0
-        self.library.sparsify_chunks(
-            table.ctypes.data, len(table), weight, kind, self.tiles.n, self.level,
-            torch.get_num_threads(), found.indices.data_ptr(), found.values.data_ptr(),
-        )  # fmt: skip
-        return found
 
-    def _find(self, column: int, tensors: Sequence[Tensor]) -> bool:
+        Returns:
+            (K,) with indices of int32; None where the library can't read these tensors: nothing has changed.
+        """
+        kind = common_kind(grads)
+        if kind is None or not are_contiguous_on_cpu(accs):
+            return None
+        if anchors:
+            if kind != KIND_BY_DTYPE[torch.float32] or not are_contiguous_on_cpu(anchors):
+                return None
+            kind = DRIFT
+        for column, tensors in enumerate((accs, grads, anchors)):
+            if tensors and not self._write_addresses(column, tensors):
+                return None
+        quota = self.layout.quota(ks)
+        if tuple(ks) != self.ks:
+            rows = zip(self.table, self.layout.grids, quota.k_by_grid, quota.offsets, strict=False)
+            for row, grid, k, offset in rows:
+                row[3:] = (
+                    grid.start,
+                    grid.columns,
+                    grid.height,
+                    grid.width,
+                    grid.chunks_down,
+                    grid.chunks_across,
+                    k,
+                    offset,
+                )
+            self.ks = tuple(ks)
+        selection = empty_selection(quota.total)
+        self.library.sparsify_chunks(
+            self.table.ctypes.data,
+            len(self.table),
+            weight,
+            kind,
+            self.layout.n,
+            self.level,
+            torch.get_num_threads(),
+            selection.indices.data_ptr(),
+            selection.values.data_ptr(),
+        )
+        return selection
+
+    def _write_addresses(self, column: int, tensors: Sequence[Tensor]) -> bool:
         """Write the addresses of the grids' first elements; False where a grid does not lie in one tensor."""
-        lying, sizes = self.lying[column], [tensor.numel() for tensor in tensors]
-        if lying.sizes != sizes:
-            ends = np.cumsum([0, *sizes])
-            starts = np.array([grid.start for grid in self.tiles.grids], dtype=np.int64)
-            stops = starts + [grid.rows * grid.columns for grid in self.tiles.grids]
-            at = np.searchsorted(ends, starts, side="right") - 1
-            if ends[-1] != self.tiles.n or (stops > ends[at + 1]).any():
+        numels = [tensor.numel() for tensor in tensors]
+        locations = self.locations[column]
+        if locations is None or locations.numels != numels:
+            ends = np.cumsum([0, *numels])
+            starts = np.array([grid.start for grid in self.layout.grids], dtype=np.int64)
+            stops = starts + [grid.rows * grid.columns for grid in self.layout.grids]
+            indices = np.searchsorted(ends, starts, side="right") - 1
+            if ends[-1] != self.layout.n or (stops > ends[indices + 1]).any():
                 return False
-            lying = self.lying[column] = Lying(sizes, at, starts - ends[at])
+            locations = self.locations[column] = GridLocations(numels, indices, starts - ends[indices])
         addresses = np.array([tensor.data_ptr() for tensor in tensors], dtype=np.int64)
-        width = tensors[0].element_size()
-        self.table[:, column] = addresses[lying.at] + width * lying.offset
+        itemsize = tensors[0].element_size()
+        self.table[:, column] = addresses[locations.tensors] + itemsize * locations.offsets
         return True

@@ -1,9 +1,11 @@
-"""native.cpp as a shared library: compiled once by the machine's own compiler, tried in a process of its own,
-and kept in a cache that only its user can write.
+"""The shared library of native.cpp, which is compiled on first use.
 
-Not through torch.utils.cpp_extension: without torch's headers it takes two seconds instead of half a minute,
-needs no ninja, and one library serves every version of torch. This file needs the standard library alone, for
-it is also the program that tries what was compiled.
+The machine's own compiler makes it once. It is tried in a process of its own, and kept in a cache that only
+its user can write.
+
+torch.utils.cpp_extension is not used: without torch's headers compiling takes two seconds instead of half a
+minute, needs no ninja, and one library serves every version of torch. This file needs the standard library
+alone, for it is also the program that tries what was compiled.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,53 +32,57 @@ SOURCE = Path(__file__).with_name("native.cpp")
 # A product is rounded before it is added to something, as torch does it.
 FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
-LIMIT_S = 20.0  # for waiting until another process has built it, compiling and trying, together
-POLL_S = 0.05
-TRIED, CHOSEN = 20_000, 50  # elements that it is tried with, enough for a sampled bound, and how many of them
-KINDS = {1: 4, 2: 2, 3: 2}  # of gradients, and bytes of an element: enum Kind of native.cpp
+TIMEOUT_S = 20.0  # for waiting until another process has built it, compiling and trying, together
+POLL_INTERVAL_S = 0.05
+TRIAL_NUMEL = 20_000  # elements that it is tried with, enough for a sampled bound
+TRIAL_K = 50  # of which so many are selected
+ITEMSIZE_BY_KIND = {1: 4, 2: 2, 3: 2}  # bytes of an element of a gradient; enum Kind of native.cpp
 
 
-class Unavailable(RuntimeError):
-    """The library can't be built, or can't be loaded."""
+class KernelUnavailableError(RuntimeError):
+    """An error of a kernel that does not work here: it can't be built or loaded, or does not exist."""
 
 
-def ready() -> ctypes.CDLL:
-    """The library, from a cache or built now.
+def load_or_build() -> ctypes.CDLL:
+    """Load the library from a cache, or build it.
 
     Raises:
-        Unavailable: there is no compiler, or what it makes does not run here.
+        KernelUnavailableError: there is no compiler, or what it makes does not run here.
     """
     try:
-        folders = [folder for folder in places() if is_private(folder)]
+        folders = [folder for folder in cache_folders() if ensure_private(folder)]
         for folder in folders:
-            if found := kept(folder):
-                return found
+            library = load_cached(folder)
+            if library:
+                return library
         writable = [folder for folder in folders if os.access(folder, os.W_OK)]
         if not writable:
-            raise Unavailable(f"no folder that its user alone may write: {', '.join(map(str, places()))}")
-        folder, until = writable[0], time.monotonic() + LIMIT_S
-        with turn(folder, until):
-            return kept(folder) or load(built(folder, until))
+            named = ", ".join(map(str, cache_folders()))
+            raise KernelUnavailableError(f"no folder that its user alone may write: {named}")
+        folder = writable[0]
+        deadline = time.monotonic() + TIMEOUT_S
+        with build_lock(folder, deadline):
+            return load_cached(folder) or load_shared_library(build_library(folder, deadline))
     except OSError as error:
-        raise Unavailable(f"what was compiled can't be kept or loaded here: {error}") from error
+        raise KernelUnavailableError(f"what was compiled can't be kept or loaded here: {error}") from error
 
 
-def places() -> Iterator[Path]:
-    """Folders for the library: in the home, which machines may share, else on this machine."""
+def cache_folders() -> Iterator[Path]:
+    """Yield folders for the library: in the home, which machines may share, else on this machine."""
     with contextlib.suppress(RuntimeError):  # there is no home
         cache = os.environ.get("XDG_CACHE_HOME")
         yield (Path(cache) if cache else Path.home() / ".cache") / "sparsify" / "kernels"
     yield Path(tempfile.gettempdir()) / f"sparsify-kernels-{os.geteuid()}"
 
 
-def is_private(folder: Path) -> bool:
-    """True if it is there now, ours, and nobody else can write into it.
+def ensure_private(folder: Path) -> bool:
+    """Make a folder where there is none; tell whether it is ours, and nobody else can write into it.
 
     Its libraries are loaded into the process: who can put one there commands the process.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}:  # of a link and of what it names
+        if {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}:  # of a link and of its target
             return False
         if folder.stat().st_mode & 0o077:
             with contextlib.suppress(OSError):  # on a read-only disk, where it may do as it is
@@ -86,23 +92,23 @@ def is_private(folder: Path) -> bool:
         return False
 
 
-def kept(folder: Path) -> ctypes.CDLL | None:
-    """The library of this folder that is undamaged and loads here."""
-    for path in sorted(folder.glob(f"native-{key()}-*.so")):
-        if is_as_built(path):
+def load_cached(folder: Path) -> ctypes.CDLL | None:
+    """Load the library of a folder that is undamaged and loads here; None where there is none."""
+    for path in sorted(folder.glob(f"native-{build_key()}-*.so")):
+        if is_undamaged(path):
             with contextlib.suppress(OSError):  # built on a system with other libraries, that shares our home
-                return load(path)
+                return load_shared_library(path)
     return None
 
 
-def key() -> str:
-    """Name by what a library was built from and what it was tried on."""
+def build_key() -> str:
+    """Return a digest of all that a library is built from and tried on."""
     facts = (SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver(), cpu_features())
-    return digest(repr(facts).encode())
+    return hash_content(repr(facts).encode())
 
 
 def cpu_features() -> str:
-    """The instructions of this processor, as Linux lists them."""
+    """Return the instructions of this processor, as Linux lists them."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith(("flags", "Features")):
@@ -110,64 +116,82 @@ def cpu_features() -> str:
     return platform.processor()
 
 
-def digest(content: bytes) -> str:
-    """Name of a content."""
+def hash_content(content: bytes) -> str:
+    """Return a digest of a content, 16 characters."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def is_as_built(path: Path) -> bool:
-    """True if this file is ours, and has the content that its name promises."""
+def is_undamaged(path: Path) -> bool:
+    """Tell whether a file is ours, and has the content of which its name has the digest."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-            seen = os.fstat(file.fileno())
-            ours = seen.st_uid == os.geteuid() and not seen.st_mode & 0o022
-            return ours and stat.S_ISREG(seen.st_mode) and path.stem.endswith(f"-{digest(file.read())}")
+            status = os.fstat(file.fileno())
+            is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+            is_file = stat.S_ISREG(status.st_mode)
+            return is_ours and is_file and path.stem.endswith(f"-{hash_content(file.read())}")
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def turn(folder: Path, until: float) -> Iterator[None]:
-    """Workers that start together build one after the other: the first builds, the others find it; or
-    `Unavailable`.
+def build_lock(folder: Path, deadline: float) -> Iterator[None]:
+    """Hold the lock of a folder, so that of workers that start together the first builds for the others.
+
+    Raises:
+        KernelUnavailableError: another process has held it until the deadline, in seconds of time.monotonic.
     """
     with (folder / "lock").open("w") as lock:
-        while is_locked_by_another(lock.fileno()):
-            if time.monotonic() > until:
-                raise Unavailable(f"another process has been compiling it for {LIMIT_S:g} s")
-            time.sleep(POLL_S)
+        while not try_lock(lock.fileno()):
+            if time.monotonic() > deadline:
+                raise KernelUnavailableError(f"another process has been compiling it for {TIMEOUT_S:g} s")
+            time.sleep(POLL_INTERVAL_S)
         yield
 
 
-def is_locked_by_another(lock: int) -> bool:
-    """Try to lock it. A file system that has no locks lets everybody build, which costs time only."""
+def try_lock(file: int) -> bool:
+    """Lock a file descriptor, unless another process has. Where there are no locks everybody may build."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    except OSError:
         return False
-    return False
+    except OSError:  # a file system without locks: building several times costs time only
+        return True
+    return True
 
 
-def built(folder: Path, until: float) -> Path:
-    """native.cpp compiled, tried, and put into this folder, named by its digest; or `Unavailable`."""
+def build_library(folder: Path, deadline: float) -> Path:
+    """Compile native.cpp, try the library, and put it into a folder, named by its digest.
+
+    Raises:
+        KernelUnavailableError: there is no compiler, or what it makes does not work.
+    """
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        raise Unavailable(f"no compiler: none of {', '.join(COMPILERS)} is installed")
+        raise KernelUnavailableError(f"no compiler: none of {', '.join(COMPILERS)} is installed")
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as place:
-        made = Path(place) / "native.so"
-        run([compiler, *FLAGS, str(SOURCE), "-o", str(made)], place, until, f"{compiler} {' '.join(FLAGS)}")
+        library = Path(place) / "native.so"
+        command = [compiler, *FLAGS, str(SOURCE), "-o", str(library)]
+        run_within(deadline, command, place, f"{compiler} {' '.join(FLAGS)}")
         # It might crash, so not in this process. Isolated: no module of the user's is imported.
-        run([sys.executable, "-I", "-S", __file__, str(made)], place, until, f"what {compiler} made")
-        made.chmod(0o700)
-        path = folder / f"native-{key()}-{digest(made.read_bytes())}.so"
-        made.replace(path)
+        trial = [sys.executable, "-I", "-S", __file__, str(library)]
+        run_within(deadline, trial, place, f"what {compiler} made")
+        library.chmod(0o700)
+        path = folder / f"native-{build_key()}-{hash_content(library.read_bytes())}.so"
+        library.replace(path)
     return path
 
 
-def run(command: Sequence[str], place: str, until: float, what: str) -> None:
-    """Raises Unavailable where it fails or takes too long; then it is killed, with all that it started."""
+def run_within(deadline: float, command: Sequence[str], folder: str, description: str) -> None:
+    """Run a command; at the deadline it is killed, with all that it started.
+
+    Args:
+        deadline: in seconds of time.monotonic.
+        folder: for its temporary files.
+        description: names the command in messages.
+
+    Raises:
+        KernelUnavailableError: it fails or takes too long.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -175,29 +199,29 @@ def run(command: Sequence[str], place: str, until: float, what: str) -> None:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        env={**os.environ, "TMPDIR": place},  # compilers that are killed leave files there
+        env={**os.environ, "TMPDIR": folder},  # compilers that are killed leave files there
         start_new_session=True,
     ) as process:
         try:
-            _, said = process.communicate(timeout=max(0.0, until - time.monotonic()))
+            _, errors = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise Unavailable(f"{what} did not end within {LIMIT_S:g} s") from error
+                raise KernelUnavailableError(f"{description} did not end within {TIMEOUT_S:g} s") from error
             raise
     if process.returncode < 0:
-        raise Unavailable(f"{what} was ended by {signal.Signals(-process.returncode).name}")
+        raise KernelUnavailableError(f"{description} was ended by {signal.Signals(-process.returncode).name}")
     if process.returncode:
-        raise Unavailable(f"{what} failed: {said.strip()[-500:]}")
+        raise KernelUnavailableError(f"{description} failed: {errors.strip()[-500:]}")
 
 
-def load(path: Path) -> ctypes.CDLL:
-    """The library, with the types of its functions. Raises OSError."""
+def load_shared_library(path: Path) -> ctypes.CDLL:
+    """Load a library, and set the types of its functions; OSError where it does not load."""
     library = ctypes.CDLL(str(path))
     int32, long, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
         ("level", int32, []),
-        ("parts", long, [long, long]),
+        ("num_blocks", long, [long, long]),
         ("topk", int32, [
             pointer, long, pointer, long, pointer, long, int32, int32, long, long, pointer, pointer,
             pointer,
@@ -213,86 +237,160 @@ def load(path: Path) -> ctypes.CDLL:
         ("chunks", None, [pointer, long, ctypes.c_float, int32, long, int32, long, pointer, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
-        function.argtypes, function.restype = arguments, result
+        function.argtypes = arguments
+        function.restype = result
     return library
 
 
-def try_out(library: ctypes.CDLL) -> None:
-    """Assert that it finds the largest numbers, at each level of this processor and for each kind of
-    gradient.
+def check_library(library: ctypes.CDLL) -> None:
+    """Assert that each function does what it should, at each level and for each kind that it has.
+
+    Raises:
+        AssertionError: a function does not; the message says at which level and for which kind.
     """
-    numbers = array("f", (i * 0.618034 % 1 - 0.5 for i in range(TRIED)))
-    largest = sorted(sorted(range(TRIED), key=lambda i: -abs(numbers[i]))[:CHOSEN])
-    border = min((numbers[i] for i in largest), key=abs)
-    bound = int.from_bytes(array("f", [abs(border)]).tobytes(), sys.byteorder)
-    norm = sum(number * number for number in numbers) ** 0.5
+    numbers = array("f", (i * 0.618034 % 1 - 0.5 for i in range(TRIAL_NUMEL)))
+    largest = largest_indices(numbers, range(TRIAL_NUMEL), TRIAL_K)
     for level in range(library.sparsify_level() + 1):
-        for kind, size in KINDS.items():
-            zeros, acc, counts = array("B", bytes(TRIED * size)), array("f", numbers), array("q", [0])
-            candidates, found, report = empty(TRIED), empty(CHOSEN), array("q", bytes(24))
-            half = TRIED // 2 + 1  # in two pieces
-            accs = array("q", [at(acc), TRIED])
-            grads = array("q", [at(zeros), half, at(zeros) + half * size, TRIED - half])
-            wanted = array("q", [TRIED, CHOSEN, 7, 0, 0])
-            assert not library.sparsify_topk(
-                at(wanted), 1, at(accs), 1, at(grads), 2, kind, level, 1, -1, *map(at, found), at(report)
-            )
-            assert [index - 7 for index in found[0]] == largest, (level, kind)
-            assert list(found[1]) == [numbers[i] for i in largest], (level, kind)
-            inputs = at(acc), at(zeros), kind, TRIED
-            library.sparsify_above(*inputs, bound, level, 1, *map(at, candidates), TRIED, at(counts))
-            assert list(candidates[0][: counts[0]]) == largest, (level, kind)
-            assert acc == numbers, (level, kind)
-        seen, tensor = array("f", [0.0]), array("q", [at(numbers), TRIED])
-        library.sparsify_norms(at(tensor), at(tensor) + 8, 1, 1, level, 1, at(seen))
-        assert abs(seen[0] - norm) < 1e-3 * norm, level
-        # Tiles that lie side by side, 4 x 1000.
-        grid = array("q", [at(acc), 0, 0, 0, TRIED // 4, 4, 1000, 1, TRIED // 4000, 7, 0])
-        spots, read = empty(35)
-        library.sparsify_chunks(at(grid), 1, 1.0, 0, TRIED, level, 1, at(spots), at(read))
-        assert [numbers[i] for i in spots] == list(read), level
-        for first in range(0, TRIED // 4, 1000):
-            tile = [row + i for row in range(first, TRIED, TRIED // 4) for i in range(1000)]
-            best = sorted(sorted(tile, key=lambda i: -abs(numbers[i]))[:7])
-            assert list(spots[7 * (first // 1000) :][:7]) == best, level
-    memories = array("q", [at(acc), 7, 7 + half, at(acc) + 4 * half, 7 + half, 7 + TRIED])
-    part = array("q", [*map(at, found), CHOSEN])
-    library.sparsify_add(at(memories), 2, at(part), 1, -1.0, 0)
-    assert [i for i in range(TRIED) if acc[i] != numbers[i]] == largest
+        for kind in ITEMSIZE_BY_KIND:
+            check_searches(library, numbers, largest, level, kind)
+        check_norms(library, numbers, level)
+        check_chunks(library, numbers, level)
+    check_writes(library, numbers, largest)
+    check_statistical2(library)
+
+
+def check_searches(
+    library: ctypes.CDLL, numbers: array[float], largest: list[int], level: int, kind: int
+) -> None:
+    """Assert that the largest elements are found, by their number and by a threshold."""
+    itemsize = ITEMSIZE_BY_KIND[kind]
+    grad = array("B", bytes(TRIAL_NUMEL * itemsize))
+    acc = array("f", numbers)
+    counts = array("q", bytes(24))
+    indices, values = empty_selection(TRIAL_K)
+    first = TRIAL_NUMEL // 2 + 1  # elements of the first of two pieces
+    accs = array("q", [address(acc), TRIAL_NUMEL])
+    grads = array("q", [address(grad), first, address(grad) + first * itemsize, TRIAL_NUMEL - first])
+    request = array("q", [TRIAL_NUMEL, TRIAL_K, 7, 0, 0])
+    assert not library.sparsify_topk(
+        address(request),
+        1,
+        address(accs),
+        1,
+        address(grads),
+        2,
+        kind,
+        level,
+        1,
+        -1,
+        address(indices),
+        address(values),
+        address(counts),
+    )
+    assert [index - 7 for index in indices] == largest, (level, kind)
+    assert list(values) == [numbers[i] for i in largest], (level, kind)
+    border = min(abs(value) for value in values)
+    key = int.from_bytes(array("f", [border]).tobytes(), sys.byteorder)
+    indices, values = empty_selection(TRIAL_NUMEL)
+    library.sparsify_above(
+        address(acc),
+        address(grad),
+        kind,
+        TRIAL_NUMEL,
+        key,
+        level,
+        1,
+        address(indices),
+        address(values),
+        TRIAL_NUMEL,
+        address(counts),
+    )
+    assert list(indices[: counts[0]]) == largest, (level, kind)
+    assert acc == numbers, (level, kind)
+
+
+def check_norms(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
+    """Assert that the norm of a tensor is right."""
+    norm = array("f", [0.0])
+    tensor = array("q", [address(numbers), TRIAL_NUMEL])
+    library.sparsify_norms(address(tensor), address(tensor) + 8, 1, 1, level, 1, address(norm))
+    expected = sum(number * number for number in numbers) ** 0.5
+    assert abs(norm[0] - expected) < 1e-3 * expected, level
+
+
+def check_chunks(library: ctypes.CDLL, numbers: array[float], level: int) -> None:
+    """Assert that the 7 largest are found of each chunk, 4 x 1000, of those that lie side by side."""
+    columns = TRIAL_NUMEL // 4
+    grid = array("q", [address(numbers), 0, 0, 0, columns, 4, 1000, 1, columns // 1000, 7, 0])
+    indices, values = empty_selection(7 * (columns // 1000))
+    library.sparsify_chunks(
+        address(grid), 1, 1.0, 0, TRIAL_NUMEL, level, 1, address(indices), address(values)
+    )
+    assert [numbers[i] for i in indices] == list(values), level
+    for chunk, start in enumerate(range(0, columns, 1000)):
+        members = [row + i for row in range(start, TRIAL_NUMEL, columns) for i in range(1000)]
+        assert list(indices[7 * chunk :][:7]) == largest_indices(numbers, members, 7), level
+
+
+def check_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]) -> None:
+    """Assert that a selection is added, cleared and moved where it lies, in memory of two pieces."""
+    indices = array("i", [7 + index for index in largest])
+    values = array("f", [numbers[i] for i in largest])
+    selection = array("q", [address(indices), address(values), TRIAL_K])
+    acc = array("f", numbers)
+    memories = memory_table(acc)
+    library.sparsify_add(address(memories), 2, address(selection), 1, -1.0, 0)
+    assert [i for i in range(TRIAL_NUMEL) if acc[i] != numbers[i]] == largest
     assert not any(acc[i] for i in largest)
     acc[largest[0]] = 1.0
-    library.sparsify_clear_at(at(memories), 2, at(part))
+    library.sparsify_clear_at(address(memories), 2, address(selection))
     assert not any(acc[i] for i in largest)
-    library.sparsify_add(at(memories), 2, 0, 0, 1.0, 1)
+    library.sparsify_add(address(memories), 2, 0, 0, 1.0, 1)
     assert not any(acc)
-    # Two tensors; the deviation of the first is 0.82, so that -1, 0 and 1 are in three bins.
-    values, counts = array("f", [-1, -1, 0, 0, 0, 1, 1, 9]), array("q", [7, 1])
-    means, bins = array("f", bytes(32)), array("B", bytes(8))
-    library.sparsify_statistical2(at(values), at(counts), 2, at(means), at(bins))
-    assert list(means) == [0, -1, 0, 1, 0, 0, 9, 0]
-    assert list(bins) == [1, 1, 2, 2, 2, 3, 3, 2]
-    both = part * 2
-    for parts, alpha in ((1, 1.0), (2, 0.5)):
+    selections = selection * 2
+    for num_selections, alpha in ((1, 1.0), (2, 0.5)):
         spaces = array("f", numbers), array("f", numbers)
-        tables = [
-            array("q", [at(space), 7, 7 + half, at(space) + 4 * half, 7 + half, 7 + TRIED])
-            for space in spaces
-        ]
-        library.sparsify_move(*map(at, tables), 2, at(both), parts, alpha, -1.0)
+        tables = memory_table(spaces[0]), memory_table(spaces[1])
+        library.sparsify_move(
+            address(tables[0]), address(tables[1]), 2, address(selections), num_selections, alpha, -1.0
+        )
         assert spaces[0] == spaces[1]
-        assert [i for i in range(TRIED) if spaces[0][i] != numbers[i]] == largest
+        assert [i for i in range(TRIAL_NUMEL) if spaces[0][i] != numbers[i]] == largest
         assert not any(spaces[0][i] for i in largest)
 
 
-def empty(size: int) -> tuple[array[Any], array[Any]]:
-    """Room for indices and values."""
+def check_statistical2(library: ctypes.CDLL) -> None:
+    """Assert that two tensors are coded."""
+    # The deviation of the first one is 0.82, so that -1, 0 and 1 are in three bins.
+    values = array("f", [-1, -1, 0, 0, 0, 1, 1, 9])
+    counts = array("q", [7, 1])
+    means = array("f", bytes(32))
+    codes = array("B", bytes(8))
+    library.sparsify_statistical2(address(values), address(counts), 2, address(means), address(codes))
+    assert list(means) == [0, -1, 0, 1, 0, 0, 9, 0]
+    assert list(codes) == [1, 1, 2, 2, 2, 3, 3, 2]
+
+
+def largest_indices(numbers: Sequence[float], members: Iterable[int], k: int) -> list[int]:
+    """Return which k of these elements have the largest magnitudes, ascending."""
+    return sorted(sorted(members, key=lambda i: -abs(numbers[i]))[:k])
+
+
+def memory_table(space: array[float]) -> array[int]:
+    """Return struct Memory of two pieces of a space that begins at 7."""
+    first = TRIAL_NUMEL // 2 + 1
+    return array("q", [address(space), 7, 7 + first, address(space) + 4 * first, 7 + first, 7 + TRIAL_NUMEL])
+
+
+def empty_selection(size: int) -> tuple[array[int], array[float]]:
+    """Allocate so many indices and values."""
     return array("i", bytes(4 * size)), array("f", bytes(4 * size))
 
 
-def at(numbers: array[Any]) -> int:
-    """Address of an array."""
+def address(numbers: array[Any]) -> int:
+    """Return the address of an array."""
     return numbers.buffer_info()[0]
 
 
 if __name__ == "__main__":
-    try_out(load(Path(sys.argv[1])))
+    check_library(load_shared_library(Path(sys.argv[1])))

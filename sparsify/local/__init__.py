@@ -1,1 +1,1 @@
-"""Local steps: each worker steps by itself, and every so often all average what they have moved."""
+"""Local steps: workers train alone for several steps, and average between rounds how far they have moved."""

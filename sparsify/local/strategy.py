@@ -1,8 +1,8 @@
-"""The strategy of local steps: which method averages the drift, how often, and what follows its average.
+"""Strategies of local steps: which method averages the drift, how often, and which outer step follows.
 
 With R workers, a common anchor theta and H = `every`, a round is:
 
-    1. each worker takes H steps of its own optimiser from theta, to theta_r;
+    1. each worker takes H steps of its own optimizer from theta, to theta_r;
     2. its drift is theta - theta_r, which points as a gradient does;
     3. a method of this library averages the drift, with its residual from round to round;
     4. the outer step moves theta by the average, and each worker goes on from there.
@@ -22,13 +22,13 @@ from torch import Tensor
 
 from sparsify import ranges
 from sparsify.method import Dense, Method
-from sparsify.ranges import Count, Kept, MomentumFactor, Natural, Positive
+from sparsify.ranges import KeptFraction, MomentumFactor, NonNegativeInt, PositiveFloat, PositiveInt
 
 ANCHORS_AGREE = "anchors agree"  # a law that a method may break, and says so
 
 
-class Outer(ABC):
-    """The step of the anchor, given the average drift in the place of a gradient."""
+class OuterStep(ABC):
+    """A step that moves the anchor by the average drift, which takes the place of a gradient."""
 
     lr: float
 
@@ -36,11 +36,11 @@ class Outer(ABC):
         ranges.check_fields(self)
 
     def init(self, anchor: Sequence[Tensor]) -> Any:
-        """The state for these tensors (n,)."""
+        """Return the initial state for the anchor, tensors (n,)."""
         return None
 
     def __repr__(self) -> str:
-        """Workers, and saved states, compare it: of a class that is no dataclass, too."""
+        # Workers, and saved states, compare it; a user's class need not be a dataclass.
         values = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({values})"
 
@@ -50,20 +50,20 @@ class Outer(ABC):
 
 
 @dataclass(frozen=True)
-class Plain(Outer):
-    """theta <- theta - lr drift."""
+class PlainStep(OuterStep):
+    """Outer step of plain SGD: theta <- theta - lr drift."""
 
-    lr: Positive = 1.0
+    lr: PositiveFloat = 1.0
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: None) -> None:
         torch._foreach_add_([*anchor], [*drift], alpha=-self.lr)
 
 
 @dataclass(frozen=True)
-class WithMomentum(Outer):
-    """Base of outer steps with momentum m, one for each tensor; DiLoCo's rates."""
+class MomentumStep(OuterStep):
+    """Base of outer steps with momentum m, a tensor like each of the anchor's; DiLoCo's rates."""
 
-    lr: Positive = 0.7
+    lr: PositiveFloat = 0.7
     momentum: MomentumFactor = 0.9
 
     def init(self, anchor: Sequence[Tensor]) -> list[Tensor]:
@@ -71,9 +71,10 @@ class WithMomentum(Outer):
 
 
 @dataclass(frozen=True)
-class Nesterov(WithMomentum):
-    """m <- mu m + drift; theta <- theta - lr (drift + mu m): torch.optim.SGD(nesterov=True) on the drift.
-    DiLoCo, algorithm 1.
+class Nesterov(MomentumStep):
+    """Outer step of torch.optim.SGD(momentum=mu, nesterov=True) on the drift.
+
+    m <- mu m + drift; theta <- theta - lr (drift + mu m). DiLoCo, algorithm 1.
     """
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
@@ -84,9 +85,11 @@ class Nesterov(WithMomentum):
 
 
 @dataclass(frozen=True)
-class HeavyBall(WithMomentum):
-    """m <- mu m + drift; theta <- theta - lr m: torch.optim.SGD(momentum=mu). What several public codes call
-    Nesterov, gensyn-ai/noloco's DiLoCo among them.
+class HeavyBall(MomentumStep):
+    """Outer step of torch.optim.SGD(momentum=mu) on the drift.
+
+    m <- mu m + drift; theta <- theta - lr m. Several public codes call this Nesterov, gensyn-ai/noloco's
+    DiLoCo among them.
     """
 
     def step(self, anchor: Sequence[Tensor], drift: Sequence[Tensor], state: list[Tensor]) -> None:
@@ -97,60 +100,61 @@ class HeavyBall(WithMomentum):
 
 @dataclass(frozen=True)
 class AveragedState:
-    """A part of the inner optimiser's state that is averaged, too, every so many steps."""
+    """An entry of the inner optimizer's state that is averaged, too, every `every` steps."""
 
     key: str  # `exp_avg` of AdamW, ...
-    every: Count
+    every: PositiveInt
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
 
 
 @dataclass(frozen=True)
-class Local:
-    """Any method of this library, every H steps instead of every step. For `sparsify.distribute`.
+class LocalSteps:
+    """A strategy that averages by any method every H steps instead of every step, for `sparsify.distribute`.
 
     Args:
-        every: H, steps of each worker's own optimiser from one exchange to the next.
+        every: H, steps of each worker's own optimizer from one exchange to the next.
         method: averages the drift, as it would average gradients.
-        outer: what follows the average.
-        fragments: the model is exchanged in so many parts, in turns spread evenly over a round; see
-            `sparsify.local.fragments`. Douillard et al. 2025 (Streaming DiLoCo, arXiv:2501.18512).
-        delay: steps from when a part is sent to when its average is applied, in which workers step on.
-        mix: the share of its own parameters that a worker keeps when an average is applied, from which its
-            replica then differs: theta_r <- mix theta_r + (1 - mix) theta.
-        states: of the inner optimiser, averaged as they are; by default each worker keeps its own.
+        outer: the step of the anchor that follows the average.
+        fragments: number of fragments of the model, which are exchanged in turns spread evenly over a round;
+            see `sparsify.local.fragments`. Douillard et al. 2025 (Streaming DiLoCo, arXiv:2501.18512).
+        delay: steps between sending a fragment and applying its average, in which workers step on.
+        mix: the share of its own parameters that a worker keeps when an average is applied, so that its
+            replica differs from the anchor: theta_r <- mix theta_r + (1 - mix) theta.
+        states: entries of the inner optimizer's state that are averaged, without an outer step; by default
+            each worker keeps its own.
 
     Raises:
         ValueError: a number out of range, more fragments than steps, a delay of a whole round, or momentum
             twice.
     """
 
-    every: Count
+    every: PositiveInt
     method: Method
-    outer: Outer = Plain()
-    fragments: Count = 1
-    delay: Natural = 0
-    mix: Kept = 0.0
+    outer: OuterStep = PlainStep()
+    fragments: PositiveInt = 1
+    delay: NonNegativeInt = 0
+    mix: KeptFraction = 0.0
     states: tuple[AveragedState, ...] = ()
 
     def __post_init__(self) -> None:
         ranges.check_fields(self)
         if not isinstance(self.method, Method):
             raise ValueError(
-                f"method={self.method!r} does not average; give Local one of every step, such as "
+                f"method={self.method!r} does not average; give LocalSteps one of every step, such as "
                 "sparsify.build('topk', density=0.01)"
             )
-        if not isinstance(self.outer, Outer):
+        if not isinstance(self.outer, OuterStep):
             raise ValueError(
-                f"outer={self.outer!r} is no outer step; take Plain, Nesterov or HeavyBall of "
-                "sparsify.local.strategy, or a class of your own that is an Outer"
+                f"outer={self.outer!r} is no outer step; take PlainStep, Nesterov or HeavyBall of "
+                "sparsify.local.strategy, or a class of your own that is an OuterStep"
             )
         momentum = getattr(self.outer, "momentum", 0)
-        if self.method.momentum_inside and momentum:
+        if self.method.applies_momentum and momentum:
             raise ValueError(
                 f"the method applies momentum itself, and the outer step has {momentum} too; take "
-                "outer=Plain(), or build the method with momentum=0"
+                "outer=PlainStep(), or build the method with momentum=0"
             )
         if self.fragments > self.every:
             raise ValueError(
@@ -165,30 +169,29 @@ class Local:
 
     @property
     def averages_models(self) -> bool:
-        """True if the outer step only takes the place of the parameters' average. Then the parameters
-        themselves are averaged, as by FedAvg, without the rounding of theta - (theta - theta_r).
+        """True if the parameters are averaged themselves, as by FedAvg, and not their drift.
+
+        The outcome is the same then, without the rounding of theta - (theta - theta_r).
         """
-        return type(self.method) is Dense and self.outer == Plain(1.0)
+        return type(self.method) is Dense and self.outer == PlainStep(1.0)
 
     @property
-    def pulls(self) -> bool:
-        """True if a worker meets few others, so that anchors differ and have to be pulled together."""
+    def has_different_anchors(self) -> bool:
+        """True if a worker meets few others in a round, so that anchors differ and are averaged, too."""
         return ANCHORS_AGREE in self.method.broken_laws()
 
     @property
-    def is_plain(self) -> bool:
-        """True if all that follows an average is a step by it, of the anchor and of every worker alike."""
-        plain = type(self.outer) is Plain and not self.averages_models
-        return plain and self.is_replaced and not self.pulls
+    def can_fuse_exchange(self) -> bool:
+        """True if a plain outer step follows the average, and takes anchor and workers to one point."""
+        is_plain = type(self.outer) is PlainStep and not self.averages_models
+        return is_plain and self.replaces_parameters and not self.has_different_anchors
 
     def broken_laws(self) -> dict[str, str]:
-        """The laws of local steps that can't hold, and why."""
+        """Return the laws of local steps that can't hold, and why."""
         broken = self.method.broken_laws()
         return {law: why for law, why in broken.items() if law == ANCHORS_AGREE}
 
     @property
-    def is_replaced(self) -> bool:
-        """True if nothing of a worker's own parameters outlives an exchange, so that these can hold the
-        drift meanwhile.
-        """
+    def replaces_parameters(self) -> bool:
+        """True if an exchange replaces a worker's parameters wholly, so that they can hold the drift."""
         return not self.delay and not self.mix

@@ -11,129 +11,129 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
-from sparsify.core.chunks import SIDE, Tiles
-from sparsify.core.codes import SCALE, Membership, ValueCode, code_named
-from sparsify.core.packing import pack_places, places_nbytes, unpack_places
-from sparsify.core.wire import joined, split
+from sparsify.core.chunks import SIDE, ChunkLayout
+from sparsify.core.codes import SCALE, TensorSegments, ValueCode, get_value_code
+from sparsify.core.packing import pack_places, packed_places_nbytes, unpack_places
+from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import Exchange
-from sparsify.kernels import trouble_with_native
-from sparsify.kernels.native_chunks import NativeChunks
+from sparsify.kernels import native_unavailable_reason
+from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.kernels.native_codes import NativeStatistical2
-from sparsify.ranges import AverageOver, Code, Side
-from sparsify.select import ExactlyK, OnePass
+from sparsify.ranges import AverageOver, ChunkSide, CodeName
+from sparsify.select import ExactlyKSelector, SinglePassSelector
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    Call,
+    BucketStep,
+    CollectiveCall,
     Delivery,
-    Part,
-    SeenStep,
+    MethodPart,
     Selection,
-    Sparse,
+    SparseVector,
 )
 
 
-@dataclass
-class Tiled:
-    """The chunks of a bucket, which follow from its shapes."""
+def make_chunk_layout(like: Tensor, context: BucketContext, side: int) -> ChunkLayout:
+    """Cut a bucket like this tensor into chunks. A bucket whose shapes are unknown is one vector."""
+    return ChunkLayout(context.shapes or (tuple(like.shape),), side, like.device)
 
-    tiles: Tiles = field(metadata={"saved": False})
 
-    @classmethod
-    def like(cls, like: Tensor, context: BucketContext, side: int) -> Tiled:
-        """Those of a bucket like this one; where its shapes are unknown, of one vector."""
-        return cls(Tiles(context.shapes or (tuple(like.shape),), side, like.device))
-
-    @staticmethod
-    def together(states: Sequence[Tiled], kept: Tiles | None) -> Tiles:
-        """The chunks of several buckets that follow each other: those that were kept, if they are these."""
-        each = [state.tiles for state in states]
-        shapes = tuple(shape for tiles in each for shape in tiles.shapes)
-        buckets = tuple(len(tiles.shapes) for tiles in each)
-        if kept is not None and (kept.shapes, kept.buckets) == (shapes, buckets):
-            return kept
-        return Tiles(shapes, each[0].side, each[0].device, buckets)
+def join_layouts(layouts: Sequence[ChunkLayout], cached: ChunkLayout | None) -> ChunkLayout:
+    """Return the chunks of several buckets that follow each other: `cached`, if it has the same chunks."""
+    shapes = tuple(shape for layout in layouts for shape in layout.shapes)
+    tensors_per_bucket = tuple(len(layout.shapes) for layout in layouts)
+    if cached and (cached.shapes, cached.tensors_per_bucket) == (shapes, tensors_per_bucket):
+        return cached
+    return ChunkLayout(shapes, layouts[0].side, layouts[0].device, tensors_per_bucket)
 
 
 @dataclass
-class SearchState(Tiled):
-    """The chunks, and what searches them on CPUs, where it works; else torch's operators do."""
+class ChunkSearchState:
+    """The chunks of a bucket, and the native searches of it, if they work here; else torch's operators do."""
 
-    native: NativeChunks | None = field(default=None, metadata={"saved": False})
-    joint: NativeChunks | None = field(default=None, metadata={"saved": False})  # from this bucket on
+    layout: ChunkLayout = field(metadata={"saved": False})
+    native: NativeChunkSearch | None = field(metadata={"saved": False})
+    # Of the group of buckets that begins with this one.
+    group_native: NativeChunkSearch | None = field(default=None, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
-class ChunkTopK(OnePass, ExactlyK):
-    """The largest magnitudes of each chunk of each tensor. SparseLoCo, arXiv:2508.15706, section 3; DeMo,
-    arXiv:2411.19870, takes them of a transform.
+class ChunkTopK(SinglePassSelector, ExactlyKSelector):
+    """A selector of the largest magnitudes of each chunk of each tensor.
 
-    Of a chunk its share of k is chosen, at least one element (see `sparsify.core.chunks.share_of`): 64 of
-    4096 at density 1/64. Deviation: the published code names a number, 64, for chunks of every size. Vectors,
-    whose chunks have at most 64 elements, would be sent whole.
+    SparseLoCo, arXiv:2508.15706, section 3; DeMo, arXiv:2411.19870, takes them of a transform. Of a chunk its
+    share of k is chosen, at least one element (`sparsify.core.chunks.num_chosen_of_chunk`): 64 of 4096 at
+    density 1/64. Deviation: the published code names a number, 64, for chunks of every size. Vectors, whose
+    chunks have at most 64 elements, would be sent whole.
 
     Args:
         side: the most that a side of a chunk may have; 64 in SparseLoCo.
     """
 
-    side: Side = SIDE
+    side: ChunkSide = SIDE
 
-    def init(self, like: Tensor, context: BucketContext) -> SearchState:
-        tiles = Tiled.like(like, context, self.side).tiles
-        is_native = context.select != "torch" and like.is_cpu and not trouble_with_native()
-        return SearchState(tiles, NativeChunks(tiles) if is_native else None)
+    def init(self, like: Tensor, context: BucketContext) -> ChunkSearchState:
+        layout = make_chunk_layout(like, context, self.side)
+        is_native = context.select != "torch" and like.is_cpu and not native_unavailable_reason()
+        return ChunkSearchState(layout, NativeChunkSearch(layout) if is_native else None)
 
     def accumulate_and_select(
-        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: SearchState
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: ChunkSearchState
     ) -> Selection:
         check_k(k, acc.numel())
         if state.native is not None:
-            found = state.native.largest([acc], [] if grad is None else [grad], [k])
-            if found is not None:
-                return Selection(found.indices.long(), found.values)
-        return Selection(*state.tiles.largest(acc if grad is None else acc.add_(grad), k))
+            chosen = state.native.select_largest([acc], [] if grad is None else [grad], [k])
+            if chosen is not None:
+                return Selection(chosen.indices.long(), chosen.values)
+        return Selection(*state.layout.select_largest(acc if grad is None else acc.add_(grad), k))
 
-    def search_together(
+    def search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
         ks: Sequence[int],
-        states: Sequence[SearchState],
+        states: Sequence[ChunkSearchState],
         weight: float,
         anchors: Sequence[Tensor] = (),
-    ) -> tuple[Sparse, list[int]] | None:
+    ) -> tuple[SparseVector, list[int]] | None:
         first = states[0]
         if first.native is None:
             return None
-        tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
-        if first.joint is None or first.joint.tiles is not tiles:
-            first.joint = NativeChunks(tiles)
-        found = first.joint.largest(accs, grads, ks, weight, anchors)
-        return None if found is None else (found, tiles.chosen(ks))
+        search = first.group_native
+        layout = join_layouts([state.layout for state in states], search.layout if search else None)
+        if search is None or search.layout is not layout:
+            search = first.group_native = NativeChunkSearch(layout)
+        selection = search.select_largest(accs, grads, ks, weight, anchors)
+        return None if selection is None else (selection, layout.counts_by_bucket(ks))
 
 
-class Received(NamedTuple):
-    """A worker's message, as all workers read it."""
+class ReceivedSelection(NamedTuple):
+    """A worker's selection, as all workers read it in its message."""
 
-    part: Sparse
-    norms: Tensor | None  # (T,) of the values of each tensor, where they travel
+    selection: SparseVector
+    norms: Tensor  # (T,) of the values of each tensor; empty unless the exchange clips
 
 
 @dataclass
-class GatherState(Tiled):
-    """The chunks, and what is made from them when it is first needed."""
+class ChunkGatherState:
+    """The chunks of a bucket, and what is made from them when it is first needed."""
 
-    parts: Membership | None = field(default=None, metadata={"saved": False})  # of the last k
-    senders: Tensor | None = field(default=None, metadata={"saved": False})  # (n,) int16, 0 between steps
-    joint: GatherState | None = field(default=None, metadata={"saved": False})  # of buckets from this one on
+    layout: ChunkLayout = field(metadata={"saved": False})
+    segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
+    sender_counts: Tensor | None = field(
+        default=None, metadata={"saved": False}
+    )  # (n,) int16, 0 between steps
+    # Of the group of buckets that begins with this one.
+    group_state: ChunkGatherState | None = field(default=None, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class ChunkGather(Exchange):
-    """All-gather of what `ChunkTopK` chose, in one message: a place inside the chunk, of 12 bits, and a coded
-    value for each element. Chunks are not named, for all workers have the same ones, and choose as many of
-    each. The total is taken in the order of ranks, so that all workers get the same bits.
+    """An all-gather of the selections of `ChunkTopK`, in one message: coded values, and places in chunks.
+
+    A place inside a chunk takes 12 bits. Chunks are not named, for all workers have the same ones, and choose
+    as many of each. The total is taken in the order of ranks, so that all workers get the same bits.
 
     64 of 4096 elements with 2 bits each are 112 bytes a chunk. To that come, for each tensor of the bucket,
     the scales of the code: 4 bytes with `int8` and `e3m0`, 8 with `symmetric2`, 16 with `statistical2`, none
@@ -141,7 +141,8 @@ class ChunkGather(Exchange):
 
     Args:
         code: how values travel, see `sparsify.core.codes`: `as_is`, `fp32` or `bf16`; in 8 bits (`int8`), 4
-            (`e3m0`) or 2 (`symmetric2`, and SparseLoCo's own `statistical2`).
+            (`e3m0`) or 2 (`symmetric2`, and SparseLoCo's own `statistical2`). Fewer bits: fewer bytes, more
+            rounding.
         average: over all `workers`, as algorithm 1 of SparseLoCo divides; or, for each element, over the
             `senders`: those that sent it, as the code of its live run does (tplr-ai/templar, which takes
             scatter_reduce's mean; here in a fixed order). That takes 2 bytes of memory for each of n.
@@ -150,28 +151,28 @@ class ChunkGather(Exchange):
         side: of the selector's chunks.
     """
 
-    joins: ClassVar[bool] = True
+    supports_groups: ClassVar[bool] = True
 
-    code: Code = "symmetric2"
+    code: CodeName = "symmetric2"
     average: AverageOver = "workers"
     clip: bool = False
-    side: Side = SIDE
+    side: ChunkSide = SIDE
 
     @property
-    def needs_exact(self) -> bool:
+    def needs_equal_counts(self) -> bool:
         return True
 
-    def misfit(self, select: Part) -> str | None:
-        if isinstance(select, ChunkTopK) and select.side == self.side:
+    def why_incompatible(self, selector: MethodPart) -> str | None:
+        if isinstance(selector, ChunkTopK) and selector.side == self.side:
             return None
         return (
             f"ChunkGather sends places in chunks whose sides are at most {self.side}, so that is what has to "
-            f"be chosen, but it was given {select!r}; take ChunkTopK(side={self.side}), or AllGather"
+            f"be chosen, but it was given {selector!r}; take ChunkTopK(side={self.side}), or AllGather"
         )
 
     def broken_laws(self) -> dict[str, str]:
         broken = dict[str, str]()
-        if not self._code.is_exact:
+        if not self._value_code.is_exact:
             broken[DENSE_AT_DENSITY_1] = f"values are rounded to {self.code}"
         if self.average == "senders":
             broken[NOTHING_IS_LOST] = "an element that few workers sent counts as if all had sent it"
@@ -180,99 +181,140 @@ class ChunkGather(Exchange):
             broken |= {NOTHING_IS_LOST: clipped, DENSE_AT_DENSITY_1: clipped}
         return broken
 
-    def init(self, like: Tensor, context: BucketContext) -> GatherState:
-        return GatherState(Tiled.like(like, context, self.side).tiles)
+    def init(self, like: Tensor, context: BucketContext) -> ChunkGatherState:
+        return ChunkGatherState(make_chunk_layout(like, context, self.side))
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: GatherState) -> Delivery:
-        return self._exchange(part, n, [k], comm, state)
+    def exchange(
+        self, selection: SparseVector, n: int, k: int, comm: Comm, state: ChunkGatherState
+    ) -> Delivery:
+        return self._exchange(selection, n, [k], comm, state)
 
-    def exchange_together(
-        self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, states: Sequence[GatherState]
+    def exchange_group(
+        self,
+        selection: SparseVector,
+        n: int,
+        ks: Sequence[int],
+        comm: Comm,
+        states: Sequence[ChunkGatherState],
     ) -> Delivery:
         first = states[0]
-        tiles = Tiled.together(states, None if first.joint is None else first.joint.tiles)
-        if first.joint is None or first.joint.tiles is not tiles:
-            first.joint = GatherState(tiles)
-        return self._exchange(part, n, ks, comm, first.joint)
+        group_state = first.group_state
+        layout = join_layouts([state.layout for state in states], group_state.layout if group_state else None)
+        if group_state is None or group_state.layout is not layout:
+            group_state = first.group_state = ChunkGatherState(layout)
+        return self._exchange(selection, n, ks, comm, group_state)
 
-    def _exchange(self, part: Sparse, n: int, ks: Sequence[int], comm: Comm, state: GatherState) -> Delivery:
-        tiles, dtype = state.tiles, part.values.dtype
-        if len(part.indices) != tiles.quota(ks).total:
+    def _exchange(
+        self, selection: SparseVector, n: int, ks: Sequence[int], comm: Comm, state: ChunkGatherState
+    ) -> Delivery:
+        """Exchange a selection, of the only bucket or of a group."""
+        layout = state.layout
+        quota = layout.quota(ks)
+        if len(selection.indices) != quota.total:
             raise ValueError(
-                f"{len(part.indices)} elements were chosen, and chunks of at most {self.side} x {self.side} "
-                f"have {tiles.quota(ks).total} for k={sum(ks)} of {n}; choose them by "
+                f"{len(selection.indices)} elements were chosen, and chunks of at most {self.side} x "
+                f"{self.side} have {quota.total} for k={sum(ks)} of {n}; choose them by "
                 f"ChunkTopK(side={self.side})"
             )
-        if state.parts is None or state.parts.counts != tiles.counts(ks):
-            state.parts = Membership.of(tiles.counts(ks), part.values)
-        coded = self._code.encode(part.values, state.parts)
-        mine = Sparse(part.indices, self._code.decode(coded, state.parts, dtype))
-        norms = [state.parts.sum(mine.values.double().square()).sqrt_().to(SCALE)] if self.clip else []
-        message = joined(*norms, coded, pack_places(tiles.places(part.indices, ks)))
+        segments = state.segments
+        if segments is None or segments.counts != quota.counts:
+            segments = state.segments = TensorSegments.from_counts(quota.counts, selection.values)
+        # 1. Code the values, and read them as receivers will: that is what this worker delivers.
+        coded = self._value_code.encode(selection.values, segments)
+        values = self._value_code.decode(coded, segments, selection.values.dtype)
+        delivered = SparseVector(selection.indices, values)
+        norms = values.new_empty(0, dtype=SCALE)
+        if self.clip:
+            norms = segments.sum_by_tensor(values.double().square()).sqrt_().to(SCALE)
+        # 2. Gather the messages of all workers: norms, values and places.
+        message = concat_bytes(norms, coded, pack_places(layout.indices_to_places(selection.indices, ks)))
         received = [
-            Received(mine, norms[0] if norms else None)
+            ReceivedSelection(delivered, norms)
             if rank == comm.rank
-            else self._read(theirs, ks, part, tiles, state.parts)
-            for rank, theirs in enumerate(comm.all_gather(message))
+            else self._read_message(their_message, ks, selection, layout, segments)
+            for rank, their_message in enumerate(comm.all_gather(message))
         ]
-        total = self._clipped(received, state.parts) if self.clip else [one.part for one in received]
+        # 3. Weigh what each worker sent.
+        total = [selection for selection, _ in received]
+        if self.clip:
+            total = self._clip_to_median_norm(received, segments)
         if self.average == "senders":
-            self._weigh(total, n, state)
-        return Delivery([*total], [mine])
+            total = self._average_over_senders(total, n, state)
+        return Delivery([*total], [delivered])
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        # All workers choose as many; it is the number alone that counts, whichever tensors they are of.
-        counts = [max(seen.selected), *[0] * (len(seen.shapes) - 1)]
-        return [Call("all_gather", sum(self._fields(counts, seen.work)))]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        # All workers choose as many. Only the number counts, whichever tensors they are of.
+        counts = [max(bucket_step.sent_counts), *[0] * (len(bucket_step.shapes) - 1)]
+        return [CollectiveCall("all_gather", sum(self._field_nbytes(counts, bucket_step.value_dtype)))]
 
     @property
-    def _code(self) -> ValueCode:
-        if self.code == "statistical2" and not trouble_with_native():
+    def _value_code(self) -> ValueCode:
+        """The code that `code` names."""
+        if self.code == "statistical2" and not native_unavailable_reason():
             return NativeStatistical2()
-        return code_named(self.code)
+        return get_value_code(self.code)
 
-    def _fields(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
-        """Bytes of norms, of coded values, and of places."""
-        norms = SCALE.itemsize * len(counts) if self.clip else 0
-        return norms, self._code.nbytes(counts, dtype), places_nbytes(sum(counts))
+    def _field_nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
+        """Return the bytes of norms, of coded values, and of places, given the value counts of tensors."""
+        norms_nbytes = SCALE.itemsize * len(counts) if self.clip else 0
+        return norms_nbytes, self._value_code.nbytes(counts, dtype), packed_places_nbytes(sum(counts))
 
-    def _read(
-        self, message: Tensor, ks: Sequence[int], mine: Sparse, tiles: Tiles, parts: Membership
-    ) -> Received:
-        """A message of elements of the same types as `mine`."""
-        dtype = mine.values.dtype
-        sizes = self._fields(parts.counts, dtype)
-        kinds = (SCALE, sizes[0] // SCALE.itemsize), (torch.uint8, sizes[1]), (torch.uint8, sizes[2])
-        norms, coded, places = split(message, *kinds)
-        indices = tiles.indices(unpack_places(places, len(parts.tensors)), ks).to(mine.indices.dtype)
-        values = self._code.decode(coded, parts, dtype)
-        return Received(Sparse(indices, values), norms if self.clip else None)
+    def _read_message(
+        self,
+        message: Tensor,
+        ks: Sequence[int],
+        like: SparseVector,
+        layout: ChunkLayout,
+        segments: TensorSegments,
+    ) -> ReceivedSelection:
+        """Read a message of elements of the same types as `like`."""
+        dtype = like.values.dtype
+        norms_nbytes, coded_nbytes, places_nbytes = self._field_nbytes(segments.counts, dtype)
+        norms, coded, places = split_bytes(
+            message,
+            (SCALE, norms_nbytes // SCALE.itemsize),
+            (torch.uint8, coded_nbytes),
+            (torch.uint8, places_nbytes),
+        )
+        indices = layout.places_to_indices(unpack_places(places, len(segments.tensors)), ks).to(
+            like.indices.dtype
+        )
+        values = self._value_code.decode(coded, segments, dtype)
+        return ReceivedSelection(SparseVector(indices, values), norms)
 
-    def _clipped(self, received: Sequence[Received], parts: Membership) -> list[Sparse]:
-        """What each worker sent, tensor by tensor scaled down to the median norm. A worker whose norm is not
-        finite gets NaN or zeros, and moves no one else's limit.
+    def _clip_to_median_norm(
+        self, received: Sequence[ReceivedSelection], segments: TensorSegments
+    ) -> list[SparseVector]:
+        """Scale down each worker's values of each tensor to the median norm over the workers.
+
+        A worker whose norm is not finite gets NaN or zeros, and moves no one else's limit.
         """
-        norms = torch.stack([one.norms for one in received if one.norms is not None])  # (P, T)
+        norms = torch.stack([worker_norms for _, worker_norms in received])  # (P, T)
         limits = norms.nanmedian(dim=0).values
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         factors = torch.where(norms.isnan(), norms, factors)
         return [
-            Sparse(indices, values * parts.spread(own.to(values.dtype)))
-            for ((indices, values), _), own in zip(received, factors, strict=True)
+            SparseVector(indices, values * segments.repeat_by_tensor(worker_factors.to(values.dtype)))
+            for ((indices, values), _), worker_factors in zip(received, factors, strict=True)
         ]
 
-    def _weigh(self, total: list[Sparse], n: int, state: GatherState) -> None:
-        """Multiply each value by P and divide it by the number of workers that sent its element: the method
-        divides by P.
+    def _average_over_senders(
+        self, total: Sequence[SparseVector], n: int, state: ChunkGatherState
+    ) -> list[SparseVector]:
+        """Multiply each value by P and divide it by the number of workers that sent its element.
+
+        The method divides by P afterwards.
         """
-        if state.senders is None:
-            state.senders = torch.zeros(n, dtype=torch.int16, device=total[0].values.device)
-        senders, one = state.senders, torch.ones_like(total[0].indices, dtype=torch.int16)
-        for part in total:
-            senders.index_add_(0, part.indices, one)
-        total[:] = [
-            Sparse(indices, values * len(total) / senders.index_select(0, indices).to(values.dtype))
+        if state.sender_counts is None:
+            state.sender_counts = torch.zeros(n, dtype=torch.int16, device=total[0].values.device)
+        counts = state.sender_counts
+        ones = torch.ones_like(total[0].indices, dtype=torch.int16)
+        for indices, _ in total:
+            counts.index_add_(0, indices, ones)
+        averaged = [
+            SparseVector(indices, values * len(total) / counts.index_select(0, indices).to(values.dtype))
             for indices, values in total
         ]
-        for part in total:
-            senders.index_fill_(0, part.indices.long(), 0)
+        for indices, _ in total:
+            counts.index_fill_(0, indices.long(), 0)
+        return averaged

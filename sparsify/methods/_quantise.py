@@ -1,4 +1,4 @@
-"""What quantisers share: codes of a few bits packed into bytes, and rounding at random."""
+"""Base classes of quantised methods: codes of a few bits packed into bytes, and stochastic rounding."""
 
 from __future__ import annotations
 
@@ -14,165 +14,205 @@ from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.packing import pack, unpack
 from sparsify.core.timer import PhaseTimer
-from sparsify.core.wire import split
+from sparsify.core.wire import split_bytes
 from sparsify.feedback import Feedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step
+from sparsify.method import FeedbackMethod
 from sparsify.ranges import Scope
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    Part,
-    PromisedBytes,
-    SeenStep,
-    Slice,
-    exactly,
+    DenseSlice,
+    MethodPart,
+    PredictedBytes,
+    StepSettings,
+    exact_bytes,
 )
 
-SCALE = torch.float32  # what scales travel as
+SCALE = torch.float32  # the type that scales travel as
 
 
 @dataclass
 class PackedCodes:
-    """n codes of `bits` bits each behind fp32 scales, one for every block of elements or as many as asked.
-    Its buffers are allocated once: packed codes, and a byte for each of n codes unpacked.
+    """A message of n codes of few bits each behind fp32 scales, and the buffers to write and read it.
+
+    The buffers are allocated once: packed codes, and a byte for each of n codes unpacked.
     """
 
     n: int = field(metadata={"saved": False})
     block: int = field(metadata={"saved": False})  # elements that share a scale; 0: there are no blocks
-    scales: int = field(metadata={"saved": False})
+    num_scales: int = field(metadata={"saved": False})
     bits: int = field(metadata={"saved": False})  # 1, 2, 4 or 8
     buffer: Tensor = field(metadata={"saved": False})  # (bytes,) uint8
     lanes: Tensor = field(metadata={"saved": False})  # (8 / bits, bytes of codes) uint8: the codes unpacked
 
     @classmethod
-    def like(cls, like: Tensor, block: int, bits: int, scales: int | None = None) -> PackedCodes:
-        n, in_a_byte = like.numel(), 8 // bits
-        packed = -(-n // in_a_byte)
-        scales = num_blocks(n, block) if scales is None else scales
-        buffer = torch.zeros(SCALE.itemsize * scales + packed, dtype=torch.uint8, device=like.device)
-        lanes = torch.zeros(in_a_byte, packed, dtype=torch.uint8, device=like.device)
-        return cls(n, block, scales, bits, buffer, lanes)
+    def allocate(cls, like: Tensor, block: int, bits: int, num_scales: int | None = None) -> PackedCodes:
+        """Allocate a message for a bucket like this tensor; by default with a scale for each block."""
+        n = like.numel()
+        if num_scales is None:
+            num_scales = num_blocks(n, block)
+        num_lanes = 8 // bits
+        packed_nbytes = -(-n // num_lanes)
+        buffer = torch.zeros(
+            SCALE.itemsize * num_scales + packed_nbytes, dtype=torch.uint8, device=like.device
+        )
+        lanes = torch.zeros(num_lanes, packed_nbytes, dtype=torch.uint8, device=like.device)
+        return cls(n, block, num_scales, bits, buffer, lanes)
 
     @property
     def codes(self) -> Tensor:
-        """(n,) uint8: filled before `write`, and by `read`."""
+        """(n,) uint8: the unpacked codes. Fill them before `write`; `read` fills them, too."""
         return self.lanes.view(-1)[: self.n]
 
     def write(self, scales: Tensor | None = None) -> Tensor:
-        """(blocks,) float32 and the codes -> (bytes,) uint8, in this object's own buffer."""
-        into, packed = self._fields(self.buffer)
+        """Pack the codes behind the scales (blocks,) float32; return `buffer` (bytes,) uint8."""
+        scale_field, packed = self._fields(self.buffer)
         if scales is not None:
-            into.copy_(scales)
+            scale_field.copy_(scales)
         pack(self.lanes, self.bits, packed)
         return self.buffer
 
     def read(self, message: Tensor) -> Tensor:
-        """The inverse of `write`: leaves the codes in `codes`, returns the scales."""
+        """Unpack a message that `write` wrote into `codes`; return its scales."""
         scales, packed = self._fields(message)
         unpack(packed, self.bits, self.lanes)
         return scales
 
     def _fields(self, message: Tensor) -> list[Tensor]:
-        return split(message, (SCALE, self.scales), (torch.uint8, self.lanes.shape[1]))
+        """Return views of the scales and the packed codes of a message."""
+        return split_bytes(message, (SCALE, self.num_scales), (torch.uint8, self.lanes.shape[1]))
 
 
 def message_nbytes(n: int, block: int, bits: int) -> int:
-    """Bytes of a `PackedCodes`."""
+    """Return the number of bytes of a `PackedCodes` with a scale for each block."""
     return -(-n * bits // 8) + SCALE.itemsize * num_blocks(n, block)
 
 
 def num_blocks(n: int, block: int) -> int:
+    """Return the number of blocks of n elements, the last of which may be shorter; 0 if `block` is 0."""
     return -(-n // block) if block else 0
 
 
-def in_blocks(tensor: Tensor, block: int) -> list[Tensor]:
-    """(n,) -> views of its blocks: all whole ones (rows, block), and what is left over (1, rest)."""
+def split_into_blocks(tensor: Tensor, block: int) -> list[Tensor]:
+    """Return views of the blocks of a tensor (n,): all whole ones (rows, block), and the rest (1, rest)."""
     whole = tensor.numel() // block * block
     views = tensor[:whole].view(-1, block), tensor[whole:].view(1, -1)
     return [view for view in views if view.numel()]
 
 
-def scaled_blocks(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Each block's scale beside its elements: (rows, 1) and a view (rows, elements) of every tensor."""
+def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield scales (rows, 1) beside their blocks: a view (rows, elements) of every tensor."""
     start = 0
-    for views in zip(*(in_blocks(tensor, block) for tensor in tensors), strict=True):
+    for views in zip(*(split_into_blocks(tensor, block) for tensor in tensors), strict=True):
         end = start + len(views[0])
         yield scales[start:end, None], *views
         start = end
 
 
-class Rounding(NamedTuple):
-    """The state of a quantiser that rounds at random."""
+def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Tensor:
+    """Write acc (n,) as (bytes,): a bit for each element, 1 where it is 0 or above."""
+    torch.ge(acc, 0, out=packed.codes.view(torch.bool))  # into uint8 it would go through n floats
+    return packed.write(scales)
+
+
+def decode_signs(message: Tensor, out: Tensor, packed: PackedCodes) -> Tensor:
+    """Read a message of `encode_signs` into `out` (n,), as -1 and 1; return the scales."""
+    scales = packed.read(message)
+    out.copy_(packed.codes).mul_(2).sub_(1)
+    return scales
+
+
+class Quantiser(MethodPart, ABC):
+    """Base of quantisers, the parts of methods that write every element of a bucket in few bits."""
+
+    @abstractmethod
+    def init(self, like: Tensor, context: BucketContext) -> Any:
+        """Return the state for a bucket like this tensor."""
+
+    @abstractmethod
+    def encode(self, acc: Tensor, work: Tensor, state: Any) -> Tensor:
+        """Write acc (n,) as (bytes,) uint8, whose length depends on sizes alone.
+
+        Args:
+            acc: must not be written to.
+            work: (n,), a buffer.
+        """
+
+    @abstractmethod
+    def decode(self, message: Tensor, out: Tensor, state: Any) -> Tensor:
+        """Read a message of `encode` (bytes,) into `out` (n,), and return `out`."""
+
+    @abstractmethod
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        """Return the number of bytes of a message, given the number of elements of each tensor."""
+
+
+class StochasticRoundingState(NamedTuple):
+    """The state of a quantiser that rounds stochastically."""
 
     message: PackedCodes
     generator: Generator
 
 
-def write_rounded(acc: Tensor, work: Tensor, scales: Tensor, levels: int, state: Rounding) -> Tensor:
-    """(n,) -> (bytes,): acc / scale rounded to a multiple of 1 / levels, up or down at random, so that the
-    expectation is kept. What exceeds its scale is clipped to it; a block of scale 0 will be read as zeros.
+class StochasticQuantiser(Quantiser):
+    """Base of quantisers that round every element stochastically to a multiple of its block's scale / levels.
 
-    Args:
-        work: (n,), a buffer.
-        scales: (blocks,) float32: as they travel, so that rounding them can't bias anything.
+    Rounding goes up or down at random, so that the expectation is kept. Elements that exceed their scale are
+    clipped to it; a block of scale 0 is read as zeros.
     """
-    message = state.message
-    work.uniform_(generator=state.generator)
-    divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
-    for divisor, x, rounded in scaled_blocks(divisors, message.block, acc, work):
-        # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
-        rounded.addcdiv_(x, divisor, value=levels)
-    message.codes.copy_(work.floor_().clamp_(-levels, levels).add_(levels))
-    return message.write(scales)
 
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """The bits of each element, its sign included."""
 
-def read_rounded(message: Tensor, levels: int, out: Tensor, state: Rounding) -> Tensor:
-    """Read what `write_rounded` wrote, into `out` (n,)."""
-    scales = state.message.read(message)
-    out.copy_(state.message.codes).sub_(levels)
-    for step, values in scaled_blocks(scales.to(out.dtype) / levels, state.message.block, out):
-        values.mul_(step)
-    return out
-
-
-def write_signs(acc: Tensor, scales: Tensor | None, message: PackedCodes) -> Tensor:
-    """(n,) -> (bytes,): a bit for each element, 1 where it is 0 or above."""
-    torch.ge(acc, 0, out=message.codes.view(torch.bool))  # into uint8 it would go through n floats
-    return message.write(scales)
-
-
-def read_signs(written: Tensor, out: Tensor, message: PackedCodes) -> Tensor:
-    """Read what `write_signs` wrote, into `out` (n,): -1 and 1; returns the scales."""
-    scales = message.read(written)
-    out.copy_(message.codes).mul_(2).sub_(1)
-    return scales
-
-
-class Quantiser(Part, ABC):
-    """A rule that writes a whole bucket in few bits."""
+    @property
+    def levels(self) -> int:
+        """The number of levels above 0."""
+        return (1 << self.bits - 1) - 1
 
     @abstractmethod
-    def init(self, like: Tensor, context: BucketContext) -> Any:
-        """The state for a bucket like this one."""
+    def block_length(self, n: int) -> int:
+        """Return the number of elements that share a scale, in a bucket of n elements."""
 
     @abstractmethod
-    def encode(self, acc: Tensor, work: Tensor, state: Any) -> Tensor:
-        """(n,) -> (bytes,) uint8, of a length that depends on sizes alone. `acc` is not to be written to;
-        `work` (n,) is a buffer.
-        """
+    def compute_scales(self, acc: Tensor) -> Tensor:
+        """Return the scale of each block of acc (n,), in float32 as it travels, so that none is rounded."""
 
-    @abstractmethod
-    def decode(self, message: Tensor, out: Tensor, state: Any) -> Tensor:
-        """(bytes,) -> (n,), what `encode` wrote, into `out`."""
+    def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
+        message = PackedCodes.allocate(like, self.block_length(like.numel()), self.bits)
+        return StochasticRoundingState(message, context.make_generator(like.device))
 
-    @abstractmethod
+    def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
+        message = state.message
+        scales = self.compute_scales(acc)
+        work.uniform_(generator=state.generator)
+        divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
+        for divisor, x, rounded in blocks_with_scales(divisors, message.block, acc, work):
+            # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
+            rounded.addcdiv_(x, divisor, value=self.levels)
+        message.codes.copy_(work.floor_().clamp_(-self.levels, self.levels).add_(self.levels))
+        return message.write(scales)
+
+    def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
+        scales = state.message.read(message)
+        out.copy_(state.message.codes).sub_(self.levels)
+        steps = scales.to(out.dtype) / self.levels
+        for step, values in blocks_with_scales(steps, state.message.block, out):
+            values.mul_(step)
+        return out
+
     def nbytes(self, sizes: Sequence[int]) -> int:
-        """Bytes of a message for tensors of so many elements."""
+        n = sum(sizes)
+        return message_nbytes(n, self.block_length(n), self.bits)
 
 
 class QuantisedState(NamedTuple):
+    """The state of each part of a quantised method, and buffers."""
+
     quantise: Any
     feedback: Any
     workspace: Workspace
@@ -180,7 +220,9 @@ class QuantisedState(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantisedAllGather(FeedbackMethod):
-    """Send all of n in few bits each: an all-gather of messages, decoded and summed in rank order.
+    """A method that sends every element in few bits, by an all-gather of messages.
+
+    Messages are decoded and summed in the order of ranks.
 
     Args:
         majority: the update is the sign of the sum, not the average.
@@ -195,59 +237,65 @@ class QuantisedAllGather(FeedbackMethod):
         return QuantisedState(self.quantise.init(like, context), self.feedback.init(like), Workspace(like))
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: QuantisedState, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        with timer.phase("select"):
-            mine = self._written(grad, step, state)
-        with timer.phase("exchange"):
-            messages = comm.all_gather(mine)
-        self._read(messages, mine, grad, state, timer)
-        return grad.numel()
+        return self.aggregate_packed([grad], step, [state], comm, timer)
 
-    def aggregate_each(
+    def aggregate_packed(
         self,
         grads: Sequence[Tensor],
-        step: Step,
+        step: StepSettings,
         states: Sequence[QuantisedState],
         comm: Comm,
         timer: PhaseTimer,
     ) -> int:
-        """`aggregate` of several buckets, in one message."""
+        """Do as `aggregate` for several buckets, in one message."""
+        own_messages = list[Tensor]()
         with timer.phase("select"):
-            mine = [self._written(grad, step, state) for grad, state in zip(grads, states, strict=True)]
-            lengths = [len(message) for message in mine]
+            for grad, state in zip(grads, states, strict=True):
+                # 1. Accumulate.
+                acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+                # 2. Quantise.
+                work = state.workspace.buffer("work")
+                own_messages.append(self.quantise.encode(acc, work, state.quantise))
+            joint_message = own_messages[0] if len(own_messages) == 1 else torch.cat(own_messages)
         with timer.phase("exchange"):
-            received = [message.split(lengths) for message in comm.all_gather(torch.cat(mine))]
-        for messages, own, grad, state in zip(zip(*received, strict=True), mine, grads, states, strict=True):
-            self._read(messages, own, grad, state, timer)
+            received = comm.all_gather(joint_message)
+        lengths = [len(message) for message in own_messages]
+        by_bucket = zip(*(message.split(lengths) for message in received), strict=True)
+        for messages, own_message, grad, state in zip(by_bucket, own_messages, grads, states, strict=True):
+            self._average_and_retain(messages, own_message, grad, state, timer)
         return sum(grad.numel() for grad in grads)
 
-    def _written(self, grad: Tensor, step: Step, state: QuantisedState) -> Tensor:
-        acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-        return self.quantise.encode(acc, state.workspace.buffer("work"), state.quantise)
-
-    def _read(
-        self, messages: Sequence[Tensor], mine: Tensor, grad: Tensor, state: QuantisedState, timer: PhaseTimer
+    def _average_and_retain(
+        self,
+        messages: Sequence[Tensor],
+        own_message: Tensor,
+        grad: Tensor,
+        state: QuantisedState,
+        timer: PhaseTimer,
     ) -> None:
-        """Write the average of the messages of all workers, and keep what was rounded off this one's."""
+        """Write the average of all workers' messages into grad, and keep this worker's rounding errors."""
         work = state.workspace.buffer("work")
         with timer.phase("exchange"):
-            # The gradient has been read: its own buffer serves for the sum, but for half types.
+            # 3. Sum. The gradient has been read, so its buffer holds the sum, except of half types.
             total = grad if grad.dtype == work.dtype else state.workspace.buffer("total")
             total.zero_()
             for message in messages:
                 total.add_(self.quantise.decode(message, work, state.quantise))
         with timer.phase("select"):
+            # 4. Keep the rounding errors.
             if self.feedback.residual(state.feedback) is not None:
-                delivered = Slice(0, self.quantise.decode(mine, work, state.quantise))
-                self.feedback.retain(Delivery([], [delivered]), state.feedback)
+                delivered = DenseSlice(0, self.quantise.decode(own_message, work, state.quantise))
+                self.feedback.retain_undelivered(Delivery([], [delivered]), state.feedback)
         with timer.phase("scatter"):
+            # 5. Average, or vote.
             total = total.sign_() if self.majority else total.div_(len(messages))
             if total is not grad:
                 grad.copy_(total)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return exactly(cost.all_gather(self.quantise.nbytes(seen.sizes), seen.size))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return exact_bytes(cost.all_gather(self.quantise.nbytes(bucket_step.sizes), bucket_step.world_size))
 
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits"}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -11,208 +11,241 @@ from sparsify import cost
 from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
-from sparsify.core.wire import joined, split
-from sparsify.exchange import scatter
+from sparsify.core.wire import concat_bytes, split_bytes
+from sparsify.exchange import scatter_sum
 from sparsify.feedback import ErrorFeedback
-from sparsify.method import Method, Step
-from sparsify.ranges import Meta, Scope, checked
+from sparsify.method import Method
+from sparsify.ranges import Constraint, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
-    Sparse,
-    exactly,
-    work_dtype,
+    PredictedBytes,
+    SparseVector,
+    StepSettings,
+    accumulation_dtype,
+    exact_bytes,
+    tensor_sizes,
 )
 
-MATRIX = 2  # dimensions: tensors of more are convolutions
-Bin = Annotated[int, Meta(ge=1, le=16383)]  # what an offset of 14 bits reaches
+MATRIX_DIMS = 2  # tensors of more dimensions are convolutions
+BinLength = Annotated[int, Constraint(ge=1, le=16383)]  # the longest that an offset of 14 bits reaches
 
 
-@checked
-def adacomp(scope: Scope = "layer", conv_bin: Bin = 50, other_bin: Bin = 500) -> AdaComp:
-    """AdaComp: of each bin what would soon be its maximum, as one sign and a scale. Chen et al., AAAI 2018,
-    arXiv:1712.02679.
+@check_arguments
+def adacomp(scope: Scope = "layer", conv_bin: BinLength = 50, other_bin: BinLength = 500) -> AdaComp:
+    """AdaComp: of each bin, elements that would soon be its maximum, as signs and a scale.
 
-    It has no density: the gradients decide. Of every bin about one element is sent at least, so that below
-    1 / bin it can't get. Two host synchronisations per step and bucket.
+    Chen et al., AAAI 2018, arXiv:1712.02679. There is no density: the gradients decide how many elements are
+    sent, about one of every bin at least. Two host synchronisations per step and bucket.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Bins
-            and scales are of each tensor, whatever a bucket spans.
-        conv_bin: elements of a bin (L_T) in tensors of more than two dimensions.
-        other_bin: elements of a bin in all others: fully connected and recurrent layers, vectors.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+            Bins and scales are of each tensor, whatever a bucket spans.
+        conv_bin: elements of a bin (L_T) in tensors of more than two dimensions. Longer bins: fewer bytes,
+            more error.
+        other_bin: elements of a bin in all other tensors: fully connected and recurrent layers, vectors.
     """
     return AdaComp(scope, conv_bin, other_bin)
 
 
-class Code(NamedTuple):
-    """Form of one written element: its place in the bin, its sign, and whether it is the bin's last."""
+class ElementCode(NamedTuple):
+    """The form of one sent element: its offset in the bin, its sign, and whether it is the bin's last."""
 
     dtype: torch.dtype
     offset_bits: int
 
     @property
-    def nothing(self) -> int:
+    def empty_bin(self) -> int:
         """The offset that says that a bin is empty; so no bin may be so long."""
         return (1 << self.offset_bits) - 1
 
 
-CODES = Code(torch.uint8, 6), Code(torch.int16, 14)  # the paper's 8 and 16 bits
+ELEMENT_CODES = ElementCode(torch.uint8, 6), ElementCode(torch.int16, 14)  # the paper's 8 and 16 bits
 
 
-def code_for(lengths: Sequence[int]) -> Code:
-    """The narrowest one that reaches the end of every bin."""
-    return next(code for code in CODES if max(lengths) <= code.nothing)
+class BinnedTensor(NamedTuple):
+    """The numbers of elements of a tensor and of each of its bins, the last of which may be shorter."""
+
+    size: int
+    length: int
 
 
-class Block(NamedTuple):
+def narrowest_code(tensors: Sequence[BinnedTensor]) -> ElementCode:
+    """Return the narrowest code that reaches the end of every bin."""
+    longest = max(tensor.length for tensor in tensors)
+    return next(code for code in ELEMENT_CODES if longest <= code.empty_bin)
+
+
+class BinRun(NamedTuple):
     """Consecutive bins of one length."""
 
     start: int
-    bins: int
+    num_bins: int
     length: int
 
-    def rows(self, bucket: Tensor) -> Tensor:
-        """(n,) -> (bins, length), a view."""
-        return bucket[self.start : self.start + self.bins * self.length].view(self.bins, self.length)
+    def view_bins(self, bucket: Tensor) -> Tensor:
+        """View the bins of a bucket (n,) as (num_bins, length)."""
+        return bucket[self.start : self.start + self.num_bins * self.length].view(self.num_bins, self.length)
 
 
 @dataclass
-class Bins:
-    """The residual, and how the bucket is divided."""
+class AdaCompState:
+    """The residual, and the division of the bucket into bins."""
 
     residual: Tensor  # (n,) e
-    blocks: list[Block] = field(metadata={"saved": False})  # in order, without gaps
+    runs: list[BinRun] = field(metadata={"saved": False})  # in order, without gaps
     starts: Tensor = field(metadata={"saved": False})  # (number of bins,)
-    tensors: Tensor = field(metadata={"saved": False})  # (number of bins,) which tensor each belongs to
+    tensors: Tensor = field(metadata={"saved": False})  # (number of bins,) the tensor that each belongs to
     counts: list[int] = field(metadata={"saved": False})  # bins of each tensor
-    code: Code = field(metadata={"saved": False})
+    code: ElementCode = field(metadata={"saved": False})
     wide: Tensor | None = field(metadata={"saved": False})  # (n,) half-precision gradients are summed in it
 
 
 @dataclass(frozen=True)
 class AdaComp(Method):
-    """Send |H| >= max |G| of the bin, G = e + g, H = G + g; keep G - Q(G).
+    """A method that sends the elements which would soon be the largest of their bin.
+
+    A step, with the paper's symbols:
+
+    1. G <- e + g;  H <- G + g.
+    2. The scale of each tensor is the mean over its bins of max |G|.
+    3. Q(G) is the sign of G times the scale where |H| >= max |G| of the bin, 0 elsewhere. It is sent.
+    4. The update is the mean of Q(G) over the workers.
+    5. e <- G - Q(G).
 
     Where a bin's G is all zero, nothing of it is sent (the paper's rule, 0 >= 0, would send all of it).
     """
 
     scope: Scope = "layer"
-    conv_bin: Bin = 50
-    other_bin: Bin = 500
+    conv_bin: BinLength = 50
+    other_bin: BinLength = 500
 
-    def init(self, like: Tensor, context: BucketContext) -> Bins:
-        shapes = [shape for shape in context.shapes or ((like.numel(),),) if torch.Size(shape).numel()]
-        sizes, lengths = [torch.Size(shape).numel() for shape in shapes], self.lengths(shapes)
-        blocks = list(divided(sizes, lengths))
-        counts = [-(-size // length) for size, length in zip(sizes, lengths, strict=True)]
-        starts = [block.start + at * block.length for block in blocks for at in range(block.bins)]
-        owners = [tensor for tensor, count in enumerate(counts) for _ in range(count)]
-        residual = huge_pages.zeros_like(like, work_dtype(like.dtype))
-        return Bins(
+    def init(self, like: Tensor, context: BucketContext) -> AdaCompState:
+        binned_tensors = self.bin_tensors(context.shapes or ((like.numel(),),))
+        runs = list[BinRun]()
+        starts = list[Tensor]()
+        start = 0
+        for size, length in binned_tensors:
+            rest = size % length
+            runs.append(BinRun(start, size // length, length))
+            if rest:
+                runs.append(BinRun(start + size - rest, 1, rest))
+            starts.append(torch.arange(start, start + size, length, device=like.device))
+            start += size
+        counts = [len(tensor_starts) for tensor_starts in starts]
+        repeats = torch.tensor(counts, device=like.device)
+        residual = huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
+        return AdaCompState(
             residual,
-            blocks,
-            torch.tensor(starts, device=like.device),
-            torch.tensor(owners, device=like.device),
+            runs,
+            torch.cat(starts),
+            torch.arange(len(counts), device=like.device).repeat_interleave(repeats),
             counts,
-            code_for(lengths),
+            narrowest_code(binned_tensors),
             None if residual.dtype == like.dtype else torch.empty_like(residual),
         )
 
-    def lengths(self, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-        """The length of a bin of each tensor."""
-        bins = [self.conv_bin if len(shape) > MATRIX else self.other_bin for shape in shapes]
-        return [min(torch.Size(shape).numel(), length) for shape, length in zip(shapes, bins, strict=True)]
+    def bin_tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[BinnedTensor]:
+        """Return the size and the length of the bins of each tensor that is not empty."""
+        binned_tensors = list[BinnedTensor]()
+        for shape, size in zip(shapes, tensor_sizes(shapes), strict=True):
+            length = self.conv_bin if len(shape) > MATRIX_DIMS else self.other_bin
+            if size:
+                binned_tensors.append(BinnedTensor(size, min(size, length)))
+        return binned_tensors
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        """The longest message: a scale for each tensor, and a code for each element."""
-        lengths = self.lengths([shape for shape in seen.shapes if torch.Size(shape).numel()])
-        codes = code_for(lengths).dtype.itemsize * max(seen.selected)
-        return exactly(cost.gather_uneven(torch.float32.itemsize * len(lengths) + codes, seen.size))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        # The longest message: a scale for each tensor, and a code for each element.
+        binned_tensors = self.bin_tensors(bucket_step.shapes)
+        code_nbytes = narrowest_code(binned_tensors).dtype.itemsize
+        nbytes = torch.float32.itemsize * len(binned_tensors) + code_nbytes * max(bucket_step.sent_counts)
+        return exact_bytes(cost.gather_uneven(nbytes, bucket_step.world_size))
 
-    def aggregate(self, grad: Tensor, step: Step, state: Bins, comm: Comm, timer: PhaseTimer) -> int:
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: AdaCompState, comm: Comm, timer: PhaseTimer
+    ) -> int:
         feedback = ErrorFeedback()
         with timer.phase("select"):
+            # 1. to 3. Accumulate, select and quantise.
             acc = feedback.accumulate(grad, step.lr, state.residual)
             scales, marks = self.select(acc, grad, state)
-            message = write(scales, marks, acc, state)
+            message = encode(scales, marks, acc, state)
         with timer.phase("exchange"):
-            total = [read(theirs, acc.dtype, state) for theirs in gather_uneven(comm, message)]
+            # 4. Exchange.
+            messages = gather_uneven(comm, message)
+            total = [decode(message, acc.dtype, state) for message in messages]
         with timer.phase("select"):
-            feedback.retain(Delivery([*total], [read(message, acc.dtype, state)]), state.residual)
+            # 5. Keep the rest.
+            delivered = decode(message, acc.dtype, state)
+            feedback.retain_undelivered(Delivery([*total], [delivered]), state.residual)
         with timer.phase("scatter"):
-            scatter([*total], 1 / comm.size, grad, state.wide)
+            scatter_sum([*total], 1 / comm.size, grad, state.wide)
         return num_codes(message, state)  # the marks of empty bins too: they take as many bytes
 
-    def select(self, acc: Tensor, grad: Tensor, state: Bins) -> tuple[Tensor, Tensor]:
-        """(n,) -> (number of tensors,) scales, and marks (n,): 1 to be sent, 2 an empty bin's. The marks are
-        written over the gradient, which is read for the last time here, but for half types.
+    def select(self, acc: Tensor, grad: Tensor, state: AdaCompState) -> tuple[Tensor, Tensor]:
+        """Return the scale of each tensor, and marks (n,): 1 of an element to send, 2 of an empty bin.
 
-        A bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
+        The marks are written over the gradient, which is read for the last time here, but for half types. A
+        bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
         """
-        work, maxima = grad if state.wide is None else state.wide, acc.new_empty(sum(state.counts))
-        per_block = [block.bins for block in state.blocks]
-        for block, most in zip(state.blocks, maxima.split(per_block), strict=True):
+        work = grad if state.wide is None else state.wide
+        maxima = acc.new_empty(sum(state.counts))
+        bins_per_run = [run.num_bins for run in state.runs]
+        for run, run_maxima in zip(state.runs, maxima.split(bins_per_run), strict=True):
             # Magnitudes would take a buffer of n; the norm of order infinity takes four times as long.
-            torch.maximum(torch.amax(block.rows(acc), 1), torch.amin(block.rows(acc), 1).neg_(), out=most)
-        scales = torch.stack([most.mean() for most in maxima.split(state.counts)])
-        thresholds, found = maxima.masked_fill(maxima == 0, torch.inf), torch.empty_like(maxima)
-        torch.add(acc, grad, out=work).abs_()
-        for block, least, any_ in zip(
-            state.blocks, thresholds.split(per_block), found.split(per_block), strict=True
+            bins = run.view_bins(acc)
+            torch.maximum(torch.amax(bins, 1), torch.amin(bins, 1).neg_(), out=run_maxima)
+        scales = torch.stack([tensor_maxima.mean() for tensor_maxima in maxima.split(state.counts)])
+        thresholds = maxima.masked_fill(maxima == 0, torch.inf).split(bins_per_run)
+        has_sent = torch.empty_like(maxima)
+        torch.add(acc, grad, out=work).abs_()  # |H|
+        for run, threshold, run_has_sent in zip(
+            state.runs, thresholds, has_sent.split(bins_per_run), strict=True
         ):
-            torch.amax(block.rows(work).ge_(least[:, None]), 1, out=any_)
-        work.index_add_(0, state.starts, found, alpha=-2).index_add_(
-            0, state.starts, torch.full_like(found, 2)
-        )
+            torch.amax(run.view_bins(work).ge_(threshold[:, None]), 1, out=run_has_sent)
+        # Add 2 at the start of each empty bin.
+        work.index_add_(0, state.starts, has_sent, alpha=-2)
+        work.index_add_(0, state.starts, torch.full_like(has_sent, 2))
         return scales.float(), work  # as they are sent, so that all workers subtract and add the same
 
-    def residual(self, state: Bins) -> Tensor:
+    def residual(self, state: AdaCompState) -> Tensor:
         return state.residual
 
     def broken_laws(self) -> dict[str, str]:
         return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
 
 
-def divided(sizes: list[int], lengths: list[int]) -> Iterator[Block]:
-    """Bins of `length` elements of each tensor, and a shorter one for its rest."""
-    start = 0
-    for size, length in zip(sizes, lengths, strict=True):
-        yield Block(start, size // length, length)
-        if rest := size % length:
-            yield Block(start + size - rest, 1, rest)
-        start += size
-
-
-def write(scales: Tensor, marks: Tensor, acc: Tensor, state: Bins) -> Tensor:
-    """The elements that have a mark -> (bytes,) uint8: a scale of each tensor, a code of each element."""
-    places, bits = host_sync.nonzero(marks), state.code.offset_bits
+def encode(scales: Tensor, marks: Tensor, acc: Tensor, state: AdaCompState) -> Tensor:
+    """Write a scale of each tensor, and a code of each element that has a mark, as (bytes,) uint8."""
+    places = host_sync.nonzero(marks)
+    bits = state.code.offset_bits
     bins = torch.searchsorted(state.starts, places, right=True) - 1
-    offsets = (places - state.starts[bins]).masked_fill_(marks[places] == 2, state.code.nothing)
+    offsets = (places - state.starts[bins]).masked_fill_(marks[places] == 2, state.code.empty_bin)
     is_last = torch.ones_like(bins, dtype=torch.bool)
     torch.ne(bins[1:], bins[:-1], out=is_last[:-1])
     codes = offsets | (acc[places] < 0).long() << bits | is_last.long() << bits + 1
-    return joined(scales, codes.to(state.code.dtype))
+    return concat_bytes(scales, codes.to(state.code.dtype))
 
 
-def read(message: Tensor, dtype: torch.dtype, state: Bins) -> Sparse:
-    """The inverse of `write`. Empty bins become zeros, so that nothing depends on how many there are."""
-    scales, codes = split(
-        message, (torch.float32, len(state.counts)), (state.code.dtype, num_codes(message, state))
-    )
-    bits, codes = state.code.offset_bits, codes.long()
-    offsets, is_negative, is_last = codes & state.code.nothing, codes >> bits & 1, codes >> bits + 1 & 1
+def decode(message: Tensor, dtype: torch.dtype, state: AdaCompState) -> SparseVector:
+    """Read a message of `encode`. Empty bins become zeros, so that nothing depends on how many there are."""
+    scale_field = torch.float32, len(state.counts)
+    code_field = state.code.dtype, num_codes(message, state)
+    scales, codes = split_bytes(message, scale_field, code_field)
+    codes = codes.long()
+    bits = state.code.offset_bits
+    offsets = codes & state.code.empty_bin
+    is_negative = codes >> bits & 1
+    is_last = codes >> bits + 1 & 1
     bins = is_last.cumsum(0) - is_last
-    is_empty = offsets == state.code.nothing
+    is_empty = offsets == state.code.empty_bin
     values = scales.to(dtype)[state.tensors[bins]] * (1 - 2 * is_negative)
-    return Sparse(
-        state.starts[bins] + offsets.masked_fill_(is_empty, 0), values.to(dtype).masked_fill_(is_empty, 0)
-    )
+    indices = state.starts[bins] + offsets.masked_fill_(is_empty, 0)
+    return SparseVector(indices, values.to(dtype).masked_fill_(is_empty, 0))
 
 
-def num_codes(message: Tensor, state: Bins) -> int:
-    """Number of codes in a message."""
+def num_codes(message: Tensor, state: AdaCompState) -> int:
+    """Return the number of codes in a message."""
     return (len(message) - torch.float32.itemsize * len(state.counts)) // state.code.dtype.itemsize

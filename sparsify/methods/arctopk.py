@@ -11,121 +11,139 @@ from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method, Sparsifier
-from sparsify.methods._tracked import Tracked
-from sparsify.ranges import Count, Density, Scope, Share, checked
-from sparsify.select import Draws, Selector
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, work_dtype
+from sparsify.methods._ef21 import EF21
+from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, check_arguments
+from sparsify.select import DrawCounter, Selector
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    accumulation_dtype,
+    exact_bytes,
+)
 
 
-@checked
+@check_arguments
 def arctopk(
     density: Density = 0.2,
-    rank: Count = 4,
+    rank: PositiveInt = 4,
     scope: Scope = "layer",
     feedback: Literal["ef21m", "gradient"] = "ef21m",
-    eta: Share = 0.1,
+    eta: PositiveFraction = 0.1,
 ) -> Method:
-    """ARC-Top-K: a sketch of the mean gradient says which rows all workers send, and an all-reduce without
-    indices averages them. Chen et al. 2025, arXiv:2510.26709.
+    """ARC-Top-K: a sketch of the mean gradient says which rows are all-reduced, without indices.
 
-    S = mean of G V / sqrt(rank), V Gaussian and alike on all workers: an all-reduce of `rank` numbers a row.
-    The rows of the largest |S| are all-reduced. Written after the abstract and a public implementation, whose
-    defaults these are; that one begins with 1,000 dense steps, this one does not. Vectors, and matrices too
-    narrow for a sketch, are sent whole.
+    Chen et al. 2025, arXiv:2510.26709. A step, of the gradient G of a matrix:
+
+    1. S = mean over the workers of G V / sqrt(rank), where V is Gaussian and equal on all workers. This
+       sketch is an all-reduce of `rank` numbers a row.
+    2. All workers choose the rows of the largest |S|.
+    3. An all-reduce averages these rows.
+
+    Written after the abstract and a public implementation, whose defaults these are. That implementation
+    begins with 1,000 dense steps; this method does not. Vectors, and matrices too narrow for a sketch, are
+    sent whole.
 
     Args:
-        density: share of the rows that are sent.
-        rank: columns of the sketch.
-        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB;
-            rows are chosen in each tensor.
-        feedback: `ef21m`, as published: see `sparsify.methods._tracked.Tracked`; or `gradient`, the residual
-            of Top-k SGD.
-        eta: of `ef21m`, share of the new gradient.
+        density: share of the rows that are sent. Lower: fewer bytes, more error.
+        rank: columns of the sketch. Higher: a better choice of rows, more bytes for the sketch.
+        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or a size in MB.
+            Rows are chosen in each tensor.
+        feedback: `ef21m`, as published: see `sparsify.methods._ef21.EF21`; or `gradient`, the residual of
+            Top-k SGD.
+        eta: of `ef21m`, the share of the new gradient.
     """
-    rows = Sparsifier(density, ArcRows(rank), ErrorFeedback(), AllReduce(), scope)
-    return Tracked(rows, eta) if feedback == "ef21m" else rows
+    rows = Sparsifier(density, SketchedRowTopK(rank), ErrorFeedback(), AllReduce(), scope)
+    return EF21(rows, eta) if feedback == "ef21m" else rows
 
 
-class RowTable(NamedTuple):
-    """Place of a tensor's numbers, as a matrix."""
+class MatrixSlice(NamedTuple):
+    """The stretch of a bucket that one tensor takes, as a matrix."""
 
     start: int  # in the bucket
     rows: int
     columns: int
     is_sketched: bool  # else it is sent whole
 
-    def of(self, acc: Tensor) -> Tensor:
-        """(n,) -> (rows, columns)."""
+    def view_matrix(self, acc: Tensor) -> Tensor:
+        """View the matrix in a bucket (n,) as (rows, columns)."""
         return acc[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
 
-    def sent(self, k: int, n: int) -> int:
-        """Rows to send, where k of n elements are asked for."""
+    def num_sent_rows(self, k: int, n: int) -> int:
+        """Return how many rows to send, where k of n elements are asked for."""
         return min(self.rows, max(1, -(-k * self.rows // n))) if self.is_sketched else self.rows
 
 
 @dataclass
-class Sketches:
-    """The draws so far, and the tables of the bucket."""
+class SketchState:
+    """The draws so far, and the matrices of the bucket."""
 
-    draws: Draws
-    tables: list[RowTable] = field(metadata={"saved": False})
+    draws: DrawCounter
+    matrices: list[MatrixSlice] = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
-class ArcRows(Selector):
-    """The rows of each matrix whose mean over the workers is the largest, as far as a sketch tells. No host
-    synchronisation.
+class SketchedRowTopK(Selector):
+    """A selector of the rows of each matrix whose mean over the workers is the largest, by a sketch.
+
+    No host synchronisation.
     """
 
-    rank: Count = 4
+    rank: PositiveInt = 4
 
     @property
     def shared(self) -> bool:
         return True
 
-    def init(self, like: Tensor, context: BucketContext) -> Sketches:
-        return Sketches(Draws(context.shared), self.tables(context.shapes or (tuple(like.shape),)))
+    def init(self, like: Tensor, context: BucketContext) -> SketchState:
+        matrices = self.make_matrix_slices(context.shapes or (tuple(like.shape),))
+        return SketchState(DrawCounter(context.shared), matrices)
 
-    def tables(self, shapes: tuple[tuple[int, ...], ...]) -> list[RowTable]:
-        """Tensors as matrices (shape[0], all the rest)."""
-        found, start = list[RowTable](), 0
+    def make_matrix_slices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixSlice]:
+        """Cut a bucket into its tensors, as matrices (shape[0], all the rest)."""
+        slices = list[MatrixSlice]()
+        start = 0
         for shape in shapes:
             n = torch.Size(shape).numel()
-            rows, columns = (shape[0], n // shape[0]) if len(shape) > 1 and n else (1, n)
             if n:
-                found.append(
-                    RowTable(start, rows, columns, len(shape) > 1 and columns > self.rank and rows > 1)
-                )
+                rows = shape[0] if len(shape) > 1 else 1
+                columns = n // rows
+                slices.append(MatrixSlice(start, rows, columns, rows > 1 and columns > self.rank))
             start += n
-        return found
+        return slices
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Sketches) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SketchState) -> Selection:
+        # 1. Sketch: the mean of G V, up to a factor.
         draws = Generator(acc.device)
-        draws.manual_seed(state.draws.key())
-        sketched = [table for table in state.tables if table.is_sketched]
-        if sketched:
-            sketches = [self._sketch(table.of(acc), draws) for table in sketched]
+        draws.manual_seed(state.draws.next_key())
+        sketches = [
+            self._sketch(matrix.view_matrix(acc), draws) for matrix in state.matrices if matrix.is_sketched
+        ]
+        if sketches:
             total = comm.all_reduce(torch.cat([sketch.view(-1) for sketch in sketches]))
-            scores = iter(total.split([sketch.numel() for sketch in sketches]))
-        chosen = list[Tensor]()
-        for table in state.tables:
-            rows = torch.arange(table.rows, device=acc.device)
-            if table.is_sketched:
-                score = next(scores).view(table.rows, self.rank).square().sum(dim=1)
-                rows = score.topk(table.sent(k, acc.numel())).indices
-            inside = rows[:, None] * table.columns + torch.arange(table.columns, device=acc.device)
-            chosen.append(inside.view(-1).add_(table.start))
-        return Selection(torch.cat(chosen))
+            sums = iter(total.split([sketch.numel() for sketch in sketches]))
+        # 2. Choose the rows of the largest norms.
+        indices = list[Tensor]()
+        for matrix in state.matrices:
+            rows = torch.arange(matrix.rows, device=acc.device)
+            if matrix.is_sketched:
+                scores = next(sums).view(matrix.rows, self.rank).square().sum(dim=1)
+                rows = scores.topk(matrix.num_sent_rows(k, acc.numel())).indices
+            inside = rows[:, None] * matrix.columns + torch.arange(matrix.columns, device=acc.device)
+            indices.append(inside.view(-1).add_(matrix.start))
+        return Selection(torch.cat(indices))
 
     def _sketch(self, matrix: Tensor, draws: Generator) -> Tensor:
-        """(rows, columns) -> (rows, rank)."""
+        """Return the sketch (rows, rank) of a matrix (rows, columns)."""
         gaussian = torch.randn(
             matrix.shape[1], self.rank, generator=draws, device=matrix.device, dtype=matrix.dtype
         )
         sketch: Tensor = matrix @ gaussian / self.rank**0.5
         return sketch
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        rows = sum(table.rows for table in self.tables(seen.shapes) if table.is_sketched)
-        nbytes = rows * self.rank * work_dtype(seen.dtype).itemsize
-        return exactly(cost.all_reduce(nbytes, seen.size)) if rows else exactly()
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        matrices = self.make_matrix_slices(bucket_step.shapes)
+        rows = sum(matrix.rows for matrix in matrices if matrix.is_sketched)
+        nbytes = rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
+        return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size))

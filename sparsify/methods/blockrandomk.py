@@ -4,20 +4,22 @@ from typing import Literal
 from sparsify import feedback as feedbacks
 from sparsify.exchange import AllGatherBlocks, AllReduce
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Scope, checked
+from sparsify.ranges import AnyFeedbackName, Density, Scope, check_arguments
 from sparsify.select import BlockRandomK
 
 
-@checked
+@check_arguments
 def blockrandomk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "gradient",
+    feedback: AnyFeedbackName = "gradient",
     exchange: Literal["allgather", "allreduce"] = "allgather",
     aligned: bool = False,
 ) -> Sparsifier:
     """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.
+
+    The other hyperparameters are as for `sparsify.topk`.
 
     Args:
         exchange: `allgather`, each worker its own block, sent as one start and k values; or `allreduce`, the
@@ -28,7 +30,7 @@ def blockrandomk(
     return Sparsifier(
         density,
         BlockRandomK(shared, aligned),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         AllReduce() if shared else AllGatherBlocks(),
         scope,
         tuple(density_warmup),

@@ -13,120 +13,150 @@ from sparsify.core import host_sync, huge_pages
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Natural, Scope, checked
-from sparsify.select import Selector, gather_exclusive, promised_union, split_evenly
-from sparsify.types import BucketContext, PromisedBytes, SeenStep, Selection, exactly, index_dtype, work_dtype
+from sparsify.ranges import Density, NonNegativeInt, Scope, check_arguments
+from sparsify.select import Selector, gather_exclusive_indices, predict_union_bytes, split_evenly
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    accumulation_dtype,
+    exact_bytes,
+    index_dtype,
+)
 
 
-@checked
+@check_arguments
 def deft(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
-    """DEFT: fragments of the model shared out to the workers, top-k in each. Yoon and Oh, ICPP 2023,
-    arXiv:2307.03500.
+    """DEFT: fragments of the model shared out to the workers, top-k in each.
 
-    No build-up (fragments do not overlap), and the cost of selecting falls with P. Two host synchronisations
-    per step and bucket: all norms together (on other workers than the leader: the plan), and the counts.
+    Yoon and Oh, ICPP 2023, arXiv:2307.03500. A step:
 
-    Every fragment gets one element at least, which raises the density of a model of many small tensors: up to
+    1. Tensors of more than n/P elements are cut into P fragments. Other tensors are one fragment each.
+    2. The leader, another worker in each step, divides k among the fragments by their norms.
+    3. The leader packs the fragments into P bins of about equal cost, and broadcasts its plan.
+    4. Each worker selects the largest elements of each fragment in its bin.
+    5. The indices are all-gathered, and an all-reduce averages the values at all these indices.
+
+    Fragments do not overlap, so no index is chosen twice (no build-up), and the cost of selecting falls with
+    P. Two host synchronisations per step and bucket: for all norms (on workers other than the leader: for the
+    plan), and for the counts.
+
+    Every fragment gets at least one element, which raises the density of a model of many small tensors: up to
     k + (number of fragments) - 1 elements are sent.
 
-    In the published code every worker computes the k of each fragment from its own norms, and the packing
-    alone is the leader's. Here the leader's norms decide both, so that together the workers send k. What is
-    left of k in the end, since fragments were smaller than their shares, goes to those of the largest norms;
-    the published code leaves it unsent.
+    In the published code every worker computes the k of each fragment from its own norms, and only the
+    packing is the leader's. Here the leader's norms decide both, so that the workers send k elements
+    together. Where fragments are smaller than their share of k, the rest goes to the fragments of the largest
+    norms; the published code leaves it unsent.
 
     Args:
-        density: k/n, the share of the elements that all workers send together in a step.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB. Fragments are cut within a bucket, so this is for large ones.
+        density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
+            more error.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
+            buckets of a size in MB. Fragments are cut within a bucket, so this method is for large buckets.
     """
     return Sparsifier(density, Deft(), ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass
-class PlannerTurn:
-    """Whose turn it is to plan."""
+class DeftState:
+    """The turn of the leader, which plans for all workers; and what follows from the bucket's shapes."""
 
     work: Tensor = field(metadata={"saved": False})  # (elements of the largest fragment,), once seen
     sizes: list[int] = field(metadata={"saved": False})  # of the tensors in the bucket
-    step: Natural = 0
+    step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
 class Deft(Selector):
-    """The k largest in proportion to each fragment's norm."""
+    """A selector of k elements, divided among fragments in proportion to the fragments' norms."""
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> PlannerTurn:
-        return PlannerTurn(like.new_empty(0, dtype=work_dtype(like.dtype)), context.sizes or [like.numel()])
+    def init(self, like: Tensor, context: BucketContext) -> DeftState:
+        work = like.new_empty(0, dtype=accumulation_dtype(like.dtype))
+        return DeftState(work, context.sizes or [like.numel()])
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: PlannerTurn) -> Selection:
-        n, turn = acc.numel(), state.step % comm.size
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DeftState) -> Selection:
+        n = acc.numel()
+        leader = state.step % comm.size
         state.step += 1
-        sizes = fragments(state.sizes, comm.size)
-        if comm.rank == turn:
-            # All in one call, and in float64 so that squares can't overflow.
+        # 1. Cut.
+        sizes = fragment_sizes(state.sizes, comm.size)
+        if comm.rank == leader:
+            # 2. Divide k. All norms in one call, and in float64 so that squares can't overflow.
             norms = host_sync.to_host(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
-            ks = shares(norms, sizes, k)
-            # A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
+            ks = allot_k(norms, sizes, k)
+            # 3. Pack. A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
             costs = [size * (math.log2(k) if k > 1 else 1) for size, k in zip(sizes, ks, strict=True)]
-            bins = packed(costs, comm.size)
-            plan = host_sync.to_device([ks, bins], acc, plan_dtype(n))
-            comm.broadcast(plan, turn)
+            bins = pack_bins(costs, comm.size)
+            comm.broadcast(host_sync.to_device([ks, bins], acc, plan_dtype(n)), leader)
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
-            ks, bins = host_sync.to_host(comm.broadcast(plan, turn))
+            ks, bins = host_sync.to_host(comm.broadcast(plan, leader))
+        # 4. Select in the fragments of this worker's bin.
         if state.work.numel() < max(sizes):
-            state.work = huge_pages.advise(acc.new_empty(max(sizes)))
-        mine, chosen, start = (turn + comm.rank) % comm.size, [acc.new_empty(0, dtype=torch.int64)], 0
-        for size, k_, bin_ in zip(sizes, ks, bins, strict=True):
-            if bin_ == mine:
+            state.work = huge_pages.request(acc.new_empty(max(sizes)))
+        own_bin = (leader + comm.rank) % comm.size
+        chosen = [acc.new_empty(0, dtype=torch.int64)]
+        start = 0
+        for size, fragment_k, fragment_bin in zip(sizes, ks, bins, strict=True):
+            if fragment_bin == own_bin:
                 magnitudes = torch.abs(acc[start : start + size], out=state.work[:size])
-                chosen.append(magnitudes.topk(k_, sorted=False).indices.add_(start))
+                chosen.append(magnitudes.topk(fragment_k, sorted=False).indices.add_(start))
             start += size
-        return Selection(gather_exclusive(comm, torch.cat(chosen), n).indices)
+        # 5. Gather.
+        return Selection(gather_exclusive_indices(comm, torch.cat(chosen), n).indices)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        sizes = fragments([torch.Size(shape).numel() for shape in seen.shapes], seen.size)
-        plan = 2 * plan_dtype(seen.n).itemsize * len(sizes)
-        return exactly(cost.broadcast(plan, seen.size)) + promised_union(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        num_fragments = len(fragment_sizes(bucket_step.sizes, bucket_step.world_size))
+        plan_nbytes = 2 * plan_dtype(bucket_step.n).itemsize * num_fragments
+        plan_bytes = exact_bytes(cost.broadcast(plan_nbytes, bucket_step.world_size))
+        return plan_bytes + predict_union_bytes(bucket_step)
 
 
 def plan_dtype(n: int) -> torch.dtype:
-    """A plan holds counts, which reach n itself, where indices end at n - 1."""
+    """Return the type of a plan, which holds counts: they reach n itself, where indices end at n - 1."""
     return index_dtype(n + 1)
 
 
-def fragments(tensors: list[int], size: int) -> list[int]:
-    """Tensors of more than n/P elements in P pieces, others whole: their sizes. Empty ones are left out."""
-    n = sum(tensors)
-    pieces = [split_evenly(length, size) if length * size > n else [length] for length in tensors]
-    return [piece for tensor in pieces for piece in tensor if piece]
+def fragment_sizes(tensor_sizes: list[int], world_size: int) -> list[int]:
+    """Cut tensors of more than n/P elements into P fragments; return the sizes of all that are not empty."""
+    n = sum(tensor_sizes)
+    sizes = list[int]()
+    for size in tensor_sizes:
+        sizes += split_evenly(size, world_size) if size * world_size > n else [size]
+    return [size for size in sizes if size]
 
 
-def shares(norms: list[float], sizes: list[int], k: int) -> list[int]:
-    """The k of each fragment: in proportion to its norm, at least 1, at most all. Together at least k."""
-    order = sorted(range(len(sizes)), key=lambda at: -norms[at])
+def allot_k(norms: list[float], sizes: list[int], k: int) -> list[int]:
+    """Divide k among fragments in proportion to their norms: at least 1 and at most all of each.
+
+    The sum is at least k.
+    """
+    largest_first = sorted(range(len(sizes)), key=lambda index: -norms[index])
     # Norms of this and all smaller ones, added up from the smallest: subtracting would leave rounding errors.
-    remaining = list(accumulate(norms[at] for at in reversed(order)))[::-1]
+    remaining_norms = list(accumulate(norms[index] for index in reversed(largest_first)))[::-1]
     ks = [0] * len(sizes)
-    for at, norm in zip(order, remaining, strict=True):
-        share = norms[at] / norm if 0 < norm < math.inf else 0
-        ks[at] = min(sizes[at], max(1, int(k * share)))
-        k -= ks[at]
-    for at in order:  # what is left, since some fragments were too small for their share
-        more = min(max(k, 0), sizes[at] - ks[at])
-        ks[at] += more
+    for index, remaining in zip(largest_first, remaining_norms, strict=True):
+        share = norms[index] / remaining if 0 < remaining < math.inf else 0
+        ks[index] = min(sizes[index], max(1, int(k * share)))
+        k -= ks[index]
+    for index in largest_first:  # the rest of k, since some fragments were too small for their share
+        more = min(max(k, 0), sizes[index] - ks[index])
+        ks[index] += more
         k -= more
     return ks
 
 
-def packed(weights: list[float], size: int) -> list[int]:
-    """The bin of each fragment: the heaviest first, each into the bin that is lightest by then."""
-    bins, loads = [0] * len(weights), [0.0] * size
-    for at in sorted(range(len(weights)), key=lambda at: -weights[at]):
-        bins[at] = loads.index(min(loads))
-        loads[bins[at]] += weights[at]
+def pack_bins(costs: list[float], num_bins: int) -> list[int]:
+    """Return the bin of each fragment: in order of falling cost, each goes into the lightest bin."""
+    bins = [0] * len(costs)
+    loads = [0.0] * num_bins
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        bins[index] = loads.index(min(loads))
+        loads[bins[index]] += costs[index]
     return bins

@@ -10,50 +10,68 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core import chunks
-from sparsify.core.chunks import Tiles
+from sparsify.core.chunks import ChunkLayout
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import DecayedFeedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step, num_selected
-from sparsify.methods._chunked import ChunkGather, ChunkTopK
-from sparsify.ranges import AverageOver, Code, Density, Scope, Share, Side, checked
+from sparsify.method import FeedbackMethod
+from sparsify.methods._chunked import ChunkGather, ChunkTopK, make_chunk_layout
+from sparsify.ranges import (
+    AverageOver,
+    ChunkSide,
+    CodeName,
+    Density,
+    PositiveFraction,
+    Scope,
+    check_arguments,
+)
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
     BucketContext,
-    PromisedBytes,
-    SeenStep,
-    Slice,
-    Sparse,
+    BucketStep,
+    DenseSlice,
+    PredictedBytes,
+    SparseVector,
+    StepSettings,
+    num_selected,
 )
 
 
-@checked
+@check_arguments
 def demo(
     density: Density = 1 / 128,
-    decay: Share = 0.999,
+    decay: PositiveFraction = 0.999,
     sign: bool = True,
-    code: Code = "as_is",
+    code: CodeName = "as_is",
     average: AverageOver = "senders",
-    side: Side = 64,
+    side: ChunkSide = 64,
     scope: Scope = "layer",
 ) -> DeMo:
-    """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its cosine
-    transform, chunk by chunk, and steps by the sign. Peng et al. 2024 (ICLR 2026), arXiv:2411.19870.
+    """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its transform.
 
-    d <- decay d + g; c = DCT(d) in chunks; S = Top-k of |c| in each; d <- d - DCT^-1(c[S]); u = sign of
-    DCT^-1(mean over those who sent a coefficient). The user's optimiser is SGD without momentum, at the rate
-    of a sign. Theirs puts the rate inside of d, where it matters only while it changes. Their code sends
-    int64 and fp32, 12 bytes a coefficient; here places take 12 bits. Besides d two (n,) buffers.
+    Peng et al. 2024 (ICLR 2026), arXiv:2411.19870. A step, with the momentum d and the cosine transform DCT
+    of each chunk:
+
+    1. d <- decay d + g.
+    2. c = DCT(d); S = the k largest |c| of each chunk.
+    3. c[S] is all-gathered.
+    4. d <- d - DCT^-1(c[S]).
+    5. The update is the sign of DCT^-1(mean over the workers that sent a coefficient).
+
+    The user's optimizer is SGD without momentum, at the learning rate of a sign. In the published code the
+    rate is inside of d, which differs only while the rate changes. That code sends int64 and fp32, 12 bytes a
+    coefficient; here places take 12 bits. Memory: two (n,) buffers besides d.
 
     Args:
-        density: k/n of each chunk: 32 of 4096, as in their configuration.
+        density: k/n of each chunk: 32 of 4096, as in the published configuration. Lower: fewer bytes, more
+            error.
         decay: beta, share of the momentum that a step keeps.
         sign: False: the update is the mean itself.
         code: how coefficients travel, see `sparsify.methods._chunked.ChunkGather`.
         average: for each coefficient over its `senders`, as published; or over all `workers`.
         side: the most that a side of a chunk may have.
-        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or so many MB.
+        scope: what one message holds: every tensor (`layer`), the whole model (`global`), or a size in MB.
     """
     return DeMo(
         density, ChunkTopK(side), DecayedFeedback(decay), ChunkGather(code, average, False, side), scope, sign
@@ -61,19 +79,19 @@ def demo(
 
 
 @dataclass
-class Coefficients:
-    """State of the parts, and buffers."""
+class DeMoState:
+    """The state of each part, the chunks, and buffers."""
 
     select: Any
     feedback: Any
     exchange: Any
-    tiles: Tiles = field(metadata={"saved": False})
+    layout: ChunkLayout = field(metadata={"saved": False})
     workspace: Workspace = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
 class DeMo(FeedbackMethod):
-    """Top-k of a transform, in chunks."""
+    """A method that selects and exchanges coefficients of the cosine transform of its momentum, in chunks."""
 
     density: Density
     select: ChunkTopK
@@ -85,70 +103,86 @@ class DeMo(FeedbackMethod):
     def density_at(self, epoch: int) -> float:
         return self.density
 
-    def init(self, like: Tensor, context: BucketContext) -> Coefficients:
-        tiles = Tiles(context.shapes or (tuple(like.shape),), self.select.side, like.device)
-        return Coefficients(
+    def init(self, like: Tensor, context: BucketContext) -> DeMoState:
+        return DeMoState(
             self.select.init(like, context),
             self.feedback.init(like),
             self.exchange.init(like, context),
-            tiles,
+            make_chunk_layout(like, context, self.select.side),
             Workspace(like),
         )
 
-    def aggregate(self, grad: Tensor, step: Step, state: Coefficients, comm: Comm, timer: PhaseTimer) -> int:
-        n, k = grad.numel(), num_selected(grad.numel(), step.step_density)
-        work, room = state.workspace.buffer("work"), state.workspace.buffer("room")
+    def aggregate(
+        self, grad: Tensor, step: StepSettings, state: DeMoState, comm: Comm, timer: PhaseTimer
+    ) -> int:
+        n = grad.numel()
+        k = num_selected(n, step.step_density)
+        work = state.workspace.buffer("work")
+        out = state.workspace.buffer("out")
         with timer.phase("select"):
+            # 1. Accumulate the momentum.
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            transform(acc, work, state.tiles)
-            part = self.select.accumulate_and_select(work, None, k, comm, state.select).of(work)
+            # 2. Select the largest coefficients of each chunk.
+            coefficients = cosine_transform(acc, work, state.layout)
+            selected = self.select.accumulate_and_select(coefficients, None, k, comm, state.select)
+            selection = selected.gather_from(coefficients)
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange(part, n, k, comm, state.exchange)
+            # 3. Exchange them.
+            delivery = self.exchange.exchange(selection, n, k, comm, state.exchange)
         with timer.phase("select"):
-            acc.sub_(transform(spread(delivery.delivered, work, 1.0), room, state.tiles, back=True))
+            # 4. Take what was sent out of the momentum.
+            delivered = sum_into(work, delivery.delivered, 1.0)
+            acc.sub_(cosine_transform(delivered, out, state.layout, inverse=True))
         with timer.phase("scatter"):
-            mean = transform(spread(delivery.total, work, 1 / comm.size), room, state.tiles, back=True)
-            grad.copy_(mean.sign_() if self.sign else mean)
-        return part.indices.numel()
+            # 5. The update is the sign of the average.
+            average = sum_into(work, delivery.total, 1 / comm.size)
+            update = cosine_transform(average, out, state.layout, inverse=True)
+            grad.copy_(update.sign_() if self.sign else update)
+        return selection.indices.numel()
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        return self.select.promised(seen) + self.exchange.promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        return self.select.predict_bytes(bucket_step) + self.exchange.predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
         broken = self.exchange.broken_laws() | self.feedback.broken_laws()
         if self.sign:
-            signs = "the update is the sign of the average"
-            broken |= {NOTHING_IS_LOST: signs, DENSE_AT_DENSITY_1: signs}
+            reason = "the update is the sign of the average"
+            broken |= {NOTHING_IS_LOST: reason, DENSE_AT_DENSITY_1: reason}
         return broken
 
 
-def spread(parts: list[Sparse | Slice], into: Tensor, scale: float) -> Tensor:
-    """Scale x the sum of the parts, in their order, in `into` (n,)."""
-    into.zero_()
+def sum_into(buffer: Tensor, parts: list[SparseVector | DenseSlice], scale: float) -> Tensor:
+    """Write scale x the sum of the parts, in their order, into buffer (n,), and return it."""
+    buffer.zero_()
     for part in parts:
-        part.add_to(into, alpha=scale)
-    return into
+        part.add_to(buffer, alpha=scale)
+    return buffer
 
 
-def transform(values: Tensor, out: Tensor, tiles: Tiles, back: bool = False) -> Tensor:
-    """(n,) -> (n,): the orthonormal cosine transform of every chunk, or its inverse; in two dimensions of
-    tiles, in one of runs. Some rows of chunks at a time, so that nothing of size n is made on the way.
+def cosine_transform(values: Tensor, out: Tensor, layout: ChunkLayout, inverse: bool = False) -> Tensor:
+    """Write the orthonormal cosine transform of every chunk of values (n,), or its inverse, into out (n,).
+
+    It has two dimensions where chunks are rectangles, one where they are runs. Some rows of chunks are
+    transformed at a time, so that nothing of size n is made on the way.
     """
-    for grid in tiles.grids:
-        down, across = (cosines(side, values.dtype, values.device) for side in (grid.height, grid.width))
-        if back:
-            down, across = down.T, across.T
-        tiles_of, into = grid.of(values), grid.of(out)
-        rows = max(1, chunks.SLAB // (8 * grid.height * grid.columns))
-        for at in range(0, grid.down, rows):
-            into[at : at + rows].copy_(down @ tiles_of[at : at + rows] @ across.T)
+    for grid in layout.grids:
+        down = cosines(grid.height, values.dtype, values.device)
+        across = cosines(grid.width, values.dtype, values.device)
+        if inverse:
+            down = down.T
+            across = across.T
+        source = grid.view_chunks(values)
+        target = grid.view_chunks(out)
+        num_rows = max(1, chunks.BATCH_NUMEL // (8 * grid.height * grid.columns))
+        for row in range(0, grid.chunks_down, num_rows):
+            target[row : row + num_rows].copy_(down @ source[row : row + num_rows] @ across.T)
     return out
 
 
 @cache
 def cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(size, size): rows are the vectors of DCT-II, of length 1."""
-    at = torch.arange(size, dtype=torch.float64)
-    matrix = torch.cos(math.pi / size * (at + 0.5) * at[:, None]) * math.sqrt(2 / size)
+    """Return the matrix (size, size) whose rows are the vectors of DCT-II, of length 1."""
+    positions = torch.arange(size, dtype=torch.float64)
+    matrix = torch.cos(math.pi / size * (positions + 0.5) * positions[:, None]) * math.sqrt(2 / size)
     matrix[0] /= math.sqrt(2)
     return matrix.to(device, dtype)

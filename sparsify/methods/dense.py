@@ -1,15 +1,15 @@
 from sparsify.method import Dense
-from sparsify.ranges import Scope, checked
+from sparsify.ranges import Scope, check_arguments
 
 
-@checked
+@check_arguments
 def dense(scope: Scope = "global") -> Dense:
     """Plain gradient averaging: by default one allreduce over the whole model, after backpropagation.
 
-    The baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.register` it runs
-    over DDP's buckets, overlapped.
+    This is the baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.register`
+    it runs over DDP's buckets, overlapped with the backward pass.
 
     Args:
-        scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
     """
     return Dense(scope)

@@ -1,21 +1,23 @@
-from sparsify.local.strategy import AveragedState, Local, Plain
+from sparsify.local.strategy import AveragedState, LocalSteps, PlainStep
 from sparsify.method import Dense
-from sparsify.ranges import Count, checked
+from sparsify.ranges import PositiveInt, check_arguments
 
 
-@checked
-def desloc(every: Count = 30, first_moment: Count = 3, second_moment: Count = 6) -> Local:
-    """DES-LOC: local Adam whose parameters and moments are averaged at periods of their own. Iacob et al.
-    2025 (ICLR 2026), arXiv:2505.22549.
+@check_arguments
+def desloc(
+    every: PositiveInt = 30, first_moment: PositiveInt = 3, second_moment: PositiveInt = 6
+) -> LocalSteps:
+    """DES-LOC: local Adam whose parameters and moments are averaged at periods of their own.
 
-    A moment changes as slowly as its half-life, ln 0.5 / ln beta, is long, so it is averaged more rarely. The
-    inner optimiser is the user's own, and must keep `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
+    Iacob et al. 2025 (ICLR 2026), arXiv:2505.22549. The longer the half-life of a moment, ln 0.5 / ln beta,
+    the more slowly it changes, and the more rarely it is averaged. The inner optimizer is the user's own, and
+    must keep `exp_avg` and `exp_avg_sq`, as Adam and AdamW do.
 
     Args:
-        every: steps between two averages of the parameters.
-        first_moment: the first moment is averaged every so many averages of the parameters.
-        second_moment: the second moment, as well; both factors as in the paper.
+        every: steps between two averages of the parameters. More steps: fewer bytes, more drift.
+        first_moment: averages of the parameters for each average of the first moment; 3 in the paper.
+        second_moment: averages of the parameters for each average of the second moment; 6 in the paper.
     """
     moments = ("exp_avg", first_moment), ("exp_avg_sq", second_moment)
     states = tuple(AveragedState(key, every * factor) for key, factor in moments)
-    return Local(every, Dense("layer"), Plain(1.0), states=states)
+    return LocalSteps(every, Dense("layer"), PlainStep(1.0), states=states)

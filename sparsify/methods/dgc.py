@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsify.bucket_group import BucketGroup
 from sparsify.comm import Comm
 from sparsify.core import huge_pages
 from sparsify.core.timer import PhaseTimer
@@ -15,24 +16,32 @@ from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.feedback import MomentumCorrection
 from sparsify.kernels import Workspace
-from sparsify.kernels.joint import cut, split_like
-from sparsify.method import Dense, Sparsifier, SparsifierState, Step, Together
+from sparsify.kernels.group_kernel import split_like
+from sparsify.method import Dense, Sparsifier, SparsifierState
 from sparsify.ranges import (
     Density,
-    Index,
+    IndexFormat,
     MomentumFactor,
-    Natural,
-    Positive,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
     Scope,
-    Share,
-    ValueType,
-    checked,
+    ValueFormat,
+    check_arguments,
 )
-from sparsify.select import Draws, Selector, prepare, reaching
-from sparsify.types import DENSE_AT_DENSITY_1, BucketContext, PromisedBytes, SeenStep, Selection, work_dtype
+from sparsify.select import DrawCounter, Selector, prepare_magnitudes, select_above_threshold
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    BucketContext,
+    BucketStep,
+    PredictedBytes,
+    Selection,
+    StepSettings,
+    accumulation_dtype,
+)
 
 
-@checked
+@check_arguments
 def dgc(
     density: Density = 0.001,
     scope: Scope = "layer",
@@ -40,24 +49,32 @@ def dgc(
     momentum: MomentumFactor = 0.9,
     nesterov: bool = False,
     masking: bool = True,
-    clip_norm: Positive | None = None,
-    sample: Share = 0.01,
-    adaptations: Natural = 10,
+    clip_norm: PositiveFloat | None = None,
+    sample: PositiveFraction = 0.01,
+    adaptations: NonNegativeInt = 10,
     dense_vectors: bool = True,
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018,
-    arXiv:1712.01887.
+    """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018.
 
-    Facts where the paper leaves them open from synxlin/deep-gradient-compression. Momentum is inside: the
-    optimiser must have none. Weight decay is the optimiser's; in the public code it has a momentum of its
-    own.
+    arXiv:1712.01887, algorithm 4. A step, with the momentum u and the residual v:
+
+    1. Each worker clips its gradient g, if `clip_norm` is given.
+    2. u <- m u + g;  v <- v + u (momentum correction).
+    3. The elements of v above a threshold, which is estimated from a sample, are sent.
+    4. u, v <- 0 where they were sent (momentum factor masking).
+    5. The update is the mean over the workers.
+
+    Where the paper leaves facts open, they are those of synxlin/deep-gradient-compression. The method applies
+    momentum, so the optimizer must have none. Weight decay is the optimizer's; in the public code it has a
+    momentum of its own.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step, at most.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or buckets of so many
-            MB. The paper's is `layer`.
+        density: k/n, the share of the elements that each worker sends in a step, at most. Lower: fewer bytes,
+            more error.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`, as in
+            the paper), or buckets of a size in MB.
         density_warmup: lower bounds of the density for the first epochs, one each. The paper's are [0.25,
             0.0625, 0.015625, 0.004, 0.001]. The README of the public code says the same; run without a list,
             the code takes 0.316, 0.1, 0.0316, 0.01, 0.0032.
@@ -66,15 +83,16 @@ def dgc(
         masking: where an element was sent, its momentum begins at 0 again.
         clip_norm: clip each worker's gradient, over the whole model, to this norm divided by sqrt(P); None:
             do not clip.
-        sample: share of the elements that the threshold is taken from; the paper's 0.001 to 0.01.
+        sample: share of the elements that the threshold is estimated from; the paper's is 0.001 to 0.01.
+            Higher: a better threshold, more time.
         adaptations: how often the threshold is lowered at most.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """
-    make = WithDenseVectors if dense_vectors else Sparsifier
-    return make(
+    method_class = SparsifierWithDenseVectors if dense_vectors else Sparsifier
+    return method_class(
         density,
-        DgcSample(sample, adaptations),
+        SampledThreshold(sample, adaptations),
         MomentumCorrection(momentum, masking, nesterov),
         AllGather(Wire(index, value), uneven=True),
         scope,
@@ -83,103 +101,115 @@ def dgc(
     )
 
 
-LOWER = 0.8  # public code's compress_lower_bound: the least acceptable share of k, and what then lowers t
-TOP_OF_SAMPLE = 2  # so many elements of the sample lie above its threshold at least
+# The public code's compress_lower_bound: where less than this share of k reaches the threshold, the threshold
+# is lowered to this share of itself.
+LOWER_BOUND = 0.8
+MIN_SAMPLES_ABOVE = 2  # so many elements of the sample lie above its threshold at least
 
 
 @dataclass
-class Sampling:
-    """State of the sampling selector."""
+class SampledThresholdState:
+    """The draws so far, and buffers."""
 
-    draws: Draws
+    draws: DrawCounter
     workspace: Workspace = field(metadata={"saved": False})
 
 
 @dataclass(frozen=True)
-class DgcSample(Selector):
-    """Elements, k at most, above a threshold that is estimated from a sample. Lin et al. 2018, section 5.
+class SampledThreshold(Selector):
+    """A selector of at most k elements above a threshold that is estimated from a sample.
 
-    Where more than k reach the threshold, the k largest of those are taken, exactly ("hierarchical"). The
-    public code does so above 1.3 k, and below that takes the first k by position, which favours the front of
-    every tensor; with 1.3 k candidates there is nothing to be saved. Where fewer than 0.8 k reach it, it is
-    lowered to 0.8 of itself. Small tensors, of which the sample would be all, get an exact top-k.
+    Lin et al. 2018, section 5. Where more than k reach the threshold, the k largest of them are taken,
+    exactly ("hierarchical"). The public code does so above 1.3 k, and below that takes the first k by
+    position, which favours the front of every tensor; with 1.3 k candidates there is nothing to be saved.
+    Where fewer than 0.8 k reach it, it is lowered to 0.8 of itself. Small tensors, of which the sample would
+    be all, get an exact top-k.
 
     One host synchronisation, and one for every adaptation.
     """
 
-    sample: Share = 0.01
-    adaptations: Natural = 10
+    sample: PositiveFraction = 0.01
+    adaptations: NonNegativeInt = 10
 
-    def init(self, like: Tensor, context: BucketContext) -> Sampling:
-        return Sampling(Draws(context), Workspace.searching(like, context))
+    def init(self, like: Tensor, context: BucketContext) -> SampledThresholdState:
+        return SampledThresholdState(DrawCounter(context), Workspace.with_kernel(like, context))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Sampling) -> Selection:
-        n, workspace = acc.numel(), state.workspace
-        sampled = max(math.ceil(self.sample * n), math.ceil(TOP_OF_SAMPLE * n / k))
-        if sampled >= n or k == n:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SampledThresholdState) -> Selection:
+        n = acc.numel()
+        workspace = state.workspace
+        num_sampled = max(math.ceil(self.sample * n), math.ceil(MIN_SAMPLES_ABOVE * n / k))
+        if num_sampled >= n or k == n:
             return Selection(workspace.kernel.topk(acc, None, k).indices)
-        prepare(acc, workspace)
+        prepare_magnitudes(acc, workspace)
         # Odd, lest the sample walk along one row of a tensor whose sides are even (published: 32 i + 1).
-        stride = (n // sampled - 1) | 1
-        strided = acc[state.draws.key() % stride :: stride].abs()
-        top = strided.topk(math.ceil(k / n * len(strided)), sorted=False).values
+        stride = (n // num_sampled - 1) | 1
+        sample = acc[state.draws.next_key() % stride :: stride].abs()
+        largest = sample.topk(math.ceil(k / n * len(sample)), sorted=False).values
         # Zeros reach no threshold: in a sparse gradient they would all be candidates.
         least = torch.finfo(acc.dtype).tiny
-        threshold = top.min().clamp_(min=least)
-        found = reaching(acc, threshold, workspace)
+        threshold = largest.min().clamp_(min=least)
+        chosen = select_above_threshold(acc, threshold, workspace)
         for _ in range(self.adaptations):
-            if not 0 < len(found.indices) < LOWER * k:  # none: then all are zero
+            if not 0 < len(chosen.indices) < LOWER_BOUND * k:  # none: then all are zero
                 break
-            threshold.mul_(LOWER).clamp_(min=least)
-            found = reaching(acc, threshold, workspace)
-        if len(found.indices) > k:
-            chosen = found.indices
-            return Selection(chosen[acc[chosen].abs().topk(k, sorted=False).indices])
-        return found
+            threshold.mul_(LOWER_BOUND).clamp_(min=least)
+            chosen = select_above_threshold(acc, threshold, workspace)
+        if len(chosen.indices) <= k:
+            return chosen
+        best = acc[chosen.indices].abs().topk(k, sorted=False).indices
+        return Selection(chosen.indices[best])
 
 
 @dataclass
-class Momentum:
-    """Ordinary momentum of a bucket that is not sparsified, alike on all workers."""
+class MomentumState:
+    """The ordinary momentum of a bucket that is not sparsified, equal on all workers."""
 
     momentum: Tensor  # (n,)
 
 
 @dataclass(frozen=True, repr=False)
-class WithDenseVectors(Sparsifier):
-    """A sparsifier whose buckets of 1-D tensors are averaged whole, with the same momentum."""
+class SparsifierWithDenseVectors(Sparsifier):
+    """A sparsifier that averages buckets of 1-D tensors whole, with ordinary momentum of equal strength."""
 
     feedback: MomentumCorrection
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
-            return Momentum(huge_pages.zeros_like(like, work_dtype(like.dtype)))
+            return MomentumState(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
         return super().init(like, context)
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: SparsifierState | Momentum, comm: Comm, timer: PhaseTimer
+        self,
+        grad: Tensor,
+        step: StepSettings,
+        state: SparsifierState | MomentumState,
+        comm: Comm,
+        timer: PhaseTimer,
     ) -> int:
-        if not isinstance(state, Momentum):
+        if not isinstance(state, MomentumState):
             return super().aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
         with timer.phase("scatter"):
             self.add_momentum(grad, state, comm.size)
         return grad.numel()
 
-    def aggregate_together(self, those: Together, comm: Comm, timer: PhaseTimer) -> int:
-        grads, vectors = those.grads, [state for state in those.states if isinstance(state, Momentum)]
-        if not vectors:  # buckets that travel together have states of one kind
-            return super().aggregate_together(those, comm, timer)
-        total = comm.all_reduce(torch.cat([*grads]))
+    def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
+        # The buckets of a group have states of one kind.
+        if not isinstance(group.buckets[0].state, MomentumState):
+            return super().aggregate_group(group, comm, timer)
+        pieces = group.pieces
+        total = comm.all_reduce(torch.cat(pieces))
         with timer.phase("scatter"):
-            torch._foreach_copy_(list(grads), split_like(total, grads))
-            for (grad,), state in zip(cut(grads, those.sizes), vectors, strict=True):
-                self.add_momentum(grad, state, comm.size)
+            torch._foreach_copy_(pieces, split_like(total, pieces))
+            for bucket in group.buckets:
+                (grad,) = bucket.pieces
+                self.add_momentum(grad, bucket.state, comm.size)
         return total.numel()
 
-    def add_momentum(self, grad: Tensor, state: Momentum, size: int) -> None:
-        """The sum over so many workers, (n,), becomes the average with momentum."""
-        u, m = state.momentum, self.feedback.momentum
+    def add_momentum(self, grad: Tensor, state: MomentumState, size: int) -> None:
+        """Replace the sum over so many workers (n,) by the average with momentum."""
+        u = state.momentum
+        m = self.feedback.momentum
         grad.div_(size)
         if self.feedback.nesterov:
             u.add_(grad).mul_(m)
@@ -187,16 +217,19 @@ class WithDenseVectors(Sparsifier):
         else:
             grad.copy_(u.mul_(m).add_(grad))
 
-    def residual(self, state: SparsifierState | Momentum) -> Tensor | None:
-        return None if isinstance(state, Momentum) else super().residual(state)
+    def residual(self, state: SparsifierState | MomentumState) -> Tensor | None:
+        return None if isinstance(state, MomentumState) else super().residual(state)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        is_vector = all(len(shape) <= 1 for shape in seen.shapes)
-        return Dense().promised(seen) if is_vector else super().promised(seen)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        is_vector = all(len(shape) <= 1 for shape in bucket_step.shapes)
+        return Dense().predict_bytes(bucket_step) if is_vector else super().predict_bytes(bucket_step)
 
     def broken_laws(self) -> dict[str, str]:
-        ahead = {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
-        return super().broken_laws() | (ahead if self.feedback.nesterov else {})
+        broken = super().broken_laws()
+        if self.feedback.nesterov:
+            broken |= {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
+        return broken
 
-    def __repr__(self) -> str:  # as saved states name it
+    def __repr__(self) -> str:
+        """Return the text by which saved states name this method."""
         return f"WithDenseVectors(sparse={Sparsifier(**vars(self))!r}, correction={self.feedback!r})"

@@ -1,19 +1,19 @@
-from sparsify.local.strategy import Local, Nesterov
+from sparsify.local.strategy import LocalSteps, Nesterov
 from sparsify.method import Dense
-from sparsify.ranges import Count, MomentumFactor, Positive, checked
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 
 
-@checked
-def diloco(every: Count = 30, lr: Positive = 0.7, momentum: MomentumFactor = 0.9) -> Local:
-    """DiLoCo: AdamW inside, and every H steps Nesterov's momentum on the average drift. Douillard et al. 2023
-    (arXiv:2311.08105), algorithm 1.
+@check_arguments
+def diloco(every: PositiveInt = 30, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.9) -> LocalSteps:
+    """DiLoCo: AdamW inside, and every H steps Nesterov's momentum on the average drift.
 
-    The inner optimiser is the user's own (theirs AdamW); its state is each worker's, kept from round to
-    round, never averaged.
+    Douillard et al. 2023 (arXiv:2311.08105), algorithm 1. The inner optimizer is the user's own (AdamW in the
+    paper). Each worker keeps the state of its inner optimizer from round to round; it is never averaged.
 
     Args:
-        every: H. The paper's main result has 500, its scaling laws (arXiv:2503.09799) 30.
-        lr: of the outer step.
+        every: H, steps from one exchange to the next. More steps: fewer bytes, more drift. The paper's main
+            result has 500, its scaling laws (arXiv:2503.09799) 30.
+        lr: learning rate of the outer step.
         momentum: of the outer step; 0 is local SGD with an outer learning rate.
     """
-    return Local(every, Dense("layer"), Nesterov(lr, momentum))
+    return LocalSteps(every, Dense("layer"), Nesterov(lr, momentum))

@@ -1,22 +1,24 @@
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.methods._tracked import Tracked
-from sparsify.ranges import Density, Scope, Share, checked
+from sparsify.methods._ef21 import EF21
+from sparsify.ranges import Density, PositiveFraction, Scope, check_arguments
 from sparsify.select import TopK
 
 
-@checked
-def ef21(density: Density = 0.001, scope: Scope = "global", eta: Share = 1.0) -> Tracked:
+@check_arguments
+def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFraction = 1.0) -> EF21:
     """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
-    Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2.
 
-    The optimiser steps by an estimate of the whole gradient, not by k elements. Two (n,) vectors besides the
-    residual.
+    Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2; `sparsify.methods._ef21` numbers its
+    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Memory: two (n,)
+    vectors besides the residual.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step.
-        scope: what k is taken of: the whole model (`global`), every tensor (`layer`), or so many MB.
-        eta: share of the new gradient in the smoothed one; 1 as published, below 1 it is EF21-SGDM.
+        density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
+            error.
+        scope: the elements of which k are chosen: the whole model (`global`), every tensor (`layer`), or
+            buckets of a size in MB.
+        eta: share of the new gradient in the smoothed one; 1 as published, below 1 the method is EF21-SGDM.
     """
-    return Tracked(Sparsifier(density, TopK(), ErrorFeedback(), AllGather(), scope), eta)
+    return EF21(Sparsifier(density, TopK(), ErrorFeedback(), AllGather(), scope), eta)

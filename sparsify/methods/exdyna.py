@@ -7,88 +7,111 @@ from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.methods.micro import ExclusiveThreshold, Threshold
-from sparsify.ranges import Count, Density, FollowRule, Positive, Scope, checked
+from sparsify.methods.micro import ExclusiveThresholdSelector, SharedThreshold
+from sparsify.ranges import Density, ImplementationVariant, PositiveFloat, PositiveInt, Scope, check_arguments
 from sparsify.select import split_evenly
 from sparsify.types import Selection
 
-ALIGNMENT = 32  # kljp/exdyna: block sizes are multiples of it
+# The public code is kljp/exdyna.
+ALIGNMENT = 32  # block sizes are multiples of it
 # Loads in units of their mean, from which on one block moves.
-OVERLOADED, UNDERLOADED = 1.05, 0.95238
-LEAST = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
+OVERLOADED = 1.05
+UNDERLOADED = 0.95238
+MIN_BLOCKS_DIVISOR = 4  # a partition keeps 1/4 of the blocks that it would have if all had equally many
 
 
-@checked
+@check_arguments
 def exdyna(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    rule: FollowRule = "intended",
-    threshold: Positive | None = None,
-    blocks: Count = 1024,
+    rule: ImplementationVariant = "intended",
+    threshold: PositiveFloat | None = None,
+    blocks: PositiveInt = 1024,
 ) -> Sparsifier:
     """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
 
-    Two host synchronisations per step and bucket. Slow start, and a threshold that rises until as much leaves
-    as comes in, as in `micro`.
+    A step:
+
+    1. The blocks of a bucket are divided into P partitions, which the workers take in turns.
+    2. Each worker chooses the elements of its partition whose magnitude reaches the threshold.
+    3. The indices are all-gathered, and an all-reduce averages the values at all these indices.
+    4. A partition in which too much was chosen gives a block to a neighbour in which too little was.
+    5. The threshold rises if more than k elements were sent, and falls if fewer were.
+
+    Two host synchronisations per step and bucket. The start is slow, and the threshold rises until as much
+    leaves the residual as comes in, as in `micro`.
 
     Args:
-        density: k/n, the share of the elements that all workers send together in a step.
-        rule: how the threshold moves: `intended`, or `published`, as the public code does; see micro.
-        threshold: the first one; None: 1 / (2 sqrt k).
-        blocks: how many a bucket is cut into. Their size is a multiple of 32, and what is left over belongs
-            to the last partition. A bucket of fewer than 32 x blocks elements, where the published code
-            divides by zero, has blocks of 32, or of n / (4 P) where that is smaller, and fewer of them.
+        density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
+            more error.
+        rule: how the threshold moves: `intended`, or `published`, as the public code does; see `micro`.
+        threshold: the first threshold; None for 1 / (2 sqrt k).
+        blocks: how many blocks a bucket has. Their size is a multiple of 32, and the elements that are left
+            over belong to the last partition. A bucket of fewer than 32 x blocks elements, where the
+            published code divides by zero, has fewer blocks: of 32 elements, or of n / (4 P) where that is
+            smaller.
     """
     select = ExDyna(rule, threshold, blocks)
     return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass(frozen=True)
-class ExDyna(ExclusiveThreshold):
-    """P runs of blocks, which the workers take in turns."""
+class ExDyna(ExclusiveThresholdSelector):
+    """A selector whose partitions are P runs of blocks, which the workers take in turns."""
 
-    blocks: Count = 1024
+    blocks: PositiveInt = 1024
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Threshold) -> Selection:
-        n, size = acc.numel(), comm.size
-        block = block_size(n, self.blocks, size)
-        # Where the block size is the published one, more than `blocks` fit once the size is rounded down.
-        number = min(self.blocks, n // block)
-        state.blocks = state.blocks or split_evenly(number, size)
-        sizes = [block * held for held in state.blocks]
-        sizes[-1] += n - block * number
-        union = self.choose(acc, k, sizes, comm, state)
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
+        n = acc.numel()
+        # 1. Partition. Where the block size is the published one, more than `blocks` fit once it is rounded
+        # down.
+        block = block_size(n, self.blocks, comm.size)
+        num_blocks = min(self.blocks, n // block)
+        state.blocks = state.blocks or split_evenly(num_blocks, comm.size)
+        partition_sizes = [block * count for count in state.blocks]
+        partition_sizes[-1] += n - block * num_blocks
+        # 2. and 3. Choose, and gather.
+        union = self.select_in_partition(acc, k, partition_sizes, comm, state)
         if k < n:
-            loads = [0] * size
+            # 4. Move blocks. Worker r had partition (step + r) mod P.
+            loads = [0] * comm.size
             for rank, count in enumerate(union.counts):
-                loads[(state.step + rank) % size] = count
+                loads[(state.step + rank) % comm.size] = count
             rebalance(state.blocks, loads, block * sum(loads) / n)
-        self.follow(len(union.indices), k, size, state)
+        # 5. Move the threshold.
+        self.adapt_threshold(len(union.indices), k, comm.size, state)
         return Selection(union.indices)
 
 
-def block_size(n: int, blocks: int, size: int) -> int:
-    """Elements of a block, at least 1."""
-    return n // blocks // ALIGNMENT * ALIGNMENT or max(1, min(ALIGNMENT, n // (LEAST * size)))
+def block_size(n: int, blocks: int, world_size: int) -> int:
+    """Return the number of elements of a block, at least 1."""
+    aligned = n // blocks // ALIGNMENT * ALIGNMENT
+    return aligned or max(1, min(ALIGNMENT, n // (MIN_BLOCKS_DIVISOR * world_size)))
 
 
-def rebalance(blocks: list[int], loads: list[int], load_of_block: float) -> None:
-    """Between neighbours of which one selected too much and the other too little, one block moves. In place;
-    the load that is expected to move with it is accounted for before the next pair is looked at.
+def rebalance(blocks: list[int], loads: list[int], block_load: float) -> None:
+    """Move one block between neighbours of which one selected too much and the other too little, in place.
+
+    The load that is expected to move with it is accounted for before the next pair is looked at.
+
+    Args:
+        blocks: number of blocks of each partition.
+        loads: number of elements selected in each partition.
+        block_load: number of elements selected in a block, on average.
     """
     mean = sum(loads) / len(loads)  # published: cut to an integer, which is 0 where few are selected
-    least = sum(blocks) / (LEAST * len(blocks))
+    min_blocks = sum(blocks) / (MIN_BLOCKS_DIVISOR * len(blocks))
     for left in range(len(blocks) - 1):
         right = left + 1
         for giver, taker in ((left, right), (right, left)):
             if (
                 loads[giver] > OVERLOADED * mean
                 and loads[taker] < UNDERLOADED * mean
-                and blocks[giver] - 1 >= least
+                and blocks[giver] - 1 >= min_blocks
             ):
                 blocks[giver] -= 1
                 blocks[taker] += 1
-                loads[giver] -= int(load_of_block)
-                loads[taker] += int(load_of_block)
+                loads[giver] -= int(block_load)
+                loads[taker] += int(block_load)
                 break  # the pair is done; else what was moved might come back

@@ -16,43 +16,67 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import AtLeast1, Count, Density, Index, Scope, ValueType, checked
-from sparsify.select import ExactlyK, Selector, mask_of, prepare, reaching, take_magnitudes
+from sparsify.ranges import (
+    Density,
+    FloatAtLeast1,
+    IndexFormat,
+    PositiveInt,
+    Scope,
+    ValueFormat,
+    check_arguments,
+)
+from sparsify.select import (
+    ExactlyKSelector,
+    Selector,
+    compute_magnitudes,
+    mask_buffer,
+    prepare_magnitudes,
+    select_above_threshold,
+)
 from sparsify.types import DENSE_AT_DENSITY_1, Selection
 
 PUBLISHED_PASSES = 3  # hclhkbu/GaussianK-SGD, compression.py
 BOUNDED_PASSES = 20  # as many as Ok-Topk's re-implementation of Gaussian-k takes at most
 SLACK = 2.0  # ours: few passes, and an exact top-k of at most 2k candidates
-FEWEST, MOST = 2 / 3, 4 / 3  # of k: what the published rule is content with
-DOWN, UP = 0.5, 1.5  # by which it adjusts its threshold
+# Shares of k between which the published rule is content, and the factors of its threshold outside of them.
+MIN_SHARE = 2 / 3
+MAX_SHARE = 4 / 3
+LOWERING_FACTOR = 0.5
+RAISING_FACTOR = 1.5
 
 
-@checked
+@check_arguments
 def gaussiank(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     rule: Literal["bounded", "published"] = "bounded",
-    passes: Count | None = None,
-    slack: AtLeast1 | None = None,
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    passes: PositiveInt | None = None,
+    slack: FloatAtLeast1 | None = None,
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
     """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
 
-    Gradients plus residuals are seldom normal. Where they are not, the published rule sends far more or far
-    less than k (nothing of a uniform distribution, 555 k of a normal one that was clipped at one sigma), for
-    its few adjustments cannot travel far. `bounded` starts from the same guess and ends at exactly k.
+    A step, of the gradient plus the residual:
 
-    Host synchronisations per step and bucket: `bounded` 2 and one per pass (1 pass where acc is normal, 2 to
-    5 with residuals; ties, or fewer than k nonzero elements, end in an exact top-k over everything);
-    `published` 1 per pass and 1 for the lengths.
+    1. Compute the threshold that k of n elements exceed if they are normally distributed.
+    2. Count the elements above it, and adjust it, in a few passes.
+    3. Send all elements above it (`published`), or the k largest of them (`bounded`).
+
+    Gradients plus residuals are seldom normal. Where they are not, the published rule sends far more or far
+    less than k, because its few adjustments do not reach far: nothing of a uniform distribution, 555 k of a
+    normal one that was clipped at one sigma. `bounded` starts from the same guess and ends at exactly k.
+
+    Host synchronisations per step and bucket: `bounded` has 2 and one per pass (1 pass where acc is normal, 2
+    to 5 with residuals; ties, or fewer than k nonzero elements, end in an exact top-k over everything);
+    `published` has 1 per pass and 1 for the lengths.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or what
-            the guess aims at (`published`).
+        density: k/n, the share of the elements that each worker sends in a step: exactly (`bounded`), or as
+            the guess aims at (`published`). Lower: fewer bytes, more error.
         rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
-            of which the k largest are sent: the same as topk. `published`: what hclhkbu/GaussianK-SGD does,
+            of which the k largest are sent: the same as topk. `published`: the rule of hclhkbu/GaussianK-SGD,
             see `GaussianThreshold`.
         passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
         slack: candidates per element sent, for `bounded` only. None: 2.
@@ -61,18 +85,20 @@ def gaussiank(
         raise ValueError(
             f"{slack=} has no effect with rule='published'; leave it out, or take rule='bounded'"
         )
-    wire, published = Wire(index, value), rule == "published"
-    select = (
-        GaussianThreshold(PUBLISHED_PASSES if passes is None else passes)
-        if published
-        else GaussianGuess(BOUNDED_PASSES if passes is None else passes, SLACK if slack is None else slack)
-    )
-    exchange = AllGather(wire, uneven=published)
+    select: Selector
+    if rule == "published":
+        select = GaussianThreshold(passes or PUBLISHED_PASSES)
+    else:
+        select = GaussianTopK(passes or BOUNDED_PASSES, slack or SLACK)
+    exchange = AllGather(Wire(index, value), uneven=rule == "published")
     return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 def gaussian_threshold(acc: Tensor, ratio: float) -> Tensor:
-    """(n,) -> 0-d: mu + |ppf(ratio / 2)| sigma. Of a normal acc with mean 0 this share lies beyond it."""
+    """Return the threshold mu + |ppf(ratio / 2)| sigma, 0-d, of acc (n,).
+
+    Of a normal acc with mean 0 the share `ratio` lies beyond it.
+    """
     # torch.std in the published code: divided by n - 1, which a single element does not allow.
     sigma, mu = torch.std_mean(acc, correction=1 if acc.numel() > 1 else 0)
     return mu + abs(NormalDist().inv_cdf(ratio / 2)) * sigma
@@ -80,62 +106,62 @@ def gaussian_threshold(acc: Tensor, ratio: float) -> Tensor:
 
 @dataclass(frozen=True)
 class GaussianThreshold(Selector):
-    """The published rule: a threshold, halved or raised by half while it selects less than 2k/3 or more than
-    4k/3, at most three times.
+    """A selector by the published rule: it adjusts its threshold until between 2k/3 and 4k/3 lie above.
 
+    The threshold is halved if it selects less and raised by half if it selects more, at most three times.
     What is sent after the third try is what the third threshold selected: its last adjustment is computed,
     but nothing is selected with it.
     """
 
-    passes: Count = PUBLISHED_PASSES
-    exceptions: ClassVar[dict[str, str]] = {
+    passes: PositiveInt = PUBLISHED_PASSES
+    always_broken_laws: ClassVar[dict[str, str]] = {
         DENSE_AT_DENSITY_1: "an estimated threshold is content with 2/3 of k, and need not even reach that"
     }
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        prepare(acc, state)
+        prepare_magnitudes(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
-            chosen = reaching(acc, threshold, state, strict=True)
-            if len(chosen.indices) < FEWEST * k:
-                threshold = threshold * DOWN
-            elif len(chosen.indices) > MOST * k:
-                threshold = threshold * UP
+            chosen = select_above_threshold(acc, threshold, state, strict=True)
+            if len(chosen.indices) < MIN_SHARE * k:
+                threshold = threshold * LOWERING_FACTOR
+            elif len(chosen.indices) > MAX_SHARE * k:
+                threshold = threshold * RAISING_FACTOR
             else:
                 break
         return chosen
 
 
 @dataclass(frozen=True)
-class GaussianGuess(ExactlyK):
-    """The k largest, found among those above a threshold guessed as if acc were normal, then bisected."""
+class GaussianTopK(ExactlyKSelector):
+    """A selector of exactly the k largest, among the elements above a guessed and bisected threshold."""
 
-    passes: Count = BOUNDED_PASSES
-    slack: AtLeast1 = SLACK
+    passes: PositiveInt = BOUNDED_PASSES
+    slack: FloatAtLeast1 = SLACK
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        candidates = self.candidates(acc, k, state) if k < acc.numel() else None
+        candidates = self.find_candidates(acc, k, state) if k < acc.numel() else None
         if candidates is None:
             return Selection(state.kernel.topk(acc, None, k).indices)
         best = state.buffer("magnitudes")[candidates].topk(k, sorted=False).indices
         return Selection(candidates[best])
 
-    def candidates(self, acc: Tensor, k: int, state: Workspace) -> Tensor | None:
-        """Indices, k to slack x k, the k largest among them; None if no threshold was found."""
-        magnitudes = take_magnitudes(acc, state)
-        largest, nonzeros = magnitudes.amax(), torch.count_nonzero(acc)
+    def find_candidates(self, acc: Tensor, k: int, state: Workspace) -> Tensor | None:
+        """Return k to slack x k indices, the k largest among them; None if no threshold was found."""
+        magnitudes = compute_magnitudes(acc, state)
+        # 1. Guess.
         guess = gaussian_threshold(acc, k / acc.numel())
-        threshold, high, nonzeros = host_sync.to_host(
-            torch.stack([guess.double(), largest.double(), nonzeros.double()])
-        )
+        numbers = guess, magnitudes.amax(), torch.count_nonzero(acc)
+        threshold, high, nonzeros = host_sync.to_host(torch.stack([number.double() for number in numbers]))
         if nonzeros < k:
             return None  # no threshold has k elements above it
+        # 2. Bisect between thresholds with too many elements above them (low) and with too few (high).
         low = 0.0
         for _ in range(self.passes):
             if not low < threshold < high:
                 # Geometric, for magnitudes span decades; but 0 has no logarithm, so halve until low is known.
                 threshold = math.sqrt(low * high) if low else high / 2
-            mask = torch.gt(magnitudes, threshold, out=mask_of(state))
+            mask = torch.gt(magnitudes, threshold, out=mask_buffer(state))
             count = host_sync.to_host(torch.count_nonzero(mask))
             if count < k:
                 high = threshold

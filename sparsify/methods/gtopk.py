@@ -9,84 +9,116 @@ from torch import Tensor
 
 from sparsify.comm import Comm
 from sparsify.core.wire import Wire
-from sparsify.cost import rounds
+from sparsify.cost import num_tree_rounds
 from sparsify.exchange import Exchange
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
-from sparsify.ranges import Density, Index, Scope, checked
+from sparsify.ranges import Density, IndexFormat, Scope, check_arguments
 from sparsify.select import TopK
-from sparsify.types import NOTHING_IS_LOST, Call, Delivery, SeenStep, Slice, Sparse, members
+from sparsify.types import (
+    NOTHING_IS_LOST,
+    BucketStep,
+    CollectiveCall,
+    Delivery,
+    DenseSlice,
+    SparseVector,
+    isin_sorted,
+)
 
 
-@checked
+@check_arguments
 def gtopk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
     leak: Literal["returned", "published"] = "returned",
-    index: Index = "int32",
+    index: IndexFormat = "int32",
 ) -> Sparsifier:
-    """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS,
-    arXiv:1901.04359.
+    """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS.
 
-    4 k log P words on the critical path instead of Top-k's 2 k (P-1), and k elements in the update whatever
-    P. The result is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
+    arXiv:1901.04359, algorithm 2. A step:
+
+    1. Each worker selects its k largest elements.
+    2. In each of log P rounds, one of two workers sends its k elements to the other, which keeps the k
+       largest of their sum.
+    3. Worker 0 broadcasts the k elements that are left. Divided by P, they are the update.
+    4. A worker returns the elements that it selected and that did not survive to its residual.
+
+    On the critical path are 4 k log P words instead of the 2 k (P-1) of Top-k, and the update has k elements
+    whatever P. It is not the exact global top-k of the sum. Any number of workers; no host synchronisation.
 
     Args:
-        density: k/n, the share of the elements that each worker brings in, and that the update has.
+        density: k/n, the share of the elements that each worker brings in, and that the update has. Lower:
+            fewer bytes, more error.
         leak: an element may be dropped at a merge and yet be in the final result, through other workers.
-            `published`: those whose contribution was dropped take it as sent, and it is lost. `returned`: the
-            worker that merged keeps the dropped sum in its own residual, so that nothing is lost.
+            `published`: the workers whose contribution was dropped count it as sent, and it is lost.
+            `returned`: the worker that merged keeps the dropped sum in its own residual, so that nothing is
+            lost.
     """
-    return Sparsifier(density, TopK(), ErrorFeedback(), Tree(Wire(index), leak), scope, tuple(density_warmup))
+    return Sparsifier(
+        density, TopK(), ErrorFeedback(), TreeMerge(Wire(index), leak), scope, tuple(density_warmup)
+    )
 
 
 @dataclass(frozen=True)
-class Tree(Exchange):
-    """Merge two by two towards worker 0, which broadcasts what is left; who has no partner waits."""
+class TreeMerge(Exchange):
+    """An exchange that merges selections two by two towards worker 0, which broadcasts the last k elements.
+
+    A worker without a partner waits.
+    """
 
     wire: Wire = Wire()
     leak: Literal["returned", "published"] = "returned"
-    needs_exact: ClassVar[bool] = True
+    needs_equal_counts: ClassVar[bool] = True
 
     def broken_laws(self) -> dict[str, str]:
-        lost = "what a merge drops is lost if its index reaches the root by way of other workers"
-        return {NOTHING_IS_LOST: lost} if self.leak == "published" else {}
+        reason = "what a merge drops is lost if its index reaches the root by way of other workers"
+        return {NOTHING_IS_LOST: reason} if self.leak == "published" else {}
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
-        best, dropped, dtype = part, list[Sparse](), part.values.dtype
-        for route in merges(comm.size):
-            received = comm.permute(self.wire.write(best, n), route)
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        dtype = selection.values.dtype
+        # 2. Merge along the tree.
+        largest = selection
+        dropped = list[SparseVector]()
+        for route in tree_routes(comm.size):
+            received = comm.permute(self.wire.write(largest, n), route)
             if received is not None:
-                best, lost = merge(best, self.wire.read(received, k, n, dtype), k)
-                dropped.append(lost)
-        message = comm.broadcast(self.wire.write(best, n))
+                largest, rest = merge_topk(largest, self.wire.read(received, k, n, dtype), k)
+                dropped.append(rest)
+        # 3. Broadcast.
+        message = comm.broadcast(self.wire.write(largest, n))
         final = self.wire.read(message, k, n, dtype)
+        # 4. Elements that are selected here and rejected on the way were not delivered.
         survivors = final.indices.long().sort().values
-        # Locally selected and globally rejected values return to the residual: they were not delivered.
-        delivered: list[Sparse | Slice] = [only(part, survivors)]
-        if self.leak == "returned":  # and of what I dropped, what its owners take for delivered is mine now
-            delivered += [only(Sparse(lost.indices, -lost.values), survivors) for lost in dropped]
+        delivered: list[SparseVector | DenseSlice] = [zero_rejected(selection, survivors)]
+        if self.leak == "returned":
+            # Other workers count their elements as delivered that a merge on this worker dropped.
+            for rest in dropped:
+                delivered.append(zero_rejected(SparseVector(rest.indices, -rest.values), survivors))
         return Delivery([final], delivered)
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        nbytes = self.wire.nbytes(seen.k, seen.n, seen.work)
-        return [*(Call("permute", nbytes, route) for route in merges(seen.size)), Call("broadcast", nbytes)]
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        nbytes = self.wire.nbytes(bucket_step.k, bucket_step.n, bucket_step.value_dtype)
+        return [
+            *(CollectiveCall("permute", nbytes, route) for route in tree_routes(bucket_step.world_size)),
+            CollectiveCall("broadcast", nbytes),
+        ]
 
 
-def merges(size: int) -> list[list[tuple[int, int]]]:
-    """Who sends to whom in each round."""
-    strides = [2**turn for turn in range(rounds(size))]
-    return [[(to + stride, to) for to in range(0, size - stride, 2 * stride)] for stride in strides]
+def tree_routes(world_size: int) -> list[list[tuple[int, int]]]:
+    """Return the (source, destination) pairs of each round of merges."""
+    strides = [2**turn for turn in range(num_tree_rounds(world_size))]
+    return [[(to + stride, to) for to in range(0, world_size - stride, 2 * stride)] for stride in strides]
 
 
-def only(part: Sparse, survivors: Tensor) -> Sparse:
-    """`part`, with 0 for elements that are not among the survivors (m,), sorted."""
-    return Sparse(part.indices, part.values.where(members(part.indices.long(), survivors), 0))
+def zero_rejected(vector: SparseVector, survivors: Tensor) -> SparseVector:
+    """Replace the values of elements that are not among the survivors (m,), sorted, by 0."""
+    is_survivor = isin_sorted(vector.indices.long(), survivors)
+    return SparseVector(vector.indices, vector.values.where(is_survivor, 0))
 
 
-def merge(left: Sparse, right: Sparse, k: int) -> tuple[Sparse, Sparse]:
-    """The k largest of the sum of two, and the rest of it, (2k,) with 0 for what was kept."""
+def merge_topk(left: SparseVector, right: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
+    """Return the k largest elements of the sum of two, and the rest of it (2k,), with 0 for what was kept."""
     indices, order = torch.cat([left.indices.long(), right.indices.long()]).sort(stable=True)
     values = torch.cat([left.values, right.values])[order]
     is_double = torch.zeros_like(indices, dtype=torch.bool)  # the second of an index that both have
@@ -94,4 +126,4 @@ def merge(left: Sparse, right: Sparse, k: int) -> tuple[Sparse, Sparse]:
     values[:-1] += values[1:].where(is_double[1:], 0)  # not a product: an infinity times 0 is no number
     values.masked_fill_(is_double, 0)
     kept = values.abs().masked_fill_(is_double, -1).topk(k).indices
-    return Sparse(indices[kept], values[kept]), Sparse(indices, values.index_fill(0, kept, 0))
+    return SparseVector(indices[kept], values[kept]), SparseVector(indices, values.index_fill(0, kept, 0))

@@ -1,28 +1,33 @@
 from typing import Literal
 
 from sparsify.feedback import ErrorFeedback
-from sparsify.local.strategy import Local, Nesterov
+from sparsify.local.strategy import LocalSteps, Nesterov
 from sparsify.method import Dense, Method
-from sparsify.methods.qgz import QuantisedReduce
-from sparsify.ranges import Count, MomentumFactor, Positive, checked
+from sparsify.methods.qgz import QuantisedAllReduce
+from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
 
 
-@checked
+@check_arguments
 def muloco(
-    every: Count = 30, lr: Positive = 0.9, momentum: MomentumFactor = 0.8, bits: Literal[4, 8, 32] = 32
-) -> Local:
-    """MuLoCo: DiLoCo with Muon as the inner optimiser of matrices. Therien et al. 2025, arXiv:2505.23725.
+    every: PositiveInt = 30,
+    lr: PositiveFloat = 0.9,
+    momentum: MomentumFactor = 0.8,
+    bits: Literal[4, 8, 32] = 32,
+) -> LocalSteps:
+    """MuLoCo: DiLoCo with Muon as the inner optimizer of matrices. Therien et al. 2025, arXiv:2505.23725.
 
-    Muon is the user's to give: `torch.optim.Muon` for matrices, AdamW for the rest; in the harness
-    task.optimiser=muon. This is the outer side, with the rates of the paper's configurations.
+    The user gives the inner optimizer: `torch.optim.Muon` for matrices, AdamW for the rest; in the harness
+    task.optimiser=muon. This method is the outer step, with the rates of the paper's configurations.
 
     Args:
-        every: H, steps of each worker's own from one average to the next.
-        lr: of the outer step; their DiLoCo with AdamW has 0.8.
-        momentum: Nesterov's; their DiLoCo has 0.9.
-        bits: 32, as the parameters are; 8 or 4: the drift is rounded, see `qgz`, with a residual. Theirs
-            rounds by another quantiser, in 4 or 2 bits.
+        every: H, the steps that each worker takes alone between two averages. Higher: fewer bytes, and
+            workers drift further apart.
+        lr: the learning rate of the outer step. The paper's DiLoCo with AdamW has 0.8.
+        momentum: Nesterov momentum of the outer step. The paper's DiLoCo has 0.9.
+        bits: 32 sends the drift as it is; 8 or 4 round it as `qgz` does, and a residual keeps the rounding
+            errors. Fewer bits: fewer bytes, more error. The paper uses another quantiser, in 4 or 2 bits.
     """
-    rounded = QuantisedReduce(bits, 256, ErrorFeedback(), "layer") if bits != 32 else None
-    method: Method = rounded or Dense("layer")
-    return Local(every, method, Nesterov(lr, momentum))
+    method: Method = Dense("layer")
+    if bits != 32:
+        method = QuantisedAllReduce(bits, 256, ErrorFeedback(), "layer")
+    return LocalSteps(every, method, Nesterov(lr, momentum))

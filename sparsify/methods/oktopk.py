@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Literal
 
 import torch
@@ -17,268 +16,325 @@ from sparsify.exchange import (
     differences,
     even_borders,
     gather_counts,
-    gather_pairs,
+    gather_selections,
     rounding_errors,
     split_and_reduce,
 )
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import AtLeast1, Count, Density, Natural, Scope, ValueType, checked
-from sparsify.select import OnePass
+from sparsify.ranges import (
+    Density,
+    FloatAtLeast1,
+    NonNegativeInt,
+    PositiveInt,
+    Scope,
+    ValueFormat,
+    check_arguments,
+)
+from sparsify.select import SinglePassSelector
 from sparsify.types import (
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
+    PredictedBytes,
     Selection,
-    Sparse,
-    between,
-    members,
-    work_dtype,
+    SparseVector,
+    accumulation_dtype,
+    bytes_between,
+    isin_sorted,
 )
 
-# Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more than so many times k.
-FEWEST, MOST = 2 / 3, 5 / 4
-TOO_MANY = 4 / 3  # from here on it is taken anew: else nothing would bound the volume
+# Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more elements than these
+# multiples of k.
+LOWEST_RATIO, HIGHEST_RATIO = 2 / 3, 5 / 4
+# Above this multiple of k a threshold is computed anew: otherwise nothing would bound the number of bytes.
+RENEWAL_RATIO = 4 / 3
 
 
-@checked
+@check_arguments
 def oktopk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    threshold_every: Count = 32,
-    regions_every: Count = 64,
-    local_drift: AtLeast1 = 1.012,
-    global_drift: AtLeast1 = 1.008,
+    threshold_every: PositiveInt = 32,
+    regions_every: PositiveInt = 64,
+    local_drift: FloatAtLeast1 = 1.012,
+    global_drift: FloatAtLeast1 = 1.008,
     balance: bool = True,
     index: Literal["int32", "int64"] = "int32",
-    value: ValueType = "as_is",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce. Li and Hoefler 2022
-    (PPoPP), arXiv:2201.07598, algorithms 1 and 2.
+    """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce.
 
-    At most 6 k (P-1)/P words a worker where regions are balanced and about k is selected. What a worker
-    selected and the global threshold rejected stays in its residual. So that nothing else can happen, a
-    re-used threshold that selects more than 4k/3 is taken anew, from what it selects; a global one costs k to
-    P k more words then, as it does every `threshold_every` steps. Host synchronisations per step and bucket:
-    6; where a local threshold is taken anew one less, where a global one is one more, or two, and one more
-    where regions are.
+    Li and Hoefler 2022 (PPoPP), arXiv:2201.07598, algorithms 1 and 2. A step of a worker:
+
+    1. acc = residual + gradient
+    2. Local threshold: the k-th largest magnitude of acc, computed every tau' steps and re-used meanwhile.
+       The worker selects all elements of acc that reach it.
+    3. Regions: every tau steps the borders between the P regions move to where they divide the selections
+       equally.
+    4. Split and reduce: worker r receives all selected elements of region r, and sums them.
+    5. Global threshold: the k-th largest magnitude of all sums, computed every tau' steps and re-used
+       meanwhile. Sums that do not reach it are dropped.
+    6. Balance and all-gather: the workers share the remaining sums out equally, then each sends its share to
+       all. The result is the update.
+    7. The residual keeps acc, except for the elements that were selected in step 2 and remained in step 5.
+
+    A worker sends at most 6 k (P-1)/P words where regions are balanced and about k elements are selected. So
+    that this holds, a re-used threshold that selects more than 4k/3 elements is computed anew, from what it
+    selects. Computing a global threshold sends k to P k more words. Host synchronisations per step and
+    bucket: 6; one less where a local threshold is computed, one or two more where a global one is, and one
+    more where regions are.
 
     Unlike the paper's, the residual is in the gradient domain: the learning rate is outside, as in the public
     code. Balancing is unconditional, in every step.
 
-    Constants are those of the public code for VGG, but for the band in which a re-used threshold stays: ours
-    is 2k/3 to 5k/4, for both thresholds, and can't be set. In the public code that is the local one's for
-    VGG, whose global one's ends at 4k/3, where ours is taken anew; the local one's for the LSTM is 3k/4 to
-    5k/4, and BERT's are 4k/5 to 5k/4. It runs the first 512 iterations dense for VGG (128 for the LSTM, 0 for
-    BERT), which the paper does not say: density_warmup=[1.0] does an epoch of it.
+    Constants are those of the public code for VGG, except for the band in which a re-used threshold stays:
+    2k/3 to 5k/4 for both thresholds, which can't be set. In the public code that is the band of the local
+    threshold for VGG. The band of VGG's global threshold ends at 4k/3, where ours is computed anew. The local
+    one for the LSTM is 3k/4 to 5k/4, both for BERT are 4k/5 to 5k/4. The public code runs the first 512
+    iterations dense for VGG (128 for the LSTM, 0 for BERT), which the paper does not say:
+    density_warmup=[1.0] does so for an epoch.
 
     Args:
         density: k/n, the share of the elements that each worker selects, and about that of the update.
-        threshold_every: tau', steps between exact thresholds: 32; 128 for BERT.
+            Lower: fewer bytes, more error.
+        threshold_every: tau', steps between exact thresholds: 32; 128 for BERT. Higher: less time to select,
+            and a number of selected elements further from k.
         regions_every: tau, steps between new borders of the regions: 64.
         local_drift, global_drift: the factor by which a re-used threshold moves when it selects less than
             2k/3 or more than 5k/4: 1.012 and 1.008; 1.025 and 1.036 for BERT.
-        balance: share out what is left equally before it goes to all, however equal it is already; left out
-            in the public code but for BERT.
+        balance: share the remaining sums out equally before the all-gather, however equal they are already.
+            The public code does so for BERT alone.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
             pieces.
     """
     exchange = SplitReduceBalance(Wire(index, value), threshold_every, regions_every, global_drift, balance)
-    select = ReusedThreshold(threshold_every, local_drift)
-    return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
+    selector = ReusedThresholdSelector(threshold_every, local_drift)
+    return Sparsifier(density, selector, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 @dataclass
-class Reused:
-    """A threshold, and for how many steps it is re-used still."""
+class ReusedThreshold:
+    """A threshold that serves several steps, and the number of steps left until it is computed anew."""
 
     threshold: Tensor  # 0-d
-    k: Natural = 0  # for which; 0: none yet
-    left: Natural = 0
+    k: NonNegativeInt = 0  # the k that it was computed for; 0: not computed yet
+    left: NonNegativeInt = 0
     workspace: Workspace | None = field(default=None, metadata={"saved": False})
 
-    def is_due(self, k: Natural) -> bool:
-        """True if it is to be taken anew, also when k has changed."""
+    def is_due(self, k: NonNegativeInt) -> bool:
+        """Return True if the threshold must be computed anew: no steps are left, or k has changed."""
         return not self.left or self.k != k
 
-    def renew(self, threshold: Tensor, k: Natural, every: int) -> None:
-        """Take the threshold anew."""
-        self.threshold, self.k, self.left = threshold.clone(), k, every
+    def renew(self, threshold: Tensor, k: NonNegativeInt, every: int) -> None:
+        """Set a new threshold for the next `every` steps."""
+        self.threshold = threshold.clone()
+        self.k = k
+        self.left = every
 
-    def drift(self, count: int, k: Natural, factor: float) -> None:
-        """Move after a step in which it selected `count`."""
-        if count < FEWEST * k:
+    def adjust(self, count: int, k: NonNegativeInt, factor: float) -> None:
+        """Move the threshold by a factor if it selected too few or too many elements in this step."""
+        if count < LOWEST_RATIO * k:
             self.threshold.div_(factor).clamp_(min=torch.finfo(self.threshold.dtype).tiny)
-        elif count > MOST * k:
+        elif count > HIGHEST_RATIO * k:
             self.threshold.mul_(factor)
 
 
 @dataclass(frozen=True)
-class ReusedThreshold(OnePass):
-    """All that reach a threshold, which is the k-th largest magnitude of some steps ago."""
+class ReusedThresholdSelector(SinglePassSelector):
+    """A selector of all elements that reach a threshold, the k-th largest magnitude of an earlier step."""
 
-    every: Count = 32
-    drift: AtLeast1 = 1.012
+    every: PositiveInt = 32
+    drift: FloatAtLeast1 = 1.012
 
-    def init(self, like: Tensor, context: BucketContext) -> Reused:
-        return Reused(no_threshold(like), workspace=Workspace.searching(like, context))
+    def init(self, like: Tensor, context: BucketContext) -> ReusedThreshold:
+        return ReusedThreshold(zero_threshold(like), workspace=Workspace.with_kernel(like, context))
 
     def accumulate_and_select(
-        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: Reused
+        self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: ReusedThreshold
     ) -> Selection:
         assert state.workspace is not None
         if state.is_due(k):
-            chosen, values = state.workspace.kernel.topk(acc, grad, k)
-            state.renew(least(values.abs()), k, self.every)
+            indices, values = state.workspace.kernel.topk(acc, grad, k)
+            state.renew(positive_minimum(values.abs()), k, self.every)
         else:
-            chosen, values = state.workspace.kernel.above(acc, grad, state.threshold)
-            count = len(chosen)
-            state.drift(count, k, self.drift)
-            if count > TOO_MANY * k:  # the k largest are among them
-                best = values.abs().topk(k, sorted=False).indices
-                chosen, values = chosen[best], values[best]
-                state.renew(least(values.abs()), k, state.left)
+            indices, values = state.workspace.kernel.above_threshold(acc, grad, state.threshold)
+            state.adjust(len(indices), k, self.drift)
+            if len(indices) > RENEWAL_RATIO * k:  # the k largest are among them
+                largest = values.abs().topk(k, sorted=False).indices
+                indices, values = indices[largest], values[largest]
+                state.renew(positive_minimum(values.abs()), k, state.left)
         state.left -= 1
-        return Selection(chosen, values=values)
+        return Selection(indices, values=values)
 
 
-def no_threshold(like: Tensor) -> Tensor:
-    """0-d, where thresholds are kept of buckets like this one."""
-    return torch.zeros((), dtype=work_dtype(like.dtype), device=like.device)
+def zero_threshold(like: Tensor) -> Tensor:
+    """Return a 0-d zero in the type in which a bucket's thresholds are kept."""
+    return torch.zeros((), dtype=accumulation_dtype(like.dtype), device=like.device)
 
 
-def least(magnitudes: Tensor) -> Tensor:
-    """The smallest, but never 0, which everything reaches."""
+def positive_minimum(magnitudes: Tensor) -> Tensor:
+    """Return the smallest magnitude, 0-d, but never 0, because every element reaches 0."""
     return magnitudes.amin().clamp(min=torch.finfo(magnitudes.dtype).tiny)
 
 
 @dataclass
-class Regions:
-    """Owners of regions, and the global threshold; alike on all workers."""
+class RegionState:
+    """The borders of the regions and the global threshold, equal on all workers."""
 
-    threshold: Reused
-    borders: list[Natural] = field(default_factory=list)  # size + 1 positions
-    step: Natural = 0
+    threshold: ReusedThreshold
+    borders: list[NonNegativeInt] = field(default_factory=list)  # P + 1 positions
+    step: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
 class SplitReduceBalance(Exchange):
-    """Split and reduce; keep what reaches the global threshold; share it out; gather it."""
+    """An exchange that reduces by regions, drops sums below a global threshold, and gathers the rest."""
 
     wire: Wire = Wire()
-    threshold_every: Count = 32
-    regions_every: Count = 64
-    drift: AtLeast1 = 1.008
+    threshold_every: PositiveInt = 32
+    regions_every: PositiveInt = 64
+    drift: FloatAtLeast1 = 1.008
     balance: bool = True
 
-    def init(self, like: Tensor, context: BucketContext) -> Regions:
-        return Regions(Reused(no_threshold(like)))
+    def init(self, like: Tensor, context: BucketContext) -> RegionState:
+        return RegionState(ReusedThreshold(zero_threshold(like)))
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: Regions) -> Delivery:
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: RegionState) -> Delivery:
+        # 3. Regions
         if state.step % self.regions_every == 0:
-            state.borders = balanced_borders(part.indices, n, comm)
+            state.borders = balanced_borders(selection.indices, n, comm)
         state.step += 1
-        reduced = split_and_reduce(part, state.borders, n, comm, self.wire)
-        kept, counts = self.keep(reduced, k, comm, state.threshold)
-        lost = rounding_errors(kept, self.wire.rounded(kept))
+        # 4. Split and reduce
+        reduced = split_and_reduce(selection, state.borders, n, comm, self.wire)
+        # 5. Global threshold
+        kept, counts = self.filter_globally(reduced, k, comm, state.threshold)
+        # 6. Balance and all-gather
+        errors = rounding_errors(kept, self.wire.round_values(kept))
         if self.balance:
-            kept, counts = self.share_out(kept, counts, n, comm)
-        total = gather_pairs(kept, counts, n, comm, self.wire)
-        survivors = torch.cat([theirs.indices for theirs in total]).long()
-        mine = self.wire.rounded(part)
-        # Locally selected and globally kept: only that was delivered.
-        sent = mine.values.where(members(mine.indices.long(), survivors), 0)
-        return Delivery([*total], [lost, Sparse(mine.indices, sent)])
+            kept, counts = self.rebalance(kept, counts, n, comm)
+        total = gather_selections(kept, counts, n, comm, self.wire)
+        # 7. What is both in this worker's selection and in the total was delivered.
+        total_indices = torch.cat([vector.indices for vector in total]).long()
+        rounded = self.wire.round_values(selection)
+        is_delivered = isin_sorted(rounded.indices.long(), total_indices)
+        delivered = SparseVector(rounded.indices, rounded.values.where(is_delivered, 0))
+        return Delivery([*total], [errors, delivered])
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
-        together = min(seen.n, sum(seen.selected))
-        least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH, size)]
-        if seen.step % self.regions_every == 0:
-            least.append(cost.all_gather(cost.LENGTH * (size - 1), size))
-        pairs = nbytes(together)
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.value_dtype
+        least = [cost.exchange_pieces(0, size), cost.all_gather(cost.LENGTH_BYTES, size)]
+        if bucket_step.step % self.regions_every == 0:
+            least.append(cost.all_gather(cost.LENGTH_BYTES * (size - 1), size))
+        max_reduced = min(n, sum(bucket_step.sent_counts))
+        reduced_nbytes = self.wire.nbytes(max_reduced, n, dtype)
         most = [
             *least,
-            cost.all_to_all(nbytes(max(seen.selected)), size),
-            cost.all_gather(seen.work.itemsize * together, size),  # where the threshold is taken anew
-            cost.all_to_all(pairs, size),
-            cost.all_gather(pairs, size),
+            cost.all_to_all(self.wire.nbytes(max(bucket_step.sent_counts), n, dtype), size),
+            cost.all_gather(dtype.itemsize * max_reduced, size),  # in steps that compute a global threshold
+            cost.all_to_all(reduced_nbytes, size),
+            cost.all_gather(reduced_nbytes, size),
         ]
-        return between(least, most)
+        return bytes_between(least, most)
 
-    def keep(self, reduced: Sparse, k: int, comm: Comm, state: Reused) -> tuple[Sparse, list[int]]:
-        """Part of this worker's region that reaches the global threshold, and how much that is on each
-        worker. Exactly the k largest where the threshold is taken anew, from the sums of all workers.
+    def filter_globally(
+        self, reduced: SparseVector, k: int, comm: Comm, state: ReusedThreshold
+    ) -> tuple[SparseVector, list[int]]:
+        """Keep the sums of this worker's region that reach the global threshold; count each worker's.
+
+        In a step that computes the threshold, from the sums of all workers, exactly the k largest are kept.
         """
-        due, candidates = state.is_due(k), reduced
-        if not due:
-            at = host_sync.nonzero(reduced.values.abs() >= state.threshold)
-            candidates = Sparse(reduced.indices[at], reduced.values[at])
-        counts = gather_counts(comm, candidates)
+        kept = reduced
+        is_due = state.is_due(k)
+        if not is_due:
+            kept = mask_vector(reduced, reduced.values.abs() >= state.threshold)
+        counts = gather_counts(comm, kept)
         if not sum(counts):
-            state.k = 0  # nothing to take a threshold from: try again
-        elif due or sum(counts) > TOO_MANY * k:
-            every = self.threshold_every if due else state.left
-            masks, threshold = largest_of_all(candidates.values, counts, k, comm)
-            state.renew(threshold, k, every)
-            at = host_sync.nonzero(masks[comm.rank])
-            candidates = Sparse(candidates.indices[at], candidates.values[at])
-            kept = torch.stack([mask.sum() for mask in masks])
-            counts = [int(count) for count in host_sync.to_host(kept)]
+            state.k = 0  # there is nothing to compute a threshold from: try again in the next step
+        elif is_due or sum(counts) > RENEWAL_RATIO * k:
+            masks, threshold = find_globally_largest(kept.values, counts, k, comm)
+            state.renew(threshold, k, self.threshold_every if is_due else state.left)
+            kept = mask_vector(kept, masks[comm.rank])
+            kept_counts = torch.stack([mask.sum() for mask in masks])
+            counts = [int(count) for count in host_sync.to_host(kept_counts)]
         else:
-            state.drift(sum(counts), k, self.drift)
+            state.adjust(sum(counts), k, self.drift)
         state.left -= 1
-        return candidates, counts
+        return kept, counts
 
-    def share_out(self, kept: Sparse, counts: list[int], n: int, comm: Comm) -> tuple[Sparse, list[int]]:
-        """The same elements in the same order over all workers, as many on each."""
+    def rebalance(
+        self, kept: SparseVector, counts: list[int], n: int, comm: Comm
+    ) -> tuple[SparseVector, list[int]]:
+        """Give all workers the same number of elements, without changing their order over all workers.
+
+        Args:
+            counts: the number of elements that each worker has.
+
+        Returns:
+            This worker's elements, and the number that each worker has now.
+        """
         rank, dtype = comm.rank, kept.values.dtype
         starts = [sum(counts[:worker]) for worker in range(comm.size + 1)]
-        shares = even_borders(sum(counts), comm.size)
-        lengths = overlaps(starts[rank], starts[rank + 1], shares)
-        incoming = overlaps(shares[rank], shares[rank + 1], starts)
-        pieces = zip(kept.indices.split(lengths), kept.values.split(lengths), strict=True)
-        messages = [self.wire.write(Sparse(*piece), n) for piece in pieces]
+        new_starts = even_borders(sum(counts), comm.size)
+        sent_counts = overlap_lengths(starts[rank], starts[rank + 1], new_starts)
+        received_counts = overlap_lengths(new_starts[rank], new_starts[rank + 1], starts)
+        pieces = zip(kept.indices.split(sent_counts), kept.values.split(sent_counts), strict=True)
+        messages = [self.wire.write(SparseVector(*piece), n) for piece in pieces]
         received = comm.all_to_all(
             torch.cat(messages),
             [len(message) for message in messages],
-            [self.wire.nbytes(count, n, dtype) for count in incoming],
+            [self.wire.nbytes(count, n, dtype) for count in received_counts],
         )
-        parts = [self.wire.read(*piece, n, dtype) for piece in zip(received, incoming, strict=True)]
-        indices, values = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        return Sparse(indices, values), differences(shares)
+        vectors = [
+            self.wire.read(message, count, n, dtype)
+            for message, count in zip(received, received_counts, strict=True)
+        ]
+        indices = torch.cat([vector.indices for vector in vectors])
+        values = torch.cat([vector.values for vector in vectors])
+        return SparseVector(indices, values), differences(new_starts)
 
 
-def largest_of_all(values: Tensor, counts: list[int], k: int, comm: Comm) -> tuple[list[Tensor], Tensor]:
-    """A mask (count,) for each worker of its values among the k largest, and the smallest of these."""
+def mask_vector(vector: SparseVector, mask: Tensor) -> SparseVector:
+    """Return the elements where mask (count,) is True. One host synchronisation."""
+    positions = host_sync.nonzero(mask)
+    return SparseVector(vector.indices[positions], vector.values[positions])
+
+
+def find_globally_largest(
+    values: Tensor, counts: list[int], k: int, comm: Comm
+) -> tuple[list[Tensor], Tensor]:
+    """Find the k largest magnitudes over all workers.
+
+    Returns:
+        A mask (count,) of each worker's values, and the smallest of the k largest magnitudes, 0-d.
+    """
     padded = torch.cat([values, values.new_zeros(max(counts) - len(values))])
     gathered = zip(comm.all_gather(padded), counts, strict=True)
-    magnitudes = torch.cat([theirs[:count] for theirs, count in gathered]).abs()
-    best = magnitudes.topk(min(k, len(magnitudes)), sorted=False).indices
-    mask = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, best, True)
-    return list(mask.split(counts)), least(magnitudes[best])
+    magnitudes = torch.cat([padded[:count] for padded, count in gathered]).abs()
+    largest = magnitudes.topk(min(k, len(magnitudes)), sorted=False).indices
+    mask = torch.zeros_like(magnitudes, dtype=torch.bool).index_fill_(0, largest, True)
+    return list(mask.split(counts)), positive_minimum(magnitudes[largest])
 
 
 def balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:
-    """Means over the workers of the P-quantiles of what each selected: size + 1 positions."""
+    """Return P + 1 positions: the means over the workers of the P-quantiles of their selected indices."""
     if comm.size == 1:
         return [0, n]
-    # Summed on the host: there is no integer that n x P could overflow (in the public code there is).
-    proposals = host_sync.to_host(torch.stack(comm.all_gather(quantiles(indices, n, comm.size))))
+    proposals = host_sync.to_host(torch.stack(comm.all_gather(index_quantiles(indices, n, comm.size))))
+    # Python's integers can't overflow, as n x P can in the public code.
     inner = [sum(positions) // comm.size for positions in zip(*proposals, strict=True)]
     return [0, *inner, n]
 
 
-def quantiles(indices: Tensor, n: int, size: int) -> Tensor:
-    """(size - 1,) the P-quantiles of what a worker selected; of everything, where that is nothing."""
+def index_quantiles(indices: Tensor, n: int, size: int) -> Tensor:
+    """Return (P - 1,) the P-quantiles of a worker's indices; of 0 to n - 1 if it selected nothing."""
     count = indices.numel()
-    at = host_sync.to_device(even_borders(count or n, size)[1:-1], indices)
-    return indices.long().sort().values[at] if count else at
+    positions = host_sync.to_device(even_borders(count or n, size)[1:-1], indices)
+    return indices.long().sort().values[positions] if count else positions
 
 
-def overlaps(start: int, end: int, borders: Sequence[int]) -> list[int]:
-    """Number of positions from start to end that lie between each border and the next."""
+def overlap_lengths(start: int, end: int, borders: Sequence[int]) -> list[int]:
+    """Return the number of positions from start to end that lie between each border and the next."""
     return differences([min(max(border, start), end) for border in borders])

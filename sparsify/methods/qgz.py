@@ -9,96 +9,112 @@ from torch import Tensor
 from sparsify import cost
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
+from sparsify.exchange import differences
 from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
-from sparsify.method import FeedbackMethod, Step
-from sparsify.methods._quantise import PackedCodes, in_blocks, message_nbytes, scaled_blocks
-from sparsify.methods._scatter import QuantisedScatter
-from sparsify.ranges import Count, Scope, Share, checked
+from sparsify.method import FeedbackMethod
+from sparsify.methods._quantise import PackedCodes, blocks_with_scales, message_nbytes, split_into_blocks
+from sparsify.methods._reduce_scatter import QuantisedReduceScatter
+from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
+    BucketStep,
     Delivery,
-    PromisedBytes,
-    SeenStep,
-    Slice,
+    DenseSlice,
+    PredictedBytes,
+    StepSettings,
+    bytes_between,
 )
 
 
-@checked
+@check_arguments
 def qgz(
     scope: Scope = "global",
     bits: Literal[4, 8] = 4,
-    block: Count = 256,
+    block: PositiveInt = 256,
     feedback: Literal["none", "gradient", "low_pass"] = "none",
-    beta: Share = 0.5,
-) -> QuantisedReduce:
-    """Quantised averaging as in ZeRO++ (qgZ): each worker sums one region of what all have rounded to
-    few bits, and sends its average rounded as well. Wang et al. 2023, arXiv:2306.10209.
+    beta: PositiveFraction = 0.5,
+) -> QuantisedAllReduce:
+    """Quantised averaging as in ZeRO++ (qgZ): an all-to-all and an all-gather of gradients in few bits.
 
-    An all-to-all of codes, the sum of a region in fp32, an all-gather of codes: 2 (P-1)/P times the codes, as
-    an all-reduce of them would send, and each element is rounded twice, whatever P. Their two levels, within
-    and between nodes, are one here. No host synchronisation.
+    Wang et al. 2023, arXiv:2306.10209. The bucket is divided into a region for each worker:
+
+    1. Each worker rounds its gradient (plus residual) to few bits and sends each region to its owner, by an
+       all-to-all.
+    2. The owner averages the region in fp32, in the order of ranks.
+    3. It rounds the average to few bits, and an all-gather sends it to all workers.
+
+    The messages have as many bytes as those of an all-reduce of the codes, 2 (P-1)/P times the codes, and
+    each element is rounded twice, whatever P. The paper's two levels, within and between nodes, are one here.
+    No host synchronisation.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
-        bits: 4 or 8 for each element, its sign included; rounded to the nearest of 2^bits - 1 levels.
-        block: elements that share a scale, which is their largest magnitude.
-        feedback: `none`, as ZeRO++; `gradient`: rounding errors are kept, those of a region's average by the
-            worker that made it; `low_pass`: e <- (1 - beta) e + beta (e + g - sent), as LoCo (Xie et
-            al. 2024, arXiv:2407.04480), which keeps e in 8 bits, here as it is.
-        beta: of `low_pass`.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+        bits: 4 or 8 for each element, its sign included; rounded to the nearest of 2^bits - 1 levels. Lower:
+            fewer bytes, more error.
+        block: the number of elements that share a scale, which is their largest magnitude. Lower: more bytes,
+            less error.
+        feedback: `none`, as ZeRO++; `gradient`: rounding errors are kept, those of a region's average by its
+            owner; `low_pass`: e <- (1 - beta) e + beta (e + g - sent), as LoCo (Xie et al. 2024,
+            arXiv:2407.04480), which keeps e in 8 bits, here as it is.
+        beta: weight of the new errors with `low_pass`.
     """
-    kept: dict[str, Feedback] = {
-        "none": NoFeedback(), "gradient": ErrorFeedback(), "low_pass": LowPass(beta),
-    }  # fmt: skip
-    return QuantisedReduce(bits, block, kept[feedback], scope)
+    feedback_by_name: dict[str, Feedback] = {
+        "none": NoFeedback(),
+        "gradient": ErrorFeedback(),
+        "low_pass": LowPass(beta),
+    }
+    return QuantisedAllReduce(bits, block, feedback_by_name[feedback], scope)
 
 
 @dataclass
-class QuantisedRegions:
-    """State of the feedback, and buffers: codes of each worker's region."""
+class QGZState:
+    """The state of the feedback, and buffers for the messages to the owners of regions."""
 
     feedback: Any
     workspace: Workspace = field(metadata={"saved": False})
-    codes: list[PackedCodes] = field(default_factory=list, metadata={"saved": False})
-    outgoing: Tensor | None = field(default=None, metadata={"saved": False})  # all regions' messages
+    codes: list[PackedCodes] = field(default_factory=list, metadata={"saved": False})  # by region
+    outgoing: Tensor | None = field(default=None, metadata={"saved": False})  # the messages to all regions
 
 
 @dataclass(frozen=True)
-class QuantisedReduce(FeedbackMethod):
-    """Reduce-scatter and all-gather of rounded elements."""
+class QuantisedAllReduce(FeedbackMethod):
+    """A method that averages rounded gradients by a reduce-scatter and an all-gather."""
 
     bits: Literal[4, 8]
-    block: Count
+    block: PositiveInt
     feedback: Feedback
     scope: Scope = "global"
 
     @property
     def levels(self) -> int:
-        """Number of levels above 0."""
+        """The number of levels above 0."""
         return (1 << self.bits - 1) - 1
 
-    def init(self, like: Tensor, context: BucketContext) -> QuantisedRegions:
-        return QuantisedRegions(self.feedback.init(like), Workspace(like))
+    def init(self, like: Tensor, context: BucketContext) -> QGZState:
+        return QGZState(self.feedback.init(like), Workspace(like))
 
     def aggregate(
-        self, grad: Tensor, step: Step, state: QuantisedRegions, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: QGZState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        lengths = regions(grad.numel(), comm.size, self.block)
+        lengths = region_lengths(grad.numel(), comm.size, self.block)
         if len(state.codes) != comm.size:
             state.outgoing = None
-            state.codes = [PackedCodes.like(grad[:length], self.block, self.bits) for length in lengths]
-        is_kept = self.feedback.residual(state.feedback) is not None
+            state.codes = [PackedCodes.allocate(grad[:length], self.block, self.bits) for length in lengths]
+        has_residual = self.feedback.residual(state.feedback) is not None
         work = state.workspace.buffer("work")
-        sent = state.workspace.buffer("sent") if is_kept else work  # as receivers read it
-        mine, start = state.codes[comm.rank], sum(lengths[: comm.rank])
-        with timer.phase("select"):
+        sent = state.workspace.buffer("sent") if has_residual else work  # the values that receivers decode
+        own_codes = state.codes[comm.rank]
+        start = sum(lengths[: comm.rank])
+        own_region = slice(start, start + own_codes.n)
+        own_work = work[: own_codes.n]
+        with timer.phase("select"):  # 1.
             acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            pieces = [each.split(lengths) for each in (acc, work, sent)]
-            for values, room, rounded, codes in zip(*pieces, state.codes, strict=True):
-                message = self.encode(values, room, codes)
-                if is_kept:
+            splits = [tensor.split(lengths) for tensor in (acc, work, sent)]
+            for values, buffer, rounded, codes in zip(*splits, state.codes, strict=True):
+                message = self.encode(values, buffer, codes)
+                if has_residual:
                     self.decode(message, rounded, codes)
             messages = [codes.buffer for codes in state.codes]
         with timer.phase("exchange"):
@@ -107,75 +123,84 @@ class QuantisedReduce(FeedbackMethod):
                 state.outgoing = torch.cat(messages)
             torch.cat(messages, out=state.outgoing)
             received = comm.all_to_all(state.outgoing, nbytes, [nbytes[comm.rank]] * comm.size)
-            total, room = grad[start : start + mine.n], work[: mine.n]  # the gradient has been read
-            total = total if grad.dtype == work.dtype else state.workspace.buffer("total")[: mine.n]
-            total.zero_()
-            for message in received:  # in the order of ranks
-                total.add_(self.decode(message, room, mine))
+            # 2. The gradient has been read, so its buffer can hold the average.
+            average = grad[own_region]
+            if grad.dtype != work.dtype:
+                average = state.workspace.buffer("total")[: own_codes.n]
+            average.zero_()
+            for message in received:
+                average.add_(self.decode(message, own_work, own_codes))
             del received
-            message = self.encode(total.div_(comm.size), room, mine)
-            if (short := max(nbytes) - message.numel()) > 0:
-                message = torch.cat([message, message.new_zeros(short)])
-            gathered = comm.all_gather(message)
+            average.div_(comm.size)
+            # 3. Messages are padded to the longest.
+            message = self.encode(average, own_work, own_codes)
+            padding = message.new_zeros(max(nbytes) - len(message))
+            gathered = comm.all_gather(torch.cat([message, padding]) if len(padding) else message)
         with timer.phase("select"):
-            if is_kept:
-                # The owner of a region keeps what rounding its average took from the workers' sum.
-                error = total.sub_(self.decode(gathered[comm.rank][: nbytes[comm.rank]], room, mine))
-                sent[start : start + mine.n].sub_(error, alpha=comm.size)
-                self.feedback.retain(Delivery([], [Slice(0, sent)]), state.feedback)
+            if has_residual:
+                # The owner of a region keeps the rounding error of its average, on behalf of all workers.
+                error = average.sub_(self.decode(gathered[comm.rank][: len(message)], own_work, own_codes))
+                sent[own_region].sub_(error, alpha=comm.size)
+                self.feedback.retain_undelivered(Delivery([], [DenseSlice(0, sent)]), state.feedback)
         with timer.phase("scatter"):
-            rooms = zip(grad.split(lengths), work.split(lengths), gathered, state.codes, strict=True)
-            for average, room, message, codes in rooms:
-                average.copy_(self.decode(message[: codes.buffer.numel()], room, codes))
+            regions = zip(grad.split(lengths), work.split(lengths), gathered, state.codes, strict=True)
+            for values, buffer, message, codes in regions:
+                values.copy_(self.decode(message[: codes.buffer.numel()], buffer, codes))
         return grad.numel()
 
     def encode(self, values: Tensor, work: Tensor, codes: PackedCodes) -> Tensor:
-        """(m,) -> (bytes,) uint8, rounded to the nearest multiple of each block's largest magnitude / levels.
+        """Return values (m,) as (bytes,) uint8, in the buffer of `codes`.
+
+        Elements are rounded to the nearest multiple of their block's largest magnitude / levels.
 
         Args:
             work: (m,), a buffer.
         """
         if not values.numel():
             return codes.buffer
-        largest = [torch.linalg.vector_norm(x, torch.inf, dim=1) for x in in_blocks(values, self.block)]
+        blocks = split_into_blocks(values, self.block)
+        largest = [torch.linalg.vector_norm(block, torch.inf, dim=1) for block in blocks]
         scales = torch.cat(largest).div_(self.levels).float()
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
-        for divisor, x, rounded in scaled_blocks(divisors, self.block, values, work):
+        for divisor, x, rounded in blocks_with_scales(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)
         codes.codes.copy_(work.round_().clamp_(-self.levels, self.levels).add_(self.levels))
         return codes.write(scales)
 
     def decode(self, message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
-        """The inverse, into `out` (m,)."""
+        """Read a message of `encode` into `out` (m,)."""
         if not out.numel():
             return out
         scales = codes.read(message)
         out.copy_(codes.codes).sub_(self.levels)
-        for scale, values in scaled_blocks(scales.to(out.dtype), self.block, out):
+        for scale, values in blocks_with_scales(scales.to(out.dtype), self.block, out):
             values.mul_(scale)
         return out
 
-    def reduce_scatter(self) -> QuantisedScatter:
+    def custom_reduce_scatter(self) -> QuantisedReduceScatter:
         if not isinstance(self.feedback, NoFeedback):
             raise ValueError(
                 "within a replica nobody keeps a residual of what is rounded; take qgz(feedback='none')"
             )
-        return QuantisedScatter(self)
+        return QuantisedReduceScatter(self)
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        nbytes = [message_nbytes(n, self.block, self.bits) for n in regions(seen.n, seen.size, self.block)]
-        least, most = (
-            cost.all_to_all(sum(nbytes) - own, seen.size) + cost.all_gather(max(nbytes), seen.size)
-            for own in (max(nbytes), min(nbytes))
-        )
-        return PromisedBytes(int(least.sent_bytes), int(most.sent_bytes))
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        size = bucket_step.world_size
+        lengths = region_lengths(bucket_step.n, size, self.block)
+        nbytes = [message_nbytes(length, self.block, self.bits) for length in lengths]
+        # A worker sends its own region to nobody, and regions differ in length.
+        gather = cost.all_gather(max(nbytes), size)
+        least = cost.all_to_all(sum(nbytes) - max(nbytes), size)
+        most = cost.all_to_all(sum(nbytes) - min(nbytes), size)
+        return bytes_between([least, gather], [most, gather])
 
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits, twice"}
         return rounded | self.feedback.broken_laws()
 
 
-def regions(n: int, size: int, block: int) -> list[int]:
-    """Elements that each worker sums: whole blocks, as many each; the last workers' are fewer, or none."""
-    each = -(-n // (size * block)) * block
-    return [max(0, min(n, (rank + 1) * each) - rank * each) for rank in range(size)]
+def region_lengths(n: int, size: int, block: int) -> list[int]:
+    """Return the number of elements of each region: equal numbers of whole blocks, fewer in the last ones."""
+    length = -(-n // (size * block)) * block
+    starts = [min(n, rank * length) for rank in range(size + 1)]
+    return differences(starts)

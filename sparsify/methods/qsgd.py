@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,75 +7,64 @@ import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.methods._quantise import (
-    PackedCodes,
-    QuantisedAllGather,
-    Quantiser,
-    Rounding,
-    in_blocks,
-    message_nbytes,
-    read_rounded,
-    write_rounded,
-)
-from sparsify.ranges import Count, FeedbackName, Scope, checked
-from sparsify.types import BucketContext
+from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser, split_into_blocks
+from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
 
-BITS = (2, 4, 8)  # what a byte is divided into without a rest
-NORMS = {"l2": 2.0, "max": float("inf")}
+NORM_ORDER_BY_NAME = {"l2": 2.0, "max": float("inf")}
 
 
-@checked
+@check_arguments
 def qsgd(
     scope: Scope = "global",
     bits: Literal[2, 4, 8] = 4,
-    block: Count = 512,
+    block: PositiveInt = 512,
     norm: Literal["l2", "max"] = "l2",
     feedback: FeedbackName = "none",
 ) -> QuantisedAllGather:
-    """QSGD: every element rounded at random to few levels of its block's norm. Alistarh et al. 2017
-    (NeurIPS), arXiv:1610.02132.
+    """QSGD: every element rounded at random to few levels of its block's norm.
 
-    Unbiased: the expectation of what is sent is the gradient, so nothing needs to be kept. Codes have a fixed
-    width; the paper's Elias code is not used. No host synchronisation. One (n,) buffer besides the bucket,
-    and n bytes of unpacked codes; with bits=8 the message has n bytes too.
+    Alistarh et al. 2017 (NeurIPS), arXiv:1610.02132. A step of a worker (algorithm 1):
+
+    1. Quantise: element v_i of a block v becomes |v| sign(v_i) l_i / s, where |v| is the norm of the block
+       and the level l_i is s |v_i| / |v|, rounded up or down at random so that the expectation is kept.
+    2. All-gather the norms and the levels.
+    3. Decode the messages of all workers, and average them in the order of ranks.
+
+    Unbiased: the expectation of a message is the gradient, so no residual is needed. Codes have a fixed
+    width; the paper's Elias code is not used. No host synchronisation. Memory: one (n,) buffer besides the
+    bucket, and n bytes of unpacked codes; with bits=8 the message has n bytes too.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
-        bits: 2, 4 or 8 for each element, its sign included: 2^(bits-1) - 1 levels (the paper's s).
-            sands-lab/grace takes 8 bits: 127 levels.
-        block: elements that share a norm (the paper's bucket): 512; sands-lab/grace 128.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+        bits: 2, 4 or 8 for each element, its sign included: 2^(bits-1) - 1 levels (the paper's s). Lower:
+            fewer bytes, more error. sands-lab/grace takes 8 bits: 127 levels.
+        block: the number of elements that share a norm (the paper's bucket): 512; sands-lab/grace 128. Lower:
+            more bytes, less error.
         norm: `l2`, the scheme that the paper analyses; or `max`, the largest magnitude, which sets fewer
-            elements to 0 and is what its experiments scale by.
+            elements to 0 and which the paper's experiments use.
         feedback: `none`; `gradient` or `learning_rate` keep the rounding errors. With norm=l2 that is sure to
             be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and 4
-            bits, rounding errs by more than the gradient, and the residual grows without bound.
+            bits the rounding errors exceed the gradient, and the residual grows without bound.
     """
-    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.build_feedback(feedback), scope)
 
 
 @dataclass(frozen=True)
-class QSGD(Quantiser):
-    """Q_s(v_i) = |v| sgn(v_i) xi_i, where xi_i is s |v_i| / |v| rounded at random, divided by s."""
+class QSGD(StochasticQuantiser):
+    """A quantiser that rounds stochastically to s levels of a block's norm |v|.
+
+    Q_s(v_i) = |v| sign(v_i) xi_i, where xi_i is s |v_i| / |v|, rounded at random and divided by s.
+    """
 
     bits: Literal[2, 4, 8] = 4
-    block: Count = 512
+    block: PositiveInt = 512
     norm: Literal["l2", "max"] = "l2"
 
-    @property
-    def levels(self) -> int:
-        """Number of levels above 0."""
-        return (1 << self.bits - 1) - 1
+    def block_length(self, n: int) -> int:
+        return self.block
 
-    def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = PackedCodes.like(like, self.block, self.bits)
-        return Rounding(message, context.generator(like.device))
-
-    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
-        norms = [torch.linalg.vector_norm(v, NORMS[self.norm], dim=1) for v in in_blocks(acc, self.block)]
-        return write_rounded(acc, work, torch.cat(norms).float(), self.levels, state)
-
-    def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        return read_rounded(message, self.levels, out, state)
-
-    def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), self.block, self.bits)
+    def compute_scales(self, acc: Tensor) -> Tensor:
+        order = NORM_ORDER_BY_NAME[self.norm]
+        blocks = split_into_blocks(acc, self.block)
+        norms = [torch.linalg.vector_norm(block, order, dim=1) for block in blocks]
+        return torch.cat(norms).float()

@@ -5,32 +5,33 @@ from sparsify import feedback as feedbacks
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, Density, Index, Scope, ValueType, checked
+from sparsify.ranges import AnyFeedbackName, Density, IndexFormat, Scope, ValueFormat, check_arguments
 from sparsify.select import RandomK
 
 
-@checked
+@check_arguments
 def randomk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "none",
+    feedback: AnyFeedbackName = "none",
     exchange: Literal["allgather", "allreduce"] = "allgather",
     shared: bool = False,
     unbiased: bool = False,
     sampling: Literal["hash", "permutation"] = "hash",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.
 
-    The code they ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that adds it back
-    is commented out. So there is none by default; `feedback=gradient` is the variant that theory asks for.
+    The code that Yoon and Oh ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that
+    adds it back is commented out. So the default is no feedback; `feedback=gradient` is the variant that
+    theory asks for.
 
     Args:
-        exchange: `allgather`, each worker's own indices and values; or `allreduce`, values only, which needs
-            `shared=true`: all workers draw the same indices.
+        exchange: `allgather` sends each worker's indices and values. `allreduce` sends values only, and
+            needs `shared=true`.
         shared: all workers draw the same indices, so that only values need to travel.
         unbiased: scale by n/k, so that the expectation is the gradient; without feedback only.
         sampling: `hash`, in O(k); or `permutation`, the published operator torch.randperm, in O(n).
@@ -39,7 +40,7 @@ def randomk(
     return Sparsifier(
         density,
         RandomK(shared, sampling),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         gather if exchange == "allgather" else AllReduce(),
         scope,
         tuple(density_warmup),

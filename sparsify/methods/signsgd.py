@@ -10,49 +10,54 @@ from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
+    decode_signs,
+    encode_signs,
     message_nbytes,
-    read_signs,
-    write_signs,
 )
-from sparsify.ranges import Scope, checked
+from sparsify.ranges import Scope, check_arguments
 from sparsify.types import BucketContext
 
 
-@checked
+@check_arguments
 def signsgd(scope: Scope = "global") -> QuantisedAllGather:
-    """signSGD with majority vote: a sign for each element, and the sign of their sum. Bernstein et al. 2018
-    (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291.
+    """signSGD with majority vote: a sign for each element, and the sign of their sum.
 
-    The update is -1, 0 (a tie, of an even number of workers) or 1 for every element, whatever the gradient's
-    size: **the learning rate is the step length of every weight**, so take it a hundred to a thousand times
-    smaller than for SGD. A momentum behind it multiplies that by up to 1 / (1 - momentum). Nothing is kept.
-    The paper's server gathers the signs and sends the vote back, one bit each way; here all signs go to all
-    workers, n / 8 bytes from each, and each counts. Elementwise, so that the scope changes only how many
-    messages there are.
+    Bernstein et al. 2018 (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291. A step of a worker:
+
+    1. Take the sign of every element of the gradient.
+    2. All-gather the signs, one bit each.
+    3. The update is the sign of their sum, the vote of the majority.
+
+    The update of every element is -1, 0 (a tie, of an even number of workers) or 1, whatever the size of the
+    gradient: **the learning rate is the step length of every weight**, so take it a hundred to a thousand
+    times smaller than for SGD. A momentum behind it multiplies that by up to 1 / (1 - momentum). There is no
+    residual. In the paper a server gathers the signs and sends the vote back, one bit each way. Here all
+    signs go to all workers, n / 8 bytes from each, and each worker counts. Elements are independent, so the
+    scope changes only the number of messages.
 
     One bit has no 0: the sign of 0 is taken as 1. A weight whose gradient is 0 on all workers (a frozen or
     unused one) would therefore drift by the learning rate in every step: set its requires_grad to False.
 
-    No host synchronisation. One (n,) buffer besides the bucket, and n bytes of unpacked bits.
+    No host synchronisation. Memory: one (n,) buffer besides the bucket, and n bytes of unpacked bits.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
     """
     return QuantisedAllGather(Sign(), NoFeedback(), scope, majority=True)
 
 
 @dataclass(frozen=True)
 class Sign(Quantiser):
-    """sign(g), one bit each."""
+    """A quantiser to the sign of each element, in one bit."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        return PackedCodes.like(like, block=0, bits=1)
+        return PackedCodes.allocate(like, block=0, bits=1)
 
     def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
-        return write_signs(acc, None, state)
+        return encode_signs(acc, None, state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        read_signs(message, out, state)
+        decode_signs(message, out, state)
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:

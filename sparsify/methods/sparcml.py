@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -16,59 +15,78 @@ from sparsify.exchange import (
     differences,
     even_borders,
     gather_counts,
-    gather_pairs,
+    gather_selections,
     rounding_errors,
     split_and_reduce,
 )
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Scope, Share, ValueType, checked
-from sparsify.select import ExactlyK, TopK
-from sparsify.types import BucketContext, Delivery, PromisedBytes, SeenStep, Selection, Slice, Sparse, between
+from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, ValueFormat, check_arguments
+from sparsify.select import ExactlyKSelector, TopK
+from sparsify.types import (
+    BucketContext,
+    BucketStep,
+    Delivery,
+    DenseSlice,
+    PredictedBytes,
+    Selection,
+    SparseVector,
+    bytes_between,
+)
 
 
-@checked
+@check_arguments
 def sparcml(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    bucket: Count | None = None,
-    dense_at: Share | None = None,
+    bucket: PositiveInt | None = None,
+    dense_at: PositiveFraction | None = None,
     index: Literal["int32", "int64"] = "int32",
-    value: ValueType = "as_is",
+    value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """SparCML (TopkDSA): pairs go to the owners of regions, which reduce them; what comes of it goes to all,
-    dense where it has filled up. Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather.
+    """SparCML (TopkDSA): owners of regions sum the selections and send the sums, dense where they fill up.
 
-    The update is Top-k's; between 4 k (P-1)/P words, where all workers choose alike, and (2k + n) (P-1)/P.
-    Four host synchronisations per step and bucket: three in `split_and_reduce`, one for the owners' counts.
-    The paper's quantisation of values to 2, 4 or 8 bits is missing: `value` rounds to 16 bits at most.
+    Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather. A step of a worker:
+
+    1. acc = residual + gradient; select the k largest elements of acc. The residual keeps the rest.
+    2. Split: the bucket is divided into P equal regions. Worker r receives all selected elements of region r,
+       and sums them.
+    3. All-gather the sums of all regions: as indices and values while they are few, else as dense regions.
+
+    The update equals that of Top-k. A worker sends between 4 k (P-1)/P words, where all workers choose alike,
+    and (2k + n) (P-1)/P. Four host synchronisations per step and bucket: three in `split_and_reduce`, one for
+    the owners' counts. The paper's quantisation of values to 2, 4 or 8 bits is missing: `value` rounds to 16
+    bits at most.
 
     Args:
-        density: k/n, the share of the elements that each worker selects.
-        bucket: select k n / bucket of every `bucket` elements instead of k of n; 512 in the paper. None: of
-            n.
-        dense_at: the share of elements from which the result travels dense. None: value bytes / (index bytes
-            + value bytes), the paper's delta, from which on pairs are longer: 1/2 for 4 + 4 bytes; or less,
-            where one owner's pairs, which all are padded to, are longer than a region. Ok-Topk's copy takes
-            1/3.
+        density: k/n, the share of the elements that each worker selects. Lower: fewer bytes, more error.
+        bucket: choose the share k/n of every `bucket` consecutive elements; 512 in the paper. None: choose k
+            of all n.
+        dense_at: the share of elements from which the sums travel dense. None: value bytes / (index bytes +
+            value bytes), the paper's delta, from which on indices and values take more bytes: 1/2 for 4 + 4
+            bytes; or less, where the longest message, to which all are padded, is longer than a region.
+            Ok-Topk's copy takes 1/3.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
             pieces.
     """
-    select = TopK() if bucket is None else TopKOfEach(bucket)
+    selector = TopK() if bucket is None else TopKPerBucket(bucket)
     exchange = SplitAllGather(Wire(index, value), dense_at)
-    return Sparsifier(density, select, ErrorFeedback(), exchange, scope, tuple(density_warmup))
+    return Sparsifier(density, selector, ErrorFeedback(), exchange, scope, tuple(density_warmup))
 
 
 @dataclass(frozen=True)
-class TopKOfEach(ExactlyK):
-    """The largest of every `bucket` consecutive elements, at least one of each; the last may be shorter."""
+class TopKPerBucket(ExactlyKSelector):
+    """A selector of the largest of every `bucket` consecutive elements, at least one of each.
 
-    bucket: Count = 512
+    The last bucket may be shorter.
+    """
 
-    def counts(self, n: int, k: int) -> tuple[int, int]:
-        """Number chosen of every whole bucket, and of the rest."""
+    bucket: PositiveInt = 512
+
+    def counts_per_bucket(self, n: int, k: int) -> tuple[int, int]:
+        """Return the number of elements to choose from each whole bucket, and from the rest."""
         rest = n % self.bucket
         return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
 
@@ -76,60 +94,73 @@ class TopKOfEach(ExactlyK):
         return Workspace(like)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        n, work = acc.numel(), state.buffer("magnitudes")
-        whole, (each, last) = n // self.bucket * self.bucket, self.counts(n, k)
-        torch.abs(acc, out=work)
-        best = work[:whole].view(-1, self.bucket).topk(each, sorted=False).indices
-        best += torch.arange(0, whole, self.bucket, device=acc.device)[:, None]
-        chosen = [best.flatten()]
-        if last:
-            chosen.append(work[whole:].topk(last, sorted=False).indices + whole)
+        n = acc.numel()
+        rest_start = n // self.bucket * self.bucket
+        bucket_k, rest_k = self.counts_per_bucket(n, k)
+        magnitudes = torch.abs(acc, out=state.buffer("magnitudes"))
+        buckets = magnitudes[:rest_start].view(-1, self.bucket)
+        indices = buckets.topk(bucket_k, sorted=False).indices
+        indices += torch.arange(0, rest_start, self.bucket, device=acc.device)[:, None]
+        chosen = [indices.flatten()]
+        if rest_k:
+            chosen.append(magnitudes[rest_start:].topk(rest_k, sorted=False).indices + rest_start)
         return Selection(torch.cat(chosen))
 
 
 @dataclass(frozen=True)
 class SplitAllGather(Exchange):
-    """Split and reduce, then allgather, of pairs or of dense regions."""
+    """An exchange that sums selections by regions, and all-gathers the sums, sparse or dense."""
 
     wire: Wire = Wire()
-    dense_at: Share | None = None
+    dense_at: PositiveFraction | None = None
 
     def is_dense(self, counts: list[int], n: int, dtype: torch.dtype) -> bool:
-        """True if the result travels dense: by the owners' counts alone, so that all workers decide alike."""
-        value, longest_region = self.wire.value_dtype(dtype).itemsize, -(-n // len(counts))
+        """Return True if the sums travel dense. It follows from the owners' counts, so all workers agree."""
         if self.dense_at is not None:
             return sum(counts) >= n * self.dense_at
-        longer = self.wire.nbytes(max(counts), n, dtype) > longest_region * value
-        return longer or sum(counts) >= n * (value / self.wire.nbytes(1, n, dtype))  # n x delta
+        delta = self.wire.value_dtype(dtype).itemsize / self.wire.nbytes(1, n, dtype)
+        is_sparse_longer = self.wire.nbytes(max(counts), n, dtype) > self.region_nbytes(n, len(counts), dtype)
+        return is_sparse_longer or sum(counts) >= n * delta
 
-    def promised(self, seen: SeenStep) -> PromisedBytes:
-        size, nbytes = seen.size, partial(self.wire.nbytes, n=seen.n, dtype=seen.work)
-        counts = cost.all_gather(cost.LENGTH, size)
-        pairs = nbytes(min(seen.n, sum(seen.selected)))
-        region = -(-seen.n // size) * self.wire.value_dtype(seen.work).itemsize
-        split = cost.exchange_pieces(nbytes(max(seen.selected)), size)
-        most = [split, counts, cost.all_gather(max(pairs, region), size)]
-        return between([cost.exchange_pieces(0, size), counts], most)
+    def region_nbytes(self, n: int, size: int, dtype: torch.dtype) -> int:
+        """Return the bytes of the longest dense region."""
+        return -(-n // size) * self.wire.value_dtype(dtype).itemsize
 
-    def exchange(self, part: Sparse, n: int, k: int, comm: Comm, state: None) -> Delivery:
+    def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
+        n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.value_dtype
+        max_selected = max(bucket_step.sent_counts)
+        max_reduced = min(n, sum(bucket_step.sent_counts))
+        max_gathered_nbytes = max(self.wire.nbytes(max_reduced, n, dtype), self.region_nbytes(n, size, dtype))
+        counts = cost.all_gather(cost.LENGTH_BYTES, size)
+        least = [cost.exchange_pieces(0, size), counts]
+        most = [
+            cost.exchange_pieces(self.wire.nbytes(max_selected, n, dtype), size),
+            counts,
+            cost.all_gather(max_gathered_nbytes, size),
+        ]
+        return bytes_between(least, most)
+
+    def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
+        # 2. Split
         borders = even_borders(n, comm.size)
-        reduced = split_and_reduce(part, borders, n, comm, self.wire)
+        reduced = split_and_reduce(selection, borders, n, comm, self.wire)
+        # 3. All-gather
         counts = gather_counts(comm, reduced)
-        total: list[Sparse | Slice]
-        if self.is_dense(counts, n, part.values.dtype):
+        total: list[SparseVector | DenseSlice]
+        if self.is_dense(counts, n, selection.values.dtype):
             total = [*self.gather_regions(reduced, borders, comm)]
         else:
-            total = [*gather_pairs(reduced, counts, n, comm, self.wire)]
-        lost = rounding_errors(reduced, self.wire.rounded(reduced))
-        return Delivery(total, [self.wire.rounded(part), lost])
+            total = [*gather_selections(reduced, counts, n, comm, self.wire)]
+        errors = rounding_errors(reduced, self.wire.round_values(reduced))
+        return Delivery(total, [self.wire.round_values(selection), errors])
 
-    def gather_regions(self, reduced: Sparse, borders: list[int], comm: Comm) -> list[Slice]:
-        """All-gather of whole regions, padded to the longest."""
+    def gather_regions(self, reduced: SparseVector, borders: list[int], comm: Comm) -> list[DenseSlice]:
+        """All-gather whole regions, padded to the longest."""
         lengths = differences(borders)
-        narrow = self.wire.narrowed(reduced.values)
-        region = narrow.new_zeros(max(lengths))
-        region.index_copy_(0, reduced.indices - borders[comm.rank], narrow)
+        values = self.wire.narrow(reduced.values)
+        region = values.new_zeros(max(lengths))
+        region.index_copy_(0, reduced.indices - borders[comm.rank], values)
         return [
-            Slice(start, theirs[:length].to(reduced.values.dtype))
-            for start, theirs, length in zip(borders, comm.all_gather(region), lengths, strict=False)
+            DenseSlice(start, padded[:length].to(reduced.values.dtype))
+            for start, padded, length in zip(borders, comm.all_gather(region), lengths, strict=False)
         ]

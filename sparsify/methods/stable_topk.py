@@ -14,110 +14,118 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
-from sparsify.ranges import Count, Density, Natural, Scope, checked
+from sparsify.ranges import Density, NonNegativeInt, PositiveInt, Scope, check_arguments
 from sparsify.select import Selector
-from sparsify.types import BucketContext, Call, SeenStep, Selection
+from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection
 
-Score = Literal["l1", "l2", "max", "count"]
-ORDERS = {"l1": 1, "l2": 2, "max": math.inf}  # the norm that each of these is
+BlockScore = Literal["l1", "l2", "max", "count"]
+NORM_ORDER_BY_SCORE = {"l1": 1, "l2": 2, "max": math.inf}
 
 
-@checked
+@check_arguments
 def stable_topk(
     density: Density = 0.001,
     scope: Scope = "global",
     density_warmup: Sequence[Density] = (),
-    block: Count = 10_000,
-    every: Count = 100,
-    score: Score = "l1",
+    block: PositiveInt = 10_000,
+    every: PositiveInt = 100,
+    score: BlockScore = "l1",
 ) -> Sparsifier:
-    """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides; no
-    paper or code is known).
+    """Stable Top-K: regions of large gradients persist, so they are chosen rarely. Zhang, TACC (slides).
 
-    The slides publish no constants: a figure shows buckets of 10000, nothing says how often indices are
-    chosen anew. They leave open, and are answered here: how a bucket is scored (`score`, summed over the
-    workers); who chooses (all together: scores are allreduced, so all workers choose alike and values
-    travel without indices); in what k is counted (elements: k // block buckets); what becomes of residuals
-    when the choice changes (nothing: they stay, and those of a newly chosen bucket, up to `every` steps of
-    gradients, are all delivered at once). A bucket that is never chosen starves: its residual grows, until
-    its score wins at the next choice. At a learning rate tuned for dense training both may ask for a smaller
-    one, or a smaller `every`.
+    No paper or code is known. A step of a worker:
 
-    Host synchronisations: none; where buckets do not divide n, one in each step that chooses.
+    1. acc = residual + gradient
+    2. Every `every` steps: score each block of `block` elements of acc, all-reduce the scores, and choose the
+       k // block blocks of highest score.
+    3. All-reduce the values of the chosen blocks, without indices, since all workers choose alike.
+    4. The residual keeps all other elements of acc.
+
+    The slides publish no constants: a figure shows blocks (there: buckets) of 10000 elements, and nothing
+    says how often blocks are chosen. Also open in the slides, and ours: the score (`score`, summed over the
+    workers); that k counts elements; that residuals stay when the choice changes. So a newly chosen block
+    delivers up to `every` steps of gradients at once, and a block that is never chosen starves: its residual
+    grows until its score wins. With a learning rate tuned for dense training, both may need a smaller
+    learning rate or a smaller `every`.
+
+    No host synchronisation, except for one in each step that chooses where blocks do not divide n.
 
     Args:
-        density: k/n, the share of the elements that the workers send at most, all of them the same ones.
-        block: B, elements of a bucket; the last may be shorter. Never more than k, so that at most k elements
-            are sent: choose it well below k, else the choice is coarse (one bucket, at k < 2 block).
-        every: N, steps that use the same choice. Another k (in a density warm-up) asks for another choice.
-        score: `l1`, sums of magnitudes; `l2`, of squares; `max`, the largest magnitudes, summed over workers;
-            or `count`, how many of a worker's k largest lie in the bucket, which takes a top-k over
-            everything.
+        density: k/n, the largest share of the elements that all workers send. Lower: fewer bytes, more error.
+        block: B, the number of elements of a block; the last may be shorter. At most k elements are sent, so
+            a block never has more than k: choose it well below k, else the choice is coarse (one block if
+            k < 2 block).
+        every: N, the number of steps that use one choice. Another k (in a density warm-up) needs another
+            choice. Higher: less time to choose, and staler blocks.
+        score: `l1`, the sum of magnitudes; `l2`, of squares; `max`, the largest magnitude; or `count`, the
+            number of a worker's k largest elements in the block, which takes a top-k over all elements.
     """
-    select = StableBlocks(block, every, score)
-    return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
+    selector = StableBlocks(block, every, score)
+    return Sparsifier(density, selector, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
 
 
 @dataclass
-class Choice:
-    """Indices that were chosen, and for how long."""
+class BlockChoice:
+    """The indices of the chosen blocks, and the number of steps left until the next choice."""
 
     workspace: Workspace = field(metadata={"saved": False})
     indices: Tensor = field(metadata={"any_size": True})  # (k',)
-    k: Natural = 0  # for which; 0: nothing chosen yet
-    left: Natural = 0  # steps until a new choice
+    k: NonNegativeInt = 0  # the k of the choice; 0 before the first
+    left: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
 class StableBlocks(Selector):
-    """The k // block buckets of highest score over all workers, chosen once in `every` steps."""
+    """A selector of the k // block blocks of highest score over all workers, chosen once in `every` steps."""
 
-    block: Count = 10_000
-    every: Count = 100
-    score: Score = "l1"
+    block: PositiveInt = 10_000
+    every: PositiveInt = 100
+    score: BlockScore = "l1"
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> Choice:
-        nothing = torch.empty(0, dtype=torch.int64, device=like.device)
-        return Choice(Workspace.searching(like, context), nothing)
+    def init(self, like: Tensor, context: BucketContext) -> BlockChoice:
+        no_indices = torch.empty(0, dtype=torch.int64, device=like.device)
+        return BlockChoice(Workspace.with_kernel(like, context), no_indices)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Choice) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: BlockChoice) -> Selection:
         if not state.left or state.k != k:
-            state.indices = self.choose(acc, k, comm, state.workspace)
-            state.k, state.left = k, self.every
+            state.indices = self.choose_indices(acc, k, comm, state.workspace)
+            state.k = k
+            state.left = self.every
         state.left -= 1
         return Selection(state.indices)
 
-    def calls(self, seen: SeenStep) -> list[Call]:
-        blocks, is_due = -(-seen.n // min(self.block, seen.k)), seen.step % self.every == 0
-        return [Call("all_reduce", blocks * seen.work.itemsize)] if is_due else []
+    def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
+        if bucket_step.step % self.every:
+            return []
+        num_blocks = -(-bucket_step.n // min(self.block, bucket_step.k))
+        return [CollectiveCall("all_reduce", num_blocks * bucket_step.value_dtype.itemsize)]
 
-    def choose(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
-        """(k',) indices of the chosen buckets, ascending."""
+    def choose_indices(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
+        """Choose blocks with all workers; return the indices (k',) of their elements, ascending."""
         n, block = acc.numel(), min(self.block, k)
-        scores = comm.all_reduce(self.scores(acc, k, block, workspace))
+        scores = comm.all_reduce(self.score_blocks(acc, k, block, workspace))
         num_chosen = k // block if k < n else len(scores)
-        # Stable: of equal scores the first wins, on every worker.
-        best = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
-        indices = (best[:, None] * block + torch.arange(block, device=acc.device)).flatten()
-        if missing(n, block) and host_sync.to_host(best[-1]) == len(scores) - 1:
-            indices = indices[: len(indices) - missing(n, block)]
+        # The sort is stable, so that of equal scores the first wins, on every worker.
+        chosen = scores.sort(descending=True, stable=True).indices[:num_chosen].sort().values
+        indices = (chosen[:, None] * block + torch.arange(block, device=acc.device)).flatten()
+        num_missing = -n % block  # elements that the last block is short of
+        if num_missing and host_sync.to_host(chosen[-1]) == len(scores) - 1:
+            indices = indices[: len(indices) - num_missing]
         return indices
 
-    def scores(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
-        """(n,) -> (number of buckets,): this worker's."""
+    def score_blocks(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
+        """Return this worker's score of each block of acc (n,)."""
         n = acc.numel()
-        whole, scores = n // block, acc.new_zeros(-(-n // block))
+        scores = acc.new_zeros(-(-n // block))
         if self.score == "count":
-            mine = workspace.kernel.topk(acc, None, k).indices
-            return scores.index_add_(0, mine // block, scores.new_ones(1).expand(k))
-        order = ORDERS[self.score]  # one pass each, and nothing of size n is written
-        torch.linalg.vector_norm(acc[: whole * block].view(whole, block), order, dim=1, out=scores[:whole])
-        if whole < len(scores):
-            torch.linalg.vector_norm(acc[whole * block :], order, dim=0, out=scores[whole])
+            largest = workspace.kernel.topk(acc, None, k).indices
+            return scores.index_add_(0, largest // block, scores.new_ones(1).expand(k))
+        order = NORM_ORDER_BY_SCORE[self.score]
+        num_whole = n // block
+        whole, rest = acc[: num_whole * block].view(num_whole, block), acc[num_whole * block :]
+        # Norms are computed in one pass, without writing a tensor of n elements.
+        torch.linalg.vector_norm(whole, order, dim=1, out=scores[:num_whole])
+        if len(rest):
+            torch.linalg.vector_norm(rest, order, dim=0, out=scores[num_whole])
         return scores.square_() if self.score == "l2" else scores
-
-
-def missing(n: int, block: int) -> int:
-    """Number of elements that the last bucket is short of."""
-    return -n % block

@@ -1,85 +1,76 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.methods._quantise import (
-    PackedCodes,
-    QuantisedAllGather,
-    Quantiser,
-    Rounding,
-    message_nbytes,
-    read_rounded,
-    write_rounded,
-)
-from sparsify.ranges import FeedbackName, Meta, Scope, checked
-from sparsify.types import BucketContext
+from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser
+from sparsify.ranges import Constraint, FeedbackName, Scope, check_arguments
 
-Clip = Annotated[float, Meta(gt=0)]  # infinite: no clipping
+Clip = Annotated[float, Constraint(gt=0)]  # infinite: no clipping
 Sigma = Literal["about_zero", "about_mean"]
-BITS = 2  # for -1, 0 and 1
 
 
-@checked
+@check_arguments
 def terngrad(
     scope: Scope = "layer", clip: Clip = 2.5, sigma: Sigma = "about_zero", feedback: FeedbackName = "none"
 ) -> QuantisedAllGather:
-    """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS),
-    arXiv:1705.07878.
+    """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS).
 
-    2 bits for each element, four to a byte, and one fp32 scale for each bucket: the paper ternarises layer by
-    layer, hence the scope. The paper shares the largest scale of all workers, so that a server can add up
-    small integers; here messages are all-gathered, so each worker keeps its own scale, which is never larger
-    and errs less. Without clipping unbiased. No host synchronisation. One (n,) buffer besides the bucket,
-    and n bytes of unpacked codes.
+    arXiv:1705.07878. A step of a worker (algorithm 1):
+
+    1. Clip the elements of the gradient g to `clip` sigma.
+    2. Ternarise: s = max |g|; each element becomes s sign(g) with probability |g| / s, else 0.
+    3. All-gather s and the signs, decode the messages of all workers, and average them in the order of ranks.
+
+    The message has 2 bits per element, four elements to a byte, and one fp32 scale per bucket: the paper
+    ternarises layer by layer, hence the default scope. In the paper all workers share the largest scale, so
+    that a server can add up small integers. Here messages are all-gathered, so each worker has its own scale,
+    which is never larger and gives less error. Unbiased without clipping. No host synchronisation. Memory:
+    one (n,) buffer besides the bucket, and n bytes of unpacked codes.
 
     Args:
-        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or so many MB. Each
-            message has one scale.
-        clip: beforehand, clip to so many sigma: 2.5, as published. `inf` for no clipping.
-        sigma: of the elements `about_zero`, their root mean square; or `about_mean`, their standard
-            deviation, as published. Gradients have means near 0, so the two hardly differ, except that
-            elements which are all alike, or a tensor of one element, have no deviation: as published they are
-            clipped to 0 and never learn.
+        scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
+            Each message has one scale.
+        clip: the number of sigma to clip to: 2.5, as published. `inf` for no clipping. Lower: less noise,
+            more bias.
+        sigma: `about_zero`, the root mean square of the elements; or `about_mean`, their standard deviation,
+            as published. Gradients have means near 0, so the two hardly differ, except that equal elements,
+            or a tensor of one element, have no deviation: as published they are clipped to 0 and never learn.
         feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
-    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.named(feedback), scope)
+    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.build_feedback(feedback), scope)
 
 
 @dataclass(frozen=True)
-class TernGrad(Quantiser):
-    """ternarize(g) = s sign(g) b, where s = max |g| and b is 1 with probability |g| / s, of the clipped g."""
+class TernGrad(StochasticQuantiser):
+    """A quantiser to -s, 0 and s: s sign(g) b, where s = max |g|, and b is 1 with probability |g| / s.
+
+    g is clipped beforehand.
+    """
 
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
+    bits: ClassVar[int] = 2  # for -1, 0 and 1
 
-    def init(self, like: Tensor, context: BucketContext) -> Rounding:
-        message = PackedCodes.like(like, block=like.numel(), bits=BITS)
-        return Rounding(message, context.generator(like.device))
+    def block_length(self, n: int) -> int:
+        return n
 
-    def encode(self, acc: Tensor, work: Tensor, state: Rounding) -> Tensor:
-        scale = torch.linalg.vector_norm(acc, float("inf"))
+    def compute_scales(self, acc: Tensor) -> Tensor:
+        scale: Tensor = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
-            # The largest of the clipped; the clipping itself happens while rounding.
+            # The largest magnitude after clipping. The clipping itself happens while rounding.
             scale = torch.minimum(scale, self.clip * self.deviation(acc))
-        return write_rounded(acc, work, scale.float().view(1), 1, state)
+        return scale.float().view(1)
 
     def deviation(self, acc: Tensor) -> Tensor:
-        """Standard deviation of the elements, as `sigma` says."""
+        """Return sigma of the elements of acc (n,), 0-d."""
         if self.sigma == "about_mean":
             return acc.std(correction=0)
         root_mean_square: Tensor = torch.linalg.vector_norm(acc) / math.sqrt(acc.numel())
         return root_mean_square
-
-    def decode(self, message: Tensor, out: Tensor, state: Rounding) -> Tensor:
-        return read_rounded(message, 1, out, state)
-
-    def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), sum(sizes), BITS)

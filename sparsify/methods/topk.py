@@ -4,40 +4,41 @@ from sparsify import feedback as feedbacks
 from sparsify.core.wire import Wire
 from sparsify.exchange import AllGather
 from sparsify.method import Sparsifier
-from sparsify.ranges import AnyFeedback, AnyScope, Density, Index, ValueType, checked
+from sparsify.ranges import AnyFeedbackName, Density, IndexFormat, ScopeOrBucket, ValueFormat, check_arguments
 from sparsify.select import TopK
 
 
-@checked
+@check_arguments
 def topk(
     density: Density = 0.001,
-    scope: AnyScope = "global",
+    scope: ScopeOrBucket = "global",
     density_warmup: Sequence[Density] = (),
-    feedback: AnyFeedback = "gradient",
-    index: Index = "int32",
-    value: ValueType = "as_is",
+    feedback: AnyFeedbackName = "gradient",
+    index: IndexFormat = "int32",
+    value: ValueFormat = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.
 
     Args:
-        density: k/n, the share of the elements that each worker sends in a step.
-        scope: what k is taken of: the whole model (`global`, as Yoon and Oh 2022 ran it), every tensor
-            (`layer`), or buckets of so many MB; or each bucket of DistributedDataParallel's (`bucket`), for
-            `sparsify.register`.
+        density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
+            error.
+        scope: the elements among which the k largest are chosen: the whole model (`global`, as Yoon and Oh
+            2022 ran it), every tensor (`layer`), buckets of a size in MB, or each bucket of
+            DistributedDataParallel (`bucket`, for `sparsify.register`).
         density_warmup: lower bounds of the density for the first epochs, one each.
         feedback: what becomes of the elements that are not sent: added to the next gradient (`gradient`, Shi
             et al.), added times the learning rate of their step (`learning_rate`, Stich et al. 2018), dropped
             (`none`), or `literal`: algorithm 1 of Eghlidi and Jaggi 2020 as printed, which does not average
             (see `sparsify.feedback.LiteralFeedback`).
         index: how indices travel: `int32`, `int64`, or `delta16`, in 2 bytes each at the cost of sorting k.
-        value: how values travel: `as_is`, as the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
-        packed: values and indices in one message; the published code sends two.
+        value: how values travel: `as_is`, in the gradient's own type, or rounded to `fp32`, `bf16` or `fp16`.
+        packed: send values and indices in one message; the published code sends two.
     """
     return Sparsifier(
         density,
         TopK(),
-        feedbacks.named(feedback),
+        feedbacks.build_feedback(feedback),
         AllGather(Wire(index, value), packed=packed),
         scope,
         tuple(density_warmup),

@@ -11,18 +11,18 @@ import yaml
 
 from experiments.bench import link
 from experiments.bench.link import fit
-from sparsify.cost import Cost, Link
+from sparsify.cost import CollectiveCost, Link
 from tests.bench.conftest import RunBench, lines_of
 
 NUMBERS = {"alpha_s": 1e-4, "beta_s_per_byte": 8e-9}
 TRUE = Link(**NUMBERS)
-COSTS = [Cost(messages, size) for messages in (2, 6) for size in (2**10, 2**16, 2**22)]
+COSTS = [CollectiveCost(messages, size) for messages in (2, 6) for size in (2**10, 2**16, 2**22)]
 
 
 def noisy(spread: float) -> list[list[float]]:
     """Return 21 times of each of these costs, around what they take over the link."""
     draws = np.random.default_rng(1)
-    return [list(TRUE.seconds(cost) * draws.lognormal(0, spread, 21)) for cost in COSTS]
+    return [list(TRUE.transfer_seconds(cost) * draws.lognormal(0, spread, 21)) for cost in COSTS]
 
 
 def test_a_fit_finds_the_link_behind_exact_times_and_intervals_hold_that_behind_noisy_ones() -> None:

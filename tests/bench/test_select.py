@@ -16,7 +16,7 @@ from experiments.bench._select_page import read
 from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, leave_out
 from experiments.bench._steps import Follower, Made, NotRun, Setup
 from experiments.training.networks import small_cnn
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.bench.conftest import ROWS, Benched, last_of
 from tests.conftest import ROOT, loaded_by
 
@@ -108,7 +108,7 @@ def test_exact_rows_agree_on_every_distribution() -> None:
 def test_a_row_that_selects_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def first(setup: Setup) -> Made:
         chosen = torch.arange(setup.k)
-        return Made(lambda acc, grad: Sparse(chosen, acc.add_(grad)[chosen]))
+        return Made(lambda acc, grad: SparseVector(chosen, acc.add_(grad)[chosen]))
 
     monkeypatch.setitem(_steps.ROWS, "numpy", replace(_steps.ROWS["numpy"], make=first))
     _, differ = beside(30_011, "normal", ("eager", "numpy"), 1)

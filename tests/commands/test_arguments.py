@@ -15,7 +15,7 @@ SOURCE = '''
 from typing import Literal
 
 from experiments.commands._words import RunName, SettingWords
-from sparsify.ranges import Count
+from sparsify.ranges import PositiveInt
 
 GROUP = "results"
 
@@ -26,7 +26,7 @@ def trial(
     *,
     quick: bool = False,
     form: Literal["csv", "tex"] = "csv",
-    limit: Count | None = None,
+    limit: PositiveInt | None = None,
     save_as: str | None = None,
 ) -> int:
     """A trial.

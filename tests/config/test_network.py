@@ -41,8 +41,8 @@ def test_workers_are_joined_by_one_link_or_by_another_one_inside_a_node() -> Non
     words = ("inside=nvlink", "cluster.workers_per_node=4", "cluster.inside.alpha_s=5e-4")
     assert network(*words) == Network(ETHERNET, slower, 4)
     # What takes longer than a message takes to start is a way.
-    far = network("cluster.link.alpha_s=0.05", "cluster.link.down_s_per_byte=1e-6").between
-    assert (far.alpha_s, far.way_s, far.beta_s_per_byte) == (5e-5, 0.05, 1e-6)
+    far = network("cluster.link.alpha_s=0.05", "cluster.link.down_s_per_byte=1e-6").inter_node
+    assert (far.alpha_s, far.propagation_s, far.beta_s_per_byte) == (5e-5, 0.05, 1e-6)
 
 
 def test_a_file_of_a_cluster_names_its_link_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

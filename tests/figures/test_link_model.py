@@ -7,7 +7,7 @@ import pytest
 from analysis.records.frames import Frames
 from experiments import figures
 from experiments.figures import survey_link_model as link_model
-from sparsify.cost import Cost, Link
+from sparsify.cost import CollectiveCost, Link
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder, settings_of
 
@@ -28,7 +28,7 @@ def frames(*runs: tuple[str, int, float]) -> Frames:
     """
     records = RecordBuilder(settings_of(words), {link_model.COMPUTING: COMPUTING_S})
     for method, wire_bytes, times in runs:
-        exact_s = EXACT.seconds(Cost(2, wire_bytes))
+        exact_s = EXACT.transfer_seconds(CollectiveCost(2, wire_bytes))
         took_s = (COMPUTING_S + exact_s) * times
         ranks, spans = [], []
         for rank, own_s in enumerate((0.5 * took_s, took_s)):

@@ -7,8 +7,8 @@ import torch
 
 from experiments.figures import survey_local_costs as costs
 from experiments.figures.papers import value
-from sparsify.core.codes import E3M0, SCALE, Int8, Levels, Symmetric2
-from sparsify.core.packing import packed_nbytes, places_nbytes
+from sparsify.core.codes import E3M0, SCALE, Int8, LevelCode, Symmetric2
+from sparsify.core.packing import packed_nbytes, packed_places_nbytes
 from sparsify.local.strategy import HeavyBall
 from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather
@@ -18,11 +18,11 @@ from sparsify.methods.sparseloco import sparseloco
 
 
 @pytest.mark.parametrize(("code", "bits"), [(Symmetric2(), "value"), (Int8(), "unpacked")])
-def test_a_chunk_of_sparseloco_is_what_the_library_packs(code: Levels, bits: str) -> None:
+def test_a_chunk_of_sparseloco_is_what_the_library_packs(code: LevelCode, bits: str) -> None:
     """Less the scales of its tensor. Values of 8 bits are those of 2 that are not packed."""
     k = costs.SPARSELOCO["chosen"]
     scales = SCALE.itemsize * code.num_scales
-    sent = code.nbytes([k], torch.float32) - scales + places_nbytes(k)
+    sent = code.nbytes([k], torch.float32) - scales + packed_places_nbytes(k)
     assert sent == costs.sparseloco_bytes(costs.SPARSELOCO[bits])
     assert (costs.PACKED, costs.UNPACKED) == (112, 160)
     assert packed_nbytes(1000, E3M0.bits) == 1000 * costs.FP4

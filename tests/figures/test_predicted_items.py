@@ -13,9 +13,9 @@ from experiments import figures
 from experiments.figures import _predicted, survey_crossover, zhang_stable_costs
 from experiments.figures._predicted import MODEL, ethernet, exchange_s
 from sparsify import cost
-from sparsify.core.selections import Generated, Statistics
-from sparsify.replay import Replay
-from sparsify.types import Sparse
+from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections
+from sparsify.replay import ExchangeReplay
+from sparsify.types import SparseVector
 from tests.conftest import there
 from tests.figures.made_up import TURNS, RecordBuilder, page, settings_of
 
@@ -64,7 +64,9 @@ def test_an_exchange_takes_what_the_published_words_take() -> None:
     link = ethernet(1)
     k, size = int(0.001 * MODEL), 8
     assert exchange_s("topk", MODEL, 0.001, size, link) == pytest.approx(8 * k * (size - 1) * 8e-9 + 3 * 5e-5)
-    assert exchange_s("dense", MODEL, 1.0, size, link) == link.seconds(cost.all_reduce(4 * MODEL, size))
+    assert exchange_s("dense", MODEL, 1.0, size, link) == link.transfer_seconds(
+        cost.all_reduce(4 * MODEL, size)
+    )
     sent = 4 * 2 * 10_000 * (size - 1) // size  # of values without indices
     took_s = exchange_s("stable_topk", 1_000_000, 0.01, size, link)
     assert took_s == pytest.approx(6 * _predicted.ALPHA_S + sent * 8e-9)
@@ -74,10 +76,10 @@ def test_an_exchange_takes_what_the_published_words_take() -> None:
 def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> None:
     """Of nothing selected only lengths travel: in a step that re-uses thresholds."""
     size, method = 4, sparsify.build(name, density=0.01)
-    replay = Replay(method, 10_000, size)
-    replay.next(Generated(Statistics(0.01, 0.3), 10_000, size))
-    nothing = [Sparse(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
-    sent = max(replay.next(nothing, k=100).sent_bytes)
+    replay = ExchangeReplay(method, 10_000, size)
+    replay.replay_step(SyntheticSelections(SelectionStatistics(0.01, 0.3), 10_000, size))
+    nothing = [SparseVector(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
+    sent = max(replay.replay_step(nothing, k=100).sent_bytes)
     assert sent == _predicted.WORD * zhang_stable_costs.ANNOUNCED[name] * (size - 1)
 
 

@@ -11,26 +11,34 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
+from sparsify.bucket_group import BucketGradient
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import StepReport
-from sparsify.kernels import kernel_for
-from sparsify.method import Method, Step, num_selected
-from sparsify.methods import per_step
+from sparsify.kernels import make_kernel
+from sparsify.method import Method
+from sparsify.methods import per_step_names
 from sparsify.methods._chunked import ChunkTopK
-from sparsify.methods._tracked import Tracked
+from sparsify.methods._ef21 import EF21
 from sparsify.methods.adacomp import AdaComp
 from sparsify.methods.deft import Deft
-from sparsify.methods.dgc import WithDenseVectors
-from sparsify.methods.sparcml import TopKOfEach
+from sparsify.methods.dgc import SparsifierWithDenseVectors
+from sparsify.methods.sparcml import TopKPerBucket
 from sparsify.methods.stable_topk import StableBlocks
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, PromisedBytes, SeenStep, exactly
+from sparsify.types import (
+    DENSE_AT_DENSITY_1,
+    NOTHING_IS_LOST,
+    BucketStep,
+    PredictedBytes,
+    exact_bytes,
+    num_selected,
+)
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
-METHODS = per_step()
-INEXACT = (AdaComp, Tracked, WithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKOfEach)
+METHODS = per_step_names()
+INEXACT = (AdaComp, EF21, SparsifierWithDenseVectors, ChunkTopK, Deft, StableBlocks, TopKPerBucket)
 SHAPES = [(40, 5), (5,), (7, 3), (1,)]  # of the toy model's tensors: 227 elements, not divisible by most P
 
 Make = Callable[[int, int, tuple[int, ...]], Tensor]
@@ -44,7 +52,7 @@ class Lived(NamedTuple):
     residual: Tensor  # (n,)
     wire_bytes: list[int]  # in each step, as reported
     counted_bytes: list[int]  # in each step, as the backend charges for its collectives
-    promised_bytes: list[PromisedBytes | None]  # in each step, by the closed forms
+    predicted_bytes: list[PredictedBytes | None]  # in each step, by the closed forms
     selected: list[int]
     host_syncs: list[int]
     limits: tuple[int, int]  # on `selected`, of one step
@@ -62,19 +70,19 @@ class ChargingComm(virtual.VirtualComm):
         self.charged = 0  # bytes
         self.announced: list[int] = []
 
-    def _meet(
+    def _join_collective(
         self,
         name: str,
-        brought: Any,
+        contribution: Any,
         combine: Any,
-        price_s: float | None,
-        alike: Any = None,
+        cost_s: float | None,
+        signature: Any = None,
         is_computing: bool = False,
     ) -> Any:
-        self.charged += int(price_s or 0)
-        if name == "all_gather" and brought.dtype == torch.int64 and brought.numel() == 1:
-            self.announced.append(int(brought))
-        return super()._meet(name, brought, combine, price_s, alike, is_computing)
+        self.charged += int(cost_s or 0)
+        if name == "all_gather" and contribution.dtype == torch.int64 and contribution.numel() == 1:
+            self.announced.append(int(contribution))
+        return super()._join_collective(name, contribution, combine, cost_s, signature, is_computing)
 
 
 class Share(NamedTuple):
@@ -89,7 +97,7 @@ class Share(NamedTuple):
 class GroupOfOne:
     """As much of a communicator as one worker without others needs."""
 
-    rank, size, algorithm, links, priced = 0, 1, Comm.algorithm, Comm.links, Comm.priced
+    rank, size, algorithm, links, predict_cost = 0, 1, Comm.algorithm, Comm.links, Comm.predict_cost
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         return tensor
@@ -139,7 +147,7 @@ def live(
     select = select or searching(dtype, device)
 
     def body(virtual_comm: virtual.VirtualComm) -> tuple[Lived, list[list[Share]]]:
-        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now)
+        comm, timer = ChargingComm(virtual_comm), PhaseTimer("serialised", virtual_comm.now_s)
         parameters = [
             (f"p{i}", Parameter(torch.zeros(shape, dtype=dtype, device=device)))
             for i, shape in enumerate(shapes)
@@ -172,14 +180,16 @@ def live(
         return lived, [seen[at : at + num_shares] for at in range(0, len(seen), num_shares)]
 
     lives, seen = zip(*virtual.run(size, body), strict=True)
-    promises = [promised_in(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))]
-    return [lived._replace(promised_bytes=promises) for lived in lives]
+    promises = [
+        predict_step_bytes(method, step, dtype, ranks) for step, ranks in enumerate(zip(*seen, strict=True))
+    ]
+    return [lived._replace(predicted_bytes=promises) for lived in lives]
 
 
 def searching(dtype: torch.dtype, device: str = "cpu") -> str:
     """`fused` where it works: `auto` leaves buckets as small as these to torch."""
     try:
-        kernel_for(torch.empty(1, dtype=dtype, device=device), "fused")
+        make_kernel(torch.empty(1, dtype=dtype, device=device), "fused")
     except ValueError:
         return "auto"
     return "fused"
@@ -189,11 +199,11 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
     """What the aggregator does from now on, message by message."""
     seen, original, buckets = list[Share](), aggregator.report, aggregator.buckets
 
-    def report(ats: Sequence[int], step: Step, act: Callable[[], int]) -> StepReport:
+    def report(gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
         comm.announced = []
-        found = original(ats, step, act)
-        shapes = tuple(shape for at in ats for shape in buckets[at].shapes)
-        k = sum(num_selected(buckets[at].flat.numel(), step.step_density) for at in ats)
+        found = original(gradients, act)
+        shapes = tuple(shape for gradient in gradients for shape in buckets[gradient.number].shapes)
+        k = sum(num_selected(gradient.size, gradient.step.step_density) for gradient in gradients)
         seen.append(Share(shapes, k, found.selected, comm.announced))
         return found
 
@@ -201,17 +211,17 @@ def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
     return seen
 
 
-def promised_in(
+def predict_step_bytes(
     method: Method, step: int, dtype: torch.dtype, ranks: tuple[list[Share], ...]
-) -> PromisedBytes | None:
+) -> PredictedBytes | None:
     """Of all buckets together, given what each rank did; what travels together is promised as one bucket."""
-    total = exactly()
+    total = exact_bytes()
     for shares in zip(*ranks, strict=True):
         announced = [share.announced[0] for share in shares if share.announced]
         selected = [share.selected for share in shares]
         longest = max(announced, default=None)
-        seen = SeenStep(shares[0].shapes, shares[0].k, dtype, len(ranks), step, selected, longest)
-        if (promise := method.promised(seen)) is None:
+        seen = BucketStep(shares[0].shapes, shares[0].k, dtype, len(ranks), step, selected, longest)
+        if (promise := method.predict_bytes(seen)) is None:
             return None
         total += promise
     return total
@@ -225,7 +235,7 @@ def limits_of(method: Method, aggregator: Aggregator) -> tuple[int, int]:
     selector: Any = getattr(method, "select", None)
     if selector is None and not isinstance(method, INEXACT):
         return sum(sizes), sum(sizes)
-    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.exact:
+    if isinstance(method, INEXACT) or isinstance(selector, INEXACT) or not selector.selects_exactly_k:
         return 0, sum(sizes)
     k = sum(num_selected(n, method.density_at(10**9)) for n in sizes)
     return k, k
@@ -246,7 +256,7 @@ def check_laws(method: Method, lived: list[Lived], tolerance: float = 1e-9) -> N
     for rank in lived:
         assert all(map(torch.equal, rank.updates, updates)), "workers differ"
         assert rank.wire_bytes == rank.counted_bytes
-        for counted, promise in zip(rank.counted_bytes, rank.promised_bytes, strict=True):
+        for counted, promise in zip(rank.counted_bytes, rank.predicted_bytes, strict=True):
             assert promise is not None, "no bytes are promised"
             assert promise.least <= counted <= promise.most, (
                 f"{counted} bytes were sent; it promised {promise}"

@@ -1,4 +1,4 @@
-"""Memory that a method takes besides gradient and residual, and local steps besides the inner optimiser's:
+"""Memory that a method takes besides gradient and residual, and local steps besides the inner optimizer's:
 every malloc of a worker's process is counted.
 """
 
@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.comm import Comm
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import ROOT
 from tests.sparsify.laws import METHODS, build
 
@@ -94,17 +94,17 @@ def memory_of_local(name: str, comm: Comm) -> tuple[float, float]:
     side = SIDE // 2
     model = nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(4)))  # n, which fragments divide
     strategy = sparsify.build(name, every=EVERY)
-    optimiser = sparsify.distribute(torch.optim.AdamW(model.parameters(), lr=SCALE), model, strategy, comm)
+    optimizer = sparsify.distribute(torch.optim.AdamW(model.parameters(), lr=SCALE), model, strategy, comm)
     between, taken = list[int](), list[int]()
     for _ in range(ROUNDS * EVERY):
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter).normal_(0, SCALE, generator=own)
-        optimiser.step_alone()
+        optimizer.step_locally()
         before = counter.live()
-        taken.append(counter.most_in(optimiser.exchange) - before)
+        taken.append(counter.most_in(optimizer.exchange) - before)
         between.append(counter.live())
     last = slice(-EVERY, None)
-    del optimiser, model, parameter
+    del optimizer, model, parameter
     gc.collect()
     bare = 4 * NBYTES + counter.live()
     return (max(between[last]) - bare) / NBYTES, max(taken[last]) / NBYTES

@@ -9,9 +9,9 @@ import torch
 
 from sparsify import cost
 from sparsify.comm import CountingComm, virtual
-from sparsify.core.selections import Generated, Statistics
+from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections
 from sparsify.cost import Link, Network
-from sparsify.replay import Replay
+from sparsify.replay import ExchangeReplay
 from tests.sparsify.laws import Make, build, gradient, live, parse_choices
 
 ANNOUNCED = 8  # bytes of a length
@@ -28,7 +28,7 @@ def count(name: str, size: int, make: Make, k: int = K, steps: int = 1, **choice
 
 def words(scheme: str, size: int, k: int = K) -> tuple[int, int]:
     """Return the published bandwidth terms in whole bytes."""
-    published = cost.published(scheme, N, k, size)
+    published = cost.published_cost(scheme, N, k, size)
     return int(4 * published.least), int(4 * published.most)
 
 
@@ -96,11 +96,11 @@ def test_oktopk_reaches_the_published_upper_end_and_not_more(size: int) -> None:
 )
 def test_latency_terms_are_the_published_ones(name: str, scheme: str, least: float, most: float) -> None:
     for size in SIZES:
-        replay = Replay(build(name, K / N), N, size)
-        selections = Generated(Statistics(K / N, 0.3), N, size)
-        replay.next(selections)  # thresholds, which are re-used
-        expected = cost.published(scheme, N, K, size).messages
-        assert least * expected <= replay.next(selections).messages <= most * expected, size
+        replay = ExchangeReplay(build(name, K / N), N, size)
+        selections = SyntheticSelections(SelectionStatistics(K / N, 0.3), N, size)
+        replay.replay_step(selections)  # thresholds, which are re-used
+        expected = cost.published_cost(scheme, N, K, size).messages
+        assert least * expected <= replay.replay_step(selections).messages <= most * expected, size
 
 
 SLOW, FAST = Link(50e-6, 8e-9), Link(2e-6, 1e-10)
@@ -112,11 +112,11 @@ NONE = Link(0.0, 0.0)
 @pytest.mark.parametrize("call", ["all_reduce", "all_gather", "all_to_all", "broadcast"])
 def test_a_network_is_one_link_where_all_workers_share_a_node_or_none_do(call: str) -> None:
     for size in (1, 2, 3, 8):
-        inside, between = (link.seconds(cost.TEXTBOOK[call](1000, size)) for link in (FAST, SLOW))
-        for flat in (Network(SLOW), Network(SLOW, per_node=4), Network(SLOW, FAST, 1)):
-            assert size == 1 or flat.seconds(call, 1000, size) == between
+        inside, between = (link.transfer_seconds(cost.TEXTBOOK[call](1000, size)) for link in (FAST, SLOW))
+        for flat in (Network(SLOW), Network(SLOW, workers_per_node=4), Network(SLOW, FAST, 1)):
+            assert size == 1 or flat.collective_seconds(call, 1000, size) == between
         for per_node in (size, 8):
-            assert Network(SLOW, FAST, per_node).seconds(call, 1000, size) == inside
+            assert Network(SLOW, FAST, per_node).collective_seconds(call, 1000, size) == inside
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_a_network_is_one_link_where_all_workers_share_a_node_or_none_do(call: s
     ],
 )
 def test_bytes_over_both_links_of_two_nodes_of_four(call: str, inside: int, between: int) -> None:
-    assert Network(NONE, BYTE, 4).seconds(call, 1200, 8) == inside
-    assert Network(BYTE, NONE, 4).seconds(call, 1200, 8) == between
+    assert Network(NONE, BYTE, 4).collective_seconds(call, 1200, 8) == inside
+    assert Network(BYTE, NONE, 4).collective_seconds(call, 1200, 8) == between
 
 
 # Of 1, 2, 4 and 8 workers.
@@ -154,12 +154,12 @@ MESSAGES_AND_WAYS = """
 def test_messages_and_ways_are_those_of_an_algorithm_and_bytes_of_all(row: str) -> None:
     algorithm, call, *numbers = row.split()
     ways = list(map(int, numbers[4:]))
-    far = Link(0.0, 0.0, way_s=1.0)
+    far = Link(0.0, 0.0, propagation_s=1.0)
     networks = [Network(link, algorithm=algorithm) for link in (SECOND, far)]
-    found = [network.seconds(call, 100, size) for network in networks for size in (1, 2, 4, 8)]
+    found = [network.collective_seconds(call, 100, size) for network in networks for size in (1, 2, 4, 8)]
     assert found == list(map(int, numbers))
     # Between two nodes of four workers as between two workers; inside there is no way.
-    assert Network(far, NONE, 4, algorithm).seconds(call, 100, 8) == ways[1]
+    assert Network(far, NONE, 4, algorithm).collective_seconds(call, 100, 8) == ways[1]
     for size in (1, 2, 3, 8):
         assert (
             cost.ALGORITHMS[algorithm][call](1000, size).sent_bytes
@@ -174,26 +174,26 @@ def test_a_permutation_takes_as_long_as_its_busiest_node() -> None:
     assert network.permute_seconds(100, across) == 200  # two leave node 0; what arrives does not slow them
     assert network.permute_seconds(100, within + across) == 200
     assert network.permute_seconds(100, []) == 0
-    assert Network(SLOW).permute_seconds(100, across) == SLOW.seconds(cost.Cost(1, 100))
+    assert Network(SLOW).permute_seconds(100, across) == SLOW.transfer_seconds(cost.CollectiveCost(1, 100))
     for algorithm, ways in (("textbook", 1), ("gloo", 2), ("direct", 2)):
-        far = Network(Link(0.0, 0.0, way_s=1.0), algorithm=algorithm)
+        far = Network(Link(0.0, 0.0, propagation_s=1.0), algorithm=algorithm)
         assert [far.permute_seconds(100, route) for route in ([], within)] == [0, ways]
 
 
 def test_a_window_doubles_until_it_holds_what_the_link_does() -> None:
-    link = Link(0.0, 1.0, way_s=8.0, first_bytes=2.0)  # a round trip carries 16 bytes
+    link = Link(0.0, 1.0, propagation_s=8.0, initial_window_bytes=2.0)  # a round trip carries 16 bytes
     # It sends 2 and waits for 14 seconds, 4 and waits for 12, 8 and waits for 8; 16 fill the round trip.
-    assert [link.opening_s(sent) for sent in (2, 3, 6, 7, 14, 15, 1000)] == [0, 14, 14, 26, 26, 34, 34]
-    assert link.opening_s(1000, connections=2) == 12 + 8  # as if it had begun with 4
-    assert Link(0.0, 1.0, way_s=8.0).opening_s(1000) == 0
-    assert Network(link).seconds("all_reduce", 1000, 2) == 1000 + 34 + 2 * 8
-    assert Network(link).seconds("all_reduce", 1000, 1) == 0
+    assert [link.slow_start_s(sent) for sent in (2, 3, 6, 7, 14, 15, 1000)] == [0, 14, 14, 26, 26, 34, 34]
+    assert link.slow_start_s(1000, connections=2) == 12 + 8  # as if it had begun with 4
+    assert Link(0.0, 1.0, propagation_s=8.0).slow_start_s(1000) == 0
+    assert Network(link).collective_seconds("all_reduce", 1000, 2) == 1000 + 34 + 2 * 8
+    assert Network(link).collective_seconds("all_reduce", 1000, 1) == 0
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no scheme 'ring'; there are: dense, topka, topkdsa, gtopk"):
-        cost.published("ring", 1, 1, 1)
-    with pytest.raises(ValueError, match="per_node=0: a node has at least one worker"):
+        cost.published_cost("ring", 1, 1, 1)
+    with pytest.raises(ValueError, match="workers_per_node=0: a node has at least one worker"):
         Network(SLOW, FAST, 0)
     with pytest.raises(ValueError, match="no algorithm 'tree'; there are: textbook, gloo, direct"):
         Network(SLOW, algorithm="tree")

@@ -10,14 +10,14 @@ import torch
 import sparsify
 from sparsify import feedback as feedbacks
 from sparsify.feedback import LowPass, MomentumCorrection
-from sparsify.types import Delivery, Sparse
+from sparsify.types import Delivery, SparseVector
 from tests.sparsify.laws import check_laws, live
 
 # Gradient, learning rate, what it comes to with the residual, what of it is delivered by index.
 Steps = list[tuple[list[float], float, list[float], dict[int, float]]]
 BY_HAND: dict[str, tuple[Any, Steps]] = {
     "what was not delivered is owed, and what rounding took away": (
-        feedbacks.named("gradient"),
+        feedbacks.build_feedback("gradient"),
         [
             ([1.0, 2.0, 3.0], 1.0, [1.0, 2.0, 3.0], {2: 3.0, 1: 1.75}),
             ([1.0, 2.0, 3.0], 0.1, [2.0, 2.25, 3.0], {}),
@@ -26,7 +26,7 @@ BY_HAND: dict[str, tuple[Any, Steps]] = {
     ),
     # Schedules begin and end there: nothing can be applied, so nothing is delivered, and nothing is lost.
     "at rate 0 the learning rate's domain waits": (
-        feedbacks.named("learning_rate"),
+        feedbacks.build_feedback("learning_rate"),
         [
             ([3.0, 4.0], 0.5, [3.0, 4.0], {1: 4.0}),
             ([1.0, 1.0], 0.0, [0.0, 0.0], {0: 0.0}),
@@ -62,12 +62,12 @@ def test_residuals_are_those_by_hand(law: str) -> None:
         assert feedback.accumulate(given, rate, state).tolist() == pytest.approx(expected)
         assert given.tolist() == gradient or isinstance(feedback, LowPass)
         indices = torch.tensor(list(delivered), dtype=torch.int64)
-        part = Sparse(indices, torch.tensor(list(delivered.values())))
-        feedback.retain(Delivery([], [part] if delivered else []), state)
+        part = SparseVector(indices, torch.tensor(list(delivered.values())))
+        feedback.retain_undelivered(Delivery([], [part] if delivered else []), state)
 
 
 def test_a_negative_rate_is_refused() -> None:
-    feedback = feedbacks.named("learning_rate")
+    feedback = feedbacks.build_feedback("learning_rate")
     with pytest.raises(ValueError, match=r"lr=-0.1; keep it at or above 0"):
         feedback.accumulate(torch.ones(2), -0.1, feedback.init(torch.ones(2)))
 

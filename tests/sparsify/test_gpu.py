@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 import sparsify
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.timer import MODES, PhaseTimer, cuda_event
-from sparsify.doors.aggregator import Aggregator
+from sparsify.core.timer import TIMING_MODES, PhaseTimer, record_cuda_event
+from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify.laws import METHODS, build, check_laws, gradient, live
 from tests.training import digits
 
@@ -31,7 +31,7 @@ def train(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     synchronise = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
 
     def body(comm: virtual.VirtualComm) -> torch.Tensor:
-        timer = PhaseTimer(mode, comm.now, synchronise)
+        timer = PhaseTimer(mode, comm.now_s, synchronise)
         trainer = digits.trainer(
             comm,
             timer,
@@ -47,7 +47,7 @@ def train(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
     return virtual.run(2, body, synchronise=synchronise)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", TIMING_MODES)
 def test_training_on_the_gpu_agrees_with_the_cpu(mode: str) -> None:
     """Digits are not augmented. What randomk draws it draws on the device, and ranks agree."""
     for method in ("dense", "topk", "control", "randomk"):
@@ -91,11 +91,11 @@ def test_the_host_waits_for_the_gpu_exactly_as_often_as_is_said(name: str) -> No
 
 
 def test_device_events_time_what_the_host_only_queued() -> None:
-    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=cuda_event)
+    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=record_cuda_event)
     cycles = 200_000_000  # about 0.1 s on any GPU of these years
     with timer.step(), timer.collective():
         torch.cuda._sleep(cycles)
-    (sample,) = timer.resolve(lambda mine: [mine])
+    (sample,) = timer.finish_window(lambda mine: [mine])
     assert sample.step_s > 0.02
     assert sample.phases["transfer"] == pytest.approx(sample.step_s, rel=0.2)
 
@@ -117,16 +117,16 @@ def test_overlap_on_a_stream_of_its_own_changes_no_bit(entry: str) -> None:
     for overlap in (False, True):
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).cuda().double()
-        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         method = build("topk", 0.05, "layer")
         if entry == "ddp":
             model = DistributedDataParallel(model, bucket_cap_mb=1)
-            sparsify.register(model, method, optimiser, overlap=overlap)
+            sparsify.register(model, method, optimizer, overlap=overlap)
         else:
-            optimiser = sparsify.distribute(optimiser, model, method, overlap=overlap)
+            optimizer = sparsify.distribute(optimizer, model, method, overlap=overlap)
         for _ in range(5):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             model(torch.ones(4096, 1024, device="cuda", dtype=torch.float64)).square().mean().backward()
-            optimiser.step()
+            optimizer.step()
         ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert torch.equal(*ends)

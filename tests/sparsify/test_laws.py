@@ -17,8 +17,8 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.comm import virtual
-from sparsify.doors.aggregator import Aggregator
 from sparsify.types import DENSE_AT_DENSITY_1
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import there
 from tests.sparsify.laws import (
     METHODS,
@@ -108,7 +108,7 @@ def test_most_methods_promise_their_bytes_exactly() -> None:
     """
     inexact = set()
     for name in METHODS:
-        promises = live(build(name, 0.05, "layer"), 3)[0].promised_bytes
+        promises = live(build(name, 0.05, "layer"), 3)[0].predicted_bytes
         if any(promise.least != promise.most for promise in map(there, promises)):
             inexact.add(name)
     assert inexact <= {"oktopk", "qgz", "sparcml"}

@@ -61,7 +61,7 @@ def test_it_tells_version_kernels_and_methods_and_names_a_broken_file(run: Run, 
     first, torch, on_cpu, *_ = about.splitlines()
     assert first == f"{DISTRIBUTION} {sparsify.__version__}"
     assert torch.startswith("PyTorch 2.")
-    assert on_cpu.startswith(("on the CPU selects C++ (", "on the CPU selects numpy, slower than C++: "))
+    assert on_cpu.startswith(("on the CPU selects C++ (", "on the CPU selects torch.topk, slower than C++: "))
     assert [line.split()[0] for line in methods.splitlines()] == sorted([*sparsify.names(), "mine"])
     assert "\ntopk          Top-k SGD: each worker sends its k largest, keeps the rest\n" in methods
     assert f"\nmine          {path}, line 1: " in methods

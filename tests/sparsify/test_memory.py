@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparsify.kernels import trouble_with_native
+from sparsify.kernels import native_unavailable_reason
 from sparsify.kernels.native_library import COMPILERS
 from tests.sparsify.memory import table
 from tests.sparsify.worker_functions import memory_of_methods, on_processes
@@ -20,7 +20,7 @@ SIZE = 2
 TOLERANCE = 0.1  # n: half a digit, and what gloo's threads do earlier or later
 
 pytestmark = pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc" or COMPILER is None or trouble_with_native() is not None,
+    platform.libc_ver()[0] != "glibc" or COMPILER is None or native_unavailable_reason() is not None,
     reason="counts what glibc's malloc is asked for, of searches in C++",
 )
 

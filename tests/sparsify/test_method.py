@@ -7,9 +7,10 @@ import pytest
 import sparsify
 from sparsify.exchange import AllGather, AllReduce
 from sparsify.feedback import ErrorFeedback, NoFeedback
-from sparsify.method import Method, Sparsifier, num_selected
-from sparsify.methods import per_step
-from sparsify.select import FirstK, TopK, Union
+from sparsify.method import Method, Sparsifier
+from sparsify.methods import per_step_names
+from sparsify.select import FirstK, TopK, UnionSelector
+from sparsify.types import num_selected
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,13 @@ def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
     with pytest.raises(ValueError, match="RandomK each picks its own"):
         sparsify.build("randomk", exchange="allreduce")
     with pytest.raises(ValueError, match=r"AllGather expects the same number .* with Union"):
-        Sparsifier(0.1, Union(TopK()), NoFeedback(), AllGather())
+        Sparsifier(0.1, UnionSelector(TopK()), NoFeedback(), AllGather())
     with pytest.raises(ValueError, match=r"unbiased=True .* with error feedback"):
         sparsify.build("randomk", unbiased=True, feedback="gradient")
     with pytest.raises(ValueError, match="packed=False is the published form"):
         sparsify.build("topk", packed=False, index="int64")
     Sparsifier(0.1, FirstK(), NoFeedback(), AllReduce())
-    Sparsifier(0.1, Union(TopK()), ErrorFeedback(), AllReduce())
+    Sparsifier(0.1, UnionSelector(TopK()), ErrorFeedback(), AllReduce())
 
 
 def test_unknown_names_list_what_there_is() -> None:
@@ -58,17 +59,17 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
     """What a loop must know of DGC does not depend on whether its vectors are dense."""
     choice = {"clip_norm": 1.0, "density_warmup": [0.25, 0.1]}
     wrapped, plain = (sparsify.build("dgc", dense_vectors=dense, **choice) for dense in (True, False))
-    for asked in ("scope", "momentum_inside", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
+    for asked in ("scope", "applies_momentum", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
         assert getattr(wrapped, asked) == getattr(plain, asked), asked
     assert wrapped.needs_whole_gradient
-    assert wrapped.momentum_inside
-    assert not sparsify.build("dgc", momentum=0.0).momentum_inside
+    assert wrapped.applies_momentum
+    assert not sparsify.build("dgc", momentum=0.0).applies_momentum
     assert wrapped.num_warmup_epochs == 2
 
 
 def test_methods_of_every_step_are_all_but_the_strategies_of_local_steps() -> None:
     """Stable Top-K among them, whose `every` is of another kind: no law leaves it out."""
-    assert per_step() == [name for name in sparsify.names() if isinstance(sparsify.build(name), Method)]
+    assert per_step_names() == [name for name in sparsify.names() if isinstance(sparsify.build(name), Method)]
 
 
 def test_feedback_in_the_domain_of_the_rate_needs_the_rate() -> None:

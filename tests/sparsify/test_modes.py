@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.core.modes import autocast_kinds, outside_of_modes
-from sparsify.doors.aggregator import Aggregator
-from tests.sparsify.doors.uses_modes import (
+from sparsify.core.modes import autocast_devices, without_torch_modes
+from sparsify.wrappers.aggregator import Aggregator
+from tests.sparsify.laws import METHODS, build
+from tests.sparsify.worker_functions import on_processes
+from tests.sparsify.wrappers.uses_modes import (
     MODES,
     OF_PROCESSES,
     OF_STEPS,
@@ -29,8 +31,6 @@ from tests.sparsify.doors.uses_modes import (
     of_processes,
     strategies,
 )
-from tests.sparsify.laws import METHODS, build
-from tests.sparsify.worker_functions import on_processes
 
 SIZE = 2
 SEARCHES = [
@@ -46,7 +46,7 @@ def nothing_stays_on() -> Iterator[None]:
     yield
     assert torch.get_default_dtype() is torch.float32
     assert torch.get_default_device() == torch.device("cpu")
-    assert autocast_kinds() == []
+    assert autocast_devices() == []
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
@@ -96,7 +96,7 @@ WRAPPED = {**methods(), **strategies()}
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_steps_of_a_wrapped_optimiser_are_alike_in_every_mode(name: str) -> None:
+def test_steps_of_a_wrapped_optimizer_are_alike_in_every_mode(name: str) -> None:
     def train(mode: str) -> list[Tensor]:
         with MODES[mode]():  # around all ranks, which take turns within steps
             return virtual.run(SIZE, lambda comm: distributed(WRAPPED[name], comm))
@@ -120,17 +120,17 @@ def test_trainings_of_processes_are_alike_in_every_mode(tmp_path: Path) -> None:
 def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_parameters() -> None:
     model, inputs = nn.Linear(4, 4), torch.ones(2, 4)
     inner = torch.optim.SGD(model.parameters(), lr=0.5)
-    optimiser = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
+    optimizer = sparsify.distribute(inner, model, sparsify.localsgd(every=3))
     model(inputs).square().mean().backward()
-    optimiser.step()
+    optimizer.step()
 
     with torch.autocast("cpu", torch.bfloat16):
         own = model(inputs)
-        with optimiser.at_anchor():
+        with optimizer.at_anchor():
             anchor = model(inputs)
         assert torch.equal(model(inputs), own)
     with torch.autocast("cpu", torch.bfloat16):
-        with optimiser.at_anchor():
+        with optimizer.at_anchor():
             assert torch.equal(model(inputs), anchor)
         assert torch.equal(model(inputs), own)
     assert not torch.equal(anchor, own)
@@ -139,9 +139,9 @@ def test_the_anchor_is_evaluated_also_where_autocast_has_kept_copies_of_the_para
 def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
     seen = []
 
-    @outside_of_modes
+    @without_torch_modes
     def arithmetic(fails: bool) -> None:
-        seen.append(autocast_kinds())
+        seen.append(autocast_devices())
         if fails:
             raise ValueError("on purpose")
 
@@ -149,5 +149,5 @@ def test_autocast_is_back_after_our_arithmetic_and_after_its_errors() -> None:
         arithmetic(fails=False)
         with pytest.raises(ValueError, match="on purpose"):
             arithmetic(fails=True)
-        assert autocast_kinds() == ["cpu"]
+        assert autocast_devices() == ["cpu"]
     assert seen == [[], []]

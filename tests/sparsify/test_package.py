@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import sparsify
-from sparsify.core.checks import needs_torch
+from sparsify.core.checks import explain_missing_torch
 from sparsify.methods import REGISTRY as METHODS
 from tests.analysis.shipped import shipped
 from tests.conftest import ROOT, fine, python
@@ -18,11 +18,11 @@ from tests.conftest import ROOT, fine, python
 if TYPE_CHECKING:
     from typing_extensions import assert_type
 
-    from sparsify.local.strategy import Local
+    from sparsify.local.strategy import LocalSteps
     from sparsify.method import Sparsifier
 
     assert_type(sparsify.topk(density=0.01, index="delta16"), Sparsifier)
-    assert_type(sparsify.diloco(every=5), Local)
+    assert_type(sparsify.diloco(every=5), LocalSteps)
     sparsify.topk(density="x")  # type: ignore[arg-type]  # mypy tells where this is no error any more
     sparsify.topk(densty=0.01)  # type: ignore[call-arg]  # the same
 
@@ -83,7 +83,7 @@ def test_without_torch_it_lists_methods_and_says_what_needs_torch() -> None:
 
 
 def test_what_else_is_missing_is_not_taken_for_torch() -> None:
-    with pytest.raises(ModuleNotFoundError, match="named 'triton'"), needs_torch("sparsify.build"):
+    with pytest.raises(ModuleNotFoundError, match="named 'triton'"), explain_missing_torch("sparsify.build"):
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
 
 

@@ -11,10 +11,10 @@ from torch.nn import Parameter
 import sparsify
 from sparsify.comm import virtual
 from sparsify.cost import Link, Network
-from sparsify.doors.aggregator import Aggregator
 from sparsify.method import Method
-from sparsify.replay import BucketTraffic, Replay, balance
-from sparsify.types import Sparse
+from sparsify.replay import BucketTraffic, ExchangeReplay, load_imbalance
+from sparsify.types import SparseVector
+from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify import laws
 from tests.sparsify.comm.test_virtual import Instant
 from tests.sparsify.laws import parse_choices
@@ -57,7 +57,7 @@ def build(name: str, **choices: Any) -> Method:
 class Lived(NamedTuple):
     """One rank's steps."""
 
-    parts: list[Sparse]
+    parts: list[SparseVector]
     sent_bytes: list[int]
     seconds: float  # charged
 
@@ -70,23 +70,23 @@ def live(method: Method, size: int, skew: float = 0.0) -> list[Lived]:
     def body(comm: virtual.VirtualComm) -> Lived:
         aggregator = Aggregator(method, [("p", Parameter(torch.zeros(N // 10, 10)))], comm, select="torch")
         own, common = (torch.Generator().manual_seed(seed) for seed in (comm.rank + 1, 0))
-        parts, sent = list[Sparse](), list[int]()
-        start = comm.mark()
+        parts, sent = list[SparseVector](), list[int]()
+        start = comm.record_mark()
         for _ in range(STEPS):
             gradient = torch.randn(N, generator=own) + skew * torch.randn(N, generator=common)
             aggregator.gradients.flat.copy_(gradient * torch.linspace(1 + skew, 1, N))
             report = aggregator.aggregate(
-                watch=lambda acc, part: parts.append(Sparse(*map(torch.clone, part)))
+                selection_hook=lambda acc, part: parts.append(SparseVector(*map(torch.clone, part)))
             )
             sent.append(report.wire_bytes)
-        return Lived(parts, sent, start.elapsed_time(comm.mark()) / 1e3)
+        return Lived(parts, sent, start.elapsed_time(comm.record_mark()) / 1e3)
 
-    return virtual.run(size, body, NETWORK, event=lambda: Instant(0.0))
+    return virtual.run(size, body, NETWORK, record_event=lambda: Instant(0.0))
 
 
 def replay(method: Method, lived: list[Lived]) -> list[BucketTraffic]:
-    replay = Replay(method, N, len(lived))
-    return [replay.next([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
+    replay = ExchangeReplay(method, N, len(lived))
+    return [replay.replay_step([rank.parts[step] for rank in lived if rank.parts]) for step in range(STEPS)]
 
 
 @pytest.mark.parametrize(("name", "choices"), [*map(parse_choices, CASES.strip().splitlines())])
@@ -102,16 +102,16 @@ def test_a_replay_counts_what_the_exchange_sent(name: str, choices: dict[str, An
 def test_its_time_is_what_virtual_ranks_are_charged(name: str) -> None:
     method = build(name)
     lived = live(method, 8, skew=1.0)
-    seconds = sum(step.seconds(NETWORK) for step in replay(method, lived))
+    seconds = sum(step.simulated_seconds(NETWORK) for step in replay(method, lived))
     assert seconds == pytest.approx(lived[0].seconds, rel=1e-12)
 
 
 def test_balance_is_the_largest_share_over_the_mean() -> None:
-    assert [balance(loads) for loads in ([1, 1, 1, 1], [4, 0, 0, 0], [0, 0])] == [1, 4, 1]
+    assert [load_imbalance(loads) for loads in ([1, 1, 1, 1], [4, 0, 0, 0], [0, 0])] == [1, 4, 1]
 
 
 def test_what_exchanges_no_selections_is_refused() -> None:
     with pytest.raises(ValueError, match="exchanges no selections"):
-        Replay(build("powersgd"), N, 2)
+        ExchangeReplay(build("powersgd"), N, 2)
     with pytest.raises(ValueError, match="ExDyna chooses by what the gradient holds"):
-        Replay(build("exdyna"), N, 2).next([])
+        ExchangeReplay(build("exdyna"), N, 2).replay_step([])

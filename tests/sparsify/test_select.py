@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import sparsify
-from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, Union, sample
+from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, UnionSelector, sample_indices
 from sparsify.types import BucketContext
 from tests.sparsify.laws import ALONE, live
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
 SELECTORS = [
     TopK(), RandomK(), RandomK(shared=True), RandomK(sampling="permutation"), BlockRandomK(),
-    BlockRandomK(aligned=True), FirstK(), Union(TopK()),
+    BlockRandomK(aligned=True), FirstK(), UnionSelector(TopK()),
 ]  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def test_unbiased_random_k_has_the_gradient_as_its_mean() -> None:
 def test_samples_are_distinct_and_in_range(n: int) -> None:
     """So of everything they are permutations."""
     for k in {1, min(n, 10), min(n, 5000), n if n < 2000 else 1}:
-        for key in (0, 1, CONTEXT.key(), 2**63 - 1):
-            drawn = sample(n, k, key, CPU)
+        for key in (0, 1, CONTEXT.random_key(), 2**63 - 1):
+            drawn = sample_indices(n, k, key, CPU)
             assert drawn.dtype == torch.int64
             check_distinct(drawn, n, k)
 
@@ -82,8 +82,8 @@ def test_samples_are_distinct_and_in_range(n: int) -> None:
 def test_samples_are_uniform_differ_between_keys_and_repeat_with_them() -> None:
     n, k, draws = 53, 5, 1500
     place = BucketContext(seed=1, rank=0, bucket=0)
-    drawn = torch.stack([sample(n, k, place.key(step), CPU) for step in range(draws)])
-    assert torch.equal(drawn[7], sample(n, k, place.key(7), CPU))
+    drawn = torch.stack([sample_indices(n, k, place.random_key(step), CPU) for step in range(draws)])
+    assert torch.equal(drawn[7], sample_indices(n, k, place.random_key(7), CPU))
     assert len(drawn.unique(dim=0)) > 0.99 * draws
     distances = (drawn[:, 1] - drawn[:, 0]) % n
     for values, least in ((drawn.flatten(), 0), (distances, 1)):
@@ -98,4 +98,4 @@ def test_samples_are_uniform_differ_between_keys_and_repeat_with_them() -> None:
 
 def test_a_sample_takes_memory_for_k_and_the_root_of_n() -> None:
     n = 10**13 + 7
-    check_distinct(sample(n, 1000, 3, CPU), n, 1000)
+    check_distinct(sample_indices(n, 1000, 3, CPU), n, 1000)

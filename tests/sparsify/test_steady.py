@@ -10,7 +10,7 @@ from torch.nn import Parameter
 
 from sparsify.comm import virtual
 from sparsify.core import host_sync
-from sparsify.doors.aggregator import Aggregator
+from sparsify.wrappers.aggregator import Aggregator
 from tests.sparsify.laws import METHODS, build, gradient, parse_choices
 from tests.training.waits import Watch, watched
 
@@ -61,7 +61,7 @@ def test_waits_are_counted_and_a_settled_step_allocates_nothing_of_the_size_of_t
     name: str, choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is searched or transformed at once is a slab, whatever the size of the model.
-    monkeypatch.setattr("sparsify.core.chunks.SLAB", N // 8)
+    monkeypatch.setattr("sparsify.core.chunks.BATCH_NUMEL", N // 8)
     method = build(name, 0.01, **choices)
     with watched(monkeypatch, N) as watch:
         plain = settle(method, watch, "torch")

@@ -14,23 +14,23 @@ from torch.nn import Parameter
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.core.gradients import OwnGradients
-from sparsify.doors import engine
-from sparsify.doors.aggregator import Aggregator
+from sparsify.core.gradients import InPlaceGradients
 from sparsify.exchange import AllGather
 from sparsify.feedback import ErrorFeedback
-from sparsify.kernels import JointKernel, kernel_for, norms_of, trouble_with_native
-from sparsify.kernels.native import NativeJoint
+from sparsify.kernels import GroupKernel, make_kernel, native_unavailable_reason, stretch_norms
+from sparsify.kernels.native import NativeGroupKernel
 from sparsify.method import Sparsifier
 from sparsify.select import TopK
-from sparsify.types import Delivery, Sparse
+from sparsify.types import Delivery, SparseVector
+from sparsify.wrappers import engine
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import there
 from tests.sparsify.laws import ALONE, METHODS, build, live
 
 SIZES = [40, 60, 1, 5000, 8, 2049]
 N = sum(SIZES)
 KINDS = [torch.float32, torch.bfloat16, torch.float16]
-needs_native = pytest.mark.skipif(bool(trouble_with_native()), reason="no compiler")
+needs_native = pytest.mark.skipif(bool(native_unavailable_reason()), reason="no compiler")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -84,7 +84,7 @@ def test_more_elements_than_int32_counts_travel_in_several_messages(monkeypatch:
         return virtual.run(2, lambda comm: average(build("topk", 0.1), comm))[0]
 
     averages, messages = run()
-    monkeypatch.setattr(engine, "MOST_TOGETHER", 100)
+    monkeypatch.setattr(engine, "MAX_GROUP_ELEMENTS", 100)
     in_several, more_messages = run()
     assert (messages, more_messages) == (1, 5)
     assert torch.equal(in_several, averages)
@@ -93,13 +93,13 @@ def test_more_elements_than_int32_counts_travel_in_several_messages(monkeypatch:
 def test_what_is_watched_is_what_is_sent() -> None:
     seen: list[tuple[int, int]] = []
 
-    def watch(acc: Tensor, part: Sparse) -> None:
+    def watch(acc: Tensor, part: SparseVector) -> None:
         assert torch.equal(acc[part.indices.long()], part.values)
         seen.append((acc.numel(), part.indices.numel()))
 
     aggregator = Aggregator(build("topk", 0.1), make_parameters(), ALONE)
     aggregator.gradients.flat.normal_()
-    aggregator.aggregate(watch=watch)
+    aggregator.aggregate(selection_hook=watch)
     assert seen == [(n, max(1, n // 10)) for n in SIZES[::-1]]
 
 
@@ -109,8 +109,8 @@ def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> No
             return super().aggregate(*args)
 
     class HalvingFeedback(ErrorFeedback):
-        def retain(self, delivery: Delivery, state: Tensor) -> None:
-            super().retain(delivery, state)
+        def retain_undelivered(self, delivery: Delivery, state: Tensor) -> None:
+            super().retain_undelivered(delivery, state)
             state.mul_(0.5)
 
     class OwnExchange(AllGather):
@@ -124,12 +124,12 @@ def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> No
     assert isinstance(topk, Sparsifier)
     own_step = OwnStep(topk.density, topk.select, topk.feedback, topk.exchange, "layer")
     halving = replace(topk, feedback=HalvingFeedback())
-    assert topk.joins
-    assert not own_step.joins
-    assert not own_step.takes_pieces
-    assert not halving.joins
-    assert not replace(topk, exchange=OwnExchange()).joins
-    assert not replace(topk, select=OwnSelector()).searches_together
+    assert topk.group_support.one_message
+    assert not own_step.group_support.one_message
+    assert not own_step.group_support.pieces
+    assert not halving.group_support.one_message
+    assert not replace(topk, exchange=OwnExchange()).group_support.one_message
+    assert not replace(topk, select=OwnSelector()).group_support.one_search
     together, alone = (live(halving, 2, together=joined) for joined in (True, False))
     assert torch.equal(together[0].residual, alone[0].residual)
 
@@ -142,11 +142,11 @@ def draw(sizes: Sequence[int], dtype: torch.dtype = torch.float32, seed: int = 0
     return [torch.randn(n, generator=generator).to(dtype) for n in sizes]
 
 
-def one_by_one(sizes: Sequence[int]) -> JointKernel:
-    return JointKernel(sizes, [kernel_for(torch.empty(n), "torch") for n in sizes])
+def one_by_one(sizes: Sequence[int]) -> GroupKernel:
+    return GroupKernel(sizes, [make_kernel(torch.empty(n), "torch") for n in sizes])
 
 
-KERNELS = [one_by_one, pytest.param(NativeJoint, marks=needs_native)]
+KERNELS = [one_by_one, pytest.param(NativeGroupKernel, marks=needs_native)]
 CUTS = [SIZES, [N], [30, 10, 60, 1, 0, 17, 4983, 8, 2000, 49], [99, 2, 3000, 3000, 1057]]
 
 
@@ -159,7 +159,7 @@ def test_gradients_and_residuals_may_be_divided_anywhere(dtype: torch.dtype) -> 
         ks = [max(1, n // 20) for n in buckets]
         grads = torch.cat(draw(SIZES, dtype, seed=1)).split(lengths)
         ours, theirs = ([acc.clone() for acc in accs] for _ in range(2))
-        found = NativeJoint(buckets).topk(ours, grads, ks)
+        found = NativeGroupKernel(buckets).topk(ours, grads, ks)
         expected = one_by_one(buckets).topk(theirs, grads, ks)
         order = expected.indices.argsort()
         assert all(map(torch.equal, ours, theirs)), lengths
@@ -183,7 +183,7 @@ def test_the_native_search_of_small_buckets_is_exact(change: Any) -> None:
     keys = grad.view(torch.int32) & 0x7FFFFFFF
     ranked = keys.sort(descending=True, stable=True).indices
     for k in (1, 500, 5000, 4999):
-        found = NativeJoint([5000]).topk([torch.zeros(5000)], [grad], [k])
+        found = NativeGroupKernel([5000]).topk([torch.zeros(5000)], [grad], [k])
         assert torch.equal(found.indices.long(), ranked[:k].sort().values), k
 
 
@@ -191,7 +191,7 @@ def test_the_native_search_of_small_buckets_is_exact(change: Any) -> None:
 def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> None:
     """As torch adds them to one tensor: each product rounded, then the sum."""
     parts = [
-        Sparse(torch.randperm(N, generator=torch.Generator().manual_seed(at))[:300].int(), values)
+        SparseVector(torch.randperm(N, generator=torch.Generator().manual_seed(at))[:300].int(), values)
         for at, values in enumerate(draw([300] * 3))
     ]
     before = torch.cat(draw(SIZES, seed=2))
@@ -206,7 +206,7 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
                 assert torch.equal(torch.cat(list(memories)), expected), (lengths, clears)
             make(SIZES).clear_at(apart, parts[0])
             assert torch.equal(torch.cat(apart), expected.index_fill(0, parts[0].indices.long(), 0)), lengths
-    ordered = [Sparse(part.indices.sort().values, part.values) for part in parts]
+    ordered = [SparseVector(part.indices.sort().values, part.values) for part in parts]
     for some in (ordered[:1], ordered):  # two spaces that are alike move alike
         total = torch.zeros(N)
         for part in some:
@@ -222,8 +222,8 @@ def test_more_than_caches_hold_is_cleared_whole() -> None:
     sizes = [3, 2**22, 1, 5]
     whole = torch.ones(sum(sizes) + 1)
     memories = whole[1:].split(sizes)  # at any address that a number can have
-    part = Sparse(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
-    NativeJoint(sizes).add(memories, [part], 2.0, clears=True)
+    part = SparseVector(torch.tensor([0, 4, 2**22 + 8], dtype=torch.int32), torch.ones(3))
+    NativeGroupKernel(sizes).add(memories, [part], 2.0, clears=True)
     assert whole[0] == 1
     assert whole[1:].nonzero().flatten().tolist() == part.indices.tolist()
     assert whole[1:].sum() == 6
@@ -231,7 +231,7 @@ def test_more_than_caches_hold_is_cleared_whole() -> None:
 
 @needs_native
 def test_what_the_joint_kernel_would_misread_is_refused() -> None:
-    kernel = NativeJoint(SIZES)
+    kernel = NativeGroupKernel(SIZES)
     accs = draw(SIZES)
     ks = [1] * len(SIZES)
     for wrong, grads in (
@@ -255,20 +255,20 @@ def test_norms_are_of_each_stretch_and_not_finite_where_an_element_is_not(dtype:
     grad = torch.cat(draw(SIZES, dtype))
     sizes = [*SIZES[:2], 0, *SIZES[2:]]
     expected = torch.stack([piece.double().norm() for piece in grad.split(sizes)])
-    assert torch.allclose(norms_of([grad], sizes).double(), expected, rtol=1e-5)
+    assert torch.allclose(stretch_norms([grad], sizes).double(), expected, rtol=1e-5)
     for bad in (torch.nan, torch.inf, -torch.inf):
         for at, end in enumerate(accumulate(sizes)):
             if sizes[at]:
                 broken = grad.index_fill(0, torch.tensor([end - 1]), bad)
-                assert (~norms_of([broken], sizes).isfinite()).nonzero().tolist() == [[at]]
+                assert (~stretch_norms([broken], sizes).isfinite()).nonzero().tolist() == [[at]]
 
 
 # Gradients that stay where backpropagation computes them
 
 
-def make_gradients(*shapes: tuple[int, ...]) -> tuple[list[Parameter], OwnGradients]:
+def make_gradients(*shapes: tuple[int, ...]) -> tuple[list[Parameter], InPlaceGradients]:
     parameters = [Parameter(torch.randn(shape)) for shape in shapes]
-    return parameters, OwnGradients([(f"p{at}", p) for at, p in enumerate(parameters)], "global")
+    return parameters, InPlaceGradients([(f"p{at}", p) for at, p in enumerate(parameters)], "global")
 
 
 def test_gradients_that_share_memory_are_parted() -> None:

@@ -32,8 +32,8 @@ from sparsify.comm import Comm, InstrumentedComm, WorkerLost
 from sparsify.comm.direct import DirectComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
+from sparsify.wrappers.aggregator import Aggregator
 from tests.conftest import ROOT, there
 from tests.sparsify import laws
 from tests.sparsify.laws import SHAPES
@@ -81,7 +81,7 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
     """The updates of eight steps, in float64, by method; and by method whether it used allreduce."""
     torch.set_num_threads(1)
     found = {}
-    for name in per_step():
+    for name in per_step_names():
         noting = Noting(comm)
         parameters = [(f"p{i}", nn.Parameter(torch.zeros(shape).double())) for i, shape in enumerate(SHAPES)]
         aggregator = Aggregator(laws.build(name), parameters, noting, seed=3)
@@ -120,7 +120,7 @@ def one_late_rank(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tenso
                 if comm.rank == 1:
                     time.sleep(LATE_S)
                 metered.all_gather(torch.zeros(1000))
-        samples = timer.resolve(
+        samples = timer.finish_window(
             lambda mine: [
                 theirs.tolist() for theirs in comm.all_gather(torch.tensor(mine, dtype=torch.float64))
             ]
@@ -218,7 +218,7 @@ def groups_and_errors(comm: TorchComm, now: Callable[[], float]) -> dict[str, to
         found["outside"] = torch.tensor("ValueError" in words_of(lambda: TorchComm(some)))
     of_all = any_memory(comm, now) | words_of_votes(comm, now)  # the group of all is still there
     found |= prefixed("all", of_all)
-    comm._gathers_into_one = False  # as over a backend that knows lists only
+    comm._gathers_into_single = False  # as over a backend that knows lists only
     found |= prefixed("listed", any_memory(comm, now))
     errors = {
         "type": lambda: comm.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn)),
@@ -389,9 +389,9 @@ def main(body: str, rank: int, size: int, at: str, kind: str = "torch") -> None:
         store = FileStore(str(folder / "rendezvous"), size)
         tell, patience = environment.set_for_horovod, timedelta(minutes=1)
         cpu = torch.device("cpu")
-        comm = HorovodComm.meet(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
+        comm = HorovodComm.join_at_store(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
     else:
-        comm = TorchComm.start(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
+        comm = TorchComm.join(f"file://{folder / 'rendezvous'}", rank, size, torch.device("cpu"))
     module, _, name = body.partition(":")
     found = getattr(importlib.import_module(module), name)(comm, time.perf_counter)
     torch.save(found, folder / f"{rank}.pt")

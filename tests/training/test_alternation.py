@@ -50,7 +50,7 @@ def alternated(
     def body(comm: virtual.VirtualComm) -> Any:
         lines, variants = Lines(), {}
         for name in METHODS:
-            own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now)
+            own, timer = TurnLog(lines, name), PhaseTimer("serialised", comm.now_s)
             variants[name] = VariantTraining(trainer(comm, timer, name, own), own)
         ended = alternate(variants, comm, turns, CPU, lambda done: done >= told_after, clock(comm.rank))
         weights = {name: first(variant.training.finish().model) for name, variant in variants.items()}
@@ -87,7 +87,7 @@ def test_variants_know_nothing_of_each_other() -> None:
     for name in METHODS:
 
         def body(comm: virtual.VirtualComm, name: str = name) -> torch.Tensor:
-            timer = PhaseTimer("serialised", comm.now)
+            timer = PhaseTimer("serialised", comm.now_s)
             steps = TURNS.steps(TURNS.rules.blocks)
             return first(trainer(comm, timer, name, steps=steps).run().model)
 

@@ -22,7 +22,7 @@ from experiments.training import checkpoint
 from experiments.training.stop import Preempted
 from experiments.worker import errors, run
 from experiments.worker.orders import Orders
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.worker.runs import StopAt, carry_out, orders, recorded, stopped_and_straight
 
 STEPS = 12
@@ -45,7 +45,7 @@ def test_a_nan_that_nobody_has_looked_at_is_never_saved(tmp_path: Path) -> None:
     """In production its flags are read when a window closes; a checkpoint closes it first."""
     own = ("timing.mode=production", "train.validate=never", "task.lr=1e30", "launch.checkpoint_min=1e-6")
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, *own)
-    with pytest.raises(NonFinite, match=r"rank 0, step \d: .* go back to the last checkpoint"):
+    with pytest.raises(NonFiniteGradientError, match=r"rank 0, step \d: .* go back to the last checkpoint"):
         carry_out(told, attempt, tmp_path / "a")
     for path in attempt.checkpoints.glob("*/rank*.pt"):
         assert torch.load(path, weights_only=True)["aggregator"]["step"] <= 1, path

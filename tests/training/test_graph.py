@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
 from tests.conftest import there
 from tests.training.digits import CPU, trainer
@@ -55,7 +55,7 @@ def trained(
     how: dict[str, Any] = {"device": device, "steps": steps, "dtype": torch.float64, "recorder": recorder}
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
-        timer = PhaseTimer(mode, comm.now)
+        timer = PhaseTimer(mode, comm.now_s)
         found = trainer(comm, timer, "topk", train=Train(), task={"lr": 0.05}, **how).run()
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 
@@ -93,11 +93,11 @@ def test_what_can_not_be_repeated_goes_on_plainly_and_says_so_once(
     assert line == f"forward and backward run without a CUDA graph: {outcome}"
 
 
-def made(recorder: CudaRecorder) -> tuple[nn.Module, Gradients, RecordedWork]:
+def made(recorder: CudaRecorder) -> tuple[nn.Module, FlatGradients, RecordedWork]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)).double()
-    gradients = Gradients(model.named_parameters(), "global")
+    gradients = FlatGradients(model.named_parameters(), "global")
 
     def work(inputs: Tensor, labels: Tensor) -> Tensor:
         loss = (model(inputs).sum(dim=1) - labels).square().mean()

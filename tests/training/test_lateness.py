@@ -67,9 +67,9 @@ def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, Lines, float]]:
     """Weights, the log and the time lived of three virtual ranks after four steps."""
 
     def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, Lines, float]:
-        log, began = Lines(), comm.now()
-        topk, timer = laws.build("topk", 0.1, "global"), PhaseTimer(mode, comm.now)
-        return weights(trainer(comm, timer, topk, log, steps=4, late=late)), log, comm.now() - began
+        log, began = Lines(), comm.now_s()
+        topk, timer = laws.build("topk", 0.1, "global"), PhaseTimer(mode, comm.now_s)
+        return weights(trainer(comm, timer, topk, log, steps=4, late=late)), log, comm.now_s() - began
 
     return virtual.run(3, body)
 

@@ -12,7 +12,7 @@ import torch
 from analysis.records.schema import ALL
 from experiments.training.looks import DENSITIES, LARGE, CapturedEnergy, Looks, histogram, left_out, regions
 from sparsify.core.bucket import Bucket
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.conftest import there
 from tests.training.digits import Lines
 
@@ -24,9 +24,9 @@ class LookLines(Lines):
         return [line for line in super().of("look") if line["what"] == what]
 
 
-def topk(values: torch.Tensor, k: int = 10) -> Sparse:
+def topk(values: torch.Tensor, k: int = 10) -> SparseVector:
     indices = values.abs().topk(k).indices
-    return Sparse(indices, values[indices])
+    return SparseVector(indices, values[indices])
 
 
 def bell(n: int) -> torch.Tensor:

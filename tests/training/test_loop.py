@@ -29,7 +29,7 @@ def trained(data: Dataset, method: str = "topk", every: int = 1, **choices: Any)
 
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
-        timer = PhaseTimer("production", comm.now)
+        timer = PhaseTimer("production", comm.now_s)
         chosen = sparsify.build(method, **choices)
         trainer(comm, timer, chosen, log, data=data, steps=8, train=train).run()
         return log
@@ -105,7 +105,7 @@ def test_in_bf16_products_alone_are_short_and_a_training_goes_nearly_the_same_wa
         products = set()
 
         def body(comm: virtual.VirtualComm) -> None:
-            timer = PhaseTimer("production", comm.now)
+            timer = PhaseTimer("production", comm.now_s)
             train = Train(epoch_steps=6)
             worker = trainer(comm, timer, "topk", log, data=digits, steps=6, mixed=mixed, train=train)
             for layer in worker.model.modules():

@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(mode: str, ranks: int, steps: int, method: str = "topk") -> list[Lines]:
     def body(comm: virtual.VirtualComm) -> Lines:
-        log, timer = Lines(), PhaseTimer(mode, comm.now, keep_spans=lambda step: True)
+        log, timer = Lines(), PhaseTimer(mode, comm.now_s, keep_spans=lambda step: True)
         trainer(comm, timer, method, log, steps=steps, train=Train(epoch_steps=3)).run()
         return log
 

@@ -15,9 +15,9 @@ from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training.datasets import Dataset, Split
 from experiments.training.task import Task
-from sparsify.core.gradients import Gradients
-from sparsify.method import num_selected
+from sparsify.core.gradients import FlatGradients
 from sparsify.methods import REGISTRY as METHODS
+from sparsify.types import num_selected
 
 CPU = torch.device("cpu")
 
@@ -63,7 +63,7 @@ def test_density_schedule_selects_the_logged_numbers(config: dict[str, Any], vgg
     """k = 230,129 in the first epoch, 58,913 in the second, 14,728 after: log of job 130672."""
     values = {key: value for key, value in config["method"].items() if key != "name"}
     method = METHODS.build("topk", values)
-    n = Gradients(vgg.named_parameters(), "global").flat.numel()
+    n = FlatGradients(vgg.named_parameters(), "global").flat.numel()
     selected = [num_selected(n, method.density_at(epoch)) for epoch in (0, 1, 2, 137)]
     assert selected == [230_129, 58_913, 14_728, 14_728]
 
@@ -71,7 +71,7 @@ def test_density_schedule_selects_the_logged_numbers(config: dict[str, Any], vgg
 def test_layerwise_selection_takes_at_least_one_of_every_tensor_the_output_layer_first(
     vgg: nn.Sequential,
 ) -> None:
-    gradients = Gradients(vgg.named_parameters(), "layer")
+    gradients = FlatGradients(vgg.named_parameters(), "layer")
     assert sum(num_selected(bucket.flat.numel(), 0.001) for bucket in gradients.buckets) == 14_748
     assert [name.partition(".")[0] for name, _ in gradients.parameters][:2] == [str(len(vgg) - 1)] * 2
 

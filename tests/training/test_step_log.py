@@ -13,8 +13,8 @@ from experiments.training.step_log import StepLog
 from experiments.training.task import Metrics
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.training.digits import Lines
 
 
@@ -26,7 +26,7 @@ class Steps:
     ) -> None:
         self.done = 0
         self.log = Lines()
-        self.timer = PhaseTimer(mode, comm.now, stops=stops)
+        self.timer = PhaseTimer(mode, comm.now_s, stops=stops)
         self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
         parameters = [("weight", Parameter(torch.zeros(10)))]
         self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)
@@ -71,7 +71,7 @@ def test_in_production_a_nan_is_told_by_all_when_the_window_closes() -> None:
             steps.make(0, 1.0, is_finite=step < first_bad_step[comm.rank])
             if step == 1:
                 steps.step_log.write()
-        with pytest.raises(NonFinite) as caught:
+        with pytest.raises(NonFiniteGradientError) as caught:
             steps.step_log.write()
         return str(caught.value)
 
@@ -87,5 +87,5 @@ def test_in_production_a_window_waits_for_the_device_when_it_closes_and_not_befo
     for _ in range(3):
         with timer.step(), timer.phase("select"):
             pass
-    timer.resolve(lambda mine: [mine])
+    timer.finish_window(lambda mine: [mine])
     assert waits == [3]

@@ -1,5 +1,5 @@
 """Sparsified gradients in one's own training: what the optimizer wrapper refuses. Acts of users are told in
-tests/sparsify/doors.
+tests/sparsify/wrappers.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import NonFinite
-from sparsify.doors.handshake import Disagreement
-from sparsify.doors.optimiser import DistributedOptimiser
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.distributed_optimizer import DistributedOptimizer
+from sparsify.wrappers.engine import NonFiniteGradientError
+from sparsify.wrappers.handshake import WorkerMismatch
 from tests.conftest import there
 from tests.sparsify.laws import build
 
 
-def wrapped(model: nn.Module, comm: Comm) -> DistributedOptimiser:
+def wrapped(model: nn.Module, comm: Comm) -> DistributedOptimizer:
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    return DistributedOptimiser(inner, model, build("topk", 0.2), comm)
+    return DistributedOptimizer(inner, model, build("topk", 0.2), comm)
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> None:
@@ -32,7 +32,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_reaches_no_residual() -> Non
         before = optimiser.aggregator.residual_norm()
         if comm.rank == 2:
             there(layer.bias.grad)[4] = torch.nan
-        with pytest.raises(NonFinite) as caught:
+        with pytest.raises(NonFiniteGradientError) as caught:
             optimiser.step()
         return str(caught.value), before, optimiser.aggregator.residual_norm()
 
@@ -67,5 +67,5 @@ def test_workers_that_do_not_do_the_same_step_are_told_apart() -> None:
             aggregator.step = 3 if odd == "step" else 0
             aggregator.aggregate(epoch=0 if odd == "k" else 1)
 
-        with pytest.raises(Disagreement, match=sentence):
+        with pytest.raises(WorkerMismatch, match=sentence):
             virtual.run(3, body)

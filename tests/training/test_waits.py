@@ -32,7 +32,7 @@ def test_within_a_window_nothing_waits_but_what_the_mode_is_for(
 
     def waits_of(steps: int) -> int:
         def body(comm: virtual.VirtualComm) -> None:
-            trainer(comm, PhaseTimer(mode, comm.now), method, steps=steps).run()
+            trainer(comm, PhaseTimer(mode, comm.now_s), method, steps=steps).run()
 
         with watched(monkeypatch, large=10**9) as watch:
             watch.on = True

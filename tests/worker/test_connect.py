@@ -20,7 +20,7 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import addresses, connect, run
 from slurm.environment import WorkerPlace
 from sparsify.comm import WorkerLost
-from sparsify.comm.torch import TorchComm, come
+from sparsify.comm.torch import TorchComm, wait_for_workers
 from tests.config.refusals import check_parts
 from tests.conftest import there
 from tests.worker.runs import orders
@@ -65,7 +65,7 @@ def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
         open_store(tmp_path, 0, interface="wlan9")
     store = open_store(tmp_path, 1, is_one_node=True, patience=at_once).store
     with pytest.raises(WorkerLost, match=r"worker 1 of 2 waits in vain.*did not come: 0; their logs"):
-        TorchComm.meet(store, 1, 2, CPU, at_once)
+        TorchComm.join_at_store(store, 1, 2, CPU, at_once)
 
 
 def test_whoever_is_told_while_waiting_alone_ends_as_told(
@@ -122,4 +122,4 @@ def test_a_store_that_ends_while_workers_wait_is_a_lost_worker() -> None:
         return False
 
     with pytest.raises(WorkerLost, match="worker 1 of 2 lost rank 0"):
-        come(store, 1, 2, timedelta(seconds=60), end_it)
+        wait_for_workers(store, 1, 2, timedelta(seconds=60), end_it)

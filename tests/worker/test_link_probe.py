@@ -17,7 +17,7 @@ from experiments.worker.link_probe import Meter, ProbedLink, mismatches
 from slurm.emulated import counters
 from slurm.emulated.counters import Counters
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.comm.direct import KINDS, DirectComm
+from sparsify.comm.direct import DIRECT_KINDS, DirectComm
 from sparsify.cost import TEXTBOOK
 from tests.config.refusals import check_parts
 from tests.worker.runs import claiming
@@ -105,7 +105,7 @@ def calibrate(
     """Return what workers find where collectives take these seconds at each of some sizes: the backend's own,
     and those that are sent directly.
     """
-    seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(KINDS), dtype=float)
+    seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(DIRECT_KINDS), dtype=float)
     monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: seconds)
     effort = link_probe.Effort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
     first, *others = virtual.run(size, lambda comm: link_probe.calibrated(comm, (0, 1), effort))

@@ -16,7 +16,7 @@ from analysis.benchmark.statement import NAME
 from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, over, rules, training
 from sparsify import ranges
-from sparsify.core.spec import REQUIRED, constant
+from sparsify.core.spec import REQUIRED, read_constant
 from sparsify.methods import REGISTRY as METHODS
 
 FILE = Path(__file__).with_name("entries.yaml")
@@ -81,7 +81,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
     method = str(fixed.get("method", name))
     if method not in METHODS.names():
         known = sorted({*shipped(), *METHODS.names()})
-        raise ValueError(ranges.unknown("entry or method", method, known))
+        raise ValueError(ranges.describe_unknown("entry or method", method, known))
     if strangers := [key for key in fixed if key != "method" and not key.startswith("method.")]:
         raise ValueError(
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
@@ -89,7 +89,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
         )
     if not re.fullmatch(NAME, name):
         raise ValueError(
-            f"{ranges.quoted(name)} can't be an entry's name: letters, digits, - and _ may be in it"
+            f"{ranges.quote(name)} can't be an entry's name: letters, digits, - and _ may be in it"
         )
     searched, on = _searched(method, fixed), _on(method)
     _check_values(method, fixed, searched)
@@ -116,7 +116,7 @@ def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequen
 def _on(method: str) -> dict[str, Mapping[str, Any]]:
     """What the method's file says a task needs besides."""
     path = METHODS.folder / f"{method}.py"
-    given = constant(path, ON) if path.exists() else None
+    given = read_constant(path, ON) if path.exists() else None
     if given is None:
         return {}
     where = f"{ON} in {path.name}"
@@ -131,7 +131,7 @@ def _on(method: str) -> dict[str, Mapping[str, Any]]:
 def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
     """What the method's file says is searched, without what is fixed."""
     path = METHODS.folder / f"{method}.py"
-    given = constant(path, SEARCH) if path.exists() else None
+    given = read_constant(path, SEARCH) if path.exists() else None
     if given is None:
         return {}
     parameters, where = METHODS.parameters(method), f"{SEARCH} in {path.name}"
@@ -142,13 +142,13 @@ def _searched(method: str, fixed: RunSettings) -> dict[str, Sequence[float]]:
         )
     for name, values in given.items():
         if name not in parameters:
-            raise ValueError(f"{where}: {ranges.unknown('parameter', name, list(parameters))}")
+            raise ValueError(f"{where}: {ranges.describe_unknown('parameter', name, list(parameters))}")
         if not isinstance(values, list | tuple) or not 0 < len(values) <= MOST_VALUES:
             raise ValueError(
                 f"{where}: {name} must have a list of values, the default first, at most {MOST_VALUES}"
             )
         for value in values:
-            ranges.check(f"{where}: {name}", value, parameters[name].allowed)
+            ranges.check_value(f"{where}: {name}", value, parameters[name].allowed)
     return {name: values for name, values in given.items() if f"method.{name}" not in fixed}
 
 

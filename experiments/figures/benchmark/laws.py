@@ -194,9 +194,9 @@ def _suite(entry: Entrant) -> Iterator[Law]:
 
 
 def _is_local(entry: Entrant) -> bool:
-    from sparsify.local.strategy import Local  # torch comes with it
+    from sparsify.local.strategy import LocalSteps  # torch comes with it
 
-    return isinstance(METHODS.build(entry.method, values(entry)), Local)
+    return isinstance(METHODS.build(entry.method, values(entry)), LocalSteps)
 
 
 def _apart(entry: Entrant) -> Iterator[Law]:

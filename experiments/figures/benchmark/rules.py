@@ -12,7 +12,7 @@ from msgspec import Struct, convert, json, yaml
 from msgspec.structs import replace
 
 from experiments.config.run import RunSettings
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 OWN, AT = "own", "@"
 FILE = Path(__file__).with_name("v1.yaml")
@@ -106,7 +106,7 @@ class Rules(Struct, frozen=True):
         """
         base, _, cluster = name.partition(AT)
         if base not in self.tiers:
-            raise ValueError(unknown("tier of the benchmark", base, list(self.tiers)))
+            raise ValueError(describe_unknown("tier of the benchmark", base, list(self.tiers)))
         found = self.tiers[base]
         if found.is_of_cluster and not cluster:
             raise ValueError(f"profile={base} is timed on a cluster's own link: name it, cluster=mine")

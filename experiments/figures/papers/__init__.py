@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 if TYPE_CHECKING:  # listing the papers needs no pandas
     from analysis.claims import Claim
@@ -144,7 +144,7 @@ def claim(
 
     paper, _, entry = name.partition(".")
     if entry not in claims(paper):
-        raise ValueError(unknown(f"claim of {paper}.yaml", entry, list(claims(paper))))
+        raise ValueError(describe_unknown(f"claim of {paper}.yaml", entry, list(claims(paper))))
     said = claims(paper)[entry]
     texts = {field: text.format(**own) for field, text in said.items() if isinstance(text, str)}
     fields: dict[str, Any] = {"paper": None, **said, **texts}

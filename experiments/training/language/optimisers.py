@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from experiments.training.task import by_decay
-from sparsify.ranges import unknown
+from sparsify.ranges import describe_unknown
 
 Name = Literal["adamw", "muon", "sgd"]
 USED = {
@@ -35,7 +35,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.name not in USED:
-            raise ValueError(unknown("optimiser", self.name, [*USED]))
+            raise ValueError(describe_unknown("optimiser", self.name, [*USED]))
         for field in fields(self):
             idle = field.name not in ("name", *USED[self.name])
             if idle and getattr(self, field.name) != field.default:

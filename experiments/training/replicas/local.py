@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from experiments.training.replicas.shared import MakeOptimiser, set_learning_rate
 from sparsify.comm import Comm
-from sparsify.core.gradients import Gradients
+from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
-from sparsify.doors.engine import StepReport
-from sparsify.doors.states import agree_to_load
-from sparsify.local.optimiser import LocalOptimiser
-from sparsify.local.strategy import Local
+from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.strategy import LocalSteps
 from sparsify.types import SearchStats
+from sparsify.wrappers.engine import StepReport
+from sparsify.wrappers.saved_states import check_all_can_load
 
 
-class LocalSteps:
+class LocalReplica:
     """One worker's model under a strategy of local steps, as the loop has an `Aggregator` under a method.
 
     Virtual ranks have parameters and inner optimisers of their own: P times the memory of one.
@@ -32,7 +32,7 @@ class LocalSteps:
 
     def __init__(
         self,
-        strategy: Local,
+        strategy: LocalSteps,
         model: nn.Module,
         make: MakeOptimiser,
         comm: Comm,
@@ -44,19 +44,19 @@ class LocalSteps:
             comm.broadcast(buffer)
         self.model, self.inner, self.comm = model, make(model), comm
         # NaN and Inf are what the log looks for, as under a method.
-        self.optimiser = LocalOptimiser(
+        self.optimiser = LocalOptimizer(
             self.inner, model, strategy, comm, seed, check=False, select=select, timer=timer
         )
-        self.gradients = Gradients(model.named_parameters(), "global")
+        self.gradients = FlatGradients(model.named_parameters(), "global")
         self.num_elements, self.nothing = self.optimiser.num_elements, self.gradients.flat.new_zeros(())
         self.moved = self.nothing
         for fragment in self.optimiser.fragments:
-            fragment.watch = self._note
+            fragment.on_average = self._note
 
     def step(self, rate: float) -> None:
         """The worker's own step."""
         set_learning_rate(self.inner, rate)
-        self.optimiser.step_alone()
+        self.optimiser.step_locally()
 
     def exchange(self, epoch: int) -> StepReport:
         """What is due after the step."""
@@ -87,19 +87,19 @@ class LocalSteps:
         norms = [fragment.engine.residual_norm() for fragment in self.optimiser.fragments]
         return torch.stack(norms).square().sum().sqrt()
 
-    def searching(self) -> dict[str, SearchStats]:
+    def search_stats(self) -> dict[str, SearchStats]:
         """The kernels that searched the drift, by name, see `Engine.searching`."""
         found = dict[str, SearchStats]()
         for fragment in self.optimiser.fragments:
-            for name, stats in fragment.engine.searching().items():
+            for name, stats in fragment.engine.search_stats().items():
                 found[name] = found.get(name, SearchStats()) + stats
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, beside its parameters and its inner optimiser's."""
-        return self.optimiser.own_state_dict()
+        return self.optimiser.local_state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Collective."""
-        agree_to_load(self.comm, self.nothing.device, partial(self.optimiser.check_own, saved))
-        self.optimiser.restore_own(saved)
+        check_all_can_load(self.comm, self.nothing.device, partial(self.optimiser.check_local_state, saved))
+        self.optimiser.restore_local_state(saved)

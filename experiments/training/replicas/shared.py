@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsify.comm import Comm
 from sparsify.comm.virtual import VirtualComm
-from sparsify.doors.wrapping import broadcast
+from sparsify.wrappers.checks import broadcast_model
 
 T = TypeVar("T")
 MakeOptimiser = Callable[[nn.Module], torch.optim.Optimizer]
@@ -27,7 +27,7 @@ class Replica:
     """Parameters, and the optimiser that moves them: a process has its own."""
 
     def __init__(self, comm: Comm, model: nn.Module, make: MakeOptimiser) -> None:
-        broadcast(model, comm)
+        broadcast_model(model, comm)
         self.optimiser = make(model)
 
     def update(self, rate: float, average: Tensor) -> None:
@@ -53,17 +53,17 @@ class SharedReplica(Replica):
 
     def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimiser) -> None:
         self.comm = comm
-        for p, shared in zip(model.parameters(), comm.first(lambda: [*model.parameters()]), strict=True):
+        for p, shared in zip(model.parameters(), comm.make_on_rank_0(lambda: [*model.parameters()]), strict=True):
             p.data = shared.data
-        self.optimiser = comm.first(lambda: make(model))
+        self.optimiser = comm.make_on_rank_0(lambda: make(model))
         for buffer in model.buffers():
             comm.broadcast(buffer)
         self.same: Tensor | None = None  # () bool on the device, of all steps so far
 
     def update(self, rate: float, average: Tensor) -> None:
-        same = self.comm.same(average)
+        same = self.comm.is_equal_on_all_ranks(average)
         self.same = same if self.same is None else self.same & same
-        self.comm.once(lambda: step(self.optimiser, rate))
+        self.comm.run_on_rank_0(lambda: step(self.optimiser, rate))
 
     def agreed(self) -> bool:
         return self.same is None or bool(self.same)
@@ -71,7 +71,7 @@ class SharedReplica(Replica):
 
 def of_all(comm: Comm, make: Callable[[], T]) -> T:
     """Make what is alike on all workers: virtual ranks make it once, and share it."""
-    return comm.first(make) if isinstance(comm, VirtualComm) else make()
+    return comm.make_on_rank_0(make) if isinstance(comm, VirtualComm) else make()
 
 
 def step(optimiser: torch.optim.Optimizer, rate: float) -> None:

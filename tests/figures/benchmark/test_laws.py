@@ -24,7 +24,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density
-from sparsify.select import Draws, ExactlyK
+from sparsify.select import DrawCounter, ExactlyKSelector
 from sparsify.types import BucketContext, Selection
 
 KEPT: dict = {{}}
@@ -36,26 +36,26 @@ def {name}(density: Density = 0.1) -> Sparsifier:
 
 
 @dataclass(frozen=True)
-class Every(ExactlyK):
+class Every(ExactlyKSelector):
     shared = True
 
-    def init(self, like: Tensor, context: BucketContext) -> Draws:
-        return Draws(context.shared)
+    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
+        return DrawCounter(context.shared)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Draws) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter) -> Selection:
         n = acc.numel()
         {cheat}
-        return Selection((state.key() + torch.arange(k) * (n // k)) % n)
+        return Selection((state.next_key() + torch.arange(k) * (n // k)) % n)
 
 
 @dataclass(frozen=True)
 class Fewer(AllReduce):
     """It says that it sends half of what it sends."""
 
-    def promised(self, seen):
-        from sparsify.types import PromisedBytes
-        found = super().promised(seen)
-        return PromisedBytes(found.least // 2, found.most // 2)
+    def predict_bytes(self, seen):
+        from sparsify.types import PredictedBytes
+        found = super().predict_bytes(seen)
+        return PredictedBytes(found.least // 2, found.most // 2)
 '''
 FINE = "pass"
 READING = 'open("/etc/hostname").read()'
@@ -138,7 +138,7 @@ def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: 
 
 
 def test_the_files_of_a_method_are_those_that_it_imports() -> None:
-    imported = {"muloco.py", "qgz.py", "_scatter.py", "_quantise.py"}
+    imported = {"muloco.py", "qgz.py", "_reduce_scatter.py", "_quantise.py"}
     assert {path.name for path in files_of("muloco")} >= imported
     assert "# --- _chunked.py" in code_of("demo")
     assert files_of("mymethod") == []

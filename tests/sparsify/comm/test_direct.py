@@ -44,7 +44,7 @@ def test_numbers_are_those_of_the_other_communicator_to_the_bit(size: int) -> No
 @pytest.mark.parametrize("size", [2, 3])
 def test_processes_get_the_bits_of_virtual_ranks_also_where_they_sum(size: int, tmp_path: Path) -> None:
     real = on_processes(directly, size, tmp_path)
-    simulated = virtual.run(size, lambda comm: directly(comm, comm.now))
+    simulated = virtual.run(size, lambda comm: directly(comm, comm.now_s))
     for theirs, ours in zip(real, simulated, strict=True):
         assert theirs.keys() == ours.keys()
         assert all(torch.equal(theirs[name], ours[name]) for name in ours)
@@ -56,7 +56,7 @@ def test_as_many_bytes_are_counted_and_a_message_to_each_other_worker(size: int)
         counting = CountingComm(DirectComm(comm))
         counting.all_reduce(torch.zeros(size * 10))
         counting.all_gather(torch.zeros(size * 10))
-        return counting.counted[:2]
+        return counting.counts[:2]
 
     nbytes = 4 * 10 * (size - 1) * (2 + size)
     messages = (size - 1) * (2 if size == 2 else 3)  # two workers sum in one round, more in two

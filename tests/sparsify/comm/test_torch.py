@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sparsify.comm import put, virtual
-from sparsify.comm.torch import TorchComm, is_loss
+from sparsify.comm import virtual, write_back
+from sparsify.comm.torch import TorchComm, is_lost_worker_error
 from sparsify.comm.virtual import VirtualComm
 from tests.sparsify import worker_functions
 from tests.sparsify.worker_functions import on_processes
@@ -20,7 +20,7 @@ from tests.sparsify.worker_functions import on_processes
 def test_groups_and_memories_and_errors_on_gloo_processes(tmp_path: Path) -> None:
     real = on_processes(worker_functions.groups_and_errors, 3, tmp_path)
     for group, members in (("all", [0, 1, 2]), ("listed", [0, 1, 2]), ("part", [1, 2])):
-        simulated = virtual.run(len(members), lambda comm: worker_functions.any_memory(comm, comm.now))
+        simulated = virtual.run(len(members), lambda comm: worker_functions.any_memory(comm, comm.now_s))
         for rank, expected in zip(members, simulated, strict=True):
             for name, value in expected.items():
                 assert torch.equal(real[rank][f"{group} {name}"], value), (group, rank, name)
@@ -34,7 +34,7 @@ def test_collectives_bring_what_they_say_to_any_memory() -> None:
     """The oracle of the test above: elements, whatever lies between them."""
 
     def body(comm: VirtualComm) -> dict[str, torch.Tensor]:
-        return worker_functions.any_memory(comm, comm.now)
+        return worker_functions.any_memory(comm, comm.now_s)
 
     for name, laid_out in worker_functions.MEMORIES.items():
         brought = [laid_out(torch.arange(12.0).view(3, 4) + 100 * rank) for rank in range(3)]
@@ -51,8 +51,8 @@ def test_a_group_of_nccl_is_told_its_device(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     for name, told in {"cpu": None, "cuda": torch.device("cuda:3"), "cuda:1": torch.device("cuda:1")}.items():
         device = torch.device(name)
-        TorchComm.start("tcp://nowhere:1", 0, 1, device)
-        TorchComm.meet(dist.HashStore(), 0, 1, device, timedelta(seconds=1))
+        TorchComm.join("tcp://nowhere:1", 0, 1, device)
+        TorchComm.join_at_store(dist.HashStore(), 0, 1, device, timedelta(seconds=1))
         for call in init.call_args_list[-2:]:
             assert call.kwargs["backend"] == ("nccl" if told else "gloo")
             assert call.kwargs.get("device_id") == told
@@ -60,7 +60,7 @@ def test_a_group_of_nccl_is_told_its_device(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_elements_that_share_a_place_can_not_become_different() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 3\) shares memory .* \.clone\(\)"):
-        put(torch.arange(6.0).view(2, 3), torch.zeros(2, 1).expand(2, 3))
+        write_back(torch.arange(6.0).view(2, 3), torch.zeros(2, 1).expand(2, 3))
 
 
 # As gloo and nccl word them in torch 2.11 to 2.15.
@@ -90,5 +90,5 @@ WRONG = [
 
 
 def test_only_a_lost_peer_is_a_lost_worker() -> None:
-    assert [error for error in LOST if not is_loss(error)] == []
-    assert [error for error in WRONG if is_loss(error)] == []
+    assert [error for error in LOST if not is_lost_worker_error(error)] == []
+    assert [error for error in WRONG if is_lost_worker_error(error)] == []

@@ -62,21 +62,25 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
 
     def body(comm: VirtualComm) -> list[float]:
         nonlocal device_s
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         for busy_s, collective in (
             (10.0 * comm.rank, lambda: comm.all_gather(torch.zeros(1, dtype=torch.float64))),
             (2.0, lambda: comm.lagged_max(0)),
             (5.0 - comm.rank, lambda: comm.barrier()),
         ):
             device_s += busy_s
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
             collective()
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
         return seconds_between(marks)
 
-    price = LINK.seconds(cost.all_gather(8, 3))
+    price = LINK.transfer_seconds(cost.all_gather(8, 3))
     found = virtual.run(
-        3, body, Network(LINK), synchronise=lambda: pytest.fail("waits"), event=lambda: Instant(device_s)
+        3,
+        body,
+        Network(LINK),
+        synchronise=lambda: pytest.fail("waits"),
+        record_event=lambda: Instant(device_s),
     )
     assert found == [
         [0.0, 20.0 + price, 2.0, 0.0, 5.0, 0.0],
@@ -85,7 +89,7 @@ def test_marks_tell_what_the_clocks_would_have_told_and_wait_for_nothing() -> No
     ]
 
 
-NODES = Network(LINK, Link(0.25, 0.125), per_node=2)
+NODES = Network(LINK, Link(0.25, 0.125), workers_per_node=2)
 
 
 def seconds_of_each_collective(network: Network) -> list[float]:
@@ -93,7 +97,7 @@ def seconds_of_each_collective(network: Network) -> list[float]:
 
     def body(comm: VirtualComm) -> list[float]:
         data = torch.zeros(4, dtype=torch.float64)
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         for call in (
             lambda: comm.all_reduce(data),
             lambda: comm.all_gather(data),
@@ -103,17 +107,17 @@ def seconds_of_each_collective(network: Network) -> list[float]:
             lambda: comm.permute(data, [(1, 2)]),
         ):
             call()
-            marks.append(comm.mark())
+            marks.append(comm.record_mark())
         return seconds_between(marks)
 
-    return virtual.run(4, body, network, event=lambda: Instant(0.0))[0]
+    return virtual.run(4, body, network, record_event=lambda: Instant(0.0))[0]
 
 
 def test_each_collective_costs_what_the_network_says() -> None:
     calls = {"all_reduce": 32, "all_gather": 32, "broadcast": 32, "all_to_all": 24}
     routes = [[(0, 1), (2, 3)], [(1, 2)]]
     for network in (Network(LINK), NODES):
-        expected = [network.seconds(call, nbytes, 4) for call, nbytes in calls.items()]
+        expected = [network.collective_seconds(call, nbytes, 4) for call, nbytes in calls.items()]
         expected += [network.permute_seconds(32, route) for route in routes]
         assert seconds_of_each_collective(network) == expected
 
@@ -165,8 +169,8 @@ def test_an_error_in_what_is_made_once_is_every_ranks() -> None:
 
     def body(comm: VirtualComm) -> str:
         with pytest.raises(OSError, match="no such file"):
-            comm.first(fail)
-        return comm.first(lambda: f"of rank {comm.rank}")
+            comm.make_on_rank_0(fail)
+        return comm.make_on_rank_0(lambda: f"of rank {comm.rank}")
 
     assert virtual.run(3, body) == ["of rank 0"] * 3
     assert calls == ["made"]
@@ -195,13 +199,13 @@ def test_idle_time_moves_the_clock_of_one_rank_and_no_other() -> None:
     """Marks from before stay where they were; the others wait for it, for exactly as long."""
 
     def body(comm: VirtualComm) -> list[float]:
-        marks = [comm.mark()]
+        marks = [comm.record_mark()]
         if comm.rank == 1:
             comm.idle(0.25)
-        marks.append(comm.mark())
+        marks.append(comm.record_mark())
         comm.barrier()
-        marks.append(comm.mark())
+        marks.append(comm.record_mark())
         return seconds_between(marks)
 
-    found = virtual.run(3, body, event=lambda: Instant(0.0))
+    found = virtual.run(3, body, record_event=lambda: Instant(0.0))
     assert found == [[0.0, 0.25], [0.25, 0.0], [0.0, 0.25]]

@@ -10,38 +10,38 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.core.gradients import Gradients
-from sparsify.doors.aggregator import Aggregator
-from sparsify.doors.engine import check_unchanged
+from sparsify.core.gradients import FlatGradients
+from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.engine import check_bucket_kind
 from tests.conftest import there
 from tests.sparsify.laws import ALONE
 
 
-def gradients_of(*tensors: Tensor, scope: str | float = "global") -> Gradients:
-    return Gradients([(f"p{i}", Parameter(tensor)) for i, tensor in enumerate(tensors)], scope)
+def gradients_of(*tensors: Tensor, scope: str | float = "global") -> FlatGradients:
+    return FlatGradients([(f"p{i}", Parameter(tensor)) for i, tensor in enumerate(tensors)], scope)
 
 
-def bucketed(*shapes: Any, scope: str | float = "global") -> Gradients:
+def bucketed(*shapes: Any, scope: str | float = "global") -> FlatGradients:
     return gradients_of(*map(torch.zeros, shapes), scope=scope)
 
 
 def test_a_bucket_that_is_not_the_one_whose_state_is_kept_is_refused() -> None:
     like = torch.zeros(4)
-    check_unchanged(torch.ones(4), like, "conv.weight")
+    check_bucket_kind(torch.ones(4), like, "conv.weight")
     for other in (torch.zeros(5), torch.zeros(4, dtype=torch.float64), torch.zeros(4, device="meta")):
         with pytest.raises(ValueError, match=r"bucket conv.weight was \(4,\) .* build the state anew"):
-            check_unchanged(other, like, "conv.weight")
+            check_bucket_kind(other, like, "conv.weight")
 
 
 def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         gradients = bucketed(6, 4, 0, 5)
-        assert gradients.nonfinite(gradients.finite()) is None
+        assert gradients.find_nonfinite(gradients.are_finite()) is None
         gradients.flat.fill_(3e38)  # finite, but its norm overflows
-        assert not gradients.finite().all()
-        assert gradients.nonfinite(gradients.finite()) is None
+        assert not gradients.are_finite().all()
+        assert gradients.find_nonfinite(gradients.are_finite()) is None
         there(gradients.parameters[2][1].grad)[3] = bad
-        assert gradients.nonfinite(gradients.finite()) == "p1"
+        assert gradients.find_nonfinite(gradients.are_finite()) == "p1"
 
 
 def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
@@ -55,7 +55,7 @@ def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
         "turned, with gaps": torch.zeros(3, 8).t()[:5],
         "last": torch.zeros(3),
     }
-    gradients = Gradients([(name, Parameter(tensor)) for name, tensor in named.items()], "layer")
+    gradients = FlatGradients([(name, Parameter(tensor)) for name, tensor in named.items()], "layer")
     assert [name for name, _ in gradients.parameters] == [*named][::-1]
     expected = [torch.arange(1.0, 1 + p.numel()).view(p.shape) for _, p in gradients.parameters]
     for (_, p), grad in zip(gradients.parameters, expected, strict=True):

@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparsify.core.chunks import Tiles, cut, share_of
-from sparsify.core.packing import pack_places, packed, packed_nbytes, places_nbytes, unpack_places, unpacked
-from sparsify.method import num_selected
-from sparsify.types import Sparse
+from sparsify.core.chunks import ChunkLayout, make_chunk_grids, num_chosen_of_chunk
+from sparsify.core.packing import (
+    pack_codes,
+    pack_places,
+    packed_nbytes,
+    packed_places_nbytes,
+    unpack_codes,
+    unpack_places,
+)
+from sparsify.types import SparseVector, num_selected
 
 CPU = torch.device("cpu")
 Shapes = list[tuple[int, ...]]
@@ -41,22 +47,22 @@ def check_equal(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def check_chosen(tiles: Tiles, k: int | list[int], acc: Tensor, found: Sparse) -> None:
+def check_chosen(tiles: ChunkLayout, k: int | list[int], acc: Tensor, found: SparseVector) -> None:
     """Check that chunks cover every element once, that the largest of each chunk are chosen, in the order of
     their places, and that places and indices follow from each other.
     """
     indices = found.indices.long()
     check_equal(found.values, acc[indices])
-    places = tiles.places(indices, k)
-    assert torch.equal(tiles.indices(places, k), indices)
+    places = tiles.indices_to_places(indices, k)
+    assert torch.equal(tiles.places_to_indices(places, k), indices)
     every = torch.arange(len(acc))
     covered = [every[:0]]
     first = 0
-    for grid, share in zip(tiles.grids, tiles.quota(k).each, strict=True):
-        chunks = grid.of(every).reshape(-1, grid.size)
+    for grid, share in zip(tiles.grids, tiles.quota(k).k_by_grid, strict=True):
+        chunks = grid.view_chunks(every).reshape(-1, grid.chunk_numel)
         assert len(chunks) == grid.num_chunks
-        assert grid.size <= tiles.side**2
-        assert torch.equal(grid.starts(CPU), chunks[:, 0])
+        assert grid.chunk_numel <= tiles.side**2
+        assert torch.equal(grid.chunk_starts(CPU), chunks[:, 0])
         last = first + len(chunks) * share
         chosen = indices[first:last].view(-1, share)
         inside = places[first:last].view(-1, share).long()
@@ -66,14 +72,14 @@ def check_chosen(tiles: Tiles, k: int | list[int], acc: Tensor, found: Sparse) -
         check_equal(acc[chosen].abs().sort(dim=1, descending=True).values, largest)
         covered.append(chunks.view(-1))
         first = last
-    assert first == len(indices) == sum(tiles.counts(k))
+    assert first == len(indices) == sum(tiles.counts_by_tensor(k))
     assert torch.equal(torch.cat(covered).sort().values, every)
 
 
-def search(tiles: Tiles, density: float, acc: Tensor) -> None:
+def search(tiles: ChunkLayout, density: float, acc: Tensor) -> None:
     before = acc.clone()
     k = num_selected(tiles.n, density)
-    check_chosen(tiles, k, acc, tiles.largest(acc, k))
+    check_chosen(tiles, k, acc, tiles.select_largest(acc, k))
     check_equal(acc, before)
 
 
@@ -81,11 +87,11 @@ def search(tiles: Tiles, density: float, acc: Tensor) -> None:
 def test_the_largest_of_each_chunk_are_chosen_whatever_the_shapes(of: Shapes) -> None:
     """And whatever the density was a step ago; NaN counts as largest."""
     n = numel(of)
-    tiles = Tiles(of)
+    tiles = ChunkLayout(of)
     for density in (1 / 64, 0.7, 1.0, 1e-3, 0.1):
         search(tiles, density, random(n))
     for side in (1, 5):
-        search(Tiles(of, side), 0.1, random(n, dtype=torch.float64))
+        search(ChunkLayout(of, side), 0.1, random(n, dtype=torch.float64))
     strange = random(n)
     strange[n // 2 :: 1000] = torch.nan
     strange[n // 3 :: 700] = -torch.inf
@@ -97,7 +103,7 @@ def test_the_largest_of_each_chunk_are_chosen_whatever_the_shapes(of: Shapes) ->
 @settings(max_examples=40, deadline=None)
 @given(shapes, st.integers(1, 64), st.floats(1e-3, 1.0))
 def test_the_largest_of_each_chunk_of_any_shapes_are_chosen(of: Shapes, side: int, density: float) -> None:
-    search(Tiles(of, side), density, random(numel(of)))
+    search(ChunkLayout(of, side), density, random(numel(of)))
 
 
 def test_a_matrix_is_cut_into_tiles_and_a_vector_into_runs() -> None:
@@ -108,9 +114,9 @@ def test_a_matrix_is_cut_into_tiles_and_a_vector_into_runs() -> None:
         (61,): [(1, 61)], (1, 64): [(1, 64)],  # no more than 64: as it is
         (32 * 67,): [(1, 32)], (31 * 67,): [(1, 64), (1, 29)],
     }  # fmt: skip
-    assert {shape: [grid[-2:] for grid in cut((shape,))] for shape in sizes} == sizes
-    (grid,) = cut(((4, 6),), 3)
-    assert grid.of(torch.arange(24)).reshape(-1, 6).tolist() == [
+    assert {shape: [grid[-2:] for grid in make_chunk_grids((shape,))] for shape in sizes} == sizes
+    (grid,) = make_chunk_grids(((4, 6),), 3)
+    assert grid.view_chunks(torch.arange(24)).reshape(-1, 6).tolist() == [
         [0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11], [12, 13, 14, 18, 19, 20], [15, 16, 17, 21, 22, 23],
     ]  # fmt: skip
 
@@ -121,37 +127,37 @@ def test_the_share_of_a_chunk_is_the_whole_part_of_the_density(n: int, size: int
     """Up to one more: k of n says the density up to 1 / n, so that of the chunk up to size / n."""
     size = min(size, n)
     k = num_selected(n, density)
-    share = share_of(size, k, n)
+    share = num_chosen_of_chunk(size, k, n)
     assert 1 <= share <= size
     exact = (k + 1) * size / n  # of the largest density that gives this k
     assert share in {1, int(density * size), int(exact), int(exact) - 1}
-    assert share_of(size, n, n) == size
-    assert share_of(4096, num_selected(4096 + n, 1 / 64), 4096 + n) == 64
+    assert num_chosen_of_chunk(size, n, n) == size
+    assert num_chosen_of_chunk(4096, num_selected(4096 + n, 1 / 64), 4096 + n) == 64
 
 
 def test_slabs_are_small_and_do_not_change_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     of = [(128, 640), (640,), (64, 64), (128, 64)]
     acc = random(numel(of))
     k = numel(of) // 64
-    whole = Tiles(of).largest(acc, k)
+    whole = ChunkLayout(of).select_largest(acc, k)
     for most in (1, 3 * 4096, 25 * 4096):
-        monkeypatch.setattr("sparsify.core.chunks.SLAB", most)
-        tiles = Tiles(of)
-        assert torch.equal(tiles.largest(acc, k).indices, whole.indices)
-        assert all(slab.numel <= max(most, slab.size) for slab in tiles.quota(k).slabs)
+        monkeypatch.setattr("sparsify.core.chunks.BATCH_NUMEL", most)
+        tiles = ChunkLayout(of)
+        assert torch.equal(tiles.select_largest(acc, k).indices, whole.indices)
+        assert all(batch.numel <= max(most, batch.chunk_numel) for batch in tiles.quota(k).batches)
 
 
 def test_counts_of_tensors_and_of_buckets() -> None:
     """Of several buckets each has its own k: a tensor of 7 alone gives one of its own."""
     of = ((1009, 8), (7,), (0,), (64, 64))
-    assert Tiles(of).counts(num_selected(numel([*of]), 1 / 64)) == (64 + 62, 1, 0, 64)
-    several = Tiles(of, buckets=[1, 2, 1])
-    ks = [num_selected(n, 0.3) for n in several.ns]
-    assert several.ns == [8072, 7, 4096]
-    assert several.counts(ks) == (1228 + 1193, 2, 0, 1228)
-    assert several.chosen(ks) == [1228 + 1193, 2, 1228]
+    assert ChunkLayout(of).counts_by_tensor(num_selected(numel([*of]), 1 / 64)) == (64 + 62, 1, 0, 64)
+    several = ChunkLayout(of, tensors_per_bucket=[1, 2, 1])
+    ks = [num_selected(n, 0.3) for n in several.bucket_numels]
+    assert several.bucket_numels == [8072, 7, 4096]
+    assert several.counts_by_tensor(ks) == (1228 + 1193, 2, 0, 1228)
+    assert several.counts_by_bucket(ks) == [1228 + 1193, 2, 1228]
     with pytest.raises(ValueError, match=r"side=65 is out of range: it must be a whole number from 1 to 64"):
-        Tiles([(3,)], 65)
+        ChunkLayout([(3,)], 65)
 
 
 def test_what_is_packed_is_unpacked() -> None:
@@ -159,10 +165,10 @@ def test_what_is_packed_is_unpacked() -> None:
     for k in (0, 1, 2, 3, 7, 1000):
         for bits in (1, 2, 4, 8):
             codes = torch.randint(0, 1 << bits, (k,), generator=torch.Generator().manual_seed(k))
-            message = packed(codes.to(torch.uint8), bits)
+            message = pack_codes(codes.to(torch.uint8), bits)
             assert len(message) == packed_nbytes(k, bits) == -(-k * bits // 8)
-            assert torch.equal(unpacked(message, bits, k), codes.to(torch.uint8))
+            assert torch.equal(unpack_codes(message, bits, k), codes.to(torch.uint8))
         places = torch.arange(k) * 4095 // max(1, k - 1)
         message = pack_places(places)
-        assert len(message) == places_nbytes(k) == -(-3 * k // 2)
+        assert len(message) == packed_places_nbytes(k) == -(-3 * k // 2)
         assert torch.equal(unpack_places(message, k), places)

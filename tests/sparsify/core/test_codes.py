@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import Levels, Membership, code_named
-from sparsify.ranges import Code
+from sparsify.core.codes import LevelCode, TensorSegments, get_value_code
+from sparsify.ranges import CodeName
 
-WORDS = get_args(Code)
-COARSE = [word for word in WORDS if isinstance(code_named(word), Levels)]
+WORDS = get_args(CodeName)
+COARSE = [word for word in WORDS if isinstance(get_value_code(word), LevelCode)]
 DTYPES = [torch.float32, torch.float64]
 SCALE_BYTES = {"int8": 4, "e3m0": 4, "symmetric2": 8, "statistical2": 16}
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "e3m0": 4, "symmetric2": 2, "statistical2": 2}
@@ -24,10 +24,10 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def trip(word: Code, values: Tensor, counts: list[int] | None = None) -> Tensor:
+def trip(word: CodeName, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """Return the values as receivers read them."""
-    code = code_named(word)
-    parts = Membership.of(counts or [len(values)], values)
+    code = get_value_code(word)
+    parts = TensorSegments.from_counts(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
     assert len(message) == code.nbytes(parts.counts, values.dtype)
@@ -55,25 +55,25 @@ def largest(values: Tensor) -> Tensor:
     return rows.gather(1, rows.abs().topk(64, dim=1).indices).view(-1)
 
 
-def squared_error(word: Code, values: Tensor) -> float:
+def squared_error(word: CodeName, values: Tensor) -> float:
     """Return the error relative to the values' own square."""
     return float((trip(word, values) - values).square().sum() / values.square().sum())
 
 
 @every_code
-def test_messages_have_the_stated_size(word: Code) -> None:
+def test_messages_have_the_stated_size(word: CodeName) -> None:
     """Empty tensors have scales, too; and nothing at all is a message of no values."""
     for dtype in DTYPES:
         bits = BITS.get(word, 8 * dtype.itemsize)
         for counts in [[1], [0], [7, 0, 1], [64, 63, 130]]:
-            nbytes = code_named(word).nbytes(counts, dtype)
+            nbytes = get_value_code(word).nbytes(counts, dtype)
             assert nbytes == SCALE_BYTES.get(word, 0) * len(counts) + -(-sum(counts) * bits // 8)
             assert len(trip(word, random(sum(counts), dtype=dtype), counts)) == sum(counts)
-        assert code_named(word).nbytes([], dtype) == 0
+        assert get_value_code(word).nbytes([], dtype) == 0
 
 
 @every_code
-def test_each_tensor_has_scales_of_its_own(word: Code) -> None:
+def test_each_tensor_has_scales_of_its_own(word: CodeName) -> None:
     """However different they are, and wherever one ends."""
     counts = [64, 1, 0, 131]
     for dtype in DTYPES:
@@ -84,7 +84,7 @@ def test_each_tensor_has_scales_of_its_own(word: Code) -> None:
 
 
 @every_code
-def test_a_constant_and_a_single_value_are_kept(word: Code) -> None:
+def test_a_constant_and_a_single_value_are_kept(word: CodeName) -> None:
     """To bf16's own precision there, else to that of fp32, which is coarse below 1e-38."""
     for value in (0.0, 1.0, -3.0, 0.1, -1e-30, 1e30, 1e-44):
         is_tiny = 0 < abs(value) < 1e-38
@@ -110,7 +110,7 @@ def test_numbers_that_are_not_finite_stay_where_they_are_or_make_their_tensor_na
 
 
 def test_what_is_read_is_read_alike_when_it_is_sent_on() -> None:
-    """Levels are their own nearest levels; of the published bins only where they are not cut anew."""
+    """LevelCode are their own nearest levels; of the published bins only where they are not cut anew."""
     for word in COARSE:
         if word != "statistical2":
             once = trip(word, gaussian_choice(4))
@@ -122,7 +122,7 @@ def test_int8_and_e3m0_read_the_nearest_of_their_levels() -> None:
     values = torch.cat([random(5000), random(500) / 100, torch.zeros(3)])
     scale = values.abs().max().float().double()
     halves = [0.0, *(2.0**-power for power in range(7))]
-    all_levels: dict[Code, Tensor] = {"int8": torch.arange(128) / 127, "e3m0": torch.tensor(halves)}
+    all_levels: dict[CodeName, Tensor] = {"int8": torch.arange(128) / 127, "e3m0": torch.tensor(halves)}
     for word, levels in all_levels.items():
         read = trip(word, values)
         nearest = (values.abs()[:, None] - levels * scale).abs().min(dim=1).values
@@ -170,6 +170,6 @@ def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_publis
 
 
 def test_codes_have_names() -> None:
-    assert [word for word in WORDS if code_named(word).is_exact] == ["as_is", "fp32"]
+    assert [word for word in WORDS if get_value_code(word).is_exact] == ["as_is", "fp32"]
     with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
-        code_named("int4")  # a wrong word, as an unchecked script has it
+        get_value_code("int4")  # a wrong word, as an unchecked script has it

@@ -5,17 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparsify.core.selections import Generated, Statistics, measured, skewed
-from sparsify.types import Sparse
+from sparsify.core.synthetic_selections import (
+    SelectionStatistics,
+    SyntheticSelections,
+    measure_statistics,
+    skewed_shares,
+)
+from sparsify.types import SparseVector
 
 N = 1_000_000
 
 
 def test_they_are_as_asked() -> None:
     for overlap, skew in ((0.0, 1.0), (0.05, 6.0), (0.3, 1.0), (1.0, 1.0), (1.0, 6.0)):
-        shares = skewed(skew) if skew > 1 else (1.0,)
-        parts = list(Generated(Statistics(0.01, overlap, shares), N, 6))
-        found = measured(parts, N)
+        shares = skewed_shares(skew) if skew > 1 else (1.0,)
+        parts = list(SyntheticSelections(SelectionStatistics(0.01, overlap, shares), N, 6))
+        found = measure_statistics(parts, N)
         for indices, values in parts:
             assert len(indices) == len(values) == 10_000
             assert (indices.diff() > 0).all()  # distinct, ascending, within n
@@ -26,9 +31,10 @@ def test_they_are_as_asked() -> None:
 
 
 def test_a_worker_selects_the_same_whenever_it_is_asked() -> None:
-    statistics = Statistics(0.01, 0.3)
+    statistics = SelectionStatistics(0.01, 0.3)
     first, second, again, other = (
-        Generated(statistics, N, 4, seed=seed)[rank] for rank, seed in ((2, 5), (1, 5), (2, 5), (2, 6))
+        SyntheticSelections(statistics, N, 4, seed=seed)[rank]
+        for rank, seed in ((2, 5), (1, 5), (2, 5), (2, 6))
     )
     assert all(map(torch.equal, first, again))
     assert not first.indices.equal(second.indices)
@@ -36,7 +42,7 @@ def test_a_worker_selects_the_same_whenever_it_is_asked() -> None:
 
 
 def test_values_of_an_element_have_one_sign_and_exceed_the_threshold() -> None:
-    parts = list(Generated(Statistics(0.01, 0.9), N, 3))
+    parts = list(SyntheticSelections(SelectionStatistics(0.01, 0.9), N, 3))
     indices = torch.cat([part.indices for part in parts])
     values = torch.cat([part.values for part in parts])
     signs = torch.zeros(N).index_add_(0, indices, values.sign())
@@ -46,25 +52,25 @@ def test_values_of_an_element_have_one_sign_and_exceed_the_threshold() -> None:
 
 
 def test_overlap_and_skew_of_known_selections() -> None:
-    parts = [Sparse(torch.tensor(chosen), torch.ones(4)) for chosen in ([0, 1, 2, 3], [2, 3, 4, 63])]
-    found = measured(parts, 64)
+    parts = [SparseVector(torch.tensor(chosen), torch.ones(4)) for chosen in ([0, 1, 2, 3], [2, 3, 4, 63])]
+    found = measure_statistics(parts, 64)
     assert found.density == 4 / 64
     assert found.overlap == 0.5
     assert found.skew == pytest.approx(64 * 2 / 8)
     with pytest.raises(ValueError, match="two workers"):
-        measured(parts[:1], 64)
+        measure_statistics(parts[:1], 64)
 
 
 def test_shares_fall_to_the_skew_that_was_asked_for() -> None:
-    shares = skewed(5.0, 32)
+    shares = skewed_shares(5.0, 32)
     assert shares[0] * 32 == pytest.approx(5)
     assert sum(shares) == pytest.approx(1)
     assert list(shares) == sorted(shares, reverse=True)
     with pytest.raises(ValueError, match="skew=65"):
-        skewed(65.0)
+        skewed_shares(65.0)
 
 
 def test_shares_out_of_range_are_refused() -> None:
     for density, overlap in ((0.0, 0.5), (1.5, 0.5), (0.1, -0.1), (0.1, 1.1)):
         with pytest.raises(ValueError, match="out of range"):
-            Generated(Statistics(density, overlap), 1000, 2)
+            SyntheticSelections(SelectionStatistics(density, overlap), 1000, 2)

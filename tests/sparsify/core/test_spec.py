@@ -12,20 +12,25 @@ import pytest
 
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
-from sparsify.core.spec import BrokenFile, Registry, function_of
+from sparsify.core.spec import BrokenFile, Registry, import_function
 from sparsify.methods import REGISTRY as METHODS
 
 SOUND = """
 import math
 from collections.abc import Sequence
 import a_module_that_is_not_there
-from sparsify.ranges import Share
+from sparsify.ranges import PositiveFraction
 
 DECAY = 1 / 8
 
 
 def sound(
-    rate: Share = 1 / 1000, decay: float = 2 * DECAY, turn=math.pi, warm: Sequence[Share] = (), *, need: int
+    rate: PositiveFraction = 1 / 1000,
+    decay: float = 2 * DECAY,
+    turn=math.pi,
+    warm: Sequence[PositiveFraction] = (),
+    *,
+    need: int,
 ):
     "What it does."
 """
@@ -42,8 +47,8 @@ def test_defaults_may_be_expressions_and_annotations_are_ranges(registry: Regist
         "rate": 0.001, "decay": 0.25, "turn": 3.141592653589793, "warm": (), "need": "???",
     }  # fmt: skip
     allowed = {key: parameter.allowed for key, parameter in registry.parameters("sound").items()}
-    assert allowed["rate"] == ranges.Share
-    assert allowed["warm"] == Sequence[ranges.Share]
+    assert allowed["rate"] == ranges.PositiveFraction
+    assert allowed["warm"] == Sequence[ranges.PositiveFraction]
     registry.check("sound", {"rate": 1, "turn": "anything", "need": 3})
     with pytest.raises(ValueError, match=r"method\.rate=2 is out of range: it must be a number in \(0, 1\]"):
         registry.check("sound", {"rate": 2}, prefix="method.")
@@ -72,12 +77,12 @@ def test_a_broken_file_is_named_and_leaves_the_others_alone(
 ) -> None:
     (registry.folder / "broken.py").write_text(source)
     assert registry.names() == ["broken", "sound"]
-    assert registry.sound() == ["sound"]
+    assert registry.readable_names() == ["sound"]
     with pytest.raises(BrokenFile) as refusal:
         registry.defaults("broken")
     assert str(registry.folder) in str(refusal.value)
     assert why in str(refusal.value)
-    assert registry.why_broken("broken") == str(refusal.value)
+    assert registry.reason_unreadable("broken") == str(refusal.value)
     assert registry.summary("sound") == "What it does."
 
 
@@ -86,7 +91,7 @@ def test_every_hyperparameter_has_a_type_which_its_default_has() -> None:
         for name in registry.names():
             for key, parameter in registry.parameters(name).items():
                 assert parameter.allowed not in (float, int, str), f"{name}: {key} has no range"
-                ranges.check(key, parameter.default, parameter.allowed)
+                ranges.check_value(key, parameter.default, parameter.allowed)
 
 
 @pytest.fixture
@@ -112,10 +117,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_entry_that_cannot_be_imported_is_named(package: Path, source: str, why: str) -> None:
     (package / "entry.py").write_text(source)
     with pytest.raises(BrokenFile, match=re.escape(f"entry.py{why}")):
-        function_of("a_package", "entry")
+        import_function("a_package", "entry")
 
 
 def test_a_package_that_is_not_installed_is_no_broken_file(package: Path) -> None:
     (package / "entry.py").write_text("import a_module_that_is_not_there\n")
     with pytest.raises(ModuleNotFoundError):
-        function_of("a_package", "entry")
+        import_function("a_package", "entry")

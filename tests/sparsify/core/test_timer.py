@@ -11,7 +11,7 @@ import pytest
 from experiments.training import datasets
 from experiments.training.settings import Train
 from sparsify.comm import virtual
-from sparsify.core.timer import MODES, PhaseTimer
+from sparsify.core.timer import TIMING_MODES, PhaseTimer
 from tests.training.digits import CPU, Lines, trainer
 
 EXPLAINED = {"io", "forward", "backward", "check", "select", "exchange", "scatter", "update"}  # not the wait
@@ -45,7 +45,7 @@ def test_phases_are_added_up_an_inner_one_interrupts_the_outer_and_the_rest_is_u
                     clock.time += 4.0
                 clock.time += 8.0
             clock.time += 0.5
-    first, second = timer.resolve(alone)
+    first, second = timer.finish_window(alone)
     assert first.phases == {"select": 5.0, "forward": 9.0, "wait": 4.0}
     assert first.step_s == 18.5
     assert first.spans == []
@@ -53,7 +53,7 @@ def test_phases_are_added_up_an_inner_one_interrupts_the_outer_and_the_rest_is_u
         ("select", 18.5, 2.0), ("select", 20.5, 3.0), ("forward", 23.5, 1.0), ("wait", 24.5, 4.0),
         ("forward", 28.5, 8.0),
     ]  # fmt: skip
-    assert timer.resolve(alone) == []
+    assert timer.finish_window(alone) == []
 
 
 def test_only_serialised_waits_for_the_device_within_a_step() -> None:
@@ -63,7 +63,7 @@ def test_only_serialised_waits_for_the_device_within_a_step() -> None:
         with timer.step(), timer.phase("forward"):
             pass
         assert synchronise.call_count == num_waits, mode
-    with pytest.raises(ValueError, match=", ".join(MODES)):
+    with pytest.raises(ValueError, match=", ".join(TIMING_MODES)):
         PhaseTimer("fast")
 
 
@@ -76,7 +76,7 @@ def test_production_splits_collectives_by_the_shortest_over_the_ranks() -> None:
                 clock.time += 2.0
             with timer.collective():
                 clock.time += duration
-    (sample,) = timer.resolve(lambda mine: [mine, [1.0, 3.0]])
+    (sample,) = timer.finish_window(lambda mine: [mine, [1.0, 3.0]])
     assert sample.phases == {"wait": 4.0, "transfer": 2.0}
     assert sample.step_s == 10.0
 
@@ -87,7 +87,7 @@ def test_a_step_that_failed_is_no_sample() -> None:
         raise ZeroDivisionError
     with timer.step(), timer.phase("forward"):  # and the timer still works
         pass
-    assert [sample.phases for sample in timer.resolve(alone)] == [{"forward": 0.0}]
+    assert [sample.phases for sample in timer.finish_window(alone)] == [{"forward": 0.0}]
 
 
 def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
@@ -96,7 +96,7 @@ def trained(mode: str, method: str, **settings: Any) -> list[Lines]:
     # The published operators: the fast ones would leave too little to be told apart from nothing.
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
-        trainer(comm, PhaseTimer(mode, comm.now), method, log, select="torch", **settings).run()
+        trainer(comm, PhaseTimer(mode, comm.now_s), method, log, select="torch", **settings).run()
         return log
 
     return virtual.run(2, body)

@@ -10,29 +10,33 @@ import torch
 from torch import Tensor
 
 import sparsify
-from sparsify.core.wire import BLOCK, Wire
-from sparsify.ranges import Index, ValueType
-from sparsify.select import sample
-from sparsify.types import Sparse
+from sparsify.core.wire import BLOCK_NUMEL, Wire
+from sparsify.ranges import IndexFormat, ValueFormat
+from sparsify.select import sample_indices
+from sparsify.types import SparseVector
 from tests.sparsify.laws import live
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
-NARROW: dict[ValueType, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-WIRES = [Wire(*both) for both in product(get_args(Index), get_args(ValueType))]
+NARROW: dict[ValueFormat, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+WIRES = [Wire(*both) for both in product(get_args(IndexFormat), get_args(ValueFormat))]
 
 
-def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> Sparse:
+def part(n: int, k: int, dtype: torch.dtype = torch.float32) -> SparseVector:
     own = torch.Generator().manual_seed(n + k)
-    return Sparse(sample(n, k, 7, torch.device("cpu")), torch.randn(k, generator=own).to(dtype))
+    return SparseVector(sample_indices(n, k, 7, torch.device("cpu")), torch.randn(k, generator=own).to(dtype))
 
 
-def check_trip(wire: Wire, sent: Sparse, n: int, offset: int = 0) -> Tensor:
+def check_trip(wire: Wire, sent: SparseVector, n: int, offset: int = 0) -> Tensor:
     """Check that what is read is what was sent, with rounded values, in any order; return the message."""
     k = len(sent.values)
     message = wire.write(sent, n)
     buffer = torch.cat([torch.full((offset,), 255, dtype=torch.uint8), message])
     received = wire.read(buffer[offset:], k, n, sent.values.dtype)
-    expected = wire.rounded(sent)
+    expected = wire.round_values(sent)
     order, expected_order = (indices.argsort() for indices in (received.indices, sent.indices))
     assert received.values.dtype == sent.values.dtype
     assert torch.equal(received.indices[order], sent.indices[expected_order])
@@ -45,32 +49,32 @@ def test_what_is_written_is_read(wire: Wire) -> None:
     """Odd numbers of elements too, behind which wide types would not be aligned; no elements; and from the
     middle of a buffer.
     """
-    n = 3 * BLOCK + 11
+    n = 3 * BLOCK_NUMEL + 11
     for dtype in DTYPES:
         for k, offset in ((0, 0), (1, 1), (7, 3), (13, 4), (13, 8), (1000, 0)):
             message = check_trip(wire, part(n, k, dtype), n, offset)
             assert message.dtype == torch.uint8
             assert len(message) == wire.nbytes(k, n, dtype)
-            assert wire.count(len(message), n, dtype) == k
+            assert wire.num_elements(len(message), n, dtype) == k
 
 
 def test_messages_have_the_stated_size() -> None:
     """Of 16-bit offsets, a count for each block."""
     wires = (Wire("int64"), Wire("int64", "bf16"), Wire("delta16"))
-    nbytes = [wire.nbytes(10, 2 * BLOCK + 1, torch.float32) for wire in wires]
+    nbytes = [wire.nbytes(10, 2 * BLOCK_NUMEL + 1, torch.float32) for wire in wires]
     assert nbytes == [10 * (8 + 4), 10 * (8 + 2), 10 * (2 + 4) + 4 * 3]
 
 
 def test_indices_reach_to_the_borders_of_their_types() -> None:
     """Offsets of 16 bits across blocks, of which one is empty; int32 to 2^31, and no farther."""
-    indices = torch.tensor([4 * BLOCK - 1, 0, BLOCK - 1, BLOCK, 3 * BLOCK])
-    check_trip(Wire("delta16"), Sparse(indices, torch.arange(5.0)), 4 * BLOCK)
-    borders: list[tuple[Index, int]] = [
-        ("delta16", BLOCK - 1), ("delta16", BLOCK), ("delta16", BLOCK + 1), ("int32", 2**31),
-        ("int64", 2**31 + 1),
+    indices = torch.tensor([4 * BLOCK_NUMEL - 1, 0, BLOCK_NUMEL - 1, BLOCK_NUMEL, 3 * BLOCK_NUMEL])
+    check_trip(Wire("delta16"), SparseVector(indices, torch.arange(5.0)), 4 * BLOCK_NUMEL)
+    borders: list[tuple[IndexFormat, int]] = [
+        ("delta16", BLOCK_NUMEL - 1), ("delta16", BLOCK_NUMEL), ("delta16", BLOCK_NUMEL + 1),
+        ("int32", 2**31), ("int64", 2**31 + 1),
     ]  # fmt: skip
     for index, n in borders:
-        edge = Sparse(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
+        edge = SparseVector(torch.tensor([n - 1, 0]), torch.tensor([1.0, 2.0]))
         check_trip(Wire(index), edge, n)
     with pytest.raises(ValueError, match=rf"a bucket of {n} elements needs index='int64'"):
         Wire().write(edge, n)
@@ -78,12 +82,12 @@ def test_indices_reach_to_the_borders_of_their_types() -> None:
 
 def test_values_are_rounded_to_the_nearest_of_their_type() -> None:
     exact = torch.tensor([1.0, 1 + 2**-8, 1 + 2**-9, 1 + 2**-12, -3.14159, 1e-8, 0.0], dtype=torch.float64)
-    sent = Sparse(torch.arange(7), exact)
+    sent = SparseVector(torch.arange(7), exact)
     for value, dtype in NARROW.items():
-        rounded = Wire("int32", value).rounded(sent).values
+        rounded = Wire("int32", value).round_values(sent).values
         assert torch.equal(rounded, exact.to(dtype).double())
         assert (rounded != exact).any()
-    assert Wire().rounded(sent) is sent  # values as they are are not copied
+    assert Wire().round_values(sent) is sent  # values as they are are not copied
 
 
 def test_what_fp16_cannot_hold_is_cut_to_its_largest_and_the_rest_is_owed() -> None:

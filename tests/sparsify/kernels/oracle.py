@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 
 INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}  # of the same width
 K = 30  # elements to choose, to which `GROUPS` are made
@@ -119,28 +119,30 @@ def sum_of(acc: Tensor, grad: Tensor | None) -> Tensor:
     return acc.clone() if grad is None else acc + grad.to(acc.dtype)
 
 
-def check_topk(kernel: Any, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+def check_topk(kernel: Any, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
     """Check what a kernel finds of a bucket, and what it adds to it."""
     expected = sum_of(acc, grad)
-    found: Sparse = kernel.topk(acc, grad, k)
+    found: SparseVector = kernel.topk(acc, grad, k)
     check_found(found, acc, expected, k, is_ordered=kernel.name != "triton")
     return found
 
 
-def check_joint(kernel: Any, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> Sparse:
+def check_joint(
+    kernel: Any, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
+) -> SparseVector:
     """Check what a kernel finds of several buckets; gradients may come in pieces that lie across them."""
     sizes = [acc.numel() for acc in accs]
     added = torch.cat([grad.float() for grad in grads]).split(sizes) if grads else [None] * len(accs)
     expected = list(map(sum_of, accs, added))
-    found: Sparse = kernel.topk(accs, grads, ks)
+    found: SparseVector = kernel.topk(accs, grads, ks)
     parts = zip(found.indices.split(list(ks)), found.values.split(list(ks)), strict=True)
     bases = accumulate(sizes, initial=0)
     for (indices, values), acc, sums, k, base in zip(parts, accs, expected, ks, bases, strict=False):
-        check_found(Sparse(indices - base, values), acc, sums, k)
+        check_found(SparseVector(indices - base, values), acc, sums, k)
     return found
 
 
-def check_found(found: Sparse, acc: Tensor, expected: Tensor, k: int, is_ordered: bool = False) -> None:
+def check_found(found: SparseVector, acc: Tensor, expected: Tensor, k: int, is_ordered: bool = False) -> None:
     indices = found.indices.long()
     assert is_same(acc, expected)
     assert found.indices.dtype == torch.int32
@@ -155,7 +157,7 @@ def check_above(
     expected = sum_of(acc, grad)
     least = torch.as_tensor(threshold, dtype=acc.dtype, device=acc.device)
     reach = expected.abs() > least if strict else expected.abs() >= least
-    indices, values = kernel.above(acc, grad, threshold, strict)
+    indices, values = kernel.above_threshold(acc, grad, threshold, strict)
     assert is_same(acc, expected)
     assert torch.equal(indices.long(), reach.nonzero().squeeze(1))
     assert is_same(values, expected[reach])
@@ -174,7 +176,7 @@ def check_views(make: Callable[[Tensor], Any], draw: Callable[[int, int], Tensor
 
 
 def check_add(
-    kernel: Any, memories: Sequence[Tensor], parts: Sequence[Sparse], alpha: float, clears: bool = False
+    kernel: Any, memories: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float, clears: bool = False
 ) -> None:
     """Check that memories are what they are when torch adds each part times alpha, in turn, to the bit."""
     expected = torch.zeros_like(torch.cat([*memories])) if clears else torch.cat([*memories])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sparsify import kernels
 from sparsify.core import host_sync
-from sparsify.types import SearchStats, Sparse
+from sparsify.types import SearchStats, SparseVector
 from tests.conftest import python, there
 from tests.sparsify.kernels.interpreter import checking_memory, patching_once
 from tests.sparsify.kernels.oracle import (
@@ -44,7 +44,7 @@ QUIET = pytest.mark.filterwarnings(
 )
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
-    from sparsify.kernels import gpu
+    from sparsify.kernels import triton_search
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,7 +53,7 @@ def strict() -> Iterator[None]:
     if not INTERPRETED:
         yield
         return
-    with patching_once(), checking_memory(), mock.patch.multiple(gpu, CHUNK=256, WORDS=16):
+    with patching_once(), checking_memory(), mock.patch.multiple(triton_search, CHUNK=256, WORDS=16):
         yield
 
 
@@ -77,7 +77,7 @@ def draw(n: int = N, seed: int = 0) -> Tensor:
 
 def small(like: Tensor, **options: int) -> Any:
     """Return a kernel of small tiles and samples, for the interpreter is slow."""
-    return gpu.Gpu(like, **{"tile": 256, "sample": 512, **options})
+    return triton_search.TritonKernel(like, **{"block": 256, "sample": 512, **options})
 
 
 @QUIET
@@ -111,7 +111,7 @@ class TestTop:
             for k, dtype in {0: None, 1: torch.float32, n // 2: torch.bfloat16, n: torch.float16}.items():
                 grad = None if dtype is None else given_data("all scales", n).to(dtype)
                 found = check_topk(kernel, draw(n, 5), grad, k)
-                results.append((found, Sparse(*map(torch.clone, found))))
+                results.append((found, SparseVector(*map(torch.clone, found))))
                 check_topk(kernel, draw(n)[n // 2 :], None, k // 2)
                 check_above(kernel, draw(n)[n // 2 :], None, 1.0)
             for found, kept in results:
@@ -128,7 +128,7 @@ class TestTop:
         k = 600
         grad = draw(n, 7) / 8 + draw(n, 8).sign()
         for coarse in ((8 * grad).round().half() / 8, grad.bfloat16().clamp(-1.25, 1.25)):
-            kernel = small(coarse, tile=2048, sample=2048)
+            kernel = small(coarse, block=2048, sample=2048)
             acc = torch.zeros(n, device=DEVICE)
             check_topk(kernel, acc, coarse, k)
             border = acc.abs().kthvalue(n - k + 1).values
@@ -139,7 +139,7 @@ class TestTop:
     def test_a_sample_is_enough_and_differs_from_step_to_step(self) -> None:
         """With less room than elements, so that it is the guess that is used."""
         acc = torch.zeros(20 * N, device=DEVICE)
-        kernel = small(acc, tile=2048)
+        kernel = small(acc, block=2048)
         seen = list[int]()
         for _ in range(3):
             acc.copy_(normal(20 * N))
@@ -155,31 +155,39 @@ class TestTop:
         acc = normal(20 * N)
         acc[torch.randperm(20 * N, generator=generator(6))[:20]] = 10 ** torch.linspace(3, 30, 20)
         acc = acc.to(DEVICE)
-        kernel = small(acc, tile=2048)
+        kernel = small(acc, block=2048)
         for k in (1, 10, 19):
             check_topk(kernel, acc, None, k)
         assert kernel.stats().fallbacks == 0
 
     def test_a_trial_notices_a_fallback_that_is_wrong(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        trouble = kernels.trouble_with_gpu.__wrapped__
-        search = gpu.Gpu.topk
+        trouble = kernels.triton_unavailable_reason.__wrapped__
+        search = triton_search.TritonKernel.topk
 
-        def search_wrongly_if_forced(kernel: gpu.Gpu, acc: Tensor, grad: Tensor | None, k: int) -> Sparse:
+        def search_wrongly_if_forced(
+            kernel: triton_search.TritonKernel, acc: Tensor, grad: Tensor | None, k: int
+        ) -> SparseVector:
             found = search(kernel, acc, grad, k)
-            if kernel.forced >= 0:
+            if kernel.forced_bound >= 0:
                 found.indices[0] = found.indices[1]
             return found
 
-        monkeypatch.setattr(kernels, "TRIED", 20_000)
+        monkeypatch.setattr(kernels, "TRIAL_NUMEL", 20_000)
         assert trouble(DEVICE) is None
-        monkeypatch.setattr(gpu.Gpu, "topk", search_wrongly_if_forced)
+        monkeypatch.setattr(triton_search.TritonKernel, "topk", search_wrongly_if_forced)
         assert "other elements than torch.topk" in str(trouble(DEVICE))
 
     def test_buffers_are_small(self) -> None:
         n = 25_600_000  # ResNet-50
-        kernel = gpu.Gpu(torch.empty(n, device=DEVICE))
+        kernel = triton_search.TritonKernel(torch.empty(n, device=DEVICE))
         for density in (0.0001, 0.001, 0.01):
-            kernel._make_room(gpu.room(n, gpu.surely(density * gpu.SAMPLE), gpu.SAMPLE))
+            kernel._ensure_candidate_capacity(
+                triton_search.candidate_capacity(
+                    n,
+                    triton_search.upper_count_bound(density * triton_search.SAMPLE_NUMEL),
+                    triton_search.SAMPLE_NUMEL,
+                )
+            )
             assert sum(map(Tensor.numel, kernel.launch.buffers.values())) <= 0.1 * n
 
     def test_what_it_was_not_made_for_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,9 +212,12 @@ class TestTop:
         device = torch.device("cuda", 3)
         old: Any = SimpleNamespace(dtype=torch.float32, numel=lambda: 1, is_cuda=True, device=device)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-        assert gpu.obstacle(old) == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
+        assert (
+            triton_search.unsupported_reason(old)
+            == "Triton's kernels need compute capability 8.0, and cuda:3 has 7.5"
+        )
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-        assert gpu.obstacle(old) is None
+        assert triton_search.unsupported_reason(old) is None
 
 
 @QUIET
@@ -240,17 +251,17 @@ class TestOnTheDevice:
     def test_the_usual_sizes(self) -> None:
         for dtype in (torch.float32, torch.bfloat16):
             acc = draw(self.LONG)
-            kernel = gpu.Gpu(acc)
+            kernel = triton_search.TritonKernel(acc)
             for k in (1, 3_000, 30_000, 1_000_000):
                 check_topk(kernel, acc, draw(self.LONG, 1).to(dtype), k)
             assert kernel.stats().fallbacks == 0
         for name in INPUTS:
             acc = given_data(name, self.LONG)
-            check_topk(gpu.Gpu(acc), acc, None, 30_000)
+            check_topk(triton_search.TritonKernel(acc), acc, None, 30_000)
 
     def test_a_warm_step_neither_waits_for_the_device_nor_allocates_anything_of_size_n(self) -> None:
         acc = draw(self.LONG)
-        kernel = gpu.Gpu(acc)
+        kernel = triton_search.TritonKernel(acc)
         kernel.topk(acc, acc, 3_000)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -266,7 +277,7 @@ class TestOnTheDevice:
     def test_a_captured_step_does_what_the_step_does(self) -> None:
         acc = draw(self.LONG)
         grad = draw(self.LONG, 1)
-        kernel = gpu.Gpu(acc)
+        kernel = triton_search.TritonKernel(acc)
         start = acc.clone()
         kernel.topk(acc, grad, 3_000)
         graph = torch.cuda.CUDAGraph()

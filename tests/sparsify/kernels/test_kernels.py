@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsify import kernels
-from sparsify.kernels import Eager, Kernel, native
-from sparsify.kernels.native import LEVELS, Native
-from sparsify.kernels.vectorised import Vectorised
+from sparsify.kernels import SelectionKernel, TorchKernel, native
+from sparsify.kernels.native import VECTOR_LEVELS, NativeKernel
 from tests.conftest import python
 from tests.sparsify.kernels.oracle import (
     INPUTS,
@@ -29,16 +28,15 @@ from tests.sparsify.kernels.oracle import (
 )
 from tests.sparsify.laws import METHODS, build, check_alike, live, searching
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in add:RuntimeWarning")  # numpy's, of NaN
 N = 40_000  # large enough that a bound is guessed
-HAS_COMPILER = kernels.trouble_with_native() is None
+HAS_COMPILER = kernels.native_unavailable_reason() is None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no compiler")
-MAKE: dict[str, Callable[..., Kernel]] = {"numpy": Vectorised}
+MAKE = dict[str, Callable[..., SelectionKernel]]()
 if HAS_COMPILER:
-    for level in LEVELS[: LEVELS.index(native.best_level()) + 1]:
-        MAKE[f"native {level}"] = partial(Native, level=level)
+    for level in VECTOR_LEVELS[: VECTOR_LEVELS.index(native.best_vector_level()) + 1]:
+        MAKE[f"native {level}"] = partial(NativeKernel, level=level)
 every_kernel = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-Make = Callable[..., Kernel]
+Make = Callable[..., SelectionKernel]
 
 
 @every_kernel
@@ -68,14 +66,6 @@ def test_narrow_gradients_of_any_bits_are_read_exactly(make: Make) -> None:
         everything = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(dtype)  # every bit pattern
         found = make(everything).topk(torch.zeros(2**16), everything, 2**16)
         assert torch.equal(found.values.nan_to_num(0.5), everything.float().nan_to_num(0.5))
-
-
-def test_float64_is_searched_too() -> None:
-    for name in ("normal", "few values", "not finite", "all zero"):
-        x = INPUTS[name](N).double() * 1e-300
-        check_topk(Vectorised(x), torch.zeros_like(x), x, 40)
-        check_above(Vectorised(x), x, None, 1e-300)
-    assert isinstance(kernels.kernel_for(x, "fused"), Vectorised)
 
 
 @every_kernel
@@ -112,7 +102,7 @@ def test_a_wrong_bound_costs_time_and_nothing_else(make: Make) -> None:
 @needs_compiler
 def test_more_candidates_than_there_is_room_for_cost_time_and_nothing_else() -> None:
     acc = INPUTS["mostly zero"](N) + 1e-3  # the sample misses the plateau below the few
-    kernel = Native(acc, bound=int(keys_of(torch.tensor([1e-3]))))
+    kernel = NativeKernel(acc, bound=int(keys_of(torch.tensor([1e-3]))))
     check_topk(kernel, acc, torch.zeros(N), 40)
     assert kernel.stats().fallbacks == 1
 
@@ -124,7 +114,7 @@ def test_many_ties_cost_time_in_the_first_step_only() -> None:
     for number in (1, 2):
         with threads(number):
             acc = torch.zeros(n)
-            kernel = Native(acc)
+            kernel = NativeKernel(acc)
             for step in range(3):  # 4.5 % are as large as the 1000th
                 check_topk(kernel, acc.zero_(), (0.75 * normal(n, step)).round(), 1000)
             assert kernel.stats().fallbacks == 1
@@ -148,7 +138,7 @@ def test_threads_do_not_change_the_result(make: Make) -> None:
             check_above(kernel, acc, grad, 4.0)
 
 
-@pytest.mark.parametrize("make", [*MAKE.values(), Eager], ids=[*MAKE, "torch"])
+@pytest.mark.parametrize("make", [*MAKE.values(), TorchKernel], ids=[*MAKE, "torch"])
 def test_all_beyond_a_threshold_are_found(make: Make) -> None:
     kernel = make(normal(N))
     for threshold in (-1.0, -0.0, 0.0, 0.5, 2.0, 4.1, float("inf"), float("nan"), torch.tensor(2.0)):
@@ -157,9 +147,9 @@ def test_all_beyond_a_threshold_are_found(make: Make) -> None:
                 check_above(kernel, INPUTS[name](N), torch.zeros(N), threshold, strict)
     for dtype in (torch.float32, torch.float64):
         acc = torch.tensor([0.1, 0.1 + 1e-9, 0.2], dtype=dtype)
-        if not isinstance(kernel, Native) or dtype == torch.float32:
+        if not isinstance(kernel, NativeKernel) or dtype == torch.float32:
             check_above(make(acc), acc, None, 0.1, strict=True)
-    if not isinstance(kernel, Eager):  # torch refuses to compare with what float32 can't hold
+    if not isinstance(kernel, TorchKernel):  # torch refuses to compare with what float32 can't hold
         check_above(kernel, INPUTS["not finite"](N), None, 1e300)
 
 
@@ -193,29 +183,31 @@ def test_who_searches_does_not_change_what_a_method_does(dtype: torch.dtype) -> 
 def test_small_buckets_are_left_to_torch_unless_fused_is_asked_for() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         is_native = dtype != torch.float64 and HAS_COMPILER
-        border = kernels.NATIVE_FROM if is_native else kernels.NUMPY_FROM
-        for n in (0, 1, border - 1):
-            assert isinstance(kernels.kernel_for(torch.empty(n, dtype=dtype)), Eager)
-        large = torch.empty(border, dtype=dtype)
-        assert isinstance(kernels.kernel_for(large), Native if is_native else Vectorised)
-        assert isinstance(kernels.kernel_for(large, "torch"), Eager)
-        if HAS_COMPILER:
-            assert not isinstance(kernels.kernel_for(large[:1], "fused"), Eager)
+        for n in (0, 1, kernels.NATIVE_MIN_NUMEL - 1):
+            assert isinstance(kernels.make_kernel(torch.empty(n, dtype=dtype)), TorchKernel)
+        large = torch.empty(kernels.NATIVE_MIN_NUMEL, dtype=dtype)
+        assert isinstance(kernels.make_kernel(large), NativeKernel if is_native else TorchKernel)
+        assert isinstance(kernels.make_kernel(large, "torch"), TorchKernel)
+        if is_native:
+            assert isinstance(kernels.make_kernel(large[:1], "fused"), NativeKernel)
+        else:
+            with pytest.raises(ValueError, match="select=fused does not work here"):
+                kernels.make_kernel(large[:1], "fused")
 
 
 def test_a_choice_that_does_not_work_is_told() -> None:
     like = torch.empty(10, device="meta")
-    assert isinstance(kernels.kernel_for(like, "auto"), Eager)
-    assert type(kernels.joint_kernel_for([torch.empty(10)], [], "torch")) is kernels.JointKernel
+    assert isinstance(kernels.make_kernel(like, "auto"), TorchKernel)
+    assert type(kernels.make_group_kernel([torch.empty(10)], [], "torch")) is kernels.GroupKernel
     for choice, sentence in (("quick", "torch, fused"), ("fused", "or select=torch")):
         with pytest.raises(ValueError, match=sentence):
-            kernels.kernel_for(like, choice)
+            kernels.make_kernel(like, choice)
 
 
 @needs_compiler
 def test_what_the_library_would_misread_is_refused() -> None:
     acc = normal(N)
-    kernel = Native(acc)
+    kernel = NativeKernel(acc)
     for wrong, grad in (
         (acc, acc[1:]),
         (acc, acc.double()),
@@ -226,15 +218,15 @@ def test_what_the_library_would_misread_is_refused() -> None:
         with pytest.raises(ValueError, match="this kernel takes"):
             kernel.topk(wrong, grad, 40)
         with pytest.raises(ValueError, match="this kernel takes"):
-            kernel.above(wrong, grad, 1.0)
+            kernel.above_threshold(wrong, grad, 1.0)
     assert torch.equal(acc, normal(N))
 
 
 def test_a_gpu_where_triton_fails_is_told() -> None:
     """As on a node without a compiler, or an old GPU. There is none here at all, which fails as well."""
     if torch.cuda.is_available():
-        assert kernels.trouble_with_gpu(torch.device("cuda", 0)) is None
-    told = kernels.trouble_with_gpu(torch.device("meta"))
+        assert kernels.triton_unavailable_reason(torch.device("cuda", 0)) is None
+    told = kernels.triton_unavailable_reason(torch.device("meta"))
     assert str(told).startswith("Triton's kernels do not work on meta: ")
 
 
@@ -244,7 +236,7 @@ logging.basicConfig(format="%(message)s", level=logging.INFO)
 from sparsify import kernels
 for n, choice in ((2**20, "auto"), (2**20, "auto"), (2**13, "auto"), (10, "fused")):
     try:
-        print(kernels.kernel_for(torch.empty(n), choice).name)
+        print(kernels.make_kernel(torch.empty(n), choice).name)
     except ValueError as error:
         print(error)
 """

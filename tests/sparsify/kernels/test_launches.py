@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsify.core import host_sync
-from sparsify.types import Sparse
+from sparsify.types import SparseVector
 from tests.sparsify.kernels.test_machine_code import call_in_own_process
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="there is no Triton")
@@ -71,7 +71,7 @@ class Recorder:
 
         return start
 
-    def record(self, call: Callable[[], Sparse]) -> list[Any]:
+    def record(self, call: Callable[[], SparseVector]) -> list[Any]:
         """Return what a call launches; its result is new at each call, so instead of its addresses: names."""
         self.launches = []
         indices, values = call()
@@ -88,25 +88,25 @@ def compare_launches() -> None:
     from triton.runtime.driver import driver
 
     from experiments.bench.launch import replace_gpu
-    from sparsify.kernels import gpu, launches, segments
+    from sparsify.kernels import triton_group_search, triton_launcher, triton_search
 
     recorder = Recorder()
     replace_gpu(launcher=recorder)
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
-    kernel = gpu.Gpu(acc[:N])
-    together = segments.GpuSegments([acc[:N], acc[N : 2 * N]])
-    part = Sparse(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
+    kernel = triton_search.TritonKernel(acc[:N])
+    together = triton_group_search.TritonGroupSearch([acc[:N], acc[N : 2 * N]])
+    part = SparseVector(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
 
-    def add(alpha: float) -> Sparse:
+    def add(alpha: float) -> SparseVector:
         together.add([another[: 2 * N]], [part], alpha)
         return part
 
-    def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], Sparse]:
+    def step(acc: Tensor, grad: Tensor | None, k: int = 400) -> Callable[[], SparseVector]:
         return lambda: kernel.topk(acc, grad, k)
 
     own = acc[:N]
     added = grad[:N]
-    steps: dict[str, Callable[[], Sparse]] = {
+    steps: dict[str, Callable[[], SparseVector]] = {
         "first": step(own, added),
         "another k": step(own, added, 40),
         "gradient off by one": step(own, grad[1 : N + 1]),
@@ -119,18 +119,18 @@ def compare_launches() -> None:
         "another stream": step(own, added),
         "added": lambda: add(1),
         "subtracted": lambda: add(-0.25),
-        "above": lambda: kernel.above(own, added, 0.0),
-        "above, strictly": lambda: kernel.above(own, None, 0.0, strict=True),
+        "above": lambda: kernel.above_threshold(own, added, 0.0),
+        "above, strictly": lambda: kernel.above_threshold(own, None, 0.0, strict=True),
     }
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     recorded: dict[str, list[Any]] = {name: [] for name in steps}
     for keep in (True, True, False):  # the first time they are kept
-        kernel.launch.keep = keep
-        together.launch.keep = keep
+        kernel.launch.keeps_compiled = keep
+        together.launch.keeps_compiled = keep
         for name, call in steps.items():
             driver.active.get_current_stream = lambda device, name=name: STREAM * (name == "another stream")
             recorded[name].append(recorder.record(call))
-    kernel.launch.keep = True
+    kernel.launch.keeps_compiled = True
 
     run: Callable[..., Any] = triton.runtime.JITFunction.run
     runtime = triton.knobs.runtime
@@ -157,10 +157,10 @@ def compare_launches() -> None:
             "none": count_asked(None, None),
         }
 
-    launches.can_keep.cache_clear()
+    triton_launcher.can_keep_compiled.cache_clear()
     triton.__version__ = "99.0.0"
-    with mock.patch.object(logging.getLogger("sparsify.kernels.launches"), "warning") as warning:
-        are_kept = [launches.Launcher().keep for _ in range(2)]
+    with mock.patch.object(logging.getLogger("sparsify.kernels.triton_launcher"), "warning") as warning:
+        are_kept = [triton_launcher.KernelLauncher().keeps_compiled for _ in range(2)]
     warnings = [call.args[0] % call.args[1:] for call in warning.call_args_list]
     both = {name: found[1:] for name, found in recorded.items()}
     print(json.dumps({"launches": both, "asked": num_asked, "keep": are_kept, "warnings": warnings}))

@@ -27,25 +27,30 @@ LEAN_SINCE = (3, 8)
 # At most so many registers for a thread. Of the pass over memory it decides how many blocks share a
 # multiprocessor, and so how many loads are on their way at a time.
 AT_MOST = {
-    "guess": 64,  # 1024 threads can have no more
-    "stream": 56,
-    "gather": 80,
-    "count_next": 64,
-    "count_last": 64,
-    "emit": 100,
-    "stream_above": 56,
-    "gather_in_order": 40,
-    "add_and_count": 72,
-    "count_middle": 56,
-    "count_low": 64,
-    "emit_all": 120,
-    "add_part": 32,
+    "guess_bound": 64,  # 1024 threads can have no more
+    "accumulate_and_mark": 56,
+    "gather_candidates": 80,
+    "count_middle_bits": 64,
+    "count_low_bits": 64,
+    "emit_largest": 100,
+    "accumulate_and_mark_above": 56,
+    "gather_marked": 40,
+    "accumulate_and_count": 72,
+    "count_group_middle_bits": 56,
+    "count_group_low_bits": 64,
+    "emit_group_largest": 120,
+    "add_selection": 32,
 }
-SEGMENTS = ("add_and_count", "count_middle", "count_low", "emit_all")  # of many buckets
+SEGMENTS = (
+    "accumulate_and_count",
+    "count_group_middle_bits",
+    "count_group_low_bits",
+    "emit_group_largest",
+)  # of many buckets
 WIDE_LOADS = {
     "float32": 4, "no gradient": 2, "bfloat16": 3, "gradient not aligned": 2, "neither aligned": 0,
 }  # fmt: skip
-HISTOGRAMS = ("gather", "count_next", "count_last", "emit", *SEGMENTS)
+HISTOGRAMS = ("gather_candidates", "count_middle_bits", "count_low_bits", "emit_largest", *SEGMENTS)
 
 pytestmark = [
     pytest.mark.extended,
@@ -75,7 +80,7 @@ def check_all() -> None:
     """Print the names of the kernels, whose machine code is checked for each generation."""
     from experiments.bench.launch import replace_gpu
     from sparsify.core import host_sync
-    from sparsify.kernels import gpu, segments
+    from sparsify.kernels import triton_group_search, triton_search
 
     host_sync.to_host = lambda tensor: 5  # what is above, since nothing counts
     acc, grad = torch.zeros(N + 1), torch.zeros(N + 1)
@@ -91,15 +96,15 @@ def check_all() -> None:
         names = set[str]()
         for case, (own, added) in inputs.items():
             if case == "float32" or capability == 90:
-                kernel = gpu.Gpu(own)
+                kernel = triton_search.TritonKernel(own)
                 kernel.topk(own, added, N // 10)  # so many that they are refined
                 if case == "float32":
-                    kernel.above(own, added, 1.0)
+                    kernel.above_threshold(own, added, 1.0)
                 names |= check_launches(kernel, case)
         for case, at in {"buckets": 0, "buckets not aligned": 1}.items():
             if case == "buckets" or capability == 90:
                 likes = acc[at : at + 5000], acc[at + 8192 : at + 8292]
-                together = segments.GpuSegments(likes)
+                together = triton_group_search.TritonGroupSearch(likes)
                 together.add(likes, [together.topk(likes, likes, [5, 1])], -0.5)
                 names |= check_launches(together, case)
         assert names == set(AT_MOST), capability
@@ -109,9 +114,9 @@ def check_all() -> None:
 def check_launches(kernel: Any, case: str) -> set[str]:
     """Check what a kernel has compiled; return the names."""
     names = set[str]()
-    for launch in chain(*kernel.launch.kept.values()):
+    for launch in chain(*kernel.launch.compiled_by_kind.values()):
         name = launch.compiled.name
-        if case in ("float32", "buckets", "buckets not aligned") or name == "stream":
+        if case in ("float32", "buckets", "buckets not aligned") or name == "accumulate_and_mark":
             print(case, name)
             check_code(launch.compiled, name, case)
             names.add(name)
@@ -135,7 +140,7 @@ def check_code(compiled: Any, name: str, case: str) -> None:
         assert spilled == [0, 0]
     loads = re.findall(r"ld\.global[.\w]*\.v(\d)\.b(\d+)", compiled.asm["ptx"])
     num_wide = sum(int(number) * int(bits) == 128 for number, bits in loads)
-    if name == "stream":
+    if name == "accumulate_and_mark":
         # What it counts is added on the way (RED); an addition that returned something would be waited for,
         # in nearly every tile. 8 elements a thread: of float32, two loads of 16 bytes; of bfloat16, one.
         assert len(re.findall(r"\bREDG?\.", said)) == 1
@@ -143,7 +148,7 @@ def check_code(compiled: Any, name: str, case: str) -> None:
         assert num_wide == WIDE_LOADS[case]
     if name in SEGMENTS:
         assert (num_wide > 0) == (case == "buckets")
-    if name == "add_part":
+    if name == "add_selection":
         # A product is rounded before it is added, as torch's index_add_ does it: workers that add by either
         # agree.
         assert not re.search(r"\bfma\.rn\.f32", compiled.asm["ptx"])

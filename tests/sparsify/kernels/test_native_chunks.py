@@ -8,30 +8,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.chunks import Tiles
-from sparsify.kernels import trouble_with_native
-from sparsify.kernels.native import KINDS, LEVELS, best_level
-from sparsify.kernels.native_chunks import NativeChunks
-from sparsify.method import num_selected
+from sparsify.core.chunks import ChunkLayout
+from sparsify.kernels import native_unavailable_reason
+from sparsify.kernels.native import KIND_BY_DTYPE, VECTOR_LEVELS, best_vector_level
+from sparsify.kernels.native_chunks import NativeChunkSearch
 from sparsify.methods._chunked import ChunkTopK
-from sparsify.types import BucketContext
+from sparsify.types import BucketContext, num_selected
 from tests.conftest import there
 from tests.sparsify.core.test_chunks import SHAPES, Shapes, check_chosen, check_equal, numel, random
 from tests.sparsify.kernels.oracle import INPUTS, generator, threads
 
-trouble = trouble_with_native()
+trouble = native_unavailable_reason()
 pytestmark = pytest.mark.skipif(bool(trouble), reason=str(trouble))
 LARGER: list[Shapes] = [[(128, 64 * 35)], [(50, 1280)]]
-every_level = pytest.mark.parametrize("level", [] if trouble else LEVELS[: LEVELS.index(best_level()) + 1])
+every_level = pytest.mark.parametrize(
+    "level", [] if trouble else VECTOR_LEVELS[: VECTOR_LEVELS.index(best_vector_level()) + 1]
+)
 
 
 def search(
     of: Shapes, density: float, acc: Tensor, grad: Tensor | None = None, level: str | None = None
 ) -> None:
-    tiles = Tiles(of)
+    tiles = ChunkLayout(of)
     k = num_selected(acc.numel(), density)
     summed = acc.clone() if grad is None else acc + grad
-    found = there(NativeChunks(tiles, level).largest([acc], [] if grad is None else [grad], [k]))
+    found = there(NativeChunkSearch(tiles, level).select_largest([acc], [] if grad is None else [grad], [k]))
     check_equal(acc, summed)
     check_chosen(tiles, k, summed, found)
 
@@ -42,7 +43,7 @@ def test_they_choose_the_largest_of_each_chunk(level: str) -> None:
     for of in SHAPES + LARGER:
         n = numel(of)
         for density, kind in zip(
-            (1 / 64, 1 / 64, 0.3, 0.7, 1.0, 1e-3), [None, *KINDS, None, torch.float32], strict=True
+            (1 / 64, 1 / 64, 0.3, 0.7, 1.0, 1e-3), [None, *KIND_BY_DTYPE, None, torch.float32], strict=True
         ):
             search(of, density, random(n), None if kind is None else random(n, 1, kind), level)
 
@@ -67,7 +68,11 @@ def test_threads_choose_alike() -> None:
     found = []
     for number in (1, 2, 5):
         with threads(number):
-            found.append(there(NativeChunks(Tiles(of)).largest([random(n)], [random(n, 1)], [n // 64])))
+            found.append(
+                there(
+                    NativeChunkSearch(ChunkLayout(of)).select_largest([random(n)], [random(n, 1)], [n // 64])
+                )
+            )
     for other in found[1:]:
         assert all(map(torch.equal, other, found[0]))
 
@@ -84,16 +89,16 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
     other gives.
     """
     of: Shapes = [(128, 192), (1000,), (0,), (67, 65), (3,)]
-    tiles = Tiles(of, buckets=[1, 3, 1])
-    ks = [num_selected(n, 1 / 64) for n in tiles.ns]
-    accs = [random(n, n) for n in tiles.ns]
+    tiles = ChunkLayout(of, tensors_per_bucket=[1, 3, 1])
+    ks = [num_selected(n, 1 / 64) for n in tiles.bucket_numels]
+    accs = [random(n, n) for n in tiles.bucket_numels]
     own, anchors = ([random(prod(shape), seed) for shape in of] for seed in (1, 2))
     before = torch.cat(anchors)
     drift = before - torch.cat(own)
-    chunks = NativeChunks(tiles, level)
+    chunks = NativeChunkSearch(tiles, level)
     for _ in range(2):  # the second time with kept tables
         summed = torch.cat(accs) * 0.95 + drift
-        check_chosen(tiles, ks, summed, there(chunks.largest(accs, own, ks, 0.95, anchors)))
+        check_chosen(tiles, ks, summed, there(chunks.select_largest(accs, own, ks, 0.95, anchors)))
         assert torch.equal(torch.cat(accs), summed)
         assert torch.equal(torch.cat(own), before)
         assert torch.equal(torch.cat(anchors), before)
@@ -102,7 +107,7 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
 
 def test_what_it_cannot_read_is_left_as_it_is() -> None:
     """Other types, gaps, a chunk in two memories."""
-    chunks = NativeChunks(Tiles([(64, 64)]))
+    chunks = NativeChunkSearch(ChunkLayout([(64, 64)]))
     acc = random(4096)
     grad = random(4096, 1)
     for accs, grads, anchors in (
@@ -114,5 +119,5 @@ def test_what_it_cannot_read_is_left_as_it_is() -> None:
         ([acc], [grad[1:]], []),
     ):
         before = accs[0].clone()
-        assert chunks.largest(accs, grads, [64], 0.5, anchors) is None
+        assert chunks.select_largest(accs, grads, [64], 0.5, anchors) is None
         assert torch.equal(accs[0], before)

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from sparsify.kernels import native, native_library
-from sparsify.kernels.native_library import Unavailable, ready
+from sparsify.kernels.native_library import KernelUnavailableError, load_or_build
 from tests.conftest import ROOT
 
 OTHER_USER = 12345
 WRONG = """
 extern "C" {
 int sparsify_level() { return 0; }
-long sparsify_parts() { return 1; }
+long sparsify_num_blocks() { return 1; }
 int sparsify_topk() { return 0; }
 void sparsify_above() {}
 void sparsify_add() {}
@@ -48,7 +48,7 @@ def real() -> Path:
     """Return the library of this machine."""
     if COMPILER is None:
         pytest.skip("there is no compiler")
-    return Path(native.library()._name)
+    return Path(native.get_library()._name)
 
 
 @pytest.fixture
@@ -87,14 +87,14 @@ def num_calls(notes: Path) -> int:
 
 def cache() -> Path:
     """Return the first of the two folders."""
-    return next(native_library.places())
+    return next(native_library.cache_folders())
 
 
 def leave_in_cache(content: bytes) -> Path:
     """Write a library as an earlier process left it. It is not loaded here: who changes a library that is in
     use ends its users.
     """
-    path = cache() / f"native-{native_library.key()}-{native_library.digest(content)}.so"
+    path = cache() / f"native-{native_library.build_key()}-{native_library.hash_content(content)}.so"
     cache().mkdir(parents=True, mode=0o700)
     path.write_bytes(content)
     path.chmod(0o700)
@@ -114,18 +114,18 @@ def test_it_is_built_and_tried_once_and_only_its_user_can_write_it(
     cache().chmod(0o777)  # is closed first
     before = os.umask(0)  # the most careless of users
     try:
-        assert ready().sparsify_level() >= 0
+        assert load_or_build().sparsify_level() >= 0
     finally:
         os.umask(before)
     assert cache().stat().st_mode & 0o777 == 0o700
     assert the_file(cache()).stat().st_mode & 0o777 == 0o700
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/no/python")  # what would try it
-        assert Path(ready()._name) == the_file(cache())
+        assert Path(load_or_build()._name) == the_file(cache())
     assert num_calls(notes) == 1
     # Each kind of processor has its own: it was tried on the one that it was built on; homes are shared.
     monkeypatch.setattr(native_library, "cpu_features", lambda: "fpu sse2")
-    ready()
+    load_or_build()
     assert num_calls(notes) == 2
 
 
@@ -167,7 +167,7 @@ def test_a_library_that_is_damaged_or_not_ours_is_not_loaded_but_built_again(
     path = leave_in_cache(real.read_bytes())
     DAMAGES[damage](path)
     for _ in range(2):
-        assert Path(ready()._name) == the_file(cache()) == path
+        assert Path(load_or_build()._name) == the_file(cache()) == path
         assert num_calls(notes) == 1
         assert path.read_bytes() == real.read_bytes()
 
@@ -177,7 +177,7 @@ def test_a_library_that_does_not_load_here_is_left_to_the_systems_that_share_the
 ) -> None:
     content = b"for another system"
     theirs = leave_in_cache(content)
-    assert Path(ready()._name).read_bytes() == real.read_bytes()
+    assert Path(load_or_build()._name).read_bytes() == real.read_bytes()
     assert theirs.read_bytes() == content
 
 
@@ -202,25 +202,25 @@ def lead_through_anothers_link(folder: Path) -> None:
 def test_where_the_home_can_not_be_used_the_machine_keeps_it(
     notes: Path, spoil: Callable[[Path], None]
 ) -> None:
-    home, machine = native_library.places()
+    home, machine = native_library.cache_folders()
     spoil(home)
-    assert Path(ready()._name) == the_file(machine)
+    assert Path(load_or_build()._name) == the_file(machine)
 
 
 def test_where_nothing_can_be_used_both_folders_are_named(compiler: MakeCompiler) -> None:
     compiler("exit 1")
-    home, machine = native_library.places()
+    home, machine = native_library.cache_folders()
     put_a_file_there(home)
     machine.write_text("")
-    with pytest.raises(Unavailable, match=f"{home}.*{machine}"):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=f"{home}.*{machine}"):
+        load_or_build()
 
 
 def test_a_link_of_ours_is_followed(real: Path, notes: Path, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     cache().parent.mkdir(parents=True)
     cache().symlink_to(tmp_path / "scratch")
-    ready()
+    load_or_build()
     assert the_file(tmp_path / "scratch").read_bytes() == real.read_bytes()
 
 
@@ -239,18 +239,18 @@ def test_what_fails_is_told_and_leaves_nothing(
     (tmp_path / "wrong.cpp").write_text(WRONG)
     (tmp_path / "abort.cpp").write_text(ABORT)
     compiler(lines.format(build=f'cd "{tmp_path}"; "{COMPILER}" -shared -fPIC -o "$out"'))
-    with pytest.raises(Unavailable, match=why):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=why):
+        load_or_build()
     assert [path.name for path in cache().iterdir()] == ["lock"]
 
 
 def test_a_compiler_that_hangs_is_given_up_with_all_that_it_started(
     compiler: MakeCompiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(native_library, "LIMIT_S", 0.5)
+    monkeypatch.setattr(native_library, "TIMEOUT_S", 0.5)
     notes = compiler(f"sleep 100 & echo $! >> {tmp_path}/calls; sleep 100")
-    with pytest.raises(Unavailable, match=r"did not end within 0\.5 s"):
-        ready()
+    with pytest.raises(KernelUnavailableError, match=r"did not end within 0\.5 s"):
+        load_or_build()
     processes = list(map(int, notes.read_text().split()))
     until = time.monotonic() + 30  # the kernel may be busy; they would sleep longer
     while any(map(is_asleep, processes)):
@@ -266,12 +266,12 @@ def is_asleep(process: int) -> bool:
 
 
 def test_who_waits_for_another_s_compiler_gives_up_too(notes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_library, "LIMIT_S", 0.2)
+    monkeypatch.setattr(native_library, "TIMEOUT_S", 0.2)
     cache().mkdir(parents=True, mode=0o700)
     with (cache() / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(Unavailable, match=r"another process has been compiling it for 0\.2 s"):
-            ready()
+        with pytest.raises(KernelUnavailableError, match=r"another process has been compiling it for 0\.2 s"):
+            load_or_build()
     assert num_calls(notes) == 0
 
 
@@ -279,7 +279,7 @@ TOGETHER = f"""
 import sys
 sys.path.insert(0, {str(ROOT / "sparsify/kernels")!r})
 import native_library
-print(native_library.ready()._name)
+print(native_library.load_or_build()._name)
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sparsify import kernels
-from sparsify.kernels import Eager
-from sparsify.types import Sparse
+from sparsify.kernels import TorchKernel
+from sparsify.types import SparseVector
 from tests.sparsify.kernels.oracle import INPUTS, K, check_add, check_joint, generator
 from tests.sparsify.kernels.test_gpu_kernels import (
     CUDA,
@@ -25,11 +25,11 @@ from tests.sparsify.kernels.test_gpu_kernels import (
 from tests.sparsify.laws import build, check_alike, live
 
 __all__ = ["strict"]  # a fixture is found by its name in this module
-SMALL: dict[str, Any] = {"tile": 256, "fewest": 1}  # the interpreter is slow
+SMALL: dict[str, Any] = {"block": 256, "min_blocks": 1}  # the interpreter is slow
 N = 600  # three shares
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
-    from sparsify.kernels.segments import GpuJoint, GpuSegments
+    from sparsify.kernels.triton_group_search import TritonGroupKernel, TritonGroupSearch
 
 
 @QUIET
@@ -45,7 +45,7 @@ class TestTogether:
             made.append(given_data(name, N))
             ks.append(300 if name.startswith("all") else K)
         accs = list(map(torch.zeros_like, made)) if is_added else made
-        kernel = GpuSegments(made, **SMALL)
+        kernel = TritonGroupSearch(made, **SMALL)
         check_joint(kernel, accs, made if is_added else [], ks)
         assert kernel.stats().steps == len(made)
         assert kernel.stats().selected == sum(ks)
@@ -55,7 +55,7 @@ class TestTogether:
         memory = draw(1000, 3)
         accs = [draw(n) for n in (300, 1, 64)]
         whole, single, half = (draw(n, 1) for n in (300, 1, 64))
-        kernel = GpuSegments(accs, **SMALL)
+        kernel = TritonGroupSearch(accs, **SMALL)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             check_joint(kernel, accs, [grad.to(dtype) for grad in (whole, single, half)], [7, 1, 3])
         for grads, ks in (
@@ -80,27 +80,27 @@ class TestTogether:
             (3, torch.int32, torch.bfloat16),
         ):
             indices = torch.randperm(space, generator=generator(k))[:k]
-            parts.append(Sparse(indices.to(DEVICE, kind), draw(k, k).to(dtype)))
-        kernel = GpuSegments([draw(n) for n in (1500, 1, 700)], **SMALL)
+            parts.append(SparseVector(indices.to(DEVICE, kind), draw(k, k).to(dtype)))
+        kernel = TritonGroupSearch([draw(n) for n in (1500, 1, 700)], **SMALL)
         for sizes in ([space], [1500, 1, 700], [0, 1, 0, 0, 2000, 199, 1, 0], [1] * 11 + [space - 11]):
             memories = [draw(size, 9) for size in sizes]
             for alpha, clears in ((1 / 3, False), (-0.3, True), (1.0, False)):
                 check_add(kernel, memories, parts, alpha, clears)
 
     def test_memories_that_take_turns_are_described_but_no_more_of_them_are_kept(self) -> None:
-        kernel = GpuSegments([draw(30), draw(40)], **SMALL)
+        kernel = TritonGroupSearch([draw(30), draw(40)], **SMALL)
         memory = torch.zeros(700, device=DEVICE)
         one = torch.ones(1, device=DEVICE)
         for _ in range(2):
             for own in memory.split(70):
-                kernel.add([own], [Sparse(one.int(), one)])
-        assert len(kernel.memories) <= 8
+                kernel.add([own], [SparseVector(one.int(), one)])
+        assert len(kernel.memory_tables) <= 8
         assert memory.view(10, 70).sum(0).nonzero().tolist() == [[1]]
         assert memory.sum() == 20
 
     def test_what_the_kernels_would_misread_is_refused(self) -> None:
         first, second = draw(8), draw(9)
-        kernel = GpuSegments([first, second], **SMALL)
+        kernel = TritonGroupSearch([first, second], **SMALL)
         for wrong in ([first], [second, first], [first.double(), second], [first, draw(18)[::2]]):
             with pytest.raises(ValueError, match="this kernel was made for"):
                 kernel.topk(wrong, [], [1] * len(wrong))
@@ -112,17 +112,17 @@ class TestTogether:
         with pytest.raises(ValueError, match="memories of 17 elements"):
             kernel.add([draw(16)], [])
         with pytest.raises(ValueError, match=r"at most 2,143,289,344 elements together.*2,200,000,000"):
-            GpuSegments([torch.empty(1, device=DEVICE).expand(1_100_000_000)] * 2)
+            TritonGroupSearch([torch.empty(1, device=DEVICE).expand(1_100_000_000)] * 2)
 
     def test_a_trial_tells_what_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        trouble = kernels.trouble_with_segments.__wrapped__
-        monkeypatch.setattr(kernels, "TRIED", 2000)
+        trouble = kernels.triton_group_unavailable_reason.__wrapped__
+        monkeypatch.setattr(kernels, "TRIAL_NUMEL", 2000)
         assert trouble(DEVICE) is None
-        search = GpuSegments.topk
-        add = GpuSegments.add
+        search = TritonGroupSearch.topk
+        add = TritonGroupSearch.add
 
-        def searching_wrongly(self: Any, accs: Any, grads: Any, ks: Any) -> Sparse:
-            found: Sparse = search(self, accs, grads, ks)
+        def searching_wrongly(self: Any, accs: Any, grads: Any, ks: Any) -> SparseVector:
+            found: SparseVector = search(self, accs, grads, ks)
             if len(grads) > len(accs):
                 found.indices[-1] = found.indices[-2]
             return found
@@ -131,33 +131,35 @@ class TestTogether:
             add(self, into, parts[:1], *others, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(GpuSegments, "topk", searching_wrongly)
+            patch.setattr(TritonGroupSearch, "topk", searching_wrongly)
             assert "other elements than torch.topk" in str(trouble(DEVICE))
-        monkeypatch.setattr(GpuSegments, "add", adding_the_first)
+        monkeypatch.setattr(TritonGroupSearch, "add", adding_the_first)
         assert "do not add as torch does" in str(trouble(DEVICE))
 
     def test_large_buckets_are_searched_by_themselves(self) -> None:
         accs = [draw(n) for n in (300, 700, 64, 900)]
         for most in (500, 5):
-            joint = GpuJoint(accs, list(map(Eager, accs)), most)
+            joint = TritonGroupKernel(accs, list(map(TorchKernel, accs)), most)
             check_joint(joint, accs, [torch.cat(accs)[:1000], torch.cat(accs)[1000:]], [7, 9, 3, 1])
             check_joint(joint, accs, [], [7, 9, 3, 1])
-        assert GpuJoint(accs, [], 500).stats().steps == 0
+        assert TritonGroupKernel(accs, [], 500).stats().steps == 0
 
     def test_a_method_does_the_same_as_bucket_by_bucket(self, monkeypatch: pytest.MonkeyPatch) -> None:
         method = build("topk", 0.05, "layer")
         arguments: dict[str, Any] = {"steps": 2, "dtype": torch.float32, "device": DEVICE.type}
         alone = live(method, 2, select="torch", together=False, **arguments)
-        joint_kernel_for = "sparsify.doors.engine.joint_kernel_for"
-        monkeypatch.setattr(joint_kernel_for, lambda likes, each, choice: GpuJoint(likes, each, 10**6))
+        make_group_kernel = "sparsify.wrappers.engine.make_group_kernel"
+        monkeypatch.setattr(
+            make_group_kernel, lambda likes, each, choice: TritonGroupKernel(likes, each, 10**6)
+        )
         check_alike(live(method, 2, **arguments), alone)
 
     @pytest.mark.gpu
     def test_a_gpu_takes_them_after_a_trial(self) -> None:
-        assert kernels.trouble_with_segments(DEVICE) is None
+        assert kernels.triton_group_unavailable_reason(DEVICE) is None
         sizes = [1, 63, 512, 36_864, 589_824, 2_359_296]
         accs = [draw(n) for n in sizes]
-        assert isinstance(kernels.joint_kernel_for(accs, []), GpuJoint)
-        kernel = GpuSegments(accs)
+        assert isinstance(kernels.make_group_kernel(accs, []), TritonGroupKernel)
+        kernel = TritonGroupSearch(accs)
         for step in range(3):
             check_joint(kernel, accs, [draw(n, step) for n in sizes], [max(1, n // 1000) for n in sizes])

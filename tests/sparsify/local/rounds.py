@@ -16,20 +16,20 @@ from torch.nn import functional
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.comm.torch import TorchComm
-from sparsify.doors.engine import StepReport
-from sparsify.local.optimiser import LocalOptimiser
-from sparsify.local.strategy import Local, Nesterov, Outer
+from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.strategy import LocalSteps, Nesterov, OuterStep
 from sparsify.method import Method
+from sparsify.wrappers.engine import StepReport
 from tests.conftest import there
 
 MakeInner = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SIZE, EVERY, STEPS = 3, 4, 14
-STRATEGIES: dict[str, Local] = {
+STRATEGIES: dict[str, LocalSteps] = {
     name: sparsify.build(name, every=EVERY)
     for name in ("localsgd", "diloco", "muloco", "desloc", "noloco", "sparseloco")
 } | {
     "streaming": sparsify.streaming_diloco(every=EVERY, fragments=2, delay=2),
-    "late Top-k": Local(EVERY, sparsify.topk(density=0.1), Nesterov(), delay=3),
+    "late Top-k": LocalSteps(EVERY, sparsify.topk(density=0.1), Nesterov(), delay=3),
 }
 
 
@@ -72,11 +72,11 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def wrapped(
-    inner: MakeInner, model: nn.Module, method: Local | Method, comm: Comm | None, **options: Any
-) -> LocalOptimiser:
+    inner: MakeInner, model: nn.Module, method: LocalSteps | Method, comm: Comm | None, **options: Any
+) -> LocalOptimizer:
     found: Any = sparsify.distribute(inner([*model.parameters()]), model, method, comm, **options)
-    assert isinstance(found, LocalOptimiser) == isinstance(method, Local)
-    return cast(LocalOptimiser, found)
+    assert isinstance(found, LocalOptimizer) == isinstance(method, LocalSteps)
+    return cast(LocalOptimizer, found)
 
 
 class Worker:
@@ -84,26 +84,26 @@ class Worker:
 
     def __init__(
         self,
-        method: Local | Method,
+        method: LocalSteps | Method,
         comm: Comm | None,
         inner: MakeInner = INNER.adamw,
         model: nn.Module | None = None,
         **options: Any,
     ) -> None:
         self.model = model or model_of()
-        self.optimiser = wrapped(inner, self.model, method, comm, **options)
-        self.rank = self.optimiser.comm.rank
+        self.optimizer = wrapped(inner, self.model, method, comm, **options)
+        self.rank = self.optimizer.comm.rank
 
     def backward(self) -> None:
         """Take the gradients of the next batch."""
-        self.optimiser.zero_grad()
-        fill(self.model, self.rank, self.optimiser.steps)
+        self.optimizer.zero_grad()
+        fill(self.model, self.rank, self.optimizer.steps)
 
     def train(self, until: int) -> None:
         """Step until so many steps have been made in all."""
-        while self.optimiser.steps < until:
+        while self.optimizer.steps < until:
             self.backward()
-            self.optimiser.step()
+            self.optimizer.step()
 
     def own(self) -> Tensor:
         """(n,) a copy of the parameters."""
@@ -111,11 +111,11 @@ class Worker:
 
     def anchor(self) -> Tensor:
         """(n,) a copy of the anchor."""
-        with self.optimiser.at_anchor():
+        with self.optimizer.at_anchor():
             return flat(self.model)
 
     def report(self) -> StepReport:
-        return there(self.optimiser.last_report)
+        return there(self.optimizer.last_report)
 
 
 class History(NamedTuple):
@@ -130,7 +130,11 @@ class History(NamedTuple):
 
 
 def live(
-    strategy: Local, size: int = SIZE, steps: int = 3 * EVERY, inner: MakeInner = INNER.adamw, **options: Any
+    strategy: LocalSteps,
+    size: int = SIZE,
+    steps: int = 3 * EVERY,
+    inner: MakeInner = INNER.adamw,
+    **options: Any,
 ) -> list[History]:
     """Train for some steps on virtual ranks."""
 
@@ -142,9 +146,9 @@ def live(
         for _ in range(steps):
             before = counting.sent_bytes
             worker.backward()
-            worker.optimiser.step_alone()
+            worker.optimizer.step_locally()
             history.drifts.append(worker.anchor() - worker.own())
-            worker.optimiser.exchange()
+            worker.optimizer.exchange()
             history.own.append(worker.own())
             history.anchors.append(worker.anchor())
             history.sent.append(worker.report().wire_bytes)
@@ -154,12 +158,12 @@ def live(
     return virtual.run(size, body)
 
 
-def local(name: str, outer: Outer | None = None, every: int = EVERY, **others: Any) -> Local:
+def local(name: str, outer: OuterStep | None = None, every: int = EVERY, **others: Any) -> LocalSteps:
     """Return any method of every step, every few steps."""
     known = sparsify.defaults(name)
     wanted = {"density": 0.2, "scope": "layer", "momentum": 0.0}  # which the outer step has
     method = sparsify.build(name, **{key: wanted[key] for key in wanted if key in known})
-    return Local(every, method, outer or Nesterov(), **others)
+    return LocalSteps(every, method, outer or Nesterov(), **others)
 
 
 def anchors_of_all(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
@@ -179,29 +183,29 @@ def sent_by_all(comm: Comm, now: Callable[[], float]) -> dict[str, Tensor]:
     return {name: sent_in_two_rounds(strategy, comm) for name, strategy in STRATEGIES.items()}
 
 
-def lived(strategy: Local, comm: Comm | None, **options: Any) -> Tensor:
+def lived(strategy: LocalSteps, comm: Comm | None, **options: Any) -> Tensor:
     """(2, n): parameters and anchor at the end, in mid-round."""
     worker = Worker(strategy, comm, **options)
     worker.train(STEPS)
     return torch.stack([worker.own(), worker.anchor()])
 
 
-def step_randomly(model: nn.Module, optimiser: LocalOptimiser, draws: torch.Generator | None = None) -> None:
+def step_randomly(model: nn.Module, optimizer: LocalOptimizer, draws: torch.Generator | None = None) -> None:
     """Step by gradients that are drawn."""
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=draws).to(p)
-    optimiser.step()
+    optimizer.step()
 
 
-def sent_in_two_rounds(strategy: Local, comm: Comm) -> Tensor:
+def sent_in_two_rounds(strategy: LocalSteps, comm: Comm) -> Tensor:
     """(2 EVERY, 2): bytes that left this worker by its network interface in each step, and those counted."""
     interface = os.environ["GLOO_SOCKET_IFNAME"]
     counting = CountingComm(comm)
     model = nn.Sequential(nn.Linear(512, 256), nn.Linear(256, 512))
-    optimiser = wrapped(INNER.adamw, model, strategy, counting)
+    optimizer = wrapped(INNER.adamw, model, strategy, counting)
     sent = [(left_by(interface), counting.sent_bytes)]
     for _ in range(2 * EVERY):
-        step_randomly(model, optimiser)
+        step_randomly(model, optimizer)
         sent.append((left_by(interface), counting.sent_bytes))
     return torch.tensor(sent).diff(dim=0)
 

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.kernels import trouble_with_native
-from sparsify.local import at_once, few_messages
-from sparsify.local.few_messages import groups
-from sparsify.local.strategy import Local
+from sparsify.core.grouping import group_by_size
+from sparsify.kernels import native_unavailable_reason
+from sparsify.local import fused_exchange, packed_messages
+from sparsify.local.strategy import LocalSteps
 from tests.sparsify.local.rounds import INNER, step_randomly, wrapped
 
-pytestmark = pytest.mark.skipif(bool(trouble_with_native()), reason=str(trouble_with_native()))
+pytestmark = pytest.mark.skipif(bool(native_unavailable_reason()), reason=str(native_unavailable_reason()))
 EVERY, STEPS = 2, 8
 
 
@@ -28,7 +28,11 @@ def model_of(dtype: torch.dtype) -> nn.Module:
 
 
 def lived(
-    strategy: Local, size: int, dtype: torch.dtype = torch.float32, is_watched: bool = False, **options: Any
+    strategy: LocalSteps,
+    size: int,
+    dtype: torch.dtype = torch.float32,
+    is_watched: bool = False,
+    **options: Any,
 ) -> tuple[list[Tensor], list[bool]]:
     """Return each worker's parameters, anchor and residual at the end, as (n,), and which exchanges were
     at once.
@@ -42,18 +46,18 @@ def lived(
 
     def body(comm: Comm) -> Tensor:
         model = model_of(dtype)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm, **options)
-        (fragment,) = optimiser.fragments
-        fragment.watch = (lambda average: None) if is_watched else None
+        optimizer = wrapped(INNER.sgd, model, strategy, comm, **options)
+        (fragment,) = optimizer.fragments
+        fragment.on_average = (lambda average: None) if is_watched else None
         draws = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
-            step_randomly(model, optimiser, draws)
-        held = [*fragment.own(), *fragment.anchor, *fragment.engine.residuals().values()]
+            step_randomly(model, optimizer, draws)
+        held = [*fragment.flat_parameters(), *fragment.anchor, *fragment.engine.residuals().values()]
         return torch.cat([piece.reshape(-1).double() for piece in held])
 
-    original = at_once.moved
+    original = fused_exchange.try_fused_exchange
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparsify.local.fragments.moved", noted)
+        patch.setattr("sparsify.local.fragments.try_fused_exchange", noted)
         return virtual.run(size, body), were
 
 
@@ -92,7 +96,7 @@ def test_a_rate_is_rounded_as_by_torch() -> None:
 
 def test_top_k_and_other_types_go_one_after_the_other() -> None:
     for strategy, dtype in (
-        (Local(EVERY, sparsify.topk(density=0.05)), torch.float32),
+        (LocalSteps(EVERY, sparsify.topk(density=0.05)), torch.float32),
         (sparsify.sparseloco(every=EVERY), torch.float64),
         (sparsify.sparseloco(every=EVERY), torch.bfloat16),
     ):
@@ -115,12 +119,12 @@ def trained(comm: Comm, name: str, settings: dict[str, Any]) -> tuple[list[Tenso
     model = nn.ParameterList([nn.Parameter(torch.randn(size, generator=drawn)) for size in SIZES])
     counting = CountingComm(comm)
     inner = INNER.adamw if name == "desloc" else INNER.sgd
-    optimiser = wrapped(inner, model, sparsify.build(name, every=2, **settings), counting)
+    optimizer = wrapped(inner, model, sparsify.build(name, every=2, **settings), counting)
     own = torch.Generator().manual_seed(1 + comm.rank)
     before = 0
     for _ in range(6):
         before = counting.collectives
-        step_randomly(model, optimiser, own)
+        step_randomly(model, optimizer, own)
     return [*model.parameters()], counting.collectives - before
 
 
@@ -129,7 +133,7 @@ def test_together_tensors_become_what_they_become_one_by_one(
     monkeypatch: pytest.MonkeyPatch, name: str, settings: dict[str, Any]
 ) -> None:
     together = virtual.run(3, lambda comm: trained(comm, name, settings))
-    monkeypatch.setattr(few_messages, "MOST_BYTES", 1)
+    monkeypatch.setattr(packed_messages, "MAX_MESSAGE_BYTES", 1)
     apart = virtual.run(3, lambda comm: trained(comm, name, settings))
     for (ours, few), (theirs, many) in zip(together, apart, strict=True):
         assert all(map(torch.equal, ours, theirs))
@@ -144,9 +148,9 @@ def test_two_tensors_travel_in_as_many_messages_as_one() -> None:
         for bias in (False, True):
             counting = CountingComm(comm)
             model = nn.Linear(3, 2, bias=bias)
-            optimiser = wrapped(INNER.sgd, model, sparsify.diloco(every=1), counting)
+            optimizer = wrapped(INNER.sgd, model, sparsify.diloco(every=1), counting)
             before = counting.collectives
-            step_randomly(model, optimiser, torch.Generator())
+            step_randomly(model, optimizer, torch.Generator())
             found.append(counting.collectives - before)
         return found
 
@@ -154,7 +158,6 @@ def test_two_tensors_travel_in_as_many_messages_as_one() -> None:
         assert one == two
 
 
-def test_a_message_holds_as_many_tensors_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(few_messages, "MOST_BYTES", 10)
-    assert list(groups([5, 5, 4, 20, 1, 9, 1])) == [[0, 1], [2], [3], [4, 5], [6]]
-    assert list(groups([])) == []
+def test_a_message_holds_as_many_tensors_as_fit() -> None:
+    assert group_by_size([5, 5, 4, 20, 1, 9, 1], 10) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert group_by_size([], 10) == []

@@ -18,9 +18,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.states import StateMismatch
-from sparsify.local.strategy import Local, Outer
+from sparsify.local.strategy import LocalSteps, OuterStep
 from sparsify.method import Method
+from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
 from tests.sparsify.local.rounds import INNER, MakeInner, Worker, fill, flat, model_of, step_randomly, wrapped
 from tests.sparsify.local.uses_guards import NEUTRAL, NEUTRAL_OF_WHOLE, REFUSED, Wrapped, lived, net, told
@@ -28,7 +28,7 @@ from tests.sparsify.local.uses_guards import NEUTRAL, NEUTRAL_OF_WHOLE, REFUSED,
 EVERY_2 = sparsify.diloco(every=2)
 
 
-def wrap(comm: Comm, strategy: Local, dtype: torch.dtype = torch.float32) -> Wrapped:
+def wrap(comm: Comm, strategy: LocalSteps, dtype: torch.dtype = torch.float32) -> Wrapped:
     model = net().to(dtype)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     return Wrapped(model, inner, sparsify.distribute(inner, model, strategy, comm))
@@ -64,7 +64,7 @@ def test_weights_that_each_step_clips_in_a_hook_count_as_its_own() -> None:
             for p in worker.model.parameters():
                 p.clamp_(-0.1, 0.1)
 
-        worker.optimiser.register_step_post_hook(clip)
+        worker.optimizer.register_step_post_hook(clip)
         worker.train(4)
         for p in worker.model.parameters():
             assert 0 < p.abs().max() <= 0.1 + 1e-7
@@ -75,47 +75,47 @@ def test_weights_that_each_step_clips_in_a_hook_count_as_its_own() -> None:
 def test_embeddings_that_limit_their_norms_in_the_forward_pass_are_trained() -> None:
     def body(comm: Comm) -> Tensor:
         model = nn.Sequential(nn.Embedding(5, 3, max_norm=0.5), nn.Linear(3, 2))
-        optimiser = wrapped(INNER.sgd, model, EVERY_2, comm)
+        optimizer = wrapped(INNER.sgd, model, EVERY_2, comm)
         for _ in range(4):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             model(torch.arange(5)).square().mean().backward()
-            optimiser.step()
+            optimizer.step()
         return flat(model)
 
     assert torch.equal(*virtual.run(2, body))
 
 
-def test_of_two_optimisers_that_share_a_layer_the_older_one_is_refused() -> None:
+def test_of_two_optimizers_that_share_a_layer_the_older_one_is_refused() -> None:
     def body(comm: Comm) -> None:
         first = Worker(EVERY_2, comm)
         first.train(1)
         layer = INNER.sgd([*first.model.get_submodule("0").parameters()])
         sparsify.distribute(layer, first.model, EVERY_2, comm)
         with pytest.raises(
-            ValueError, match=r"wrapped anew since.*give each optimiser parameters of its own"
+            ValueError, match=r"wrapped anew since.*give each optimizer parameters of its own"
         ):
             first.train(2)
 
     virtual.run(1, body)
 
 
-def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
+def test_at_an_anchor_all_optimizers_of_a_model_are_at_theirs() -> None:
     def body(comm: Comm) -> tuple[Tensor, Tensor]:
         model = model_of()
         parts = [[*model.get_submodule(name).parameters()] for name in ("0", "2")]
-        optimisers = [sparsify.distribute(INNER.sgd(part), model, EVERY_2, comm) for part in parts]
+        optimizers = [sparsify.distribute(INNER.sgd(part), model, EVERY_2, comm) for part in parts]
         for step in range(5):
             model.zero_grad()
             fill(model, comm.rank, step)
-            for optimiser in optimisers:
-                optimiser.step()
+            for optimizer in optimizers:
+                optimizer.step()
         own = flat(model)
-        with optimisers[1].at_anchor():
+        with optimizers[1].at_anchor():
             anchor = flat(model)
-            with optimisers[0].at_anchor():
+            with optimizers[0].at_anchor():
                 assert torch.equal(flat(model), anchor)
-            with pytest.raises(ValueError, match=r"within `with optimiser\.at_anchor"):
-                optimisers[0].step()
+            with pytest.raises(ValueError, match=r"within `with optimizer\.at_anchor"):
+                optimizers[0].step()
         assert torch.equal(flat(model), own)
         return own, anchor
 
@@ -124,7 +124,7 @@ def test_at_an_anchor_all_optimisers_of_a_model_are_at_theirs() -> None:
     assert not torch.equal(own, other_own)
 
 
-class Half(Outer):
+class Half(OuterStep):
     """An outer step of a user's own, that does not say what it is."""
 
     lr = 0.5
@@ -138,7 +138,7 @@ def test_outer_steps_of_one_s_own_are_compared_by_their_attributes() -> None:
         outer = Half()
         outer.lr = 0.5 + 0.1 * comm.rank
         with pytest.raises(RuntimeError, match=r"the workers disagree on strategy.*Half\(lr=0.6\)"):
-            Worker(Local(2, sparsify.topk(0.5), outer), comm)
+            Worker(LocalSteps(2, sparsify.topk(0.5), outer), comm)
 
     virtual.run(2, body)
 
@@ -203,7 +203,7 @@ class Averaging(torch.optim.SGD):
 
 
 @pytest.mark.usefixtures("group_of_one")
-def test_optimisers_that_keep_other_weights_or_communicate_in_their_steps_are_refused() -> None:
+def test_optimizers_that_keep_other_weights_or_communicate_in_their_steps_are_refused() -> None:
     def worker_of(make: Any, **options: Any) -> Worker:
         return Worker(EVERY_2, None, lambda params: make(params, lr=0.1, **options))
 
@@ -214,7 +214,7 @@ def test_optimisers_that_keep_other_weights_or_communicate_in_their_steps_are_re
     with pytest.raises(ValueError, match="Averaging communicates with other workers within its step"):
         worker_of(Averaging).train(1)
     plain = worker_of(torch.optim.SGD)
-    plain.optimiser.optimiser.register_step_post_hook(reduce_something)
+    plain.optimizer.inner_optimizer.register_step_post_hook(reduce_something)
     plain.train(4)
 
 
@@ -226,15 +226,15 @@ def reduce_something(*_: Any) -> None:
 @pytest.mark.parametrize("every", [2, 3, 6])
 def test_the_density_of_a_round_is_that_of_the_epoch_in_which_its_last_step_was_made(every: int) -> None:
     def body(comm: Comm, **options: Any) -> list[float]:
-        strategy = Local(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
+        strategy = LocalSteps(every, sparsify.topk(1 / 64, density_warmup=[0.5]))
         model = nn.Linear(64, 64)
-        optimiser = wrapped(INNER.sgd, model, strategy, comm, **options)
+        optimizer = wrapped(INNER.sgd, model, strategy, comm, **options)
         densities = []
         for number in range(12):
             if not options:
-                optimiser.epoch = number // 6
-            step_randomly(model, optimiser)
-            densities.append(round(there(optimiser.last_report).sent_density, 2))
+                optimizer.epoch = number // 6
+            step_randomly(model, optimizer)
+            densities.append(round(there(optimizer.last_report).sent_density, 2))
         return densities[every - 1 :: every]
 
     expected = [0.5] * (6 // every) + [0.02] * (6 // every)
@@ -251,26 +251,26 @@ INNERS: dict[str, MakeInner] = {
     "RMSprop": partial(torch.optim.RMSprop, lr=0.02),
     "one's own": partial(Master, lr=0.02),
 }
-METHODS: list[Method | Local] = [sparsify.topk(0.5), EVERY_2, Local(2, sparsify.topk(0.5), Half())]
+METHODS: list[Method | LocalSteps] = [sparsify.topk(0.5), EVERY_2, LocalSteps(2, sparsify.topk(0.5), Half())]
 
 
-def of_a_matrix(inner: str, method: Method | Local, comm: Comm) -> Worker:
+def of_a_matrix(inner: str, method: Method | LocalSteps, comm: Comm) -> Worker:
     return Worker(method, comm, INNERS[inner], nn.Linear(6, 3, bias=False, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("inner", INNERS)
-def test_training_resumes_to_the_bit_with_any_inner_optimiser(inner: str) -> None:
-    def body(comm: Comm, method: Method | Local) -> None:
+def test_training_resumes_to_the_bit_with_any_inner_optimizer(inner: str) -> None:
+    def body(comm: Comm, method: Method | LocalSteps) -> None:
         first = of_a_matrix(inner, method, comm)
         first.train(3)
-        saved = copy.deepcopy(first.optimiser.state_dict())
+        saved = copy.deepcopy(first.optimizer.state_dict())
         weights = copy.deepcopy(first.model.state_dict())
         first.train(6)
         for num_loads in (1, 2):
             again = of_a_matrix(inner, method, comm)
             again.model.load_state_dict(weights)
             for _ in range(num_loads):
-                again.optimiser.load_state_dict(copy.deepcopy(saved))
+                again.optimizer.load_state_dict(copy.deepcopy(saved))
             again.train(6)
             assert torch.equal(again.own(), first.own())
 
@@ -292,11 +292,11 @@ def test_a_scripted_model_is_wrapped() -> None:
 DILOCO = sparsify.diloco(every=3)
 
 
-def test_a_saved_state_loaded_into_the_inner_optimiser_before_it_is_wrapped_is_refused() -> None:
-    def body(comm: Comm, method: Local | Method) -> None:
+def test_a_saved_state_loaded_into_the_inner_optimizer_before_it_is_wrapped_is_refused() -> None:
+    def body(comm: Comm, method: LocalSteps | Method) -> None:
         worker = Worker(method, comm)
         worker.train(2)
-        saved = copy.deepcopy(worker.optimiser.state_dict())
+        saved = copy.deepcopy(worker.optimizer.state_dict())
         other = model_of()
         inner = INNER.adamw([*other.parameters()])
         groups = [set(group) for group in inner.param_groups]
@@ -304,10 +304,10 @@ def test_a_saved_state_loaded_into_the_inner_optimiser_before_it_is_wrapped_is_r
         with pytest.raises(ValueError, match=r"load it into what sparsify\.distribute returns"):
             Worker(method, comm, lambda _: inner, other)
 
-        again = Worker(method, comm).optimiser
+        again = Worker(method, comm).optimizer
         again.load_state_dict(copy.deepcopy(saved))
         # As the documentation says: what was owed is lost.
-        again.optimiser.load_state_dict(copy.deepcopy(saved))
+        again.inner_optimizer.load_state_dict(copy.deepcopy(saved))
         assert [set(group) for group in again.param_groups] == groups
 
     for method in (DILOCO, sparsify.topk(0.5)):
@@ -319,20 +319,20 @@ def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> Non
         worker = Worker(DILOCO, comm)
         worker.train(2)
         own = worker.own()
-        optimiser = worker.optimiser
+        optimizer = worker.optimizer
         calls: list[Callable[[], object]] = [
-            optimiser.step,
-            optimiser.exchange,
-            optimiser.state_dict,
-            optimiser.own_state_dict,
-            lambda: optimiser.load_state_dict({}),
+            optimizer.step,
+            optimizer.exchange,
+            optimizer.state_dict,
+            optimizer.local_state_dict,
+            lambda: optimizer.load_state_dict({}),
         ]
-        with optimiser.at_anchor():
+        with optimizer.at_anchor():
             for call in calls:
-                with pytest.raises(ValueError, match=r"within `with optimiser\.at_anchor\(\):`.*outside"):
+                with pytest.raises(ValueError, match=r"within `with optimizer\.at_anchor\(\):`.*outside"):
                     call()
         assert torch.equal(worker.own(), own)
-        assert optimiser.steps == 2
+        assert optimizer.steps == 2
 
     virtual.run(1, body)
 
@@ -349,9 +349,9 @@ def test_a_copied_or_saved_model_is_nobody_s() -> None:
 
 
 def test_states_of_local_steps_are_for_as_many_workers_each_its_own() -> None:
-    states = virtual.run(2, lambda comm: Worker(DILOCO, comm).optimiser.state_dict())
+    states = virtual.run(2, lambda comm: Worker(DILOCO, comm).optimizer.state_dict())
     assert sparsify.redistribute(states, 2) == states
     with pytest.raises(StateMismatch, match="for 3 begin anew from the anchor"):
         sparsify.redistribute(states, 3)
     with pytest.raises(StateMismatch, match=r"load the anchor.*into the model before it is wrapped"):
-        virtual.run(2, lambda comm: Worker(DILOCO, comm).optimiser.load_state_dict(states[0]))
+        virtual.run(2, lambda comm: Worker(DILOCO, comm).optimizer.load_state_dict(states[0]))

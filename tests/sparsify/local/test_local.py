@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.doors.states import StateMismatch
-from sparsify.local.fragments import NonFiniteDrift, fragments_of
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Outer, Plain
+from sparsify.local.fragments import NonFiniteDriftError, divide_into_fragments
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, OuterStep, PlainStep
 from sparsify.method import Dense, Method
-from sparsify.methods import per_step
+from sparsify.methods import per_step_names
 from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST
+from sparsify.wrappers.saved_states import StateMismatch
 from tests.conftest import there
 from tests.sparsify.local.rounds import (
     EVERY,
@@ -60,20 +60,20 @@ def kept(name: str, **changed: Any) -> Method:
 @cache
 def averaged_once() -> Tensor:
     """(n,) the anchor after one round of plain averaging."""
-    return live(Local(EVERY, Dense()), steps=EVERY)[0].anchors[-1]
+    return live(LocalSteps(EVERY, Dense()), steps=EVERY)[0].anchors[-1]
 
 
-@pytest.mark.parametrize("name", per_step())
+@pytest.mark.parametrize("name", per_step_names())
 def test_nothing_of_the_drift_is_lost(name: str) -> None:
     """theta_0 - theta_T = lr / R sum over workers of (all drift - residual); at density 1 a method averages
     plainly at once. Exceptions are those of the method, and needed.
     """
     method = kept(name)
-    histories = live(Local(EVERY, method, Plain(0.8)), steps=5 * EVERY)
+    histories = live(LocalSteps(EVERY, method, PlainStep(0.8)), steps=5 * EVERY)
     seen = torch.zeros_like(averaged_once())
     num_owed = 0
     for history in histories:
-        residuals = history.worker.optimiser.engine.residuals()
+        residuals = history.worker.optimizer.engine.residuals()
         named = history.worker.model.named_parameters()
         held = torch.cat([residuals.get(key, torch.zeros(p.numel())) for key, p in named])
         seen += (torch.stack(history.drifts[EVERY - 1 :: EVERY]).sum(0) - held) / SIZE
@@ -84,24 +84,24 @@ def test_nothing_of_the_drift_is_lost(name: str) -> None:
     assert (num_owed > 0) == (bool(residuals) and name not in EXACT_HERE)
     if "density" in sparsify.defaults(name):
         whole = kept(name, density=1.0)
-        ours = live(Local(EVERY, whole), steps=EVERY)[0].anchors[-1]
+        ours = live(LocalSteps(EVERY, whole), steps=EVERY)[0].anchors[-1]
         is_plain = torch.allclose(ours, averaged_once(), rtol=1e-12, atol=1e-12)
         assert is_plain == (DENSE_AT_DENSITY_1 not in whole.broken_laws())
 
 
 def test_momentum_is_applied_once() -> None:
-    outers = [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), Plain()]
-    for method in map(sparsify.build, per_step()):
+    outers = [Nesterov(), HeavyBall(), Nesterov(momentum=0.0), PlainStep()]
+    for method in map(sparsify.build, per_step_names()):
         for outer in outers:
-            if method.momentum_inside and getattr(outer, "momentum", 0):
+            if method.applies_momentum and getattr(outer, "momentum", 0):
                 with pytest.raises(ValueError, match=r"itself, and the outer step has 0\.9 too"):
-                    Local(EVERY, method, outer)
+                    LocalSteps(EVERY, method, outer)
             else:
-                assert Local(EVERY, method, outer).outer == outer
+                assert LocalSteps(EVERY, method, outer).outer == outer
 
 
-def schedule_of(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (1 + step))
+def schedule_of(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def schedule_of(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.La
     ],
     ids=["sgd", "momentum", "adamw", "muon"],
 )
-def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
+def test_one_worker_with_a_plain_outer_step_is_the_inner_optimizer_to_the_bit(
     inner: MakeInner, scheduled: str
 ) -> None:
     """With two half batches in a closure, a clipped norm, and a schedule of whichever optimizer."""
@@ -123,19 +123,19 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
         model = model_of()
         alone = inner([*model.parameters()])
         early = schedule_of(alone) if "before" in scheduled else None
-        optimiser: Any = alone
+        optimizer: Any = alone
         if comm is not None:
-            optimiser = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
-        schedule = early or schedule_of(alone if scheduled == "inner" else optimiser)
+            optimizer = sparsify.distribute(alone, model, sparsify.localsgd(every=EVERY), comm)
+        schedule = early or schedule_of(alone if scheduled == "inner" else optimizer)
         for step in range(6):
 
             def closure(step: int = step) -> Tensor:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = fill(model, 0, step) + fill(model, 0, step, share=1)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
                 return loss
 
-            assert float(optimiser.step(closure)) > 0
+            assert float(optimizer.step(closure)) > 0
             schedule.step()
         return flat(model)
 
@@ -146,16 +146,16 @@ def test_one_worker_with_a_plain_outer_step_is_the_inner_optimiser_to_the_bit(
     ("outer", "theirs"),
     [
         (Nesterov(0.7, 0.9), {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
-        (HeavyBall(0.4, 0.3), {"lr": 0.4, "momentum": 0.3}), (Plain(0.6), {"lr": 0.6}),
+        (HeavyBall(0.4, 0.3), {"lr": 0.4, "momentum": 0.3}), (PlainStep(0.6), {"lr": 0.6}),
     ],
 )  # fmt: skip
-def test_the_outer_step_is_torchs_own_on_the_mean_drift(outer: Outer, theirs: dict[str, Any]) -> None:
-    histories = live(Local(EVERY, Dense(), outer), inner=INNER.sgd)
+def test_the_outer_step_is_torchs_own_on_the_mean_drift(outer: OuterStep, theirs: dict[str, Any]) -> None:
+    histories = live(LocalSteps(EVERY, Dense(), outer), inner=INNER.sgd)
     p = nn.Parameter(flat(model_of()))
-    optimiser = torch.optim.SGD([p], **theirs)
+    optimizer = torch.optim.SGD([p], **theirs)
     for last in range(EVERY - 1, 3 * EVERY, EVERY):
         p.grad = torch.stack([history.drifts[last] for history in histories]).mean(0)
-        optimiser.step()
+        optimizer.step()
         torch.testing.assert_close(histories[0].anchors[last], p.detach(), rtol=1e-12, atol=1e-12)
 
 
@@ -169,7 +169,7 @@ def test_a_round_sends_each_fragment_once_and_a_moment_in_rounds_of_its_own() ->
     assert [each / once for each in others] == [2, 2, 2, 1, 3]
 
 
-def in_rounds(strategy: Local) -> list[int]:
+def in_rounds(strategy: LocalSteps) -> list[int]:
     """Bytes sent in each of six rounds."""
     sent = live(strategy, steps=6 * EVERY)[0].sent
     return [sum(sent[first : first + EVERY]) for first in range(0, len(sent), EVERY)]
@@ -184,7 +184,7 @@ def test_desloc_averages_each_moment_at_its_own_period() -> None:
         alike = list[tuple[bool, ...]]()
         for step in range(1, 13):
             worker.train(step)
-            state = worker.optimiser.optimiser.state[weight]
+            state = worker.optimizer.inner_optimizer.state[weight]
             tensors = weight.detach(), state["exp_avg"], state["exp_avg_sq"]
             alike.append(tuple(torch.equal(*comm.all_gather(tensor.contiguous())) for tensor in tensors))
         return alike
@@ -199,11 +199,11 @@ def test_a_moment_that_a_worker_lacks_is_refused_by_all() -> None:
         worker.backward()
         if comm.rank == rank:
             worker.model.get_parameter("2.bias").grad = None
-        name = type(worker.optimiser.optimiser).__name__
+        name = type(worker.optimizer.inner_optimizer).__name__
         with pytest.raises(
             ValueError, match=rf"{name} keeps no 'exp_avg' of 2\.bias to be averaged \(rank {rank}\)"
         ):
-            worker.optimiser.step()
+            worker.optimizer.step()
 
     virtual.run(2, lambda comm: body(comm, INNER.sgd, 0))
     virtual.run(2, lambda comm: body(comm, INNER.adamw, 1))
@@ -215,7 +215,7 @@ STREAMING: list[dict[str, Any]] = [
 ALL = STRATEGIES | {str(how): local("topk", **how) for how in STREAMING}
 
 
-@pytest.mark.parametrize("name", [*ALL, *per_step()])
+@pytest.mark.parametrize("name", [*ALL, *per_step_names()])
 def test_all_go_on_from_one_anchor_and_send_nothing_between_exchanges(name: str) -> None:
     """But where a strategy breaks this law and says so; a mix, or another fragment, keeps replicas apart."""
     chosen = ALL.get(name) or local(name)
@@ -239,8 +239,8 @@ def test_fragments_are_exchanged_in_turns_and_a_delay_moves_what_is_applied_alon
     def sent_in(history: History) -> list[int]:
         return [step for step, sent in enumerate(history.sent, 1) if sent]
 
-    assert sent_in(live(local("topk", Plain(), fragments=2), check=False)[0]) == [2, 4, 6, 8, 10, 12]
-    late = live(local("topk", Plain(), delay=3), check=False, steps=11)[0]
+    assert sent_in(live(local("topk", PlainStep(), fragments=2), check=False)[0]) == [2, 4, 6, 8, 10, 12]
+    late = live(local("topk", PlainStep(), delay=3), check=False, steps=11)[0]
     assert sent_in(late) == [4, 8]
     assert changes(late.anchors) == [7, 11]
 
@@ -250,13 +250,13 @@ def test_fragments_take_blocks_in_turns() -> None:
         "wte.weight", "h.0.a.weight", "h.0.b.bias", "h.1.a.weight", "h.2.a.weight", "ln.weight", "ln.bias",
     )  # fmt: skip
     named = [(name, nn.Parameter(torch.zeros(1))) for name in names]
-    found = [[name for name, _ in inside] for inside in fragments_of(named, 2)]
+    found = [[name for name, _ in inside] for inside in divide_into_fragments(named, 2)]
     assert found == [
         ["wte.weight", "h.1.a.weight", "ln.weight", "ln.bias"],
         ["h.0.a.weight", "h.0.b.bias", "h.2.a.weight"],
     ]
     with pytest.raises(ValueError, match="fragments=6 of a model that has 5 blocks"):
-        fragments_of(named, 6)
+        divide_into_fragments(named, 6)
 
 
 @pytest.mark.parametrize("strategy", ALL)
@@ -266,12 +266,12 @@ def test_a_saved_state_goes_on_in_mid_round_to_the_bit(strategy: str) -> None:
         states = []
         for stop in (3, 6, 8):
             worker.train(stop)
-            states.append(copy.deepcopy(worker.optimiser.state_dict()))
+            states.append(copy.deepcopy(worker.optimizer.state_dict()))
         worker.train(12)
         for state in states:
             again = Worker(ALL[strategy], comm, model=model_of(7))
-            again.optimiser.load_state_dict(state)
-            assert again.optimiser.steps == state["local"]["step"]
+            again.optimizer.load_state_dict(state)
+            assert again.optimizer.steps == state["local"]["step"]
             again.train(12)
             assert torch.equal(again.own(), worker.own())
             assert torch.equal(again.anchor(), worker.anchor())
@@ -283,22 +283,22 @@ def test_a_saved_state_of_something_else_is_refused_by_all_and_changes_nothing()
     def body(comm: Comm) -> None:
         worker = Worker(local("topk"), comm)
         worker.train(1)
-        saved = worker.optimiser.state_dict()
+        saved = worker.optimizer.state_dict()
         before = worker.own()
         broken = copy.deepcopy(saved["local"])
         broken["fragments"][0]["state"]["anchor"][0][0] = torch.nan
         others = {
             "of 2 workers, and there are 3; in the middle of a round": {"size": 2},
-            r"Local\(every=5\)": {"strategy": "Local(every=5)"},
+            r"LocalSteps\(every=5\)": {"strategy": "LocalSteps(every=5)"},
             "differ in their step": {"step": 1 + comm.rank},
             "NaN or Inf": broken,
         }
         for sentence, change in others.items():
             with pytest.raises(StateMismatch, match=sentence):
-                worker.optimiser.load_state_dict({**saved, "local": saved["local"] | change})
+                worker.optimizer.load_state_dict({**saved, "local": saved["local"] | change})
         del saved["local"]
         with pytest.raises(StateMismatch, match="no anchor"):
-            worker.optimiser.load_state_dict(saved)
+            worker.optimizer.load_state_dict(saved)
         assert torch.equal(before, worker.own())
 
     virtual.run(SIZE, body)
@@ -316,12 +316,12 @@ def test_after_a_nan_that_is_named_all_go_on_from_the_anchor(delay: int) -> None
         for step in range(1, 2 * EVERY + 4):
             worker.backward()
             if step != EVERY:
-                worker.optimiser.step()
+                worker.optimizer.step()
             else:
                 if comm.rank == 1:
                     there(worker.model.get_parameter("2.weight").grad)[0] = torch.nan
-                with pytest.raises(NonFiniteDrift, match=r"rank 1, round 0: 2\.weight has a NaN or Inf"):
-                    worker.optimiser.step()
+                with pytest.raises(NonFiniteDriftError, match=r"rank 1, round 0: 2\.weight has a NaN or Inf"):
+                    worker.optimizer.step()
                 with torch.no_grad():
                     nn.utils.vector_to_parameters(anchors[0].clone(), worker.model.parameters())
             anchors.append(worker.anchor())
@@ -340,12 +340,12 @@ def test_a_step_that_is_left_out_counts_so_all_exchange_together() -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         for step in range(2 * EVERY):
             if comm.rank == 1 and step in (1, 3):
-                worker.optimiser.skip()
+                worker.optimizer.skip()
                 continue
             worker.backward()
             loss = scaler.scale(worker.model(torch.ones(6).double()).sum())
             (loss * (torch.inf if (comm.rank, step) == (1, 2) else 1.0)).backward()
-            scaler.step(worker.optimiser)
+            scaler.step(worker.optimizer)
             scaler.update()
         return worker.own(), scaler.get_scale()
 
@@ -360,23 +360,23 @@ def test_strategies_that_make_no_sense_are_refused_in_a_sentence() -> None:
         ({"every": 0}, "every=0 is out of range"),
         ({"fragments": 5}, "fragments=5 can't take turns within every=4"),
         ({"delay": 4}, "delay=4 steps: the next exchange"), ({"mix": 1.0}, "mix=1.0 is out of range"),
-        ({"method": sparsify.localsgd()}, "does not average; give Local one of every step"),
-        ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take Plain, Nesterov"),
+        ({"method": sparsify.localsgd()}, "does not average; give LocalSteps one of every step"),
+        ({"outer": "nesterov"}, "outer='nesterov' is no outer step; take PlainStep, Nesterov"),
         ({"outer": None}, "outer=None is no outer step"),
     ]  # fmt: skip
     for how, sentence in bad:
         with pytest.raises(ValueError, match=sentence):
-            Local(**{"every": 4, "method": Dense(), **how})
+            LocalSteps(**{"every": 4, "method": Dense(), **how})
 
 
-def test_models_and_optimisers_that_can_not_be_wrapped_are_refused_in_a_sentence() -> None:
+def test_models_and_optimizers_that_can_not_be_wrapped_are_refused_in_a_sentence() -> None:
     def body(comm: Comm) -> None:
         model = model_of()
-        optimiser = wrapped(INNER.sgd, model, local("topk"), comm)
+        optimizer = wrapped(INNER.sgd, model, local("topk"), comm)
         with pytest.raises(ValueError, match="wrapped already"):
-            sparsify.distribute(optimiser, model, local("topk"), comm)
+            sparsify.distribute(optimizer, model, local("topk"), comm)
         with pytest.raises(ValueError, match="parameters can't join later"):
-            optimiser.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
         with pytest.raises(ValueError, match="overlap=True averages while the steps of a delay go on"):
             wrapped(INNER.sgd, model, local("topk"), comm, overlap=True)
         gappy = nn.Linear(6, 4, dtype=torch.float64)
@@ -392,11 +392,11 @@ def test_a_model_of_real_and_complex_parameters_is_trained_as_its_parts_alone() 
 
     def body(comm: Comm, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
         model = nn.ParameterList([torch.ones(5, dtype=dtype) for dtype in dtypes])
-        optimiser = wrapped(INNER.momentum, model, sparsify.diloco(every=2), comm)
+        optimizer = wrapped(INNER.momentum, model, sparsify.diloco(every=2), comm)
         for step in range(5):
             for p in model:
                 p.grad = torch.full_like(p, step + comm.rank)
-            optimiser.step()
+            optimizer.step()
         return [*model]
 
     together = virtual.run(2, partial(body, dtypes=types))

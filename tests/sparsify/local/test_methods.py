@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, virtual
-from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, Local, Nesterov, Plain
+from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps, Nesterov, PlainStep
 from sparsify.method import Dense
-from sparsify.methods.noloco import PairAverage, pairs
-from sparsify.methods.qgz import QuantisedReduce
-from sparsify.types import BucketContext, SeenStep
+from sparsify.methods.noloco import PairwiseAverage, draw_pair_routes
+from sparsify.methods.qgz import QuantisedAllReduce
+from sparsify.types import BucketContext, BucketStep
 from tests.conftest import there
 from tests.sparsify.local.rounds import EVERY, INNER, SIZE, Worker, flat, live, model_of
 
@@ -31,13 +31,13 @@ def drift(rank: int, turn: int) -> Tensor:
     return torch.randn(SHAPE, generator=draws, dtype=torch.float64)
 
 
-def begin_at_zero(model: nn.Linear, strategy: Local, comm: Comm, **options: Any) -> Worker:
+def begin_at_zero(model: nn.Linear, strategy: LocalSteps, comm: Comm, **options: Any) -> Worker:
     """Wrap a model of one fragment, with zeros for parameters and anchor."""
     nn.init.zeros_(model.weight)
     return Worker(strategy, comm, INNER.sgd, model, **options)
 
 
-def anchors(strategy: Local, size: int = SIZE, **options: Any) -> list[Tensor]:
+def anchors(strategy: LocalSteps, size: int = SIZE, **options: Any) -> list[Tensor]:
     """Return the anchor of each worker at the end of the rounds, in which only first steps move anything."""
 
     def body(comm: Comm) -> Tensor:
@@ -46,7 +46,7 @@ def anchors(strategy: Local, size: int = SIZE, **options: Any) -> list[Tensor]:
         for turn in range(ROUNDS):
             for step in range(EVERY):
                 model.weight.grad = drift(comm.rank, turn) / 0.05 * (step == 0)
-                worker.optimiser.step()
+                worker.optimizer.step()
         return worker.anchor().view(SHAPE)
 
     return virtual.run(size, body)
@@ -118,7 +118,7 @@ def test_noloco_is_its_formula_and_its_anchors_differ_as_it_says(size: int) -> N
     momentum = list(phi)
     draws = strategy.method.init(torch.empty(phi[0].numel()), BucketContext(3, 0, 0))
     for turn in range(ROUNDS):
-        routes = dict(pairs(size, draws.key()))
+        routes = dict(draw_pair_routes(size, draws.next_key()))
         pulled = []
         for rank in range(size):
             both = [rank, routes.get(rank, rank)]
@@ -139,13 +139,13 @@ def test_noloco_counts_two_models_a_round_and_an_odd_worker_out_sends_none_of_th
     n = flat(model_of()).numel()
     nbytes = n * torch.float64.itemsize * (size > 1)
     for history in histories:
-        assert history.worker.optimiser.num_elements == n
+        assert history.worker.optimizer.num_elements == n
         assert history.sent == history.counted == [*[0] * (EVERY - 1), 2 * nbytes] * ROUNDS
-    seen = SeenStep(((n,),), n, torch.float64, size, 0, [])
-    assert strategy.method.promised(seen) == (nbytes, nbytes)
+    seen = BucketStep(((n,),), n, torch.float64, size, 0, [])
+    assert strategy.method.predict_bytes(seen) == (nbytes, nbytes)
     draws = strategy.method.init(torch.empty(n), BucketContext(0, 0, 0))
     for _ in range(ROUNDS):
-        route = pairs(size, draws.key())
+        route = draw_pair_routes(size, draws.next_key())
         assert len({source for source, _ in route}) == len(route) == size - size % 2
 
 
@@ -156,7 +156,7 @@ def test_a_chunk_of_4096_takes_112_bytes_and_a_tensor_its_scales() -> None:
         model = nn.Linear(256, 128, bias=False)  # eight chunks of 64 x 64
         worker = Worker(sparsify.sparseloco(every=1), comm, INNER.sgd, model)
         model.weight.grad = torch.randn(128, 256, generator=torch.Generator().manual_seed(comm.rank))
-        worker.optimiser.step()
+        worker.optimizer.step()
         return worker.report().wire_bytes
 
     assert virtual.run(2, body) == [8 * 112 + 16] * 2
@@ -167,13 +167,15 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
 
     def body(comm: Comm) -> tuple[Tensor, int]:
         model = nn.Linear(8, 1, bias=False)
-        optimiser = begin_at_zero(model, strategy, comm).optimiser
-        optimiser.step()
+        optimizer = begin_at_zero(model, strategy, comm).optimizer
+        optimizer.step()
         model.weight.grad = torch.tensor([[1.0, -0.7, 0.3, 0.2, 0.05, 0.009, 0.007, -0.0]]) / 0.05
         averages: list[Tensor] = []
-        optimiser.fragments[0].watch = lambda average: averages.extend(piece.clone() for piece in average)
-        optimiser.step()
-        return averages[0], there(optimiser.last_report).wire_bytes
+        optimizer.fragments[0].on_average = lambda average: averages.extend(
+            piece.clone() for piece in average
+        )
+        optimizer.step()
+        return averages[0], there(optimizer.last_report).wire_bytes
 
     (average, nbytes), _ = virtual.run(2, body)
     assert average.tolist() == [1.0, -0.5, 0.25, 0.25, 0.0625, 0.015625, 0.0, 0.0]
@@ -183,11 +185,11 @@ def test_streaming_sends_four_bits_and_reads_the_nearest_power_of_two() -> None:
 def test_published_defaults_are_those_of_the_papers() -> None:
     assert sparsify.diloco().outer == Nesterov(0.7, 0.9)
     assert sparsify.localsgd().averages_models
-    assert sparsify.sparseloco().outer == Plain(1.0)
+    assert sparsify.sparseloco().outer == PlainStep(1.0)
     assert sparsify.sparseloco(momentum=0.95).outer == HeavyBall(1.0, 0.95)
-    assert isinstance(sparsify.muloco(bits=4).method, QuantisedReduce)
+    assert isinstance(sparsify.muloco(bits=4).method, QuantisedAllReduce)
     assert sparsify.muloco() == sparsify.diloco(lr=0.9, momentum=0.8)
-    assert isinstance(sparsify.noloco().method, PairAverage)
+    assert isinstance(sparsify.noloco().method, PairwiseAverage)
     assert isinstance(sparsify.streaming_diloco(code="fp32").method, Dense)
     with pytest.raises(ValueError, match="nesterov=True with momentum=0 is a plain step"):
         sparsify.sparseloco(nesterov=True)
@@ -201,7 +203,7 @@ def test_published_defaults_are_those_of_the_papers() -> None:
 # in 6 steps.
 # By delay and mix: of the fragment that a step of 3, 6, 9, 12, 15 exchanges, the replica and its anchor then.
 # Where the last anchor is missing, theirs stopped before it wrote it. Their mix of 1 is left out: no replica
-# would ever see the others, which `Local` refuses.
+# would ever see the others, which `LocalSteps` refuses.
 PUBLISHED = """
     delay  mix   replica                      anchor
     0      0.0   -11 -23 -35   -47 -59        -11 -23 -35 -47
@@ -218,7 +220,7 @@ def test_fragments_delay_and_mix_give_torchfts_published_numbers(row: str) -> No
     """
     delay, mix, *published = map(float, row.split())
     first = 1 - int(delay)
-    strategy = Local(6, Dense("layer"), Plain(2.0), fragments=2, delay=int(delay), mix=mix)
+    strategy = LocalSteps(6, Dense("layer"), PlainStep(2.0), fragments=2, delay=int(delay), mix=mix)
 
     def body(comm: Comm) -> list[float]:
         model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -230,7 +232,7 @@ def test_fragments_delay_and_mix_give_torchfts_published_numbers(row: str) -> No
         for step in range(first, 16):
             for p in model.parameters():
                 p.grad = torch.full_like(p, 2.0 if step > 0 else 0.0)
-            worker.optimiser.step()
+            worker.optimizer.step()
             if step in range(3, 16, 3):
                 which = 1 if step % 2 else 0  # ours exchanges the first fragment at the end of a round
                 own.append(float(worker.own()[which]))

@@ -17,7 +17,7 @@ from tests.sparsify.worker_functions import on_processes
 @pytest.mark.parametrize("size", [2, 3])
 def test_local_steps_are_the_same_on_virtual_ranks_and_on_gloo_processes(size: int, tmp_path: Path) -> None:
     real = on_processes(anchors_of_all, size, tmp_path)
-    simulated = virtual.run(size, lambda comm: anchors_of_all(comm, comm.now))
+    simulated = virtual.run(size, lambda comm: anchors_of_all(comm, comm.now_s))
     for ours, theirs in zip(simulated, real, strict=True):
         for name in STRATEGIES:
             if size == 2 or name in ("noloco", "sparseloco", "streaming", "late Top-k"):  # gather in order

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import set_model_state_dict
 
 import sparsify
-from sparsify.local.optimiser import LocalOptimiser
-from sparsify.local.strategy import Local
+from sparsify.local.local_optimizer import LocalOptimizer
+from sparsify.local.strategy import LocalSteps
 from tests.sparsify.worker_functions import words_of
 
 EVERY, BEFORE, STEPS = 3, 4, 10  # steps of a round, before the change, in all
@@ -42,18 +42,18 @@ class Wrapped(NamedTuple):
 
     model: Any
     inner: torch.optim.Optimizer
-    optimiser: LocalOptimiser
+    optimizer: LocalOptimizer
 
 
-Wrap = Callable[[Local], Wrapped]  # anew, in one of the ways that there are
+Wrap = Callable[[LocalSteps], Wrapped]  # anew, in one of the ways that there are
 
 
 def step(wrapped: Wrapped, number: int, rank: int) -> None:
     draws = torch.Generator().manual_seed(100 * number + rank)
     images = torch.randn(8, 6, generator=draws)
-    wrapped.optimiser.zero_grad()
+    wrapped.optimizer.zero_grad()
     wrapped.model(images.to(next(wrapped.model.parameters()).dtype)).square().mean().backward()
-    wrapped.optimiser.step()
+    wrapped.optimizer.step()
 
 
 # --- refused
@@ -70,7 +70,7 @@ def load_others(wrapped: Wrapped, load: Callable[[nn.Module, dict[str, Any]], ob
 
 def load_anchor(wrapped: Wrapped) -> None:
     """Lose the steps of a round, of a worker that goes on."""
-    with wrapped.optimiser.at_anchor():
+    with wrapped.optimizer.at_anchor():
         anchor = copy.deepcopy(wrapped.model.state_dict())
     wrapped.model.load_state_dict(anchor)
 
@@ -102,13 +102,13 @@ REFUSED: Mapping[str, tuple[Callable[[Wrapped], object], str]] = {
     "given other memory": (take_other_memory, WROTE),
     "given a group": (
         lambda wrapped: wrapped.inner.add_param_group({"params": [*nn.Linear(2, 2).parameters()]}),
-        "the optimiser has other parameters than when it was wrapped",
+        "the optimizer has other parameters than when it was wrapped",
     ),
     "converted": (lambda wrapped: wrapped.model.bfloat16(), "and is now"),
     "laid out otherwise": (lie_otherwise, "strides (1, 6)"),
     "unfrozen": (
         lambda wrapped: wrapped.model.frozen.requires_grad_(True),
-        "was frozen when its optimiser was wrapped, and is trained now",
+        "was frozen when its optimizer was wrapped, and is trained now",
     ),
     "frozen": (lambda wrapped: wrapped.model.body.requires_grad_(False), "and is now"),
 }
@@ -149,17 +149,17 @@ def evaluate(wrapped: Wrapped) -> Tensor:
 
 def evaluate_anchor(wrapped: Wrapped) -> None:
     """Before and after an evaluation of this worker's own parameters, and within another."""
-    with wrapped.optimiser.at_anchor():
+    with wrapped.optimizer.at_anchor():
         before = evaluate(wrapped)
     evaluate(wrapped)
-    with wrapped.optimiser.at_anchor(), wrapped.optimiser.at_anchor():
+    with wrapped.optimizer.at_anchor(), wrapped.optimizer.at_anchor():
         assert torch.equal(evaluate(wrapped), before)
     assert not torch.equal(evaluate(wrapped), before)
 
 
 def leave_anchor_in_any_order(wrapped: Wrapped) -> None:
     """And move the model there, as to save it elsewhere."""
-    first, second = wrapped.optimiser.at_anchor(), wrapped.optimiser.at_anchor()
+    first, second = wrapped.optimizer.at_anchor(), wrapped.optimizer.at_anchor()
     first.__enter__()
     anchor = evaluate(wrapped)
     move(wrapped)
@@ -170,18 +170,18 @@ def leave_anchor_in_any_order(wrapped: Wrapped) -> None:
 
 
 def resume(wrapped: Wrapped) -> None:
-    saved = copy.deepcopy(wrapped.optimiser.state_dict())
+    saved = copy.deepcopy(wrapped.optimizer.state_dict())
     weights = copy.deepcopy(wrapped.model.state_dict())
     evaluate(wrapped)
-    wrapped.optimiser.load_state_dict(saved)
+    wrapped.optimizer.load_state_dict(saved)
     wrapped.model.load_state_dict(weights)
 
 
 def load_others_and_resume(wrapped: Wrapped) -> None:
     """Load the state after the model: its parameters are the worker's own."""
-    saved = copy.deepcopy(wrapped.optimiser.state_dict())
+    saved = copy.deepcopy(wrapped.optimizer.state_dict())
     load_others(wrapped, nn.Module.load_state_dict)
-    wrapped.optimiser.load_state_dict(saved)
+    wrapped.optimizer.load_state_dict(saved)
 
 
 NEUTRAL_OF_WHOLE: Mapping[str, Callable[[Wrapped], object]] = {
@@ -201,13 +201,13 @@ NEUTRAL: Mapping[str, Callable[[Wrapped], object]] = {
 
 def weights(wrapped: Wrapped) -> Tensor:
     """All of the anchor, whole, one after the other."""
-    with wrapped.optimiser.at_anchor():
+    with wrapped.optimizer.at_anchor():
         whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in wrapped.model.parameters()]
         return torch.cat([p.detach().flatten() for p in whole]).clone()
 
 
 def lived(
-    wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: Local | None = None
+    wrap: Wrap, rank: int, change: Callable[[Wrapped], object], strategy: LocalSteps | None = None
 ) -> Tensor:
     """The anchor at the end of a training, with a change in the middle of a round."""
     wrapped = wrap(strategy or sparsify.diloco(every=EVERY))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.methods.adacomp import AdaComp, Bins, num_codes, read, write
-from sparsify.types import BucketContext, Sparse
+from sparsify.methods.adacomp import AdaComp, AdaCompState, decode, encode, num_codes
+from sparsify.types import BucketContext, SparseVector
 from tests.sparsify.laws import gradient, live
 from tests.sparsify.methods.replays import Array, check_updates, split_tensors
 
@@ -44,22 +44,22 @@ def test_adacomp_is_the_papers_algorithm(bins: tuple[int, int], scope: str) -> N
     check_updates(live(method, 3, steps=6, shapes=BIN_SHAPES), update_of, 1e-13)
 
 
-def encode(
+def encode_gradient(
     acc: torch.Tensor, grad: torch.Tensor, shape: tuple[int, ...], residual: torch.Tensor | None = None
-) -> tuple[Any, Sparse, Bins]:
+) -> tuple[Any, SparseVector, AdaCompState]:
     """Return the message for this gradient plus residual, what is read of it, and the state."""
     method = AdaComp()
     state = method.init(acc, BucketContext(0, 0, 0, (shape,)))
     if residual is not None:
         state.residual.copy_(residual)
-    message = write(*method.select(acc, grad, state), acc, state)
-    return message, read(message, acc.dtype, state), state
+    message = encode(*method.select(acc, grad, state), acc, state)
+    return message, decode(message, acc.dtype, state), state
 
 
 @pytest.mark.parametrize(("shape", "width"), [((8, 4, 3, 3), 1), ((288,), 2), ((63,), 1), ((64,), 2)])
 def test_a_code_takes_one_byte_where_the_bin_is_small_enough(shape: tuple[int, ...], width: int) -> None:
     acc = gradient(0, 0, shape).flatten()
-    message, part, _ = encode(acc, acc.clone(), shape)
+    message, part, _ = encode_gradient(acc, acc.clone(), shape)
     assert len(message) == 4 + width * len(part.indices)
 
 
@@ -67,7 +67,7 @@ def test_of_a_bin_of_zeros_nothing_is_sent() -> None:
     """0 >= 0 holds for all of it."""
     acc = torch.zeros(200).double()
     acc[70] = -8.0
-    message, part, state = encode(acc, acc.clone(), (2, 2, 50))
+    message, part, state = encode_gradient(acc, acc.clone(), (2, 2, 50))
     assert num_codes(message, state) == 4  # a mark for each empty bin
     assert part.indices.tolist() == [0, 70, 100, 150]
     assert part.values.tolist() == [0, -2.0, 0, 0]  # the mean of the four maxima
@@ -76,6 +76,6 @@ def test_of_a_bin_of_zeros_nothing_is_sent() -> None:
 def test_a_bin_is_empty_too_where_its_largest_is_about_to_shrink() -> None:
     residual = torch.tensor([14.0, 0.0, 0.0])
     grad = torch.tensor([-4.0, 0.1, 0.2]).double()
-    _, part, _ = encode(residual + grad, grad, (3,), residual)  # G = 10; |H| = 6
+    _, part, _ = encode_gradient(residual + grad, grad, (3,), residual)  # G = 10; |H| = 6
     assert part.indices.tolist() == [0]
     assert part.values.tolist() == [0.0]

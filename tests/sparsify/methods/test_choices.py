@@ -13,9 +13,9 @@ import torch
 
 from sparsify.core import host_sync
 from sparsify.methods import hardthreshold
-from sparsify.methods.gaussiank import GaussianGuess, GaussianThreshold
-from sparsify.methods.stable_topk import Score, StableBlocks
-from sparsify.types import Sparse
+from sparsify.methods.gaussiank import GaussianThreshold, GaussianTopK
+from sparsify.methods.stable_topk import BlockScore, StableBlocks
+from sparsify.types import SparseVector
 from tests.sparsify.methods.replays import (
     CONTEXT,
     EXACT,
@@ -120,30 +120,30 @@ def test_the_published_gaussian_rule_misses_k_where_the_bounded_one_does_not(
     k = 200
     acc = change(make_normal())
     assert low <= count_selected(GaussianThreshold(), acc, k) / k <= high
-    assert len(set(select_alone(GaussianGuess(), acc, k).tolist())) == k
+    assert len(set(select_alone(GaussianTopK(), acc, k).tolist())) == k
 
 
 def test_a_normal_bucket_takes_the_bounded_rule_three_host_synchronisations() -> None:
     acc = make_normal()
     before = host_sync.num_syncs()
-    count_selected(GaussianGuess(), acc, 200)
+    count_selected(GaussianTopK(), acc, 200)
     assert host_sync.num_syncs() - before == 3
 
 
 def test_lambda_for_resnet_18_is_the_published_one() -> None:
     """4.73e-3 in kljp's run.sh, at density 0.001 of 11,173,962 parameters."""
-    assert hardthreshold.threshold_for(None, int(0.001 * 11_173_962)) == pytest.approx(4.73e-3, abs=5e-6)
+    assert hardthreshold.resolve_threshold(None, int(0.001 * 11_173_962)) == pytest.approx(4.73e-3, abs=5e-6)
 
 
 def test_words_hold_31_bits_of_index_and_a_sign() -> None:
-    part = Sparse(torch.tensor([0, 5, 2**31 - 1, 0]), torch.tensor([1.0, -2.0, -3.0, -4.0]))
-    written = hardthreshold.words(part, 2**31)
+    part = SparseVector(torch.tensor([0, 5, 2**31 - 1, 0]), torch.tensor([1.0, -2.0, -3.0, -4.0]))
+    written = hardthreshold.encode_words(part, 2**31)
     assert written.dtype == torch.int32
-    read = hardthreshold.signed(written, 0.5, torch.float64)
+    read = hardthreshold.decode_words(written, 0.5, torch.float64)
     assert read.indices.tolist() == part.indices.tolist()
     assert read.values.tolist() == [0.5, -0.5, -0.5, -0.5]
     with pytest.raises(ValueError, match="needs wider indices than Strom's 31 bits"):
-        hardthreshold.words(part, 2**31 + 1)
+        hardthreshold.encode_words(part, 2**31 + 1)
 
 
 @pytest.mark.parametrize(("block", "every"), [(4, 5), (10, 1), (1, 3), (10_000, 100)])
@@ -169,7 +169,7 @@ def test_stable_top_k_chooses_blocks_every_n_steps(block: int, every: int) -> No
 
 def test_scores_rank_blocks_differently() -> None:
     """Of equal scores the first block is chosen."""
-    expected: dict[Score, list[int]] = {"l1": [0, 1], "l2": [4, 5], "max": [4, 5], "count": [0, 1]}
+    expected: dict[BlockScore, list[int]] = {"l1": [0, 1], "l2": [4, 5], "max": [4, 5], "count": [0, 1]}
     acc = torch.tensor([3.0, -3.0, 0.1, 0.1, 5.0, 0.0])
     for score, chosen in expected.items():
         assert select_alone(StableBlocks(block=2, score=score), acc, 3).tolist() == chosen

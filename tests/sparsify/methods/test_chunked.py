@@ -14,9 +14,9 @@ from sparsify.exchange import AllGather
 from sparsify.feedback import DecayedFeedback, ErrorFeedback, NoFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods._chunked import ChunkGather, ChunkTopK
-from sparsify.ranges import AverageOver, Code
+from sparsify.ranges import AverageOver, CodeName
 from sparsify.select import TopK
-from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, Sparse
+from sparsify.types import DENSE_AT_DENSITY_1, NOTHING_IS_LOST, SparseVector
 from tests.conftest import there
 from tests.sparsify.laws import check_alike, check_excuses, check_laws, gradient, live
 from tests.sparsify.methods.replays import CONTEXT
@@ -32,8 +32,8 @@ def build(
     return Sparsifier(density, select, feedback or ErrorFeedback(), exchange, "global", warmup)
 
 
-@pytest.mark.parametrize("code", get_args(Code))
-def test_the_laws_hold_of_every_code(code: Code) -> None:
+@pytest.mark.parametrize("code", get_args(CodeName))
+def test_the_laws_hold_of_every_code(code: CodeName) -> None:
     """However coarse it is, what was seen was applied or is owed."""
     settings: list[tuple[int, float, torch.dtype, dict[str, Any]]] = [
         (1, 0.01, torch.float64, {}),
@@ -46,7 +46,7 @@ def test_the_laws_hold_of_every_code(code: Code) -> None:
         method = build(density, code=code, **choices)
         lived = live(method, size, 3, shapes=WIDE, dtype=dtype)
         check_laws(method, lived, 1e-10)
-        promises = map(there, lived[0].promised_bytes)
+        promises = map(there, lived[0].predicted_bytes)
         assert all(promise.least == promise.most for promise in promises), choices
         assert lived[0].host_syncs == [0] * 3, choices
 
@@ -141,7 +141,7 @@ def test_parts_that_do_not_fit_together_are_refused() -> None:
 
     def body(comm: Comm) -> None:
         exchange = ChunkGather()
-        part = Sparse(torch.arange(5), torch.ones(5))
+        part = SparseVector(torch.arange(5), torch.ones(5))
         exchange.exchange(part, 64, 1, comm, exchange.init(torch.ones(64), CONTEXT))
 
     with pytest.raises(ValueError, match=r"5 elements were chosen, and chunks .* have 1 for k=1 of 64"):

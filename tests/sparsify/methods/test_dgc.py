@@ -11,8 +11,8 @@ import torch
 import sparsify
 from sparsify.comm import virtual
 from sparsify.core import host_sync
-from sparsify.method import num_selected
-from sparsify.methods.dgc import DgcSample
+from sparsify.methods.dgc import SampledThreshold
+from sparsify.types import num_selected
 from tests.sparsify.laws import SHAPES, check_laws, gradient, live
 from tests.sparsify.methods.replays import (
     CONTEXT,
@@ -56,9 +56,9 @@ def test_dgc_is_the_papers_algorithm(nesterov: bool, masking: bool) -> None:
     check_updates(live(method, 3, steps=8), update_of, 1e-12)
 
 
-def choose(acc: torch.Tensor, k: int, selector: DgcSample | None = None, steps: int = 1) -> list[Any]:
+def choose(acc: torch.Tensor, k: int, selector: SampledThreshold | None = None, steps: int = 1) -> list[Any]:
     """Return (indices, host synchronisations) of each step, of one worker."""
-    selector = selector or DgcSample()
+    selector = selector or SampledThreshold()
     state = selector.init(acc, CONTEXT)
     found = []
     for _ in range(steps):
@@ -81,7 +81,7 @@ def test_a_sampled_threshold_gives_the_largest_and_about_k_of_them(k: int, power
 
 def test_the_threshold_is_lowered_until_enough_reach_it() -> None:
     acc = gradient(0, 0, (20_000,))
-    few = [len(chosen) for chosen, _ in choose(acc, 20, DgcSample(adaptations=0), steps=50)]
+    few = [len(chosen) for chosen, _ in choose(acc, 20, SampledThreshold(adaptations=0), steps=50)]
     enough = [len(chosen) for chosen, _ in choose(acc, 20, steps=50)]
     assert min(few) < 0.8 * 20 <= min(enough)
     # A gap that ten factors of 0.8 do not bridge ends the search, and what was found is sent.
@@ -130,7 +130,7 @@ def test_clipping_is_local_and_by_the_square_root_of_the_workers() -> None:
 
     def body(comm: virtual.VirtualComm) -> float:
         grad = gradient(comm.rank, 0, (100,))
-        method.prepare([grad[:30], grad[30:]], comm)
+        method.prepare_gradients([grad[:30], grad[30:]], comm)
         return float(grad.norm())
 
     assert virtual.run(4, body) == pytest.approx([0.5] * 4)

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sparsify.comm import virtual
-from sparsify.methods.gtopk import merge
+from sparsify.methods.gtopk import merge_topk
 from sparsify.methods.oktopk import SplitReduceBalance, balanced_borders
 from sparsify.methods.sparcml import SplitAllGather
-from sparsify.types import BucketContext, Sparse
+from sparsify.types import BucketContext, SparseVector
 from tests.sparsify.laws import gradient
 from tests.sparsify.methods.replays import (
     Array,
@@ -60,14 +60,14 @@ def keep_largest(values: Array) -> Array:
 
 
 def test_an_infinity_leaves_the_elements_beside_it_alone() -> None:
-    one = Sparse(torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
-    other = Sparse(torch.tensor([2, 3]), torch.tensor([math.inf, 0.0]))
-    best, lost = merge(one, other, 2)
+    one = SparseVector(torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
+    other = SparseVector(torch.tensor([2, 3]), torch.tensor([math.inf, 0.0]))
+    best, lost = merge_topk(one, other, 2)
     assert dict(zip(best.indices.tolist(), best.values.tolist(), strict=True)) == {1: 2.0, 2: math.inf}
     assert lost.values.sum() == 1.0
 
 
-class ReusedThreshold:
+class ReusedThresholdSelector:
     """A threshold that is taken from an exact Top-k, then drifts."""
 
     def __init__(self, drift: float) -> None:
@@ -91,8 +91,8 @@ class ReusedThreshold:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("balance", [True, False])
 def test_oktopk_is_algorithms_1_and_2_of_li_and_hoefler(size: int, balance: bool) -> None:
-    own_thresholds = [ReusedThreshold(1.012) for _ in range(size)]
-    common_threshold = ReusedThreshold(1.008)
+    own_thresholds = [ReusedThresholdSelector(1.012) for _ in range(size)]
+    common_threshold = ReusedThresholdSelector(1.008)
 
     def step_of(accs: list[Array], step: int) -> tuple[Array, list[Array]]:
         is_exact = step % 4 == 0
@@ -142,7 +142,7 @@ def test_workers_that_selected_nothing_take_part(exchange: Any) -> None:
         state = exchange.init(torch.zeros(50), BucketContext(0, comm.rank, 0))
         totals = []
         for chosen in (0, 5 * (comm.rank == 1)):
-            part = Sparse(torch.arange(chosen) * 10, torch.ones(chosen))
+            part = SparseVector(torch.arange(chosen) * 10, torch.ones(chosen))
             total = torch.zeros(50)
             for piece in exchange.exchange(part, 50, 5, comm, state).total:
                 piece.add_to(total)

@@ -10,10 +10,10 @@ import torch
 
 import sparsify
 from sparsify.kernels import Workspace
-from sparsify.methods.deft import shares
+from sparsify.methods.deft import allot_k
 from sparsify.methods.exdyna import ExDyna, block_size, rebalance
-from sparsify.methods.micro import Micro, Threshold
-from sparsify.ranges import FollowRule
+from sparsify.methods.micro import MicroSelector, SharedThreshold
+from sparsify.ranges import ImplementationVariant
 from sparsify.select import split_evenly
 from tests.sparsify.laws import SHAPES, gradient, live
 from tests.sparsify.methods.replays import (
@@ -24,7 +24,7 @@ from tests.sparsify.methods.replays import (
     select_on_ranks,
 )
 
-RULES: list[FollowRule] = ["intended", "published"]
+RULES: list[ImplementationVariant] = ["intended", "published"]
 NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 
@@ -92,7 +92,7 @@ def test_exdyna_is_the_papers_algorithm_and_blocks_move(size: int, rule: str) ->
 
 
 def deft_chooser(workers: int, density: float) -> Chooser:
-    """DEFT of the toy model's tensors; `shares` is tested by itself."""
+    """DEFT of the toy model's tensors; `allot_k` is tested by itself."""
     pieces: list[Array] = []
     start = 0
     for shape in reversed(SHAPES):
@@ -104,7 +104,7 @@ def deft_chooser(workers: int, density: float) -> Chooser:
 
     def choose(accs: list[Array], step: int) -> list[Array]:
         norms = np.array([np.linalg.norm(accs[step % workers][piece]) for piece in pieces])
-        ks = np.array(shares(norms.tolist(), lengths.tolist(), int(density * NUMEL)))
+        ks = np.array(allot_k(norms.tolist(), lengths.tolist(), int(density * NUMEL)))
         # Who selects a fragment: the packing decides.
         weights = lengths * np.where(ks > 1, np.log2(ks), 1)
         loads = np.zeros(workers)
@@ -134,28 +134,30 @@ def test_deft_is_the_papers_algorithm(size: int, density: float) -> None:
     ],
 )
 def test_the_published_factors_and_the_branch_that_never_runs(
-    rule: FollowRule, count: int, factor: float
+    rule: ImplementationVariant, count: int, factor: float
 ) -> None:
-    state = Threshold(Workspace(torch.empty(0)), 1.0)
-    Micro(rule).follow(count, 100, 4, state)
+    state = SharedThreshold(Workspace(torch.empty(0)), 1.0)
+    MicroSelector(rule).adapt_threshold(count, 100, 4, state)
     assert state.value == factor
 
 
 def test_the_first_threshold_is_the_published_one() -> None:
-    _, states = select_on_ranks(Micro(), [torch.zeros(400)] * 2, 25)
+    _, states = select_on_ranks(MicroSelector(), [torch.zeros(400)] * 2, 25)
     # Two elements were sent of 25: below the band.
     assert states[0].value == 0.995 / (2 * 25**0.5)
 
 
-@pytest.mark.parametrize("selector", [Micro(threshold=9.0), ExDyna(threshold=9.0)])
-def test_a_worker_that_finds_nothing_sends_one_element_another_one_in_each_step(selector: Micro) -> None:
+@pytest.mark.parametrize("selector", [MicroSelector(threshold=9.0), ExDyna(threshold=9.0)])
+def test_a_worker_that_finds_nothing_sends_one_element_another_one_in_each_step(
+    selector: MicroSelector,
+) -> None:
     chosen, _ = select_on_ranks(selector, [torch.zeros(8)] * 2, 2, steps=5)
     # In step t worker r looks at partition (t + r) mod 2; the union is listed in the order of the workers.
     assert chosen[0] == [[0, 4], [5, 1], [2, 6], [7, 3], [0, 4]]
 
 
-@pytest.mark.parametrize("selector", [Micro(), ExDyna()])
-def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(selector: Micro) -> None:
+@pytest.mark.parametrize("selector", [MicroSelector(), ExDyna()])
+def test_buckets_smaller_than_the_number_of_workers_or_blocks_work(selector: MicroSelector) -> None:
     """Published ExDyna divides by zero below 32,768 elements, and both stop where P = 1."""
     for n, size in ((1, 4), (3, 4), (5, 16), (33, 4), (227, 1)):
         chosen, _ = select_on_ranks(selector, [torch.zeros(n)] * size, 1, steps=3)
@@ -188,8 +190,8 @@ def test_one_block_moves_from_a_neighbour_with_too_much_to_one_with_too_little(
 
 
 def test_deft_shares_k_by_the_norms() -> None:
-    assert shares([6.0, 3.0, 1.0], [5, 100, 100], 20) == [5, 11, 4]  # a full fragment's share goes to others
-    assert shares([3.0, 2.0, 1.0], [7, 9, 1], 13) == [7, 5, 1]  # what is left, as far as there is room
-    assert shares([0.0, 0.0], [10, 10], 4) == [3, 1]
-    assert shares([1e4, 1e-13, 3.0], [7, 7, 7], 21) == [7, 7, 7]
-    assert sum(shares([float("nan"), float("inf"), 1.0], [7, 7, 7], 9)) >= 9
+    assert allot_k([6.0, 3.0, 1.0], [5, 100, 100], 20) == [5, 11, 4]  # a full fragment's share goes to others
+    assert allot_k([3.0, 2.0, 1.0], [7, 9, 1], 13) == [7, 5, 1]  # what is left, as far as there is room
+    assert allot_k([0.0, 0.0], [10, 10], 4) == [3, 1]
+    assert allot_k([1e4, 1e-13, 3.0], [7, 7, 7], 21) == [7, 7, 7]
+    assert sum(allot_k([float("nan"), float("inf"), 1.0], [7, 7, 7], 9)) >= 9

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sparsify
-from sparsify.methods.qgz import regions
+from sparsify.methods.qgz import region_lengths
 from tests.sparsify.laws import SHAPES, build, gradient, live
 from tests.sparsify.methods.replays import (
     EXACT,
@@ -126,9 +126,9 @@ def test_qgz_errs_by_at_most_half_a_level_of_each_rounding(bits: int, size: int)
 
 
 def test_regions_are_whole_blocks_and_may_be_empty() -> None:
-    assert regions(1000, 3, 256) == [512, 488, 0]
-    assert regions(10, 4, 4) == [4, 4, 2, 0]
-    assert regions(0, 2, 256) == [0, 0]
+    assert region_lengths(1000, 3, 256) == [512, 488, 0]
+    assert region_lengths(10, 4, 4) == [4, 4, 2, 0]
+    assert region_lengths(0, 2, 256) == [0, 0]
 
 
 def test_a_nan_shows() -> None:

@@ -12,7 +12,7 @@ import torch
 from scipy import special
 
 from sparsify.methods import sidco
-from sparsify.methods.sidco import Sidco, stage_ratios
+from sparsify.methods.sidco import SidcoSelector, stage_ratios
 from tests.sparsify.methods.replays import (
     CONTEXT,
     Array,
@@ -65,7 +65,7 @@ def draw_light(rank: int, step: int, shape: tuple[int, ...] = (N,)) -> torch.Ten
 def test_sidco_follows_its_algorithm(fit: sidco.FittedTail, draw: Any) -> None:
     lived = run("sidco", density=0.05, make=draw, fit=fit)
     rho = int(0.05 * N) / N
-    selector = Sidco(fit)
+    selector = sidco.SidcoSelector(fit)
     states = [selector.init(torch.zeros(1), CONTEXT) for _ in lived]
 
     def choose(accs: list[Array], step: int) -> list[Array]:
@@ -84,10 +84,10 @@ def test_sidco_follows_its_algorithm(fit: sidco.FittedTail, draw: Any) -> None:
 @pytest.mark.parametrize("fit", FITS)
 def test_every_stage_of_sidco_fits_as_published(fit: sidco.FittedTail, draw: Any) -> None:
     acc = draw(0, 0)
-    selector = Sidco(fit)
+    selector = SidcoSelector(fit)
     workspace = selector.init(acc, CONTEXT).workspace
     for stages in (1, 2, 3, 5):
-        found = selector.threshold(acc, stage_ratios(0.02, stages, 0.25), workspace).item()
+        found = selector.estimate_threshold(acc, stage_ratios(0.02, stages, 0.25), workspace).item()
         # Sums in another order, and a variance as a difference of two means
         assert found == pytest.approx(fit_threshold(acc.numpy(), 0.02, stages, fit), rel=1e-9), stages
 
@@ -119,7 +119,7 @@ def test_stages_adapt_every_five_steps_where_the_mean_leaves_its_band(
     adapt: sidco.StageRule, periods: list[float], expected: list[int]
 ) -> None:
     """In each period of five steps selected / k is as given."""
-    selector = Sidco(adapt=adapt)
+    selector = SidcoSelector(adapt=adapt)
     state = selector.init(torch.zeros(1), CONTEXT)
     stages = []
     for achieved in periods:
@@ -139,7 +139,7 @@ def test_sets_that_nothing_exceeds_do_no_harm(fit: sidco.FittedTail, stages: int
         (torch.zeros(100), 0),
         (torch.full((100,), 1e-30), 100),
     ):
-        selector = Sidco(fit)
+        selector = SidcoSelector(fit)
         state = selector.init(acc, CONTEXT)
         state.stages = stages
         assert count_selected(selector, acc, 2, state) == expected

@@ -23,7 +23,7 @@ SIZE = 3
 
 def trained(steps: int, method: Method, momentum: float = 0.9) -> list[Trainer]:
     def body(comm: virtual.VirtualComm) -> Trainer:
-        timer = PhaseTimer("serialised", comm.now)
+        timer = PhaseTimer("serialised", comm.now_s)
         worker = trainer(comm, timer, method, task={"momentum": momentum})
         for _ in range(steps):
             worker.step()
@@ -98,11 +98,11 @@ def test_each_rank_is_charged_for_what_is_done_once() -> None:
         seconds += 2.0
 
     def body(comm: virtual.VirtualComm) -> float:
-        before = comm.mark()
-        comm.once(step)
-        return before.elapsed_time(comm.mark()) / 1e3
+        before = comm.record_mark()
+        comm.run_on_rank_0(step)
+        return before.elapsed_time(comm.record_mark()) / 1e3
 
-    assert virtual.run(4, body, event=lambda: At(seconds)) == [2.0] * 4
+    assert virtual.run(4, body, record_event=lambda: At(seconds)) == [2.0] * 4
     assert seconds == 2.0
 
 
@@ -112,7 +112,11 @@ def test_bits_are_compared_and_not_numbers() -> None:
         zero = torch.tensor([-0.0 if comm.rank else 0.0])
         of_last = torch.full((3,), float(comm.rank == SIZE - 1))
         dtypes = (torch.float16, torch.float32, torch.float64)
-        return [bool(comm.same(tensor.to(dtype))) for dtype in dtypes for tensor in (nan, zero, of_last)]
+        return [
+            bool(comm.is_equal_on_all_ranks(tensor.to(dtype)))
+            for dtype in dtypes
+            for tensor in (nan, zero, of_last)
+        ]
 
     assert virtual.run(SIZE, body) == [[True, False, False] * 3] * SIZE
 

@@ -1,1 +1,0 @@
-"""How a training script comes in: a method applied to a model, an optimiser, or DistributedDataParallel."""

@@ -1,0 +1,499 @@
+"""The optimizer of local steps: it steps on one worker alone, and averages with the others every H steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+
+from sparsify.comm import Comm
+from sparsify.core import host_sync
+from sparsify.core.bucket import local_shard
+from sparsify.core.timer import PhaseTimer
+from sparsify.local.fragments import SEED_DISTANCE, Fragment, divide_into_fragments
+from sparsify.local.guards import LocalityGuard, ParameterGuard, check_steps_locally
+from sparsify.local.master_weights import find_copy_keys, update_parameter_copies
+from sparsify.local.strategy import LocalSteps
+from sparsify.ranges import NonNegativeInt, stable_repr
+from sparsify.wrappers.checks import check_optimizer_and_model
+from sparsify.wrappers.engine import StepReport
+from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
+from sparsify.wrappers.overlap import BackgroundStream
+from sparsify.wrappers.saved_states import StateMismatch, check_keys, check_value, load_inner_optimizer
+
+SAVED_KEYS = ("local", "epoch")  # of a saved state, besides the inner optimizer's
+LOCAL_STATE_KEYS = ("strategy", "step", "rank", "size", "fragments")  # of the part under "local"
+LIVE_OPTIMIZERS: WeakSet[LocalOptimizer] = WeakSet()  # of this process
+
+
+class LocalOptimizer(OptimizerWrapper):
+    """An optimizer that steps on its worker alone, and averages the workers' drift every H steps.
+
+    `sparsify.local.strategy` says what a round is, and what the drift.
+
+    Everything that an optimizer's step can be told stays local: closures, accumulated gradients, clipping,
+    schedulers (of the inner optimizer or of this one), and a GradScaler, by its usual recipe; a step that it
+    skips counts as one. All workers make as many steps: one that must leave a batch out calls `skip()`.
+
+    Parameters and buffers of rank 0 are broadcast at the beginning. Afterwards each worker's differ within a
+    round; the *anchor* is common to all. Evaluate it, and save it as the model:
+
+        with optimizer.at_anchor():
+            loss = evaluate(model)
+            torch.save(model.state_dict(), path)
+
+    `state_dict()` resumes in mid-round, to the bit: it has the worker's own parameters, anchor, residual, the
+    outer step's state and averages that wait to be applied. Save it per rank. Buffers, such as those of batch
+    normalisation, are each worker's own and are never averaged, nor is the inner optimizer's state.
+
+    The group is fixed: nobody joins or leaves while it trains, and as many workers resume as there were.
+
+    Args:
+        model: has all of the optimizer's parameters, and perhaps more.
+        comm, group: the workers that average: a communicator, a process group, or a mesh of one dimension;
+            by default torch.distributed's own group. With `overlap` the default is a new group, which all
+            workers make here together; a communicator that is given is used by the thread alone.
+        check: look for NaN and Inf before every exchange; all workers then raise `NonFiniteDriftError`.
+        debug: before every exchange compare strategy and round over the workers.
+        select: see `Aggregator`.
+        steps_per_epoch: for methods that raise the density in the first epochs; or set `epoch`.
+        scaler: may be named, as `sparsify.distribute` needs it for other methods; nothing depends on it.
+        overlap: average in a thread, on a GPU on a stream of its own, while the steps of the strategy's
+            `delay` go on. The numbers are the same. No GPU has run this yet.
+
+    Attributes:
+        last_report: a `sparsify.wrappers.engine.StepReport` of the messages that this worker sent in the last
+            step: nothing in most steps. With `overlap` they are reported in the step that applies them.
+
+    Raises:
+        ValueError: the parts don't fit together, or there is no process group.
+        WorkerMismatch: on all workers, where their arguments differ.
+    """
+
+    rewrap_advice = (
+        "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the "
+        "residual and the outer step's momentum are zero"
+    )
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module,
+        strategy: LocalSteps,
+        comm: Comm | None = None,
+        seed: int = 0,
+        check: bool = True,
+        debug: bool = False,
+        select: str = "auto",
+        *,
+        group: dist.ProcessGroup | DeviceMesh | None = None,
+        steps_per_epoch: int | None = None,
+        scaler: GradScaler | None = None,
+        overlap: bool = False,
+        timer: PhaseTimer | None = None,
+    ) -> None:
+        def check_arguments() -> None:
+            self._check_wrapped(optimizer, model)
+            if overlap and not strategy.delay:
+                raise ValueError(
+                    "overlap=True averages while the steps of a delay go on, and delay=0 has none; build the "
+                    "strategy with delay=1 or more, or leave overlap out"
+                )
+            if overlap and strategy.states:
+                raise ValueError(
+                    "overlap=True averages in a thread, where the inner optimizer's state would change while "
+                    "it is averaged; leave overlap out, or states"
+                )
+
+        options = {
+            "strategy": stable_repr(strategy),
+            "seed": seed,
+            "check": check,
+            "debug": debug,
+            "overlap": overlap,
+            "steps_per_epoch": steps_per_epoch,
+        }
+        super().__init__(optimizer, model, strategy.method, comm, group, None, check_arguments, options)
+        self.strategy = strategy
+        self.check = check
+        self.debug = debug
+        trained = [(name, p) for name, p in self._named_parameters if p.requires_grad]
+        self._locality_guard = LocalityGuard(optimizer, None if overlap else self.comm)
+
+        def build_fragments() -> list[Fragment]:
+            return [
+                Fragment(
+                    strategy,
+                    named,
+                    self.comm,
+                    timer,
+                    seed + SEED_DISTANCE * index,
+                    select,
+                    offset=index * strategy.every // strategy.fragments,
+                    check_comm=self._make_check_comm(),
+                )
+                for index, named in enumerate(divide_into_fragments(trained, strategy.fragments))
+            ]
+
+        self.fragments = self._build_fragments(build_fragments)
+        self.engine = self.fragments[0].engine
+        self._guard_parameters()
+        self.num_steps = 0  # local ones
+        self._background = BackgroundStream(self.fragments[0].anchor[0].device) if overlap else None
+        self._background_fragments = list[Fragment]()  # that the thread averages
+        self._parameter_guard = ParameterGuard(model, trained)
+        self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
+        # This worker's values of the parameters, while the model is at the anchor.
+        self._own_values = list[tuple[nn.Parameter, Tensor]]()
+        self._copy_keys: list[str] | None = None  # see `find_copy_keys`; None: not looked for yet
+        self._has_failed = False  # True: an exchange has failed, so that somebody may go on from the anchor
+        LIVE_OPTIMIZERS.add(self)
+        self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
+        self._empty_report = StepReport(0, self.num_elements, 0, 0, 0)
+        self.last_report = self._empty_report
+
+    @property
+    def steps(self) -> int:
+        """Number of local steps so far."""
+        return self.num_steps
+
+    @exclude_from_compile
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step of this worker, and the exchange that is due after it, if any.
+
+        Returns what the inner optimizer's step returns.
+
+        Raises:
+            NonFiniteDriftError: on all workers, where an exchange is due and any worker's parameters have a
+                NaN or Inf.
+        """
+        loss = self.step_locally(closure)
+        self.exchange()
+        return loss
+
+    @exclude_from_compile
+    def step_locally(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make the inner optimizer's step without an exchange: the first half of `step`."""
+        self._check_outside("step")
+        self._reshard()
+        self._claim.check_not_superseded()
+        begins_round = self.num_steps % self.strategy.every == 0
+        self._parameter_guard.check(self._parameters_and_anchors, self._has_failed or begins_round)
+        self._check_frozen()
+        num_parameters = sum(len(group["params"]) for group in self.inner_optimizer.param_groups)
+        if begins_round or num_parameters != len(self._wrapped_parameters):
+            self._check_unchanged()
+        if self._is_skipped_by_scaler():
+            return None
+        with self._step_guard.allow_step():
+            if closure is not None:  # which may communicate
+                return self.inner_optimizer.step(closure)
+            with self._locality_guard.refuse_communication():
+                return self.inner_optimizer.step()
+
+    @exclude_from_compile
+    def skip(self) -> None:
+        """Leave this worker's batch out, after an error in forward or backward.
+
+        It counts as a step in which the worker does not move. The exchange that is due after it is made.
+        """
+        self.inner_optimizer.zero_grad()
+        self.exchange()
+
+    @exclude_from_compile
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as the inner optimizer does."""
+        self.inner_optimizer.zero_grad(set_to_none)
+
+    @contextmanager
+    def at_anchor(self) -> Iterator[None]:
+        """Give the model the anchor's parameters within, and this worker's own again afterwards.
+
+        The anchor is alike on all workers. Of several optimizers of local steps that share the model, or a
+        part of it, all go to their anchors.
+
+        Raises:
+            ValueError: within, from steps, exchanges and `state_dict`, which need the worker's parameters.
+        """
+        with ExitStack() as anchors:
+            for optimizer in self._find_optimizers_of_model():
+                anchors.enter_context(optimizer._at_own_anchor())
+            yield
+
+    def _find_optimizers_of_model(self) -> list[LocalOptimizer]:
+        """Return the optimizers of local steps, this one among them, that share a module of the model."""
+        modules = set(self._model.modules())
+        return [
+            optimizer
+            for optimizer in [*LIVE_OPTIMIZERS]
+            if not optimizer._claim.is_superseded and not modules.isdisjoint(optimizer._model.modules())
+        ]
+
+    @contextmanager
+    def _at_own_anchor(self) -> Iterator[None]:
+        """Bring this optimizer's parameters alone to the anchor, see `at_anchor`.
+
+        Within another such statement nothing changes: the outermost one brings the parameters back.
+        """
+        if not self._num_at_anchor:
+            self._load_anchor()
+        self._num_at_anchor += 1
+        try:
+            yield
+        finally:
+            self._num_at_anchor -= 1
+            if not self._num_at_anchor:
+                self._load_own_values()
+
+    @torch.no_grad()
+    def _load_anchor(self) -> None:
+        """Keep this worker's parameters, and write the anchor into the model."""
+        self._reshard()
+        flat_parameters = [piece for fragment in self.fragments for piece in fragment.flat_parameters()]
+        anchor = [piece for fragment in self.fragments for piece in fragment.anchor]
+        parameters = [p for fragment in self.fragments for _, p in fragment.parameters]
+        self._own_values = [(p, local_shard(p).clone()) for p in parameters]
+        torch._foreach_copy_(flat_parameters, anchor)
+        torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
+
+    @torch.no_grad()
+    def _load_own_values(self) -> None:
+        """Write this worker's own values into the parameters, wherever these lie by now."""
+        self._reshard()
+        for p, values in self._own_values:
+            local_shard(p).copy_(values)
+        self._own_values = []
+        torch.clear_autocast_cache()
+        self._parameter_guard.remember()
+
+    @exclude_from_compile
+    @explain_lost_worker
+    def exchange(self) -> StepReport:
+        """Make the exchange that is due, if any: the second half of `step`.
+
+        It counts the local step, applies the averages that are awaited, and begins those that are due.
+        Returns a report of the messages.
+
+        Raises:
+            NonFiniteDriftError: as `step`.
+        """
+        self._check_outside("exchange")
+        self._claim.check_not_superseded()
+        self._reshard()
+        if any(fragment.is_due(self.num_steps + 1) for fragment in self.fragments):
+            self._parameter_guard.check_deferred()
+        self._has_failed = True
+        try:
+            report = self._exchange_fragments()
+        finally:
+            self._parameter_guard.remember()
+        self._has_failed = False
+        return report
+
+    def _exchange_fragments(self) -> StepReport:
+        """Count a local step and exchange fragments, without guards, see `exchange`."""
+        epoch = self.epoch  # of the step that was made
+        self.num_steps += 1
+        reports = list[StepReport]()
+        due_fragments = [fragment for fragment in self.fragments if fragment.is_due(self.num_steps)]
+        if self._copy_keys is None and due_fragments:
+            self._copy_keys = find_copy_keys(self.inner_optimizer, self._wrapped_parameters)
+        # Before others are begun: the thread works in order.
+        for fragment in self.fragments:
+            if fragment.is_awaited(self.num_steps):
+                reports += self._wait_for_average(fragment)
+                self._apply_average(fragment)
+        for fragment in due_fragments:
+            self.check_epoch()
+            average_drift = partial(fragment.average_drift, epoch, self.check, self.debug)
+            fragment.capture_parameters()
+            if self._background is not None:
+                self._background.submit(average_drift)
+                self._background_fragments.append(fragment)
+                continue
+            reports.append(average_drift())
+            if not self.strategy.delay:
+                self._apply_average(fragment)
+        for fragment in self.fragments:
+            reports += fragment.average_optimizer_states(self.num_steps, self.inner_optimizer)
+        self.last_report = self._empty_report
+        if reports:
+            self.last_report = StepReport.total(reports)._replace(num_elements=self.num_elements)
+        return self.last_report
+
+    def _apply_average(self, fragment: Fragment) -> None:
+        """Move the anchor, the parameters, and the inner optimizer's copies of them."""
+        fragment.apply_average()
+        parameters = [p for _, p in fragment.parameters]
+        update_parameter_copies(self.inner_optimizer, parameters, self._copy_keys or ())
+
+    def _wait_for_average(self, fragment: Fragment) -> list[StepReport]:
+        """Wait for the averages of the thread, if it has one of this fragment, and return their reports."""
+        if self._background is None or fragment not in self._background_fragments:
+            return []
+        self._background_fragments.clear()
+        reports: list[StepReport] = self._background.finish()
+        return reports
+
+    def _is_skipped_by_scaler(self) -> bool:
+        """Return True if a GradScaler makes this step and has found infinities; else divide by its scale.
+
+        One host synchronisation, if a GradScaler makes this step.
+        """
+        has_infinities = getattr(self, "found_inf", None)
+        if has_infinities is None:
+            return False
+        if host_sync.to_host(has_infinities.reshape(1))[0]:
+            return True
+        self._unscale_gradients()
+        return False
+
+    def _check_outside(self, call: str) -> None:
+        """Refuse a call within `at_anchor`."""
+        if self._num_at_anchor:
+            raise ValueError(
+                f"{call} within `with optimizer.at_anchor():` would take the anchor for this worker's own "
+                "parameters; call it outside"
+            )
+
+    def _check_unchanged(self) -> None:
+        """Refuse an optimizer with other parameters than it had, or gradients that others average too."""
+        self._check_same_parameters()
+        self._double_averaging.check()
+        self._double_averaging.check_model_has_parameters(self._model)
+
+    def _parameters_and_anchors(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return each parameter of this worker's and its anchor, as (n,), by name."""
+        pair_by_name = dict[str, tuple[Tensor, Tensor]]()
+        for fragment in self.fragments:
+            pairs = zip(fragment.flat_parameters(), fragment.anchor, strict=True)
+            pair_by_name |= zip(fragment.names, pairs, strict=True)
+        return pair_by_name
+
+    # --- methods that a sharded model overrides
+
+    def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        """Refuse an optimizer and a model that can't be wrapped."""
+        check_optimizer_and_model(optimizer, model)
+        check_steps_locally(optimizer)
+
+    def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
+        """Call `build`, which succeeds or fails alike on all workers that have the whole model."""
+        return build()
+
+    def _global_rank(self, rank: int) -> int:
+        """Return the number, among all workers, of a worker that averages with this one."""
+        return rank
+
+    def _make_check_comm(self) -> Comm | None:
+        """Return a communicator of all who must know of a NaN; None: they are those who average."""
+        return None
+
+    def _reshard(self) -> None:
+        """Free copies of parameters that are gathered for a forward or backward pass.
+
+        The next pass would else not see what is written to a worker's own shard.
+        """
+
+    # --- saved states
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue where `state_dict` was called, also in mid-round, see `OptimizerWrapper`."""
+        self._check_outside("load_state_dict")
+        self._reshard()
+        super().load_state_dict(state_dict)
+
+    def _check_between_steps(self, call: str) -> None:
+        self._check_outside(call)
+        self._wait_for_background()
+
+    def _worker_state(self) -> dict[str, Any]:
+        return {"epoch": self.user_epoch, "local": self.local_state_dict()}
+
+    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
+        self.restore_local_state(saved["local"])
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """Return this worker's state without the inner optimizer's and the epoch: the part under `local`."""
+        self._check_between_steps("state_dict")
+        return {**self._describe(), "fragments": [fragment.state_dict() for fragment in self.fragments]}
+
+    def restore_local_state(self, local: Mapping[str, Any]) -> None:
+        """Load a state that `check_local_state` has accepted on all workers."""
+        for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
+            fragment.restore_state(saved)
+        self.num_steps = local["step"]
+        self._parameter_guard.remember()
+
+    def _wait_for_background(self) -> None:
+        """Wait for averages of the thread, which are applied when they are due, as ever."""
+        if self._background is not None:
+            self._background.finish()
+            self._background_fragments.clear()
+
+    def _describe(self) -> dict[str, Any]:
+        """Return what a saved state must have in common with this optimizer, and the step."""
+        return {
+            "strategy": stable_repr(self.strategy),
+            "step": self.num_steps,
+            "rank": self.comm.rank,
+            "size": self.comm.size,
+            "worker": self._global_rank(self.comm.rank),
+        }
+
+    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
+        if isinstance(saved, dict) and "local" not in saved:
+            raise StateMismatch(
+                "the saved state has no anchor: it is another optimizer's, or made by "
+                "get_optimizer_state_dict, which leaves it out. Save optimizer.state_dict() on every worker; "
+                "or load this into the inner optimizer before it is wrapped"
+            )
+        check_keys("an optimizer's saved state", saved, SAVED_KEYS, None)
+        check_value("epoch", saved["epoch"], NonNegativeInt | None)
+        facts = self.check_local_state(saved["local"])
+        inner_state = {key: part for key, part in saved.items() if key not in SAVED_KEYS}
+        load_inner_optimizer(self.inner_optimizer, inner_state)
+        return {**facts, "epoch": saved["epoch"]}
+
+    def check_local_state(self, local: Any) -> dict[str, Any]:
+        """Refuse what is no `local_state_dict` of this worker's; return what must be alike on all workers."""
+        expected = self._describe()
+        check_keys("local", local, LOCAL_STATE_KEYS, ("worker",))  # older states don't have the worker
+        check_value("local.step", local["step"], NonNegativeInt)
+        if local["size"] != expected["size"]:
+            raise StateMismatch(
+                f"the saved state is of {local['size']} workers, and there are {expected['size']}; in the "
+                "middle of a round each worker has parameters of its own, so resume with as many, or begin "
+                "anew from the anchor, saved within `with optimizer.at_anchor():`"
+            )
+        saved_worker = local.get("worker", local["rank"])
+        worker = expected["worker"]
+        if local["rank"] != expected["rank"] or ("worker" in local and saved_worker != worker):
+            raise StateMismatch(
+                f"the saved state is of rank {saved_worker}, and this is rank {worker}; every worker "
+                "saves and loads its own. Where there is only one, load the anchor, saved within `with "
+                "optimizer.at_anchor():`, into the model before it is wrapped"
+            )
+        if local["strategy"] != expected["strategy"]:
+            raise StateMismatch(
+                f"the saved state is of {local['strategy']}, and this is {expected['strategy']}; build the "
+                "strategy with the hyperparameters that it was saved with"
+            )
+        if not isinstance(local["fragments"], list) or len(local["fragments"]) != len(self.fragments):
+            raise StateMismatch(f"local.fragments must be a list of {len(self.fragments)}")
+        facts = [
+            fragment.check_state(f"local.fragments[{index}]", saved)
+            for index, (fragment, saved) in enumerate(zip(self.fragments, local["fragments"], strict=True))
+        ]
+        return {"step": local["step"], "rounds": facts}
+
+    def __repr__(self) -> str:
+        return f"LocalOptimizer({self.strategy!r}, {self.inner_optimizer!r})"

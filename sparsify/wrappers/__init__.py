@@ -1,0 +1,1 @@
+"""Wrappers that apply a method to a model, its optimizer, or DistributedDataParallel."""

@@ -1,0 +1,104 @@
+"""The engine together with the gradients of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsify.comm import Comm
+from sparsify.core.gradients import FlatGradients, InPlaceGradients
+from sparsify.core.timer import PhaseTimer
+from sparsify.method import Method
+from sparsify.ranges import stable_repr
+from sparsify.types import SelectionHook, StepSettings, num_selected
+from sparsify.wrappers.engine import Engine, StepReport
+from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
+
+
+class Aggregator(Engine):
+    """A method applied to one worker's model, whose gradients it collects in buckets and averages.
+
+    Args:
+        comm: is wrapped in a `CountingComm`, unless it counts already.
+        debug: before each step compare method, step, k and parameters over the workers, by one small
+            allgather; without it, workers that disagree hang, or exchange nonsense.
+        select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
+            `auto`: see `sparsify.kernels.make_kernel`. Of equal magnitudes at the border these may differ.
+        together: False: each bucket is searched and sent by itself, as papers describe it.
+        in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
+            where it computes them, for methods that can read them there.
+
+    Raises:
+        ValueError: the density selects nothing of this model, or `select` can't be had here.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        parameters: Iterable[tuple[str, Parameter]],
+        comm: Comm,
+        timer: PhaseTimer | None = None,
+        seed: int = 0,
+        debug: bool = False,
+        select: str = "auto",
+        together: bool = True,
+        in_place: bool = True,
+    ) -> None:
+        make = FlatGradients if in_place or not method.group_support.pieces else InPlaceGradients
+        self.source = make(parameters, method.scope)
+        self.debug = debug
+        self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
+        super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
+
+    @property
+    def gradients(self) -> FlatGradients:
+        """The flat gradients; not to be asked for with `in_place=False`."""
+        assert isinstance(self.source, FlatGradients)
+        return self.source
+
+    def aggregate(
+        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, selection_hook: SelectionHook | None = None
+    ) -> StepReport:
+        """Replace all gradients by their averages over the workers.
+
+        Args:
+            epoch: counted from 0, for the density schedule.
+            lr: the optimizer's, for feedback in the learning-rate domain; or one for each bucket.
+            selection_hook: see `StepSettings`.
+        """
+        return self.aggregate_tensors(self.gradients.views, epoch, lr, selection_hook)
+
+    def aggregate_tensors(
+        self,
+        grads: Sequence[Tensor],
+        epoch: int = 0,
+        lr: float | Sequence[float] = 1.0,
+        selection_hook: SelectionHook | None = None,
+    ) -> StepReport:
+        """Replace gradients by their averages over the workers, given what `source.collect` returned.
+
+        Other arguments as of `aggregate`.
+        """
+        steps = self.begin_step(epoch, lr, selection_hook)
+        return self.average(self.divide_gradients(self.source.tensors_in_bucket_order(grads), steps))
+
+    def begin_step(
+        self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None
+    ) -> list[StepSettings]:
+        """Count a step, and return its values for each bucket, the same on all workers.
+
+        Arguments as of `aggregate`.
+        """
+        step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
+        if self.debug:
+            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
+            facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+            facts |= tensor_facts("parameter", self.source.parameters)
+            check_workers_agree(self.comm, {**facts, **self.more_facts()}, self.source.flat)
+        self.step += 1
+        if isinstance(lr, Sequence):
+            return [step._replace(lr=rate) for rate in lr]
+        return [step._replace(lr=lr)] * len(self.states)

@@ -1,0 +1,454 @@
+"""The engine under all wrappers: a method's state for each bucket, and the averaging of their gradients."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, SupportsIndex
+from weakref import WeakMethod
+
+import torch
+from torch import Tensor
+
+from sparsify.bucket_group import BucketGradient, BucketGroup
+from sparsify.comm import Comm, CountingComm
+from sparsify.core import host_sync
+from sparsify.core.bucket import Bucket, TensorSpec
+from sparsify.core.gradients import are_elements_finite
+from sparsify.core.grouping import group_by_size
+from sparsify.core.modes import without_torch_modes
+from sparsify.core.timer import PhaseTimer
+from sparsify.kernels import (
+    GroupKernel,
+    SelectionKernel,
+    find_kernels,
+    make_group_kernel,
+    make_kernel,
+    stretch_norms,
+)
+from sparsify.kernels.group_kernel import divide, split_like
+from sparsify.method import Method, Sparsifier
+from sparsify.ranges import stable_repr
+from sparsify.types import BucketContext, SearchStats, SparseVector, StepSettings
+from sparsify.wrappers.double_averaging import EqualGradientsMonitor
+from sparsify.wrappers.saved_states import (
+    FORMAT,
+    check_all_can_load,
+    check_saved_layout,
+    check_saved_matches,
+    dump,
+    restore,
+)
+
+MAX_GROUP_ELEMENTS = 2**31 - 1  # elements that travel together
+MAX_GROUP_KERNELS = 64  # that are kept
+INFINITY = 0x7F800000  # bits of the exponent of a float32 that is no number or infinite
+NORM_PIECE = 2**15  # elements, which in double precision stay in a core's cache
+
+
+class NonFiniteGradientError(ArithmeticError):
+    """The error that a gradient is NaN or infinite.
+
+    Args:
+        noticed: the step after which it was noticed, where that was too late to keep it out.
+    """
+
+    def __init__(self, rank: int, step: int, layer: str, noticed: int | None = None) -> None:
+        late = (
+            f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
+            "checkpoint"
+        )
+        self.rank = rank
+        self.step = step
+        self.noticed = noticed
+        self.where = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
+        super().__init__(self.where + late * (noticed is not None))
+
+
+class PartlyDeliveredError(NonFiniteGradientError):
+    """The error that a gradient is NaN or infinite, after others of its step were delivered."""
+
+    def __init__(self, rank: int, step: int, layer: str) -> None:
+        super().__init__(rank, step, layer)
+        self.args = (
+            f"{self}; it reached no residual, but with overlap=True gradients that came before it were "
+            "delivered already, and are missing from their residuals: go on from a checkpoint",
+        )
+
+
+class StepReport(NamedTuple):
+    """What one worker sent in one step, in numbers."""
+
+    selected: int  # elements sent
+    num_elements: int  # of which they were selected
+    wire_bytes: int  # bytes sent, as the communicator counted them
+    host_syncs: int  # how often the host waited for the device
+    messages: int  # latency terms of what was sent, as the communicator counted them
+    predicted_s: float = 0.0  # seconds that this should take, where the communicator knows its links
+
+    @property
+    def sent_density(self) -> float:
+        """The share of the elements that was sent; a method's density is the share that was asked for."""
+        return self.selected / self.num_elements
+
+    @property
+    def density(self) -> float:
+        """Another name for `sent_density`."""
+        return self.sent_density
+
+    @classmethod
+    def total(cls, reports: Sequence[StepReport]) -> StepReport:
+        """Return the sum of the reports of several buckets."""
+        return cls(*(sum(numbers) for numbers in zip(*reports, strict=True)))
+
+
+class Engine:
+    """A method applied to the buckets of one worker's model: it keeps their states and averages gradients.
+
+    Args:
+        buckets: numbered as what is drawn for them.
+        comm: is wrapped in a `CountingComm`, unless it counts already.
+        select: which kernel searches the buckets, see `sparsify.kernels.make_kernel`.
+        together: False: each bucket is searched and sent by itself, as papers describe it.
+
+    Raises:
+        ValueError: the density selects nothing of this model, or `select` can't be had here.
+    """
+
+    @without_torch_modes
+    def __init__(
+        self,
+        method: Method,
+        buckets: list[Bucket],
+        comm: Comm,
+        timer: PhaseTimer | None,
+        seed: int,
+        select: str,
+        together: bool = True,
+    ) -> None:
+        if not isinstance(seed, SupportsIndex):
+            raise ValueError(f"{seed=} must be a whole number")
+        self.method = method
+        self.buckets = buckets
+        self.step = 0
+        self._equal_gradients = EqualGradientsMonitor(comm.rank == 0)
+        self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
+        self.timer = timer or PhaseTimer("production")
+        self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
+        if not self.num_elements:
+            raise ValueError("there is nothing to aggregate: all parameters are empty")
+        density = method.density_at(10**9)
+        if int(density * self.num_elements) < 1:
+            raise ValueError(
+                f"density={density:g} of {self.num_elements} gradients selects none (k = 0); the smallest "
+                f"density that selects one is {1 / self.num_elements:.3g}"
+            )
+        self.select = select
+        self.groups_buckets = together
+        self.sizes = [bucket.flat.numel() for bucket in buckets]
+        self.group_kernels = dict[tuple[int, ...], GroupKernel]()  # by the numbers of their buckets
+        self.states = [
+            method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
+            for i, bucket in enumerate(buckets)
+        ]
+        self.kinds = [
+            (bucket.flat.dtype, bucket.flat.device, type(state))
+            for bucket, state in zip(buckets, self.states, strict=True)
+        ]
+
+    @property
+    def sends_one_message(self) -> bool:
+        """True if several buckets travel in one message."""
+        return self.method.group_support.one_message and self.groups_buckets
+
+    def divide_gradients(
+        self, tensors: Sequence[Tensor], steps: Sequence[StepSettings], numbers: Sequence[int] | None = None
+    ) -> list[BucketGradient]:
+        """Return the gradients of buckets, given tensors (m,) that hold them one after the other.
+
+        Args:
+            tensors: of any lengths; those that lie in several buckets are divided.
+            steps: of each bucket in turn.
+            numbers: of these buckets; None: all.
+        """
+        if numbers is None:
+            numbers = range(len(self.buckets))
+        sizes = [self.sizes[number] for number in numbers]
+        pieces_by_bucket = divide(tensors, sizes)
+        return [
+            BucketGradient(number, size, pieces, step, self.states[number])
+            for number, size, pieces, step in zip(numbers, sizes, pieces_by_bucket, steps, strict=True)
+        ]
+
+    @without_torch_modes
+    def average(self, gradients: Sequence[BucketGradient], shares_k: bool = False) -> StepReport:
+        """Replace gradients by their average over the workers, in place.
+
+        Buckets that can travel together do. Collective: all workers call it with the same buckets in the same
+        order.
+
+        Args:
+            shares_k: k is that of all buckets together, see `GroupSupport.shared_k`.
+        """
+        in_pieces = any(len(gradient.pieces) > 1 for gradient in gradients)
+        if in_pieces and not self.method.group_support.pieces:
+            return self._average_copies(gradients, shares_k)
+        self.method.prepare_gradients(
+            [piece for gradient in gradients for piece in gradient.pieces], self.comm
+        )
+        reports = list[StepReport]()
+        for group in self._divide_into_groups(gradients):
+            reports += self._average_group(group, shares_k)
+        return StepReport.total(reports)
+
+    def _average_group(self, gradients: Sequence[BucketGradient], shares_k: bool) -> list[StepReport]:
+        """Average buckets of one kind: together as far as the method can, else one after the other."""
+        method = self.method
+        kernel = self.kernel_for_group(gradients, shares_k)
+        if kernel is None:
+            return [self._average_alone(gradient) for gradient in gradients]
+        assert isinstance(method, Sparsifier)
+        group = BucketGroup(gradients, kernel)
+        if method.group_support.one_message:
+            return [self.report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))]
+        selections = kernel.split(*method.select_group(group, self.comm, self.timer))
+        return [
+            self.report([gradient], partial(self._deliver, method, selection, gradient))
+            for gradient, selection in zip(gradients, selections, strict=True)
+        ]
+
+    def _average_alone(self, gradient: BucketGradient) -> StepReport:
+        (whole,) = gradient.pieces
+        act = partial(self.method.aggregate, whole, gradient.step, gradient.state, self.comm, self.timer)
+        return self.report([gradient], act)
+
+    def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradient) -> int:
+        (whole,) = gradient.pieces
+        return method.exchange_and_average(
+            selection, whole, gradient.step, gradient.state, self.comm, self.timer
+        )
+
+    def _divide_into_groups(self, gradients: Sequence[BucketGradient]) -> Iterator[Sequence[BucketGradient]]:
+        """Yield buckets of one kind, no more elements than int32 can count."""
+        by_kind = dict[Any, list[BucketGradient]]()
+        for gradient in gradients:
+            by_kind.setdefault(self.kinds[gradient.number], []).append(gradient)
+        for alike in by_kind.values():
+            for indices in group_by_size([gradient.size for gradient in alike], MAX_GROUP_ELEMENTS):
+                yield [alike[index] for index in indices]
+
+    def report(self, gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
+        """Carry out `act`, which averages these buckets and returns how many elements it sent, and report."""
+        before = self.comm.counts
+        syncs_before = host_sync.num_syncs()
+        num_selected = act()
+        syncs = host_sync.num_syncs() - syncs_before
+        sent_bytes, messages, predicted_s = (
+            after - earlier for after, earlier in zip(self.comm.counts, before, strict=True)
+        )
+        num_elements = sum([gradient.size for gradient in gradients])
+        return StepReport(num_selected, num_elements, int(sent_bytes), syncs, int(messages), predicted_s)
+
+    def _average_copies(self, gradients: Sequence[BucketGradient], shares_k: bool) -> StepReport:
+        """Average gradients in the buckets' own memory, for methods that can't read them in pieces."""
+        flats = [self.buckets[gradient.number].flat for gradient in gradients]
+        pieces = [piece for gradient in gradients for piece in gradient.pieces]
+        views = list[Tensor]()
+        for flat, gradient in zip(flats, gradients, strict=True):
+            views += split_like(flat, gradient.pieces)
+        torch._foreach_copy_(views, pieces)
+        whole = [gradient._replace(pieces=[flat]) for gradient, flat in zip(gradients, flats, strict=True)]
+        report = self.average(whole, shares_k)
+        torch._foreach_copy_(pieces, views)
+        return report
+
+    def kernel_for_group(
+        self, gradients: Sequence[BucketGradient], shares_k: bool = False
+    ) -> GroupKernel | None:
+        """Return the kernel that searches these buckets at once, and writes to them.
+
+        None where each bucket is averaged by itself.
+        """
+        support = self.method.group_support
+        is_worthwhile = support.one_message or (support.one_search and len(gradients) > 1)
+        if not (self.groups_buckets and is_worthwhile):
+            return None
+        numbers = [gradient.number for gradient in gradients]
+        key = (shares_k, *numbers)
+        kernel = self.group_kernels.get(key)
+        if kernel is None:
+            if len(self.group_kernels) >= MAX_GROUP_KERNELS:  # other parameters are used in each step
+                self.group_kernels.clear()
+            likes = [self.buckets[number].flat for number in numbers]
+            kernels = [kernel for number in numbers for kernel in find_kernels(self.states[number])]
+            if shares_k:
+                likes = [likes[0].new_zeros(1).expand(sum(like.numel() for like in likes))]
+                kernels = [make_kernel(likes[0], self.select)]
+            kernel = self.group_kernels[key] = make_group_kernel(likes, kernels, self.select)
+        is_one_tensor = len(gradients) == 1 and len(gradients[0].pieces) == 1
+        return None if is_one_tensor and type(kernel) is GroupKernel else kernel
+
+    def residuals(self) -> dict[str, Tensor]:
+        """Return this worker's residual of each parameter, views (n,) by name; {} where none is kept."""
+        residual_by_name = dict[str, Tensor]()
+        for bucket, state in zip(self.buckets, self.states, strict=True):
+            residual = self.method.residual(state)
+            if residual is not None:
+                sizes = [torch.Size(shape).numel() for shape in bucket.shapes]
+                residual_by_name |= zip(bucket.names, residual.split(sizes), strict=True)
+        return residual_by_name
+
+    def residual_norm(self) -> Tensor:
+        """Return the Euclidean norm of this worker's residuals, () float64 on their device."""
+        kept = [self.method.residual(state) for state in self.states]
+        residuals = [residual for residual in kept if residual is not None]
+        if not residuals:
+            return self.buckets[0].flat.new_zeros((), dtype=torch.float64)
+        if residuals[0].is_cuda:
+            norms = torch.stack(torch._foreach_norm(residuals, dtype=torch.float64))
+            return norms.square().sum().sqrt()
+        # Six times as fast as a norm in another precision, which copies the whole.
+        pieces = (piece.double() for residual in residuals for piece in residual.split(NORM_PIECE))
+        return torch.stack([torch.dot(piece, piece) for piece in pieces]).sum().sqrt()
+
+    def search_stats(self) -> dict[str, SearchStats]:
+        """Return the statistics of the kernels that searched the buckets, by the kernel's name.
+
+        On a GPU one host synchronization for each kernel.
+        """
+        kernels: list[SelectionKernel | GroupKernel] = [
+            *self.group_kernels.values(),
+            *find_kernels(self.states),
+        ]
+        named_stats = [(kernel.name, kernel.stats()) for kernel in kernels]
+        # Where buckets are searched in a group, their own kernels have nothing to do.
+        is_idle = not any(stats.steps for _, stats in named_stats)
+        stats_by_name = dict[str, SearchStats]()
+        for name, stats in named_stats:
+            if stats.steps or (is_idle and name != GroupKernel.name):
+                stats_by_name[name] = stats_by_name.get(name, SearchStats()) + stats
+        return stats_by_name
+
+    @without_torch_modes
+    def check_finite_and_find_used(
+        self,
+        grads: Sequence[Tensor],
+        names: Sequence[str],
+        sizes: Sequence[int],
+        used: Sequence[bool] | None,
+        looks: bool = True,
+        error: type[NonFiniteGradientError] = NonFiniteGradientError,
+        among: Comm | None = None,
+    ) -> list[bool]:
+        """Check all workers' gradients for NaN and Inf, and find the parameters that any worker used.
+
+        Collective: one host synchronization and a small all-gather; another one where a norm is not finite.
+
+        Args:
+            grads: tensors (m,) that follow each other, each the gradients of whole parameters.
+            names, sizes: of each parameter.
+            used: whether this worker used each parameter; None: all workers use all.
+            looks: False: gradients are not checked.
+            among: all workers who must know; by default those who average.
+
+        Returns:
+            For each parameter whether any worker used it.
+
+        Raises:
+            NonFiniteGradientError: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
+        """
+        among = among or self.comm
+        norms = stretch_norms(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
+        rows = [norms.view(torch.int32)]
+        if used is not None:
+            rows.append(host_sync.to_device(used, norms, torch.int32))
+        gathered = torch.stack(among.all_gather(torch.stack(rows)))  # (workers, 1 or 2, parameters)
+        bits = gathered[:, 0]
+        facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
+        if used is not None:
+            facts.append(gathered[:, 1].any(dim=0))
+        is_infinite, is_alike, has_any, *used_anywhere = host_sync.to_host(
+            torch.cat([fact.reshape(-1) for fact in facts])
+        )
+        if is_infinite:
+            nothing = grads[0][:0]
+            stretches = [piece for pieces in divide(grads, sizes) for piece in pieces or [nothing]]
+            flags_by_rank = among.all_gather(are_elements_finite(stretches).int())
+            for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
+                if not all(flags):  # else a norm has overflowed
+                    raise error(rank, self.step, names[flags.index(0)])
+        if looks and has_any and among.size > 1:
+            self._equal_gradients.record(self.step, is_alike)
+        return used_anywhere if used is not None else [True] * len(sizes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this worker's state, of tensors and numbers only; save it per rank."""
+        description = self.describe_state()
+        buckets = [{**bucket, "state": dump(bucket["state"])} for bucket in description["buckets"]]
+        return {**description, "buckets": buckets}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Load what `state_dict` returned. Collective: either all workers load theirs or none does.
+
+        Raises:
+            StateMismatch: one is another method's, another model's, another worker's, of another step than
+                the others', or broken.
+        """
+        check_all_can_load(self.comm, self.buckets[0].flat.device, partial(self.check_state, saved))
+        self.restore_state(saved)
+
+    def check_state(self, saved: Any) -> dict[str, Any]:
+        """Refuse what is no state of this worker's, and return what must be the same on all workers."""
+        check_saved_layout(saved)
+        check_saved_matches(saved, self.describe_state())
+        return {"step": saved["step"]}
+
+    def restore_state(self, saved: Mapping[str, Any]) -> None:
+        """Load a state that `check_state` let pass."""
+        self.step = saved["step"]
+        self.states = [
+            restore(state, bucket["state"])
+            for state, bucket in zip(self.states, saved["buckets"], strict=True)
+        ]
+
+    def describe_state(self) -> dict[str, Any]:
+        """Return the content of this worker's saved state, with the methods' states as they are."""
+        buckets = [
+            {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}
+            for bucket, state in zip(self.buckets, self.states, strict=True)
+        ]
+        return {
+            "format": FORMAT,
+            "method": stable_repr(self.method),
+            "step": self.step,
+            "rank": self.comm.rank,
+            "size": self.comm.size,
+            "buckets": buckets,
+        }
+
+
+def weak_callback(method: Callable[..., None], *first: Any) -> Callable[..., None]:
+    """Return a hook that calls a method as long as its object lives; what it is registered with lives longer.
+
+    Args:
+        first: arguments that the method gets before those of the hook.
+    """
+    reference = WeakMethod(method)
+
+    def hook(*rest: Any) -> None:
+        call = reference()
+        if call is not None:
+            call(*first, *rest)
+
+    return hook
+
+
+def check_bucket_kind(bucket: Tensor, like: Tensor, name: str) -> None:
+    """Refuse a bucket that is not the one whose state is kept."""
+    before = TensorSpec.from_tensor(like)
+    now = TensorSpec.from_tensor(bucket)
+    if now != before:
+        raise ValueError(
+            f"bucket {name} was {before} and is now {now}; its residual can't follow: build the state anew"
+        )
