@@ -33,12 +33,12 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
     """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
 
     Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
-    *promised* is what closed forms say, given how many elements each worker sent (a method's `predict_bytes`, by
-    the forms of sparsify/cost.py); *counted* is what went through the communicator in the same step, on rank
-    0. They must be equal, or counted must lie in the promised range. *published* is the bandwidth term of the
-    literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published_cost`: Table 1 of Zhang's Stable
-    Top-K slides, after Li and Hoefler 2022, and a few rows more); announcements of lengths come on top of it,
-    and thresholds select about k.
+    *promised* is what closed forms say, given how many elements each worker sent (a method's
+    `predict_bytes`, by the forms of sparsify/cost.py); *counted* is what went through the communicator in the
+    same step, on rank 0. They must be equal, or counted must lie in the promised range. *published* is the
+    bandwidth term of the literature for a nominal k, in bytes of 4 per word (`sparsify.cost.published_cost`:
+    Table 1 of Zhang's Stable Top-K slides, after Li and Hoefler 2022, and a few rows more); announcements of
+    lengths come on top of it, and thresholds select about k.
 
     Args:
         n: elements, in rows of 100.

@@ -79,8 +79,8 @@ def replace_gpu(
 ) -> None:
     """Make `TritonKernel` take tensors on the CPU from now on, as if they were on such a GPU.
 
-    The GPU is not there: Triton compiles for it, on any machine, and nothing runs. It replaces Triton's driver in
-    the whole process, so it belongs in a process of its own.
+    The GPU is not there: Triton compiles for it, on any machine, and nothing runs. It replaces Triton's
+    driver in the whole process, so it belongs in a process of its own.
 
     Args:
         launcher: called once for each compiled kernel, by its name; the result, at every launch of it.

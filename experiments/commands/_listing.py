@@ -94,9 +94,9 @@ def _matching(runs: pd.DataFrame, word: str) -> Any:
     if column not in runs:
         known = [*OTHERS, *CHOICES, *(str(column) for column in runs if not str(column).endswith("_json"))]
         raise ValueError(
-            f"no filter {quote(name)}{suggest_similar(format_value(name), known)}: a leaf of the configuration "
-            "(method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, an item, or part "
-            "of a run's name"
+            f"no filter {quote(name)}{suggest_similar(format_value(name), known)}: a leaf of the "
+            "configuration (method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, "
+            "an item, or part of a run's name"
         )
     values = runs[column].map(lambda value: IMPLIED.get(column) if is_missing(value) else value)
     return values.map(lambda value: any(_is(value, one) for one in wanted))

@@ -53,9 +53,9 @@ Elements = Annotated[
     int, Constraint(ge=1, le=LARGEST_FLOAT, description="a whole number, or the name of a published model")
 ]
 OWN: dict[str, Any] = {  # words that no run has
-    "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction, "overlap": NonNegativeFraction,
-    "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)], "methods": Names, "every": PositiveInt | Counts,
-    SELECT: Seconds,
+    "compute_s": Seconds, "parameters": Elements | str, "density": PositiveFraction,
+    "overlap": NonNegativeFraction, "skew": Annotated[float, Constraint(ge=1, le=NUM_SLICES)],
+    "methods": Names, "every": PositiveInt | Counts, SELECT: Seconds,
 }  # fmt: skip
 DENSITY = 0.001
 

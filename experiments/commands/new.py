@@ -136,8 +136,8 @@ def check_name(kind: NewFile, name: str) -> None:
     example = f"as {EXAMPLES[kind]}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or len(name) > LONGEST:
         raise ValueError(
-            f"{format_value(name)!r} can't be a name: take up to {LONGEST} small letters, digits and _, a letter "
-            f"first, {example}"
+            f"{format_value(name)!r} can't be a name: take up to {LONGEST} small letters, digits and _, a "
+            f"letter first, {example}"
         )
     if keyword.iskeyword(name):
         raise ValueError(f"{name!r} can't be a name: it is a word of Python; take another one, {example}")

@@ -147,7 +147,11 @@ def check_choice(key: str, value: str) -> None:
     """Refuse an option that a group does not have, and one whose file is broken."""
     if value not in options(key):
         raise ValueError(describe_unknown(key, value, options(key)))
-    if key in REGISTRIES and value in REGISTRIES[key].names() and (why := REGISTRIES[key].reason_unreadable(value)):
+    if (
+        key in REGISTRIES
+        and value in REGISTRIES[key].names()
+        and (why := REGISTRIES[key].reason_unreadable(value))
+    ):
         raise ValueError(why)
 
 
@@ -335,9 +339,9 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     """
     if strangers := sorted({name for config in configs.values() for name in unmeasured(config)}):
         raise ValueError(
-            f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record of a run "
-            "does: where and how a run is started is for you to say, not for its record; ask for the run in "
-            "words of your own, as `list` and `why` show it"
+            f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record "
+            "of a run does: where and how a run is started is for you to say, not for its record; ask for "
+            "the run in words of your own, as `list` and `why` show it"
         )
     asked = {name: _asked(config) for name, config in configs.items()}
     found = Run(asked[""]) if set(asked) == {""} else _in_turns(asked, next(iter(configs.values())))

@@ -60,8 +60,8 @@ def _measure(events: Iterable[Any], path: Path) -> None:
             line = event.start_mark.line + 1
             meant = yaml.safe_load(event.value)
             raise ValueError(
-                f"{path}, line {line}: YAML reads {format_value(event.value)} in another base, as {meant}; put "
-                "it in quotes if it is text, else write the number that it is to mean"
+                f"{path}, line {line}: YAML reads {format_value(event.value)} in another base, as {meant}; "
+                "put it in quotes if it is text, else write the number that it is to mean"
             )
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, part = parts.pop()

@@ -84,7 +84,9 @@ def datasets(folder: Path) -> list[str]:
 @cache
 def _presets(name: str) -> dict[str, Any]:
     """One of the tables of data sets without a file of their own."""
-    found: dict[str, Any] = read_constant(ROOT / "experiments" / "training" / "datasets" / "_presets.py", name)
+    found: dict[str, Any] = read_constant(
+        ROOT / "experiments" / "training" / "datasets" / "_presets.py", name
+    )
     return found
 
 

@@ -72,8 +72,8 @@ def values(key: str, text: str, most: int) -> list[Any]:
             found = [*islice(override.sweep_string_iterator(), most + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:
         raise ValueError(
-            f"{format_value(key)}={format_value(text)} lists no values; values are listed as {format_value(key)}=a,b, or as "
-            "range(0,5)"
+            f"{format_value(key)}={format_value(text)} lists no values; values are listed as "
+            f"{format_value(key)}=a,b, or as range(0,5)"
         ) from error
     if not found:
         raise ValueError(f"{format_value(key)}={format_value(text)} lists nothing")
@@ -109,8 +109,9 @@ def _read(key: str, text: str) -> Override:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
         raise ValueError(
-            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.why(text, error)}; text with other signs "
-            f"than letters, digits and -_./:+%@ stands in quotes, as in '{format_value(key)}=\"a;b\"'"
+            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.why(text, error)}; text "
+            "with other signs than letters, digits and -_./:+%@ stands in quotes, as in "
+            f"'{format_value(key)}=\"a;b\"'"
         ) from error
 
 

@@ -90,8 +90,8 @@ class StepLog:
         """Close the window: write the waiting steps to the log. Collective: all ranks write together.
 
         Raises:
-            NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that nobody has
-                looked for.
+            NonFiniteGradientError: on all ranks, once they are written: a gradient had a NaN or Inf that
+                nobody has looked for.
         """
         samples = self.timer.finish_window(self._gather)
         trouble = self._not_finite()

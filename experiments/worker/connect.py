@@ -124,7 +124,9 @@ def join(
         return open_group(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
         store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=PATIENCE))
-        return TorchComm.join_at_store(store, rank, size, device, PATIENCE, arrive(store, place, give_up, say))
+        return TorchComm.join_at_store(
+            store, rank, size, device, PATIENCE, arrive(store, place, give_up, say)
+        )
     from sparsify.comm.horovod import HorovodComm
 
     return HorovodComm.join(device)

@@ -76,7 +76,9 @@ def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
 
 
-def rank_bytes(task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings) -> int:
+def rank_bytes(
+    task: Task, model: torch.nn.Module, method: Method | LocalSteps, settings: LoopSettings
+) -> int:
     """Bytes that one rank holds of its own: buffers of the model, gradients, and the method's state after a
     step of made-up gradients, in which it allocates what it needs.
     """

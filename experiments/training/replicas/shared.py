@@ -53,7 +53,9 @@ class SharedReplica(Replica):
 
     def __init__(self, comm: VirtualComm, model: nn.Module, make: MakeOptimiser) -> None:
         self.comm = comm
-        for p, shared in zip(model.parameters(), comm.make_on_rank_0(lambda: [*model.parameters()]), strict=True):
+        for p, shared in zip(
+            model.parameters(), comm.make_on_rank_0(lambda: [*model.parameters()]), strict=True
+        ):
             p.data = shared.data
         self.optimiser = comm.make_on_rank_0(lambda: make(model))
         for buffer in model.buffers():
