@@ -53,7 +53,7 @@ def strict() -> Iterator[None]:
     if not INTERPRETED:
         yield
         return
-    with patching_once(), checking_memory(), mock.patch.multiple(triton_search, CHUNK=256, WORDS=16):
+    with patching_once(), checking_memory(), mock.patch.multiple(triton_search, BLOCK=256, WORD_BLOCK=16):
         yield
 
 

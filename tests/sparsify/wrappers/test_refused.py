@@ -51,6 +51,7 @@ class Begun(NamedTuple):
     called: nn.Module  # computes
     optimizer: Any
     holder: Any  # what the wrapper returned
+    scaler: torch.amp.GradScaler  # made before wrapping, and not handed over
 
     def backward(self, step: int = 0) -> None:
         loss_of(self.called, 0, step).backward()
@@ -74,12 +75,14 @@ def begin(
     options = {key: value for key, value in others.items() if key not in known}
     method = laws.build(name, **{"density": 0.2, **choices})
     model = make()
+    scaler = torch.amp.GradScaler("cpu")
     if wrapper == "register":
         called = ddp(model)
         optimizer = inner(model)
-        return Begun(model, called, optimizer, sparsify.register(called, method, optimizer, **options))
+        hook = sparsify.register(called, method, optimizer, **options)
+        return Begun(model, called, optimizer, hook, scaler)
     averaging = sparsify.distribute(inner(model), model, method, **options)
-    return Begun(model, model, averaging, averaging)
+    return Begun(model, model, averaging, averaging, scaler)
 
 
 def follow_other_rates(model: Any) -> Optimizer:
@@ -218,17 +221,20 @@ def average_and_go_on(begun: Begun) -> None:
 
 def scale(begun: Begun) -> torch.amp.GradScaler:
     """Scale a loss as somebody does who does not hand the scaler over."""
-    scaler = torch.amp.GradScaler("cpu")
     begun.optimizer.zero_grad()
-    scaler.scale(loss_of(begun.called, 0, 0)).backward()
+    begun.scaler.scale(loss_of(begun.called, 0, 0)).backward()
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     other.step()  # of another model
-    return scaler
+    return begun.scaler
 
 
 def step_by_a_scaler(begun: Begun) -> None:
     scaler = scale(begun)
     scaler.step(sgd(begun.model) if begun.optimizer is None else begun.optimizer)
+
+
+def step_by_a_later_scaler(begun: Begun) -> None:
+    step_by_a_scaler(begun._replace(scaler=torch.amp.GradScaler("cpu")))
 
 
 def unscale_twice(begun: Begun) -> None:
@@ -519,6 +525,7 @@ REFUSED: list[Row] = [
     ),
     under_ddp(RATES, go_on, inner=follow_other_rates, scope="global", feedback="learning_rate"),
     under_ddp(r"GradScaler steps the optimizer.*register\(\.\.\., scaler=scaler\)", step_by_a_scaler),
+    under_ddp("GradScaler steps the optimizer", step_by_a_later_scaler, inner=partial(sgd, fused=True)),
     under_ddp(MOMENTUM, bring_momentum, name="dgc"),
     under_ddp(EPOCH, go_on, density_warmup=[0.5]),
     *(

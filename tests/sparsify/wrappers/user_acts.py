@@ -293,7 +293,7 @@ class Training:
     def optimizers(self) -> list[Any]:
         """Return what the loop steps."""
         is_hook = self.wrapper in (*REGISTER, "shard")
-        return [holder.inner_optimizer if is_hook else holder for holder in self.holders]
+        return [holder.optimizer if is_hook else holder for holder in self.holders]
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:

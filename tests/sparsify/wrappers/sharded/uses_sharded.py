@@ -461,8 +461,8 @@ def overflow(grid: Grid) -> None:
 
 
 def scale(grid: Grid) -> None:
+    scaler = torch.amp.GradScaler("cpu")  # a later one leaves no trace
     model, optimizer = grid.shard()
-    scaler = torch.amp.GradScaler("cpu")
     scaler.scale(grid.lose(model)).backward()
     scaler.step(optimizer)
 
