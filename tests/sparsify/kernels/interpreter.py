@@ -85,7 +85,7 @@ def checking_memory(seed: int = 0) -> Iterator[None]:
     def call(executor: Any, *args: Any, **options: Any) -> None:
         nonlocal launch
         tensors = [*args, *options.values()]
-        if "segments" in executor.fn.__module__:  # finds addresses in tables
+        if "group_search" in executor.fn.__module__:  # finds addresses in tables
             tensors = [each for each in gc.get_objects() if type(each) is Tensor]
         launch = Launch(executor.fn, tensors)
         execute(executor, *args, **options)
