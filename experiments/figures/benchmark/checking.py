@@ -275,7 +275,8 @@ def _of_bytes(entered: Entered, _: Folders) -> Iterator[Line]:
 def _of_laws(entered: Entered, _: Folders) -> Iterator[Line]:
     """The method is here, as it was entered, and its laws hold."""
     said = entered.statement
-    if not (here := laws.code_of(said.method)) or here != said.code:
+    if not laws.is_code_of_today(said.method, said.code):
+        here = laws.code_of(said.method)
         yield Line(
             f"the file of {said.method} is {'another one' if here else 'not'} here: put what the entry "
             "carries (`code` in entry.json, with what it imports beside it) into "

@@ -9,7 +9,7 @@ from analysis.benchmark.statement import EntryStatement
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames, combine, empty, restrict
 from experiments.config.folders import Folders
-from experiments.figures.benchmark.laws import code_of
+from experiments.figures.benchmark.laws import is_code_of_today
 from experiments.figures.benchmark.rules import digest
 
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
@@ -34,7 +34,11 @@ def held(folders: Folders, tier: str) -> Frames:
                 said, frames, _ = read(path)
             except Damaged as damage:
                 raise ValueError(f"{damage}; move it away, and what only it held is made again") from damage
-            if said.tier != tier or said.rules != digest(tier) or said.code != code_of(said.method):
+            if (
+                said.tier != tier
+                or said.rules != digest(tier)
+                or not is_code_of_today(said.method, said.code)
+            ):
                 continue
             if folder.is_relative_to(folders.shipped):
                 frames = restrict(frames, trainings_in(said))

@@ -5,22 +5,25 @@ processes of their own.
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, yaml
 
 from experiments.config.folders import ROOT
 from experiments.figures.benchmark.entries import Entrant
 from sparsify.methods import REGISTRY as METHODS
 
+REWRITTEN = Path(__file__).parent / "rewritten.yaml"
 # A method's file may import these, and nothing by which data, files or other processes can be reached.
 IMPORTS = {
     "__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools",
@@ -125,6 +128,26 @@ def code_of(method: str) -> str:
     own, beside = files_of(method)[:1], sorted(files_of(method)[1:])
     more = (f"\n\n# --- {path.name}\n{path.read_text()}" for path in beside)
     return "".join((*(path.read_text() for path in own), *more))
+
+
+def is_code_of_today(method: str, code: str) -> bool:
+    """Return whether a text that an entry carries is the method's text of today.
+
+    So is an earlier text that `rewritten.yaml` lists: names and comments changed, the results did not.
+    """
+    today = code_of(method)
+    return bool(today) and (code == today or _rewritten().get(digest_text(code)) == digest_text(today))
+
+
+def digest_text(text: str) -> str:
+    """Return 16 hexadecimal digits that differ when the texts do."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def _rewritten() -> dict[str, str]:
+    pairs: list[dict[str, str]] = yaml.decode(REWRITTEN.read_bytes())
+    return {pair["before"]: pair["today"] for pair in pairs}
 
 
 def _static(entry: Entrant) -> Iterator[Law]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.figures.benchmark.laws import code_of, faults, files_of
+from experiments.figures.benchmark.laws import code_of, faults, files_of, is_code_of_today
 from sparsify.methods import REGISTRY as METHODS
 from tests.figures.benchmark.conftest import Command
 
@@ -141,7 +141,10 @@ def test_the_files_of_a_method_are_those_that_it_imports() -> None:
     imported = {"muloco.py", "qgz.py", "_reduce_scatter.py", "_quantise.py"}
     assert {path.name for path in files_of("muloco")} >= imported
     assert "# --- _chunked.py" in code_of("demo")
+    assert is_code_of_today("demo", code_of("demo"))
+    assert not is_code_of_today("demo", f"{code_of('demo')}\n")
     assert files_of("mymethod") == []
+    assert not is_code_of_today("mymethod", "")
 
 
 def test_no_method_of_the_repository_reaches_past_what_it_is_handed() -> None:
