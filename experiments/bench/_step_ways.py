@@ -1,5 +1,5 @@
 """Networks, and the ways of training them whose steps are compared: DDP as it is, with torch's own hooks, and
-through each of our doors.
+through each of our wrappers.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def step(
     bucket_mb: PositiveFloat = 4.0,
     layers: PositiveInt = LAYERS,
 ) -> Bench:
-    """What a whole step costs: plain DDP, DDP with torch's own hooks, and our doors, side by side.
+    """What a whole step costs: plain DDP, DDP with torch's own hooks, and our wrappers, side by side.
 
     *time*: zero_grad, forward, backward, averaging and the optimiser's step, of small images, so that what
     averaging costs is not lost in what the network computes. A launch is a fresh set of processes of one
