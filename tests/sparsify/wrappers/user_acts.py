@@ -33,7 +33,7 @@ WRAPPERS = (*DISTRIBUTE, *REGISTER, "shard", "local steps")
 WHOLE = (*DISTRIBUTE, *REGISTER, "local steps")  # each worker has the whole model
 AVERAGING = WRAPPERS[:-1]  # in every step
 PART = "PART_OF_ACTS"  # of the environment
-NUM_PARTS = 4
+NUM_PARTS = 8
 SCOPES = ("layer", "bucket", "global", MANY_BUCKETS)
 Loss = Callable[[nn.Module, int, int], Tensor]
 

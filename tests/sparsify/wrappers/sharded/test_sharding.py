@@ -43,11 +43,14 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Used:
     """
 
     @cache
-    def run(size: int) -> Ranks:
-        return on_processes(uses_sharded.all_uses, size, tmp_path_factory.mktemp("shards"))
+    def run(group: int, size: int) -> Ranks:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(uses_sharded.GROUP, str(group))
+            return on_processes(uses_sharded.uses_of_group, size, tmp_path_factory.mktemp("shards"))
 
     def of(part: str, grid: tuple[int, int] = FIRST) -> Ranks:
-        return [found[str(grid)][part] for found in run(grid[0] * grid[1])]
+        (group,) = [number for number, parts in enumerate(uses_sharded.GROUPS) if part in parts]
+        return [found[str(grid)][part] for found in run(group, grid[0] * grid[1])]
 
     return of
 

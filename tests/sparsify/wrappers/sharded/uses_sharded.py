@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -626,31 +627,43 @@ REFUSED: dict[str, Refusal] = {
 }
 
 
-def all_uses(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
-    """Return everything, on all grids of this many workers, by grid and part."""
+GROUPS = (("ends",), ("sparse", "rounded", "locally", "resumed locally", "resumed"), ("refused", "guarded"))
+GROUP = "GROUP_OF_USES"  # of the environment: which of these
+
+
+def uses_of_group(comm: Comm, now: Callable[[], float]) -> dict[str, Any]:
+    """Return a group of parts, on all grids of this many workers, by grid and part."""
     torch.set_num_threads(1)
     rank = comm.rank
+    names = GROUPS[int(os.environ[GROUP])]
     found = dict[str, Any]()
     for grid in GRIDS:
         if math.prod(grid) != comm.size:
             continue
         mesh = mesh_of(*grid)
-        parts: dict[str, Any] = {
-            "ends": ends(mesh),
-            "sparse": sparse(mesh, rank),
-            "rounded": rounded(mesh, rank),
-            "locally": locally(mesh, rank),
-            "resumed locally": resumed_locally(mesh),
+        parts: dict[str, Callable[[], Any]] = {
+            "ends": partial(ends, mesh),
+            "sparse": partial(sparse, mesh, rank),
+            "rounded": partial(rounded, mesh, rank),
+            "locally": partial(locally, mesh, rank),
+            "resumed locally": partial(resumed_locally, mesh),
         }
         if grid == GRIDS[0]:
-            with shared_folder() as folder:
-                parts["resumed"] = resumed(mesh, rank, folder)
-            parts["refused"] = {
-                case: words_of(partial(act, Grid(mesh, rank))) for case, (act, _) in REFUSED.items()
-            }
-            parts["guarded"] = guarded(mesh, rank)
-        found[str(grid)] = parts
+            parts["resumed"] = partial(resumed_in_a_shared_folder, mesh, rank)
+            parts["refused"] = partial(refusals, mesh, rank)
+            parts["guarded"] = partial(guarded, mesh, rank)
+        found[str(grid)] = {name: part() for name, part in parts.items() if name in names}
     return found
+
+
+def refusals(mesh: DeviceMesh, rank: int) -> dict[str, str]:
+    """Return what each act that is refused was told."""
+    return {case: words_of(partial(act, Grid(mesh, rank))) for case, (act, _) in REFUSED.items()}
+
+
+def resumed_in_a_shared_folder(mesh: DeviceMesh, rank: int) -> Any:
+    with shared_folder() as folder:
+        return resumed(mesh, rank, folder)
 
 
 @contextmanager
