@@ -171,8 +171,8 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.timeout(20)
 def test_what_is_no_such_file_is_neither_waited_for_nor_read(tmp_path: Path) -> None:
-    for reason, make in NO_FILES.items():
-        path = tmp_path / reason
+    for number, (reason, make) in enumerate(NO_FILES.items()):
+        path = tmp_path / str(number)
         make(path)
         with pytest.raises(Damaged, match=reason):
             read_bytes(path)
