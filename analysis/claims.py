@@ -33,7 +33,7 @@ that its item has.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -95,6 +95,9 @@ class Claim:
     answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
     stated: str = ""  # the paper's words, where the number in `paper` is ours for them
     revised: str = ""  # "2026-11-25: the mean of all lags, not one of them": when and how `ours` was changed
+    # The lasting names, in rules, of the function `ours` and of the functions in `of`, in this order; where
+    # none are given their Python names count, and who renames a function gives the claim another rule.
+    quantity: str | Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         if self.kind in ("absolute", "ratio", "shape"):
@@ -132,20 +135,26 @@ class Claim:
         """Digest of what decides: the quantity, its threshold and band, the hardware it is about, and the
         scale at which a number can be compared.
 
-        Words may be mended, and causes regrouped, without another rule. Functions count by their names: who
-        changes what one computes says so in `revised`.
+        Words may be mended, causes regrouped and functions renamed without another rule: functions count by
+        the names in `quantity`. Who changes what a function computes says so in `revised`.
 
         Args:
             declared: what the paper ran, see `analysis.evidence.reduced`.
         """
-        given = {"revised": self.revised, "scale": declared if self.kind in NUMBERS else {}}
-        chance = {} if self.chance is None else {"chance": self.chance}
-        return digest({
-            "quantity": _rule_of(self.ours), "of": _rule_of(self.of), "unit": self.unit, "kind": self.kind,
-            "tolerance": self.tolerance, "paper": self.paper if isinstance(self.paper, int | float) else None,
+        names = iter([self.quantity] if isinstance(self.quantity, str) else self.quantity)
+        parts = {
+            "quantity": _rule_of(self.ours, names), "of": _rule_of(self.of, names), "unit": self.unit,
+            "kind": self.kind, "tolerance": self.tolerance,
+            "paper": self.paper if isinstance(self.paper, int | float) else None,
             "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
-            **{name: _rule_of(part) for name, part in given.items() if part}, **chance,
-        })  # fmt: skip
+        }  # fmt: skip
+        if self.revised:
+            parts["revised"] = self.revised
+        if declared and self.kind in NUMBERS:
+            parts["scale"] = _rule_of(declared, names)
+        if self.chance is not None:
+            parts["chance"] = self.chance
+        return digest(parts)
 
 
 @dataclass(frozen=True)
@@ -200,14 +209,16 @@ def judge(
     return [replace(_judge(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims]
 
 
-def _rule_of(part: Any) -> Any:
-    """A part of a rule as JSON: functions by their names."""
+def _rule_of(part: Any, names: Iterator[Any]) -> Any:
+    """Return a part of a rule as JSON, functions by the next of these names or by their own."""
+    if callable(part) and (name := next(names, None)) is not None:
+        return name
     if isinstance(part, partial):
-        return [_rule_of(part.func), _rule_of(part.args), _rule_of(part.keywords)]
+        return [_rule_of(piece, names) for piece in (part.func, part.args, part.keywords)]
     if isinstance(part, Mapping):
-        return {str(name): _rule_of(value) for name, value in part.items()}
+        return {str(key): _rule_of(value, names) for key, value in part.items()}
     if isinstance(part, list | tuple):
-        return [_rule_of(each) for each in part]
+        return [_rule_of(item, names) for item in part]
     if isinstance(part, str | int | float) or part is None:
         return part
     return getattr(part, "__name__", None) or repr(part)

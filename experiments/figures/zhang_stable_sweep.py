@@ -141,7 +141,7 @@ def claims() -> list[Claim]:
         claim("zhang.selecting-seldom", over_cells, at_periods),
         claim("zhang.lower-loss-than-oktopk", over_best, "oktopk"),
         claim("zhang.nearly-baseline", best_over, "dense"),
-        claim("zhang.oktopk-hurts", _hurts, label="small CNN"),
+        claim("zhang.oktopk-hurts", _hurts, label="small CNN", quantity="_hurts"),
     ]
 
 

@@ -193,7 +193,8 @@ def claims() -> list[Claim]:
     for task, family in FAMILIES.items():
         named = {"small": family.small, "large": family.large}
         found.append(of("step-shorter", _step_ratio, task, case=task, **named))
-        found.append(claim("zhang.oktopk-hurts", _loss_ratio, task, case=task, label=family.small))
+        named_small = {"label": family.small, "quantity": "_loss_ratio"}
+        found.append(claim("zhang.oktopk-hurts", _loss_ratio, task, case=task, **named_small))
         for other in ("dense", "oktopk"):
             case, label = f"{other}.{task}", LOOKS[other].label
             found.append(

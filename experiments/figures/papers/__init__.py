@@ -10,7 +10,8 @@
     claims       name: what an item holds against its records, as fields of `analysis.claims.Claim`; in
                  place of paper, unit and source the id of what is published. What stands in braces differs
                  between like ones; {{link}} is the link that was found. The item says how its value is
-                 computed: `claim(name, function, ...)`
+                 computed: `claim(name, function, ...)`. `quantity` is the lasting name of that function in
+                 the claim's rule (and of functions among its arguments, where there are some)
     words        item: its caption; item.part: other words on it, as a note below a table. A text, or several
                  that follow each other. What stands in braces is a fact of the item's, or a sentence on its
                  records (`analysis.pictures.captions.SENTENCES`)
