@@ -124,30 +124,15 @@ def exchange_pieces(nbytes: int, size: int) -> CollectiveCost:
     return all_to_all(LENGTH_BYTES * (size - 1), size) + all_to_all(nbytes, size)
 
 
-def ring_all_reduce(nbytes: int, size: int) -> CollectiveCost:
-    """Return the bytes of `all_reduce` in 2 (P-1) steps around the ring."""
-    return CollectiveCost(2 * (size - 1), all_reduce(nbytes, size).sent_bytes)
-
-
-def ring_all_gather(nbytes: int, size: int) -> CollectiveCost:
-    """Return the bytes of `all_gather` in P-1 steps around the ring."""
-    return CollectiveCost(size - 1, all_gather(nbytes, size).sent_bytes)
-
-
-def direct_all_reduce(nbytes: int, size: int) -> CollectiveCost:
-    """Return the bytes of `all_reduce` in two messages to each other worker, or one between two workers.
-
-    This is what `sparsify.comm.direct` does.
-    """
-    return CollectiveCost((1 if size == 2 else 2) * (size - 1), all_reduce(nbytes, size).sent_bytes)
-
-
-def direct_all_gather(nbytes: int, size: int) -> CollectiveCost:
-    """Return the bytes of `all_gather` in a message to each other worker, all at once."""
-    return CollectiveCost(size - 1, all_gather(nbytes, size).sent_bytes)
-
-
 CostFunction = Callable[[int, int], CollectiveCost]  # of bytes and workers; for `permute`, of bytes and pairs
+CountFunction = Callable[[int], int]  # of workers; for `permute`, of pairs
+
+
+def with_messages(textbook: CostFunction, num_messages: CountFunction) -> CostFunction:
+    """Return a cost function with the bytes of `textbook` and another number of messages."""
+    return lambda nbytes, size: CollectiveCost(num_messages(size), textbook(nbytes, size).sent_bytes)
+
+
 RING_COLLECTIVES = ("all_reduce", "all_gather")  # of gloo
 TEXTBOOK: Mapping[str, CostFunction] = {
     "all_reduce": all_reduce,
@@ -163,22 +148,32 @@ ALGORITHMS: Mapping[str, Mapping[str, CostFunction]] = {
     # In facebookincubator/gloo, allreduce.cc and allgather.cc are rings with two segments in flight,
     # broadcast.cc is a binomial tree, and alltoallv.cc sends P-1 messages to the other workers in turn.
     # torch's ProcessGroupGloo calls them with their defaults.
-    "gloo": {**TEXTBOOK, "all_reduce": ring_all_reduce, "all_gather": ring_all_gather},
-    "direct": {**TEXTBOOK, "all_reduce": direct_all_reduce, "all_gather": direct_all_gather},
+    "gloo": {
+        **TEXTBOOK,
+        "all_reduce": with_messages(all_reduce, lambda size: 2 * (size - 1)),
+        "all_gather": with_messages(all_gather, lambda size: size - 1),
+    },
+    # `sparsify.comm.direct` sends a message to each other worker, and of an allreduce a second one with the
+    # sums, except between two workers.
+    "direct": {
+        **TEXTBOOK,
+        "all_reduce": with_messages(all_reduce, lambda size: (1 if size == 2 else 2) * (size - 1)),
+        "all_gather": with_messages(all_gather, lambda size: size - 1),
+    },
 }
 # The number of propagation delays that a collective of P workers takes one after the other. In gloo a sender
 # waits until the receiver says that it is ready, which costs a delay of its own: in each step of a ring, in
 # an all-to-all, and in a permutation if all workers arrive at the same time. In a broadcast's tree the lower
 # workers have said so long before.
-CountFunction = Callable[[int], int]
 _GLOO_AND_DIRECT: Mapping[str, CountFunction] = {
     "all_to_all": lambda size: 2 * (size > 1), "broadcast": lambda size: num_tree_rounds(size) + (size > 1),
-    "permute": lambda size: 2,
+    "permute": lambda pairs: 2 * (pairs > 0),
 }  # fmt: skip
 PROPAGATION_COUNTS: Mapping[str, Mapping[str, CountFunction]] = {
     "textbook": {
         "all_reduce": lambda size: 2 * num_tree_rounds(size), "all_gather": num_tree_rounds,
-        "all_to_all": lambda size: int(size > 1), "broadcast": num_tree_rounds, "permute": lambda size: 1,
+        "all_to_all": lambda size: int(size > 1), "broadcast": num_tree_rounds,
+        "permute": lambda pairs: int(pairs > 0),
     },
     "gloo": {
         **_GLOO_AND_DIRECT, "all_reduce": lambda size: 4 * (size - 1),
@@ -237,25 +232,30 @@ class Network:
             kind: all_reduce, all_gather, all_to_all or broadcast. For `permute` see `permute_seconds`.
             nbytes: of the tensor that each worker brings; of all_to_all, the bytes that it sends to others.
         """
-        cost_of = ALGORITHMS[self.algorithm][kind]
         if self.intra_node is None:
-            transfer_s = self.inter_node.transfer_seconds(cost_of(nbytes, size))
-            return transfer_s + self._propagation_s(kind, nbytes, size)
+            return self._inter_node_s(kind, nbytes, size)
+        cost_of = ALGORITHMS[self.algorithm][kind]
         local_size = min(self.workers_per_node, size)
         nodes = -(-size // self.workers_per_node)
         if nodes == 1:
             return self.intra_node.transfer_seconds(cost_of(nbytes, size))
-        inner_nbytes, outer_nbytes = nbytes, nbytes
-        if kind == "all_gather":
-            inner_nbytes, outer_nbytes = nodes * nbytes, local_size * nbytes
-        inner, outer = cost_of(inner_nbytes, local_size), cost_of(outer_nbytes, nodes)
         if kind == "all_to_all":
             # A message to each other worker of the node, and to each worker of other nodes.
             inner = CollectiveCost(local_size - 1, nbytes * (local_size - 1) // (size - 1))
             outer_nbytes = (nbytes - inner.sent_bytes) * local_size
             outer = CollectiveCost(size - local_size, outer_nbytes)
+        else:
+            is_gather = kind == "all_gather"
+            inner = cost_of(nodes * nbytes if is_gather else nbytes, local_size)
+            outer_nbytes = local_size * nbytes if is_gather else nbytes
+            outer = cost_of(outer_nbytes, nodes)
         transfer_s = self.intra_node.transfer_seconds(inner) + self.inter_node.transfer_seconds(outer)
         return transfer_s + self._propagation_s(kind, outer_nbytes, nodes)
+
+    def _inter_node_s(self, kind: str, nbytes: int, size: int) -> float:
+        """Return the seconds of a collective over the link between nodes alone."""
+        transfer_s = self.inter_node.transfer_seconds(ALGORITHMS[self.algorithm][kind](nbytes, size))
+        return transfer_s + self._propagation_s(kind, nbytes, size)
 
     def _propagation_s(self, kind: str, nbytes: int, nodes: int) -> float:
         """Return the seconds of propagation and of TCP's slow start.
@@ -273,25 +273,16 @@ class Network:
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of tensors of `nbytes` along each (source, destination) of `route`."""
         if self.intra_node is None:
-            return self._inter_node_permute_s(nbytes, len(route))
+            return self._inter_node_s("permute", nbytes, len(route))
         node_pairs = [(source // self.workers_per_node, to // self.workers_per_node) for source, to in route]
         leaving = [pair for pair in node_pairs if pair[0] != pair[1]]
         # The tensors that leave each node, and that arrive there. A link carries both directions at once.
-        loads = Counter(source for source, _ in leaving), Counter(to for _, to in leaving)
-        busiest = max((count for load in loads for count in load.values()), default=0)
+        loads = Counter(("from", source) for source, _ in leaving) + Counter(("to", to) for _, to in leaving)
+        busiest = max(loads.values(), default=0)
         return max(
             self.intra_node.transfer_seconds(permute(nbytes, len(node_pairs) - len(leaving))),
-            self._inter_node_permute_s(busiest * nbytes, len(leaving)),
+            self._inter_node_s("permute", busiest * nbytes, len(leaving)),
         )
-
-    def _inter_node_permute_s(self, nbytes: int, pairs: int) -> float:
-        """Return the seconds of a permutation over the link between nodes."""
-        link = self.inter_node
-        transfer_s = link.transfer_seconds(permute(nbytes, pairs))
-        if not pairs or not link.propagation_s:
-            return transfer_s
-        delays = PROPAGATION_COUNTS[self.algorithm]["permute"](2)
-        return transfer_s + (delays * link.propagation_s + link.slow_start_s(nbytes))
 
 
 class PublishedCost(NamedTuple):

@@ -18,10 +18,8 @@ from torch import Tensor
 from sparsify import cost
 from sparsify.core.wire import Wire
 from sparsify.cost import LENGTH_BYTES, Network
-from sparsify.exchange import differences, even_borders
+from sparsify.exchange import Exchange, differences, even_borders
 from sparsify.method import Dense, Method, Sparsifier
-from sparsify.methods.deft import Deft
-from sparsify.methods.micro import ExclusiveThresholdSelector
 from sparsify.methods.oktopk import (
     RENEWAL_RATIO,
     RegionState,
@@ -31,7 +29,7 @@ from sparsify.methods.oktopk import (
     positive_minimum,
 )
 from sparsify.methods.sparcml import SplitAllGather
-from sparsify.select import UnionSelector
+from sparsify.select import Selector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
 
 Selections = Sequence[SparseVector]  # of each worker, by rank; may compute an item when it is read
@@ -126,14 +124,14 @@ class ExchangeReplay:
             k: the number of elements that were to be selected; by default of the method's density.
         """
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
-        if isinstance(self.method, Sparsifier):
+        if isinstance(self.method, Dense):
+            collectives = [uniform_collective("all_reduce", self.n * self.dtype.itemsize, self.world_size)]
+        else:
             bucket_step = BucketStep(((self.n,),), k, self.dtype, self.world_size, self.step, [])
             collectives = [
                 *selector_collectives(self.method.select, bucket_step),
                 *exchange_collectives(self.method.exchange, selections, bucket_step, self.state),
             ]
-        else:
-            collectives = [uniform_collective("all_reduce", self.n * self.dtype.itemsize, self.world_size)]
         self.step += 1
         return BucketTraffic(self.world_size, collectives)
 
@@ -158,17 +156,17 @@ def part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[Replayed
     ]
 
 
-def selector_collectives(selector: Any, bucket_step: BucketStep) -> list[ReplayedCollective]:
+def selector_collectives(selector: Selector, bucket_step: BucketStep) -> list[ReplayedCollective]:
     """Return the collectives by which workers agree upon a shared selection."""
-    if isinstance(selector, ExclusiveThresholdSelector | Deft | UnionSelector):
+    if type(selector).predict_bytes is not MethodPart.predict_bytes:
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )
-    return part_collectives(selector, bucket_step) if isinstance(selector, MethodPart) else []
+    return part_collectives(selector, bucket_step)
 
 
 def exchange_collectives(
-    exchange: Any, selections: Selections, bucket_step: BucketStep, state: Any
+    exchange: Exchange, selections: Selections, bucket_step: BucketStep, state: Any
 ) -> list[ReplayedCollective]:
     """Return the collectives of one exchange."""
     match exchange:
@@ -176,13 +174,13 @@ def exchange_collectives(
             return replay_split_all_gather(exchange, selections, bucket_step)
         case SplitReduceBalance():
             return replay_split_reduce_balance(exchange, selections, bucket_step, state)
-        case MethodPart() if type(exchange).collective_calls is not MethodPart.collective_calls:
-            counts = count_sent_elements(exchange, selections, bucket_step)
-            return part_collectives(exchange, bucket_step._replace(sent_counts=counts))
-    raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
+    if type(exchange).collective_calls is MethodPart.collective_calls:
+        raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
+    counts = count_sent_elements(exchange, selections, bucket_step)
+    return part_collectives(exchange, bucket_step._replace(sent_counts=counts))
 
 
-def count_sent_elements(exchange: Any, selections: Selections, bucket_step: BucketStep) -> list[int]:
+def count_sent_elements(exchange: Exchange, selections: Selections, bucket_step: BucketStep) -> list[int]:
     """Return the number of elements that each worker sends, reading no more selections than needed."""
     if exchange.needs_equal_counts:
         return [bucket_step.k] * bucket_step.world_size
@@ -231,8 +229,9 @@ def replay_split_and_reduce(
     wire: Wire, selections: Selections, borders: Sequence[int], bucket_step: BucketStep
 ) -> tuple[list[ReplayedCollective], SparseVector]:
     """Return the collectives of `split_and_reduce`, and the sum of the selections in the order of ranks."""
-    n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.dtype
-    sums = torch.zeros(n, dtype=dtype, device="cpu")
+    n = bucket_step.n
+    size = bucket_step.world_size
+    sums = torch.zeros(n, dtype=bucket_step.dtype, device="cpu")
     is_chosen = torch.zeros(n, dtype=torch.bool, device="cpu")
     # The number of elements that worker r sends to the owner of region s.
     counts = torch.empty(size, size, dtype=torch.int64, device="cpu")
@@ -255,11 +254,11 @@ def all_to_all_elements(
     wire: Wire, bucket_step: BucketStep, sent_counts: Tensor, received_counts: Tensor
 ) -> ReplayedCollective:
     """Return the all-to-all in which each worker sends and receives these numbers of elements (P,)."""
-    sent, received = (
-        [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in counts.tolist()]
-        for counts in (sent_counts, received_counts)
-    )
-    return ReplayedCollective("all_to_all", sent, received)
+
+    def nbytes(counts: Tensor) -> list[int]:
+        return [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in counts.tolist()]
+
+    return ReplayedCollective("all_to_all", nbytes(sent_counts), nbytes(received_counts))
 
 
 def replay_threshold(
@@ -273,7 +272,10 @@ def replay_threshold(
 
     Does for all workers what `SplitReduceBalance.filter_globally` does for one.
     """
-    size, is_due, kept, values = len(borders) - 1, state.is_due(k), reduced.indices, reduced.values
+    size = len(borders) - 1
+    is_due = state.is_due(k)
+    kept = reduced.indices
+    values = reduced.values
     collectives = [uniform_collective("all_gather", LENGTH_BYTES, size)]
     if not is_due:
         is_kept = values.abs() >= state.threshold

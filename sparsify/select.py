@@ -234,30 +234,6 @@ class FirstK(ExactlyKSelector):
         return Selection(state.indices[:k])
 
 
-@dataclass(frozen=True)
-class UnionSelector(Selector):
-    """A selector of the union of all workers' choices: each worker selects, and indices are all-gathered.
-
-    The `index-union` of kljp's code (DEFT, MiCRO, ExDyna) and of Accordion. Indices travel as int32 where
-    that suffices (in their code as int64), padded to the longest list as there.
-    """
-
-    local_selector: Selector
-    shared: ClassVar[bool] = True
-
-    def broken_laws(self) -> dict[str, str]:
-        return self.local_selector.broken_laws()
-
-    def init(self, like: Tensor, context: BucketContext) -> Any:
-        return self.local_selector.init(like, context)
-
-    def select(self, acc: Tensor, k: int, comm: Comm, state: Any) -> Selection:
-        chosen = self.local_selector.select(acc, k, comm, state).indices
-        gathered = gather_uneven(comm, chosen.to(index_dtype(acc.numel())))
-        host_sync.record_syncs()  # it waits for the size of the union
-        return Selection(torch.unique(torch.cat(gathered)))
-
-
 # DEFT, MiCRO and ExDyna choose exclusively: each worker selects in its own stretch of the bucket, so that no
 # index is chosen twice. Facts are from their public code (kljp/deft, kljp/micro, kljp/exdyna).
 

@@ -7,16 +7,14 @@ only look numbers up and multiply them, so all read the same bits, whatever mach
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparsify import ranges
 from sparsify.core import host_sync
 from sparsify.core.packing import pack_codes, packed_nbytes, unpack_codes
 from sparsify.core.wire import Wire, concat_bytes, split_bytes
@@ -84,9 +82,6 @@ class PlainValues(ValueCode):
     """A code of values as numbers of some type, without scales; see `Wire` for numbers beyond its range."""
 
     value: ValueFormat = "as_is"
-
-    def __post_init__(self) -> None:
-        ranges.check_fields(self)
 
     @property
     def is_exact(self) -> bool:
@@ -270,18 +265,13 @@ class Statistical2(MeanLevelCode):
         return means + mean.mul(0)[:, None], codes  # where the mean is not finite, no bin's is
 
 
-@cache
-def get_value_code(name: CodeName) -> ValueCode:
-    """Return the code that methods offer by this name."""
-    codes: dict[str, ValueCode] = {
-        "as_is": PlainValues(),
-        "fp32": PlainValues("fp32"),
-        "bf16": PlainValues("bf16"),
-        "int8": Int8(),
-        "e3m0": E3M0(),
-        "symmetric2": Symmetric2(),
-        "statistical2": Statistical2(),
-    }
-    if name not in codes:
-        raise ValueError(ranges.describe_unknown("code", name, sorted(codes)))
-    return codes[name]
+# By the name that methods offer it by.
+VALUE_CODES: Mapping[CodeName, ValueCode] = {
+    "as_is": PlainValues(),
+    "fp32": PlainValues("fp32"),
+    "bf16": PlainValues("bf16"),
+    "int8": Int8(),
+    "e3m0": E3M0(),
+    "symmetric2": Symmetric2(),
+    "statistical2": Statistical2(),
+}

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from sparsify.core import host_sync
 from sparsify.core.bucket import GradientBuckets, TensorSpec, view_as_complex_like
-from sparsify.core.claims import ParameterClaim
+from sparsify.core.claims import SupersedableClaim
 
 
 class InPlaceGradients(GradientBuckets):
@@ -28,7 +28,7 @@ class InPlaceGradients(GradientBuckets):
         self.specs = [TensorSpec.from_tensor(p) for _, p in self.parameters]
         self.strides = [p.stride() for _, p in self.parameters]
         self.grad_strides = [gradient_strides(p) for _, p in self.parameters]  # strides of their gradients
-        self.claim = ParameterClaim("gradients", (p for _, p in self.parameters))
+        self.claim = SupersedableClaim("gradients", (p for _, p in self.parameters))
 
     def clear(self, to_none: bool = True) -> None:
         """Clear all gradients.
@@ -134,11 +134,11 @@ class FlatGradients(InPlaceGradients):
     def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
         super().__init__(parameters, scope)
         # Of each parameter, in its shape.
-        self.grads = [
-            view_in_shape(view, p) for view, (_, p) in zip(self.views, self.parameters, strict=True)
-        ]
-        for (_, p), grad in zip(self.parameters, self.grads, strict=True):
+        self.grads = list[Tensor]()
+        for view, (_, p), stride in zip(self.views, self.parameters, self.grad_strides, strict=True):
+            grad = view_as_complex_like(view, p).as_strided(p.shape, stride)
             p.grad = grad
+            self.grads.append(grad)
         self.locations = [MemoryLocation.from_tensor(grad) for grad in self.grads]
 
     def zero_(self) -> None:
@@ -198,10 +198,8 @@ class FlatGradients(InPlaceGradients):
         if all(host_sync.to_host(finite)):
             return None
         flags = host_sync.to_host(are_elements_finite(self.views))
-        for (name, _), is_finite in zip(self.parameters, flags, strict=True):
-            if not is_finite:
-                return name
-        return None
+        names = (name for name, _ in self.parameters)
+        return next((name for name, is_finite in zip(names, flags, strict=True) if not is_finite), None)
 
 
 def _copy_gradient(p: Parameter, out: Tensor) -> None:
@@ -260,11 +258,6 @@ class MemoryLocation(NamedTuple):
 def memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return the order in which elements lie in memory; of sides of 1 the stride says nothing."""
     return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
-
-
-def view_in_shape(view: Tensor, p: Tensor) -> Tensor:
-    """View a tensor (n,) in the shape of p, see `gradient_strides`."""
-    return view_as_complex_like(view, p).as_strided(p.shape, gradient_strides(p))
 
 
 def gradient_strides(p: Tensor) -> tuple[int, ...]:

@@ -56,18 +56,29 @@ class Registry:
         files = (path.stem for path in self.folder.glob("*.py") if not path.stem.startswith("_"))
         return sorted({*files, *self.table})
 
-    def read_signature(self, name: str) -> Callable[..., Any]:
+    def _has_file(self, name: str) -> bool:
+        return name not in self.table or (self.folder / f"{name}.py").exists()
+
+    def _read_signature(self, name: str) -> Callable[..., Any]:
         """Return a function with the entry's signature and docstring, which need not work."""
-        path = self.folder / f"{name}.py"
-        if name in self.table and not path.exists():
+        if not self._has_file(name):
             return self.table[name]
+        path = self.folder / f"{name}.py"
         return _read_function(path, f"{self.package}.{name}", path.stat().st_mtime_ns)
 
     def import_function(self, name: str) -> Callable[..., Any]:
-        """Return the function that builds the entry."""
-        if name in self.table and not (self.folder / f"{name}.py").exists():
+        """Return the function that builds the entry.
+
+        Raises:
+            BrokenFile: the entry's module can't be imported, or has no function of its own name.
+        """
+        if not self._has_file(name):
             return self.table[name]
-        return import_function(self.package, name)
+        module = import_entry(f"{self.package}.{name}")
+        function: Callable[..., Any] | None = getattr(module, name, None)
+        if function is None:
+            raise BrokenFile(_describe_missing_function(module.__file__, name))
+        return function
 
     def check_name(self, name: str) -> None:
         """Refuse a name that no entry has."""
@@ -93,7 +104,7 @@ class Registry:
             BrokenFile: the file can't be read, or a default or an annotation in its signature is wrong.
         """
         self.check_name(name)
-        return read_parameters(self.read_signature(name))
+        return _read_parameters(self._read_signature(name))
 
     def defaults(self, name: str) -> dict[str, Any]:
         """Return the default of each hyperparameter, '???' where a value must be given."""
@@ -106,7 +117,7 @@ class Registry:
             BrokenFile: the file can't be read.
         """
         self.check_name(name)
-        return inspect.getdoc(self.read_signature(name)) or ""
+        return inspect.getdoc(self._read_signature(name)) or ""
 
     def summary(self, name: str) -> str:
         """Return the first line of an entry's docstring."""
@@ -136,20 +147,7 @@ class Registry:
         return self.import_function(name)(**values)
 
 
-def import_function(package: str, name: str) -> Callable[..., Any]:
-    """Return the function that has the name of its module in a package.
-
-    Raises:
-        BrokenFile: the module can't be imported, or has no such function.
-    """
-    module = import_entry(f"{package}.{name}")
-    function: Callable[..., Any] | None = getattr(module, name, None)
-    if function is None:
-        raise BrokenFile(describe_missing_function(module.__file__, name))
-    return function
-
-
-def describe_missing_function(path: object, name: str) -> str:
+def _describe_missing_function(path: object, name: str) -> str:
     """Return the error message for a file without the function that it should have."""
     return f"{path} has no function {name}: each file there has one of its own name"
 
@@ -167,10 +165,10 @@ def import_entry(module: str) -> ModuleType:
     except Exception as error:  # what runs on import may raise anything
         if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in ours:
             raise
-        raise make_broken_file(error) from error
+        raise _make_broken_file(error) from error
 
 
-def make_broken_file(error: Exception, path: Path | None = None) -> BrokenFile:
+def _make_broken_file(error: Exception, path: Path | None = None) -> BrokenFile:
     """Return the error, with path and line, for what went wrong while a file was read or executed."""
     if isinstance(error, SyntaxError):
         place = f"{error.filename or path}" + (f", line {error.lineno}" if error.lineno else "")
@@ -179,7 +177,7 @@ def make_broken_file(error: Exception, path: Path | None = None) -> BrokenFile:
     return BrokenFile(f"{last.filename}, line {last.lineno}: {type(error).__name__}: {error}")
 
 
-def read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
+def _read_parameters(function: Callable[..., Any]) -> dict[str, Parameter]:
     """Return the parameters of a function by name, as its signature has them.
 
     Raises:
@@ -218,7 +216,7 @@ def _read_function(path: Path, module: str, modified_ns: int) -> Callable[..., A
     name = path.stem
     definitions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     if not definitions:
-        raise BrokenFile(describe_missing_function(path, name))
+        raise BrokenFile(_describe_missing_function(path, name))
     definition = definitions[-1]
     docstring = definition.body[:1] if ast.get_docstring(definition) is not None else []
     definition.body = [*docstring, ast.copy_location(ast.Pass(), definition)]
@@ -240,7 +238,7 @@ def _parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError) as error:
-        raise make_broken_file(error, path) from error
+        raise _make_broken_file(error, path) from error
 
 
 def _select_statements(statements: Sequence[ast.stmt], names: set[str]) -> list[ast.stmt]:
@@ -285,7 +283,7 @@ def _execute(path: Path, module: str, statements: Sequence[ast.stmt]) -> dict[st
         code = compile(ast.Module([*statements], []), str(path), "exec", dont_inherit=True)
         exec(code, vars(made))
     except Exception as error:  # what runs may raise anything
-        raise make_broken_file(error, path) from error
+        raise _make_broken_file(error, path) from error
     finally:
         del sys.modules[made.__name__]
     return vars(made)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -108,13 +108,7 @@ class SyntheticSelections(Sequence[SparseVector]):
     def __len__(self) -> int:
         return self.size
 
-    @overload
-    def __getitem__(self, rank: int) -> SparseVector: ...
-    @overload
-    def __getitem__(self, rank: slice) -> Sequence[SparseVector]: ...
-    def __getitem__(self, rank: int | slice) -> SparseVector | Sequence[SparseVector]:
-        if isinstance(rank, slice):
-            return [self[other] for other in range(*rank.indices(self.size))]
+    def __getitem__(self, rank: Any) -> Any:  # an int: there are no slices
         if not 0 <= rank < self.size:
             raise IndexError(rank)
         rng = np.random.default_rng([self.seed, rank + 1])
@@ -159,9 +153,9 @@ def draw_popularities(statistics: SelectionStatistics, n: int, rng: np.random.Ge
     ranges.check_value("overlap", overlap, NonNegativeFraction)
     borders = [n * index // len(shares) for index in range(len(shares) + 1)]
     slices = []
-    for share, start, end in zip(shares, borders, borders[1:], strict=False):
-        mean = min(1.0, share * density * n / max(1, end - start))
-        slices.append(draw_slice_popularities(mean, overlap, end - start, rng))
+    for share, length in zip(shares, np.diff(borders).tolist(), strict=True):
+        mean = min(1.0, share * density * n / max(1, length))
+        slices.append(draw_slice_popularities(mean, overlap, length, rng))
     return np.concatenate(slices)
 
 

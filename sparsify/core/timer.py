@@ -40,12 +40,6 @@ class StepTimes:
     stops: int = 0  # how often the process was stopped and continued since the step before
 
 
-@dataclass
-class _OpenPhase:
-    name: str
-    start: float  # or when it went on, after a phase inside it
-
-
 class PhaseTimer:
     """A timer of steps and of the phases within them.
 
@@ -79,22 +73,23 @@ class PhaseTimer:
         self.samples: list[StepTimes] = []
         self.num_steps = 0
         self._current = StepTimes(0.0)  # times outside a step are not kept
-        self._open_phases: list[_OpenPhase] = []  # the innermost last
+        self._open_phases: list[str] = []  # the innermost last
+        self._resumed_at = 0.0  # when the innermost phase began, or went on after a phase inside it
         self._keeps_spans = False
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Time the block as one step."""
         self._keeps_spans = self.keep_spans(self.num_steps)
-        start = self.read_boundary_s()
-        mark = self.record_mark() if self.event else None
+        start = self._read_boundary_s()
+        mark = self._record_mark() if self.event else None
         sample = self._current = StepTimes(start)
         try:
             yield
         finally:
-            sample.step_s = self.read_boundary_s() - start
+            sample.step_s = self._read_boundary_s() - start
             if mark is not None:
-                sample.step_marks = (mark, self.record_mark())
+                sample.step_marks = (mark, self._record_mark())
             stops = self.stops()
             sample.stops = stops - self._stops
             self._stops = stops
@@ -113,44 +108,44 @@ class PhaseTimer:
         if self.mode == "production":
             yield
             return
-        phase = _OpenPhase(name, self.read_boundary_s())
+        begin = self._read_boundary_s()
         if self._open_phases:
-            self._add_span(self._open_phases[-1], phase.start)
-        self._open_phases.append(phase)
+            self._add_span(self._open_phases[-1], begin)
+        self._open_phases.append(name)
+        self._resumed_at = begin
         try:
             yield
         finally:
-            end = self.read_boundary_s()
-            self._add_span(phase, end)
+            end = self._read_boundary_s()
+            self._add_span(name, end)
             if self._open_phases:  # not after a step that ended in an error
                 self._open_phases.pop()
-            if self._open_phases:
-                self._open_phases[-1].start = end
+            self._resumed_at = end
 
-    def _add_span(self, phase: _OpenPhase, end: float) -> None:
-        """Add the time since a phase began, or went on, to the current step."""
-        duration = end - phase.start
+    def _add_span(self, name: str, end: float) -> None:
+        """Add the time since the innermost phase began, or went on, to the current step."""
+        duration = end - self._resumed_at
         phases = self._current.phases
-        phases[phase.name] = phases.get(phase.name, 0.0) + duration
+        phases[name] = phases.get(name, 0.0) + duration
         if self._keeps_spans and duration:
-            self._current.spans.append((phase.name, phase.start, duration))
+            self._current.spans.append((name, self._resumed_at, duration))
 
     @contextmanager
     def collective(self) -> Iterator[None]:
         """Time the block as one collective, in production mode."""
-        start = self.record_mark()
+        start = self._record_mark()
         try:
             yield
         finally:
-            self._current.marks.append((start, self.record_mark()))
+            self._current.marks.append((start, self._record_mark()))
 
-    def read_boundary_s(self) -> float:
+    def _read_boundary_s(self) -> float:
         """Return the time at the border of two phases, in seconds, synchronised if the mode asks for it."""
         if self.mode == "serialised":
             self.synchronise()
         return self.now()
 
-    def record_mark(self) -> TimeMark:
+    def _record_mark(self) -> TimeMark:
         """Record a point in the device's time."""
         return self.event() if self.event else self.now()
 

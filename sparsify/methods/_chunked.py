@@ -12,7 +12,7 @@ from torch import Tensor
 from sparsify.comm import Comm
 from sparsify.core.checks import check_k
 from sparsify.core.chunks import SIDE, ChunkLayout
-from sparsify.core.codes import SCALE, TensorSegments, ValueCode, get_value_code
+from sparsify.core.codes import SCALE, VALUE_CODES, TensorSegments, ValueCode
 from sparsify.core.packing import pack_places, packed_places_nbytes, unpack_places
 from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import Exchange
@@ -252,7 +252,7 @@ class ChunkGather(Exchange):
         """The code that `code` names."""
         if self.code == "statistical2" and not native_unavailable_reason():
             return NativeStatistical2()
-        return get_value_code(self.code)
+        return VALUE_CODES[self.code]
 
     def _field_nbytes(self, counts: Sequence[int], dtype: torch.dtype) -> tuple[int, int, int]:
         """Return the bytes of norms, of coded values, and of places, given the value counts of tensors."""

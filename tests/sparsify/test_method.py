@@ -6,10 +6,11 @@ import pytest
 
 import sparsify
 from sparsify.exchange import AllGather, AllReduce
-from sparsify.feedback import ErrorFeedback, NoFeedback
+from sparsify.feedback import NoFeedback
 from sparsify.method import Method, Sparsifier
 from sparsify.methods import per_step_names
-from sparsify.select import FirstK, TopK, UnionSelector
+from sparsify.methods.hardthreshold import HardThreshold
+from sparsify.select import FirstK, TopK
 from sparsify.types import num_selected
 
 
@@ -33,14 +34,13 @@ def test_parts_that_do_not_fit_are_refused_at_construction() -> None:
         Sparsifier(0.1, TopK(), NoFeedback(), AllReduce())
     with pytest.raises(ValueError, match="RandomK each picks its own"):
         sparsify.build("randomk", exchange="allreduce")
-    with pytest.raises(ValueError, match=r"AllGather expects the same number .* with Union"):
-        Sparsifier(0.1, UnionSelector(TopK()), NoFeedback(), AllGather())
+    with pytest.raises(ValueError, match=r"AllGather expects the same number .* with HardThreshold"):
+        Sparsifier(0.1, HardThreshold(1.0), NoFeedback(), AllGather())
     with pytest.raises(ValueError, match=r"unbiased=True .* with error feedback"):
         sparsify.build("randomk", unbiased=True, feedback="gradient")
     with pytest.raises(ValueError, match="packed=False is the published form"):
         sparsify.build("topk", packed=False, index="int64")
     Sparsifier(0.1, FirstK(), NoFeedback(), AllReduce())
-    Sparsifier(0.1, UnionSelector(TopK()), ErrorFeedback(), AllReduce())
 
 
 def test_unknown_names_list_what_there_is() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import sparsify
-from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, UnionSelector, sample_indices
+from sparsify.select import BlockRandomK, FirstK, RandomK, Selector, TopK, sample_indices
 from sparsify.types import BucketContext
 from tests.sparsify.laws import ALONE, live
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 CONTEXT = BucketContext(seed=0, rank=0, bucket=0)
 SELECTORS = [
     TopK(), RandomK(), RandomK(shared=True), RandomK(sampling="permutation"), BlockRandomK(),
-    BlockRandomK(aligned=True), FirstK(), UnionSelector(TopK()),
+    BlockRandomK(aligned=True), FirstK(),
 ]  # fmt: skip
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparsify.core.codes import LevelCode, TensorSegments, get_value_code
+from sparsify.core.codes import VALUE_CODES, LevelCode, TensorSegments
 from sparsify.ranges import CodeName
 
 WORDS = get_args(CodeName)
-COARSE = [word for word in WORDS if isinstance(get_value_code(word), LevelCode)]
+COARSE = [word for word in WORDS if isinstance(VALUE_CODES[word], LevelCode)]
 DTYPES = [torch.float32, torch.float64]
 SCALE_BYTES = {"int8": 4, "e3m0": 4, "symmetric2": 8, "statistical2": 16}
 BITS = {"fp32": 32, "bf16": 16, "int8": 8, "e3m0": 4, "symmetric2": 2, "statistical2": 2}
@@ -26,7 +26,7 @@ def random(k: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
 
 def trip(word: CodeName, values: Tensor, counts: list[int] | None = None) -> Tensor:
     """Return the values as receivers read them."""
-    code = get_value_code(word)
+    code = VALUE_CODES[word]
     parts = TensorSegments.from_counts(counts or [len(values)], values)
     message = code.encode(values, parts)
     assert message.dtype == torch.uint8
@@ -66,10 +66,10 @@ def test_messages_have_the_stated_size(word: CodeName) -> None:
     for dtype in DTYPES:
         bits = BITS.get(word, 8 * dtype.itemsize)
         for counts in [[1], [0], [7, 0, 1], [64, 63, 130]]:
-            nbytes = get_value_code(word).nbytes(counts, dtype)
+            nbytes = VALUE_CODES[word].nbytes(counts, dtype)
             assert nbytes == SCALE_BYTES.get(word, 0) * len(counts) + -(-sum(counts) * bits // 8)
             assert len(trip(word, random(sum(counts), dtype=dtype), counts)) == sum(counts)
-        assert get_value_code(word).nbytes([], dtype) == 0
+        assert VALUE_CODES[word].nbytes([], dtype) == 0
 
 
 @every_code
@@ -170,6 +170,4 @@ def test_errors_are_in_the_order_of_the_bits_and_symmetric_codes_beat_the_publis
 
 
 def test_codes_have_names() -> None:
-    assert [word for word in WORDS if get_value_code(word).is_exact] == ["as_is", "fp32"]
-    with pytest.raises(ValueError, match=r"no code 'int4'.*; there are: as_is, bf16, e3m0, fp32, int8"):
-        get_value_code("int4")  # a wrong word, as an unchecked script has it
+    assert [word for word in WORDS if VALUE_CODES[word].is_exact] == ["as_is", "fp32"]

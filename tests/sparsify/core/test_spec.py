@@ -12,7 +12,7 @@ import pytest
 
 from experiments.tasks import REGISTRY as TASKS
 from sparsify import ranges
-from sparsify.core.spec import BrokenFile, Registry, import_function
+from sparsify.core.spec import BrokenFile, Registry
 from sparsify.methods import REGISTRY as METHODS
 
 SOUND = """
@@ -117,10 +117,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_entry_that_cannot_be_imported_is_named(package: Path, source: str, why: str) -> None:
     (package / "entry.py").write_text(source)
     with pytest.raises(BrokenFile, match=re.escape(f"entry.py{why}")):
-        import_function("a_package", "entry")
+        Registry("entry", "a_package", package).import_function("entry")
 
 
 def test_a_package_that_is_not_installed_is_no_broken_file(package: Path) -> None:
     (package / "entry.py").write_text("import a_module_that_is_not_there\n")
     with pytest.raises(ModuleNotFoundError):
-        import_function("a_package", "entry")
+        Registry("entry", "a_package", package).import_function("entry")

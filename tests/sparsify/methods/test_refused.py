@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import sparsify
-from sparsify.core.spec import import_function
+from sparsify.methods import REGISTRY
 from tests.sparsify.laws import parse_choices
 
 NOT_DENSITIES = [0.0, -0.1, 1.5, math.nan, math.inf]
@@ -77,7 +77,7 @@ def check_refused(name: str, values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         sparsify.build(name, **values)
     with pytest.raises(ValueError, match="|".join(values)):
-        import_function("sparsify.methods", name)(**values)
+        REGISTRY.import_function(name)(**values)
 
 
 def test_values_out_of_range_are_refused() -> None:
