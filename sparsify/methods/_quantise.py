@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from sparsify import cost
 from sparsify.comm import Comm
-from sparsify.core.packing import pack, unpack
+from sparsify.core.packing import pack, packed_nbytes, unpack
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import split_bytes
 from sparsify.feedback import Feedback
@@ -34,41 +34,40 @@ from sparsify.types import (
 SCALE = torch.float32  # the type that scales travel as
 
 
-@dataclass
+@dataclass(init=False)
 class PackedCodes:
     """A message of n codes of few bits each behind fp32 scales, and the buffers to write and read it.
 
-    The buffers are allocated once: packed codes, and a byte for each of n codes unpacked.
+    The buffers are allocated once: packed codes, and a byte for each of n codes unpacked. No checkpoint saves
+    them: none is a field.
+
+    Args:
+        like: (n,), a tensor on the same device.
+        bits: 1, 2, 4 or 8.
+        num_scales: how many scales go before the codes.
     """
 
-    n: int = field(metadata={"saved": False})
-    block: int = field(metadata={"saved": False})  # elements that share a scale; 0: there are no blocks
-    num_scales: int = field(metadata={"saved": False})
-    bits: int = field(metadata={"saved": False})  # 1, 2, 4 or 8
-    buffer: Tensor = field(metadata={"saved": False})  # (bytes,) uint8
-    lanes: Tensor = field(metadata={"saved": False})  # (8 / bits, bytes of codes) uint8: the codes unpacked
-
-    @classmethod
-    def allocate(cls, like: Tensor, block: int, bits: int, num_scales: int | None = None) -> PackedCodes:
-        """Allocate a message for a bucket like this tensor; by default with a scale for each block."""
-        n = like.numel()
-        if num_scales is None:
-            num_scales = num_blocks(n, block)
-        num_lanes = 8 // bits
-        packed_nbytes = -(-n // num_lanes)
-        buffer = torch.zeros(
-            SCALE.itemsize * num_scales + packed_nbytes, dtype=torch.uint8, device=like.device
-        )
-        lanes = torch.zeros(num_lanes, packed_nbytes, dtype=torch.uint8, device=like.device)
-        return cls(n, block, num_scales, bits, buffer, lanes)
+    def __init__(self, like: Tensor, bits: int, num_scales: int) -> None:
+        self.n = like.numel()
+        self.bits = bits
+        self.num_scales = num_scales
+        nbytes = message_nbytes(self.n, bits, num_scales)
+        self.buffer = torch.zeros(nbytes, dtype=torch.uint8, device=like.device)
+        packed = self._fields(self.buffer)[1]
+        self.lanes = torch.zeros(8 // bits, len(packed), dtype=torch.uint8, device=like.device)
 
     @property
     def codes(self) -> Tensor:
         """(n,) uint8: the unpacked codes. Fill them before `write`; `read` fills them, too."""
         return self.lanes.view(-1)[: self.n]
 
+    @property
+    def levels(self) -> int:
+        """The number of levels above 0, where codes stand for whole numbers from -levels to levels."""
+        return (1 << self.bits - 1) - 1
+
     def write(self, scales: Tensor | None = None) -> Tensor:
-        """Pack the codes behind the scales (blocks,) float32; return `buffer` (bytes,) uint8."""
+        """Pack the codes behind the scales (num_scales,) float32; return `buffer` (bytes,) uint8."""
         scale_field, packed = self._fields(self.buffer)
         if scales is not None:
             scale_field.copy_(scales)
@@ -81,19 +80,30 @@ class PackedCodes:
         unpack(packed, self.bits, self.lanes)
         return scales
 
+    def write_levels(self, levels: Tensor, scales: Tensor) -> Tensor:
+        """Write whole numbers (n,), clipped in place to -levels to levels, as `write` does."""
+        self.codes.copy_(levels.clamp_(-self.levels, self.levels).add_(self.levels))
+        return self.write(scales)
+
+    def read_levels(self, message: Tensor, out: Tensor) -> Tensor:
+        """Read a message of `write_levels` into `out` (n,); return its scales."""
+        scales = self.read(message)
+        out.copy_(self.codes).sub_(self.levels)
+        return scales
+
     def _fields(self, message: Tensor) -> list[Tensor]:
         """Return views of the scales and the packed codes of a message."""
-        return split_bytes(message, (SCALE, self.num_scales), (torch.uint8, self.lanes.shape[1]))
+        return split_bytes(message, (SCALE, self.num_scales), (torch.uint8, packed_nbytes(self.n, self.bits)))
 
 
-def message_nbytes(n: int, block: int, bits: int) -> int:
-    """Return the number of bytes of a `PackedCodes` with a scale for each block."""
-    return -(-n * bits // 8) + SCALE.itemsize * num_blocks(n, block)
+def message_nbytes(n: int, bits: int, num_scales: int) -> int:
+    """Return the number of bytes of the message of `PackedCodes`."""
+    return packed_nbytes(n, bits) + SCALE.itemsize * num_scales
 
 
 def num_blocks(n: int, block: int) -> int:
-    """Return the number of blocks of n elements, the last of which may be shorter; 0 if `block` is 0."""
-    return -(-n // block) if block else 0
+    """Return the number of blocks of n elements, the last of which may be shorter."""
+    return -(-n // block)
 
 
 def split_into_blocks(tensor: Tensor, block: int) -> list[Tensor]:
@@ -103,6 +113,13 @@ def split_into_blocks(tensor: Tensor, block: int) -> list[Tensor]:
     return [view for view in views if view.numel()]
 
 
+def block_norms(tensor: Tensor, block: int, order: float) -> Tensor:
+    """Return the norm (blocks,) of each block of a tensor (n,), n above 0, by the order of the norm."""
+    return torch.cat(
+        [torch.linalg.vector_norm(rows, order, dim=1) for rows in split_into_blocks(tensor, block)]
+    )
+
+
 def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield scales (rows, 1) beside their blocks: a view (rows, elements) of every tensor."""
     start = 0
@@ -110,6 +127,13 @@ def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator
         end = start + len(views[0])
         yield scales[start:end, None], *views
         start = end
+
+
+def scale_blocks(tensor: Tensor, scales: Tensor, block: int) -> Tensor:
+    """Multiply each block of a tensor (n,) by its scale (blocks,), in place, and return the tensor."""
+    for scale, values in blocks_with_scales(scales, block, tensor):
+        values.mul_(scale)
+    return tensor
 
 
 def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Tensor:
@@ -170,44 +194,34 @@ class StochasticQuantiser(Quantiser):
         """The bits of each element, its sign included."""
 
     @property
-    def levels(self) -> int:
-        """The number of levels above 0."""
-        return (1 << self.bits - 1) - 1
-
     @abstractmethod
-    def block_length(self, n: int) -> int:
-        """Return the number of elements that share a scale, in a bucket of n elements."""
+    def block(self) -> int:
+        """The number of elements that share a scale."""
 
     @abstractmethod
     def compute_scales(self, acc: Tensor) -> Tensor:
         """Return the scale of each block of acc (n,), in float32 as it travels, so that none is rounded."""
 
     def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
-        message = PackedCodes.allocate(like, self.block_length(like.numel()), self.bits)
+        message = PackedCodes(like, self.bits, num_blocks(like.numel(), self.block))
         return StochasticRoundingState(message, context.make_generator(like.device))
 
     def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
-        message = state.message
         scales = self.compute_scales(acc)
         work.uniform_(generator=state.generator)
         divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
-        for divisor, x, rounded in blocks_with_scales(divisors, message.block, acc, work):
+        for divisor, x, rounded in blocks_with_scales(divisors, self.block, acc, work):
             # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
-            rounded.addcdiv_(x, divisor, value=self.levels)
-        message.codes.copy_(work.floor_().clamp_(-self.levels, self.levels).add_(self.levels))
-        return message.write(scales)
+            rounded.addcdiv_(x, divisor, value=state.message.levels)
+        return state.message.write_levels(work.floor_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
-        scales = state.message.read(message)
-        out.copy_(state.message.codes).sub_(self.levels)
-        steps = scales.to(out.dtype) / self.levels
-        for step, values in blocks_with_scales(steps, state.message.block, out):
-            values.mul_(step)
-        return out
+        scales = state.message.read_levels(message, out)
+        return scale_blocks(out, scales.to(out.dtype) / state.message.levels, self.block)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
         n = sum(sizes)
-        return message_nbytes(n, self.block_length(n), self.bits)
+        return message_nbytes(n, self.bits, num_blocks(n, self.block))
 
 
 class QuantisedState(NamedTuple):

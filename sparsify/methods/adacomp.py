@@ -15,6 +15,7 @@ from sparsify.core.wire import concat_bytes, split_bytes
 from sparsify.exchange import scatter_sum
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method
+from sparsify.methods._quantise import num_blocks, split_into_blocks
 from sparsify.ranges import Constraint, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -90,16 +91,37 @@ class BinRun(NamedTuple):
         return bucket[self.start : self.start + self.num_bins * self.length].view(self.num_bins, self.length)
 
 
+class BinLayout(NamedTuple):
+    """The division of a bucket into bins, and the code of the elements that are sent of them."""
+
+    runs: list[BinRun]  # in order, without gaps
+    starts: Tensor  # (number of bins,)
+    tensors: Tensor  # (number of bins,) the tensor that each belongs to
+    counts: list[int]  # bins of each tensor
+    code: ElementCode
+
+
+def lay_out_bins(tensors: Sequence[BinnedTensor], like: Tensor) -> BinLayout:
+    """Divide a bucket like this tensor (n,) into the bins of these tensors, which follow each other."""
+    runs = list[BinRun]()
+    start = 0
+    for size, length in tensors:
+        for bins in split_into_blocks(like[start : start + size], length):
+            runs.append(BinRun(start, *bins.shape))
+            start += bins.numel()
+    starts = [torch.arange(run.num_bins, device=like.device) * run.length + run.start for run in runs]
+    counts = [num_blocks(*tensor) for tensor in tensors]
+    owners = torch.arange(len(counts), device=like.device)
+    owners = owners.repeat_interleave(torch.tensor(counts, device=like.device))
+    return BinLayout(runs, torch.cat(starts), owners, counts, narrowest_code(tensors))
+
+
 @dataclass
 class AdaCompState:
     """The residual, and the division of the bucket into bins."""
 
     residual: Tensor  # (n,) e
-    runs: list[BinRun] = field(metadata={"saved": False})  # in order, without gaps
-    starts: Tensor = field(metadata={"saved": False})  # (number of bins,)
-    tensors: Tensor = field(metadata={"saved": False})  # (number of bins,) the tensor that each belongs to
-    counts: list[int] = field(metadata={"saved": False})  # bins of each tensor
-    code: ElementCode = field(metadata={"saved": False})
+    layout: BinLayout = field(metadata={"saved": False})
     wide: Tensor | None = field(metadata={"saved": False})  # (n,) half-precision gradients are summed in it
 
 
@@ -123,38 +145,18 @@ class AdaComp(Method):
     other_bin: BinLength = 500
 
     def init(self, like: Tensor, context: BucketContext) -> AdaCompState:
-        binned_tensors = self.bin_tensors(context.shapes or ((like.numel(),),))
-        runs = list[BinRun]()
-        starts = list[Tensor]()
-        start = 0
-        for size, length in binned_tensors:
-            rest = size % length
-            runs.append(BinRun(start, size // length, length))
-            if rest:
-                runs.append(BinRun(start + size - rest, 1, rest))
-            starts.append(torch.arange(start, start + size, length, device=like.device))
-            start += size
-        counts = [len(tensor_starts) for tensor_starts in starts]
-        repeats = torch.tensor(counts, device=like.device)
         residual = huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
-        return AdaCompState(
-            residual,
-            runs,
-            torch.cat(starts),
-            torch.arange(len(counts), device=like.device).repeat_interleave(repeats),
-            counts,
-            narrowest_code(binned_tensors),
-            None if residual.dtype == like.dtype else torch.empty_like(residual),
-        )
+        wide = None if residual.dtype == like.dtype else torch.empty_like(residual)
+        tensors = self.bin_tensors(context.shapes or ((like.numel(),),))
+        return AdaCompState(residual, lay_out_bins(tensors, like), wide)
 
     def bin_tensors(self, shapes: Sequence[tuple[int, ...]]) -> list[BinnedTensor]:
         """Return the size and the length of the bins of each tensor that is not empty."""
-        binned_tensors = list[BinnedTensor]()
-        for shape, size in zip(shapes, tensor_sizes(shapes), strict=True):
-            length = self.conv_bin if len(shape) > MATRIX_DIMS else self.other_bin
-            if size:
-                binned_tensors.append(BinnedTensor(size, min(size, length)))
-        return binned_tensors
+        return [
+            BinnedTensor(size, min(size, self.conv_bin if len(shape) > MATRIX_DIMS else self.other_bin))
+            for shape, size in zip(shapes, tensor_sizes(shapes), strict=True)
+            if size
+        ]
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         # The longest message: a scale for each tensor, and a code for each element.
@@ -171,18 +173,18 @@ class AdaComp(Method):
             # 1. to 3. Accumulate, select and quantise.
             acc = feedback.accumulate(grad, step.lr, state.residual)
             scales, marks = self.select(acc, grad, state)
-            message = encode(scales, marks, acc, state)
+            message = encode(scales, marks, acc, state.layout)
         with timer.phase("exchange"):
             # 4. Exchange.
             messages = gather_uneven(comm, message)
-            total = [decode(message, acc.dtype, state) for message in messages]
+            total = [decode(message, acc.dtype, state.layout) for message in messages]
         with timer.phase("select"):
             # 5. Keep the rest.
-            delivered = decode(message, acc.dtype, state)
+            delivered = decode(message, acc.dtype, state.layout)
             feedback.retain_undelivered(Delivery([*total], [delivered]), state.residual)
         with timer.phase("scatter"):
             scatter_sum([*total], 1 / comm.size, grad, state.wide)
-        return num_codes(message, state)  # the marks of empty bins too: they take as many bytes
+        return num_codes(message, state.layout)  # the marks of empty bins too: they take as many bytes
 
     def select(self, acc: Tensor, grad: Tensor, state: AdaCompState) -> tuple[Tensor, Tensor]:
         """Return the scale of each tensor, and marks (n,): 1 of an element to send, 2 of an empty bin.
@@ -190,24 +192,25 @@ class AdaComp(Method):
         The marks are written over the gradient, which is read for the last time here, but for half types. A
         bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
         """
+        layout = state.layout
         work = grad if state.wide is None else state.wide
-        maxima = acc.new_empty(sum(state.counts))
-        bins_per_run = [run.num_bins for run in state.runs]
-        for run, run_maxima in zip(state.runs, maxima.split(bins_per_run), strict=True):
+        maxima = acc.new_empty(len(layout.starts))
+        bins_per_run = [run.num_bins for run in layout.runs]
+        for run, run_maxima in zip(layout.runs, maxima.split(bins_per_run), strict=True):
             # Magnitudes would take a buffer of n; the norm of order infinity takes four times as long.
             bins = run.view_bins(acc)
             torch.maximum(torch.amax(bins, 1), torch.amin(bins, 1).neg_(), out=run_maxima)
-        scales = torch.stack([tensor_maxima.mean() for tensor_maxima in maxima.split(state.counts)])
+        scales = torch.stack([tensor_maxima.mean() for tensor_maxima in maxima.split(layout.counts)])
         thresholds = maxima.masked_fill(maxima == 0, torch.inf).split(bins_per_run)
         has_sent = torch.empty_like(maxima)
         torch.add(acc, grad, out=work).abs_()  # |H|
         for run, threshold, run_has_sent in zip(
-            state.runs, thresholds, has_sent.split(bins_per_run), strict=True
+            layout.runs, thresholds, has_sent.split(bins_per_run), strict=True
         ):
             torch.amax(run.view_bins(work).ge_(threshold[:, None]), 1, out=run_has_sent)
         # Add 2 at the start of each empty bin.
-        work.index_add_(0, state.starts, has_sent, alpha=-2)
-        work.index_add_(0, state.starts, torch.full_like(has_sent, 2))
+        work.index_add_(0, layout.starts, has_sent, alpha=-2)
+        work.index_add_(0, layout.starts, torch.full_like(has_sent, 2))
         return scales.float(), work  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: AdaCompState) -> Tensor:
@@ -217,35 +220,35 @@ class AdaComp(Method):
         return {DENSE_AT_DENSITY_1: "it has no density, and sends signs"}
 
 
-def encode(scales: Tensor, marks: Tensor, acc: Tensor, state: AdaCompState) -> Tensor:
+def encode(scales: Tensor, marks: Tensor, acc: Tensor, layout: BinLayout) -> Tensor:
     """Write a scale of each tensor, and a code of each element that has a mark, as (bytes,) uint8."""
     places = host_sync.nonzero(marks)
-    bits = state.code.offset_bits
-    bins = torch.searchsorted(state.starts, places, right=True) - 1
-    offsets = (places - state.starts[bins]).masked_fill_(marks[places] == 2, state.code.empty_bin)
+    bits = layout.code.offset_bits
+    bins = torch.searchsorted(layout.starts, places, right=True) - 1
+    offsets = (places - layout.starts[bins]).masked_fill_(marks[places] == 2, layout.code.empty_bin)
     is_last = torch.ones_like(bins, dtype=torch.bool)
     torch.ne(bins[1:], bins[:-1], out=is_last[:-1])
     codes = offsets | (acc[places] < 0).long() << bits | is_last.long() << bits + 1
-    return concat_bytes(scales, codes.to(state.code.dtype))
+    return concat_bytes(scales, codes.to(layout.code.dtype))
 
 
-def decode(message: Tensor, dtype: torch.dtype, state: AdaCompState) -> SparseVector:
+def decode(message: Tensor, dtype: torch.dtype, layout: BinLayout) -> SparseVector:
     """Read a message of `encode`. Empty bins become zeros, so that nothing depends on how many there are."""
-    scale_field = torch.float32, len(state.counts)
-    code_field = state.code.dtype, num_codes(message, state)
+    scale_field = torch.float32, len(layout.counts)
+    code_field = layout.code.dtype, num_codes(message, layout)
     scales, codes = split_bytes(message, scale_field, code_field)
     codes = codes.long()
-    bits = state.code.offset_bits
-    offsets = codes & state.code.empty_bin
+    bits = layout.code.offset_bits
+    offsets = codes & layout.code.empty_bin
     is_negative = codes >> bits & 1
     is_last = codes >> bits + 1 & 1
     bins = is_last.cumsum(0) - is_last
-    is_empty = offsets == state.code.empty_bin
-    values = scales.to(dtype)[state.tensors[bins]] * (1 - 2 * is_negative)
-    indices = state.starts[bins] + offsets.masked_fill_(is_empty, 0)
+    is_empty = offsets == layout.code.empty_bin
+    values = scales.to(dtype)[layout.tensors[bins]] * (1 - 2 * is_negative)
+    indices = layout.starts[bins] + offsets.masked_fill_(is_empty, 0)
     return SparseVector(indices, values.to(dtype).masked_fill_(is_empty, 0))
 
 
-def num_codes(message: Tensor, state: AdaCompState) -> int:
+def num_codes(message: Tensor, layout: BinLayout) -> int:
     """Return the number of codes in a message."""
-    return (len(message) - torch.float32.itemsize * len(state.counts)) // state.code.dtype.itemsize
+    return (len(message) - torch.float32.itemsize * len(layout.counts)) // layout.code.dtype.itemsize

@@ -30,7 +30,7 @@ def blockrandomk(
     return Sparsifier(
         density,
         BlockRandomK(shared, aligned),
-        feedbacks.build_feedback(feedback),
+        feedbacks.FEEDBACKS[feedback],
         AllReduce() if shared else AllGatherBlocks(),
         scope,
         tuple(density_warmup),

@@ -96,7 +96,8 @@ class Deft(Selector):
             comm.broadcast(host_sync.to_device([ks, bins], acc, plan_dtype(n)), leader)
         else:
             plan = torch.empty(2, len(sizes), dtype=plan_dtype(n), device=acc.device)
-            ks, bins = host_sync.to_host(comm.broadcast(plan, leader))
+            comm.broadcast(plan, leader)
+            ks, bins = host_sync.to_host(plan)
         # 4. Select in the fragments of this worker's bin.
         if state.work.numel() < max(sizes):
             state.work = huge_pages.request(acc.new_empty(max(sizes)))

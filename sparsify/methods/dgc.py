@@ -195,15 +195,15 @@ class SparsifierWithDenseVectors(Sparsifier):
 
     def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
         # The buckets of a group have states of one kind.
-        if not isinstance(group.buckets[0].state, MomentumState):
+        states = group.gradients.states
+        if not isinstance(states[0], MomentumState):
             return super().aggregate_group(group, comm, timer)
-        pieces = group.pieces
-        total = comm.all_reduce(torch.cat(pieces))
+        grads = [grad for (grad,) in group.gradients.pieces]
+        total = comm.all_reduce(torch.cat(grads))
         with timer.phase("scatter"):
-            torch._foreach_copy_(pieces, split_like(total, pieces))
-            for bucket in group.buckets:
-                (grad,) = bucket.pieces
-                self.add_momentum(grad, bucket.state, comm.size)
+            torch._foreach_copy_(grads, split_like(total, grads))
+            for grad, state in zip(grads, states, strict=True):
+                self.add_momentum(grad, state, comm.size)
         return total.numel()
 
     def add_momentum(self, grad: Tensor, state: MomentumState, size: int) -> None:

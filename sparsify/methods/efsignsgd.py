@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sparsify import feedback as feedbacks
 from sparsify.methods._quantise import (
-    SCALE,
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
@@ -46,7 +45,7 @@ def efsignsgd(
         feedback: `learning_rate`, as published; or `gradient`, which applies residuals at the rate of the
             step that sends them. The two differ where the rate changes.
     """
-    return QuantisedAllGather(ScaledSign(), feedbacks.build_feedback(feedback), scope)
+    return QuantisedAllGather(ScaledSign(), feedbacks.FEEDBACKS[feedback], scope)
 
 
 @dataclass
@@ -63,7 +62,7 @@ class ScaledSign(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> ScaledSignState:
         sizes = context.sizes or [like.numel()]
-        return ScaledSignState(PackedCodes.allocate(like, block=0, bits=1, num_scales=len(sizes)), sizes)
+        return ScaledSignState(PackedCodes(like, bits=1, num_scales=len(sizes)), sizes)
 
     def encode(self, acc: Tensor, work: Tensor, state: ScaledSignState) -> Tensor:
         norms = torch._foreach_norm(acc.split(state.sizes), 1)
@@ -77,4 +76,4 @@ class ScaledSign(Quantiser):
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), 0, 1) + SCALE.itemsize * len(sizes)
+        return message_nbytes(sum(sizes), bits=1, num_scales=len(sizes))

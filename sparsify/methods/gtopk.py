@@ -86,7 +86,8 @@ class TreeMerge(Exchange):
                 largest, rest = merge_topk(largest, self.wire.read(received, k, n, dtype), k)
                 dropped.append(rest)
         # 3. Broadcast.
-        message = comm.broadcast(self.wire.write(largest, n))
+        message = self.wire.write(largest, n)
+        comm.broadcast(message)
         final = self.wire.read(message, k, n, dtype)
         # 4. Elements that are selected here and rejected on the way were not delivered.
         survivors = final.indices.long().sort().values

@@ -67,7 +67,7 @@ def powersgd(
             the paper's code and torch's hook; the errors of all workers then add up to what is missing.
             `learning_rate` or `none`, see topk.
     """
-    return PowerSGD(rank, min_compression_rate, feedbacks.build_feedback(feedback), scope)
+    return PowerSGD(rank, min_compression_rate, feedbacks.FEEDBACKS[feedback], scope)
 
 
 class MatrixLayout(NamedTuple):

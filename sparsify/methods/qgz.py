@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -7,14 +8,21 @@ import torch
 from torch import Tensor
 
 from sparsify import cost
-from sparsify.comm import Comm
+from sparsify.comm import Comm, CountingComm
+from sparsify.comm.torch import ProcessGroup, ReduceOp, TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import differences
 from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
-from sparsify.methods._quantise import PackedCodes, blocks_with_scales, message_nbytes, split_into_blocks
-from sparsify.methods._reduce_scatter import QuantisedReduceScatter
+from sparsify.methods._quantise import (
+    PackedCodes,
+    block_norms,
+    blocks_with_scales,
+    message_nbytes,
+    num_blocks,
+    scale_blocks,
+)
 from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -87,11 +95,6 @@ class QuantisedAllReduce(FeedbackMethod):
     feedback: Feedback
     scope: Scope = "global"
 
-    @property
-    def levels(self) -> int:
-        """The number of levels above 0."""
-        return (1 << self.bits - 1) - 1
-
     def init(self, like: Tensor, context: BucketContext) -> QGZState:
         return QGZState(self.feedback.init(like), Workspace(like))
 
@@ -99,9 +102,9 @@ class QuantisedAllReduce(FeedbackMethod):
         self, grad: Tensor, step: StepSettings, state: QGZState, comm: Comm, timer: PhaseTimer
     ) -> int:
         lengths = region_lengths(grad.numel(), comm.size, self.block)
-        if len(state.codes) != comm.size:
-            state.outgoing = None
-            state.codes = [PackedCodes.allocate(grad[:length], self.block, self.bits) for length in lengths]
+        if not state.codes:
+            state.codes = [self.make_codes(grad[:length]) for length in lengths]
+            state.outgoing = torch.cat([codes.buffer for codes in state.codes])
         has_residual = self.feedback.residual(state.feedback) is not None
         work = state.workspace.buffer("work")
         sent = state.workspace.buffer("sent") if has_residual else work  # the values that receivers decode
@@ -119,10 +122,8 @@ class QuantisedAllReduce(FeedbackMethod):
             messages = [codes.buffer for codes in state.codes]
         with timer.phase("exchange"):
             nbytes = [message.numel() for message in messages]
-            if state.outgoing is None:
-                state.outgoing = torch.cat(messages)
-            torch.cat(messages, out=state.outgoing)
-            received = comm.all_to_all(state.outgoing, nbytes, [nbytes[comm.rank]] * comm.size)
+            outgoing = torch.cat(messages, out=state.outgoing)
+            received = comm.all_to_all(outgoing, nbytes, [nbytes[comm.rank]] * comm.size)
             # 2. The gradient has been read, so its buffer can hold the average.
             average = grad[own_region]
             if grad.dtype != work.dtype:
@@ -148,6 +149,10 @@ class QuantisedAllReduce(FeedbackMethod):
                 values.copy_(self.decode(message[: codes.buffer.numel()], buffer, codes))
         return grad.numel()
 
+    def make_codes(self, like: Tensor) -> PackedCodes:
+        """Allocate the buffers of a message of as many elements as `like` (m,) has."""
+        return PackedCodes(like, self.bits, num_blocks(like.numel(), self.block))
+
     def encode(self, values: Tensor, work: Tensor, codes: PackedCodes) -> Tensor:
         """Return values (m,) as (bytes,) uint8, in the buffer of `codes`.
 
@@ -158,24 +163,16 @@ class QuantisedAllReduce(FeedbackMethod):
         """
         if not values.numel():
             return codes.buffer
-        blocks = split_into_blocks(values, self.block)
-        largest = [torch.linalg.vector_norm(block, torch.inf, dim=1) for block in blocks]
-        scales = torch.cat(largest).div_(self.levels).float()
+        scales = block_norms(values, self.block, torch.inf).div_(codes.levels).float()
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
         for divisor, x, rounded in blocks_with_scales(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)
-        codes.codes.copy_(work.round_().clamp_(-self.levels, self.levels).add_(self.levels))
-        return codes.write(scales)
+        return codes.write_levels(work.round_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
-        """Read a message of `encode` into `out` (m,)."""
-        if not out.numel():
-            return out
-        scales = codes.read(message)
-        out.copy_(codes.codes).sub_(self.levels)
-        for scale, values in blocks_with_scales(scales.to(out.dtype), self.block, out):
-            values.mul_(scale)
-        return out
+        """Read a message of `encode` into `out` (m,), and return `out`."""
+        scales = codes.read_levels(message, out)
+        return scale_blocks(out, scales.to(out.dtype), self.block)
 
     def custom_reduce_scatter(self) -> QuantisedReduceScatter:
         if not isinstance(self.feedback, NoFeedback):
@@ -187,7 +184,7 @@ class QuantisedAllReduce(FeedbackMethod):
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         size = bucket_step.world_size
         lengths = region_lengths(bucket_step.n, size, self.block)
-        nbytes = [message_nbytes(length, self.block, self.bits) for length in lengths]
+        nbytes = [message_nbytes(length, self.bits, num_blocks(length, self.block)) for length in lengths]
         # A worker sends its own region to nobody, and regions differ in length.
         gather = cost.all_gather(max(nbytes), size)
         least = cost.all_to_all(sum(nbytes) - max(nbytes), size)
@@ -197,6 +194,57 @@ class QuantisedAllReduce(FeedbackMethod):
     def broken_laws(self) -> dict[str, str]:
         rounded = {DENSE_AT_DENSITY_1: "every element is rounded to a few bits, twice"}
         return rounded | self.feedback.broken_laws()
+
+
+class QuantisedReduceScatter:
+    """The first half of `sparsify.qgz`, with the interface of torch.distributed.fsdp's ReduceScatter.
+
+    Every worker rounds the shards that the others sum, sends them there by an all-to-all, and sums its own
+    shard in single precision. Wang et al. 2023 (ZeRO++, arXiv:2306.10209).
+
+    Attributes:
+        sent_bytes: bytes that this worker has sent so far.
+    """
+
+    def __init__(self, method: QuantisedAllReduce) -> None:
+        self.method = method
+        self._comms = dict[ProcessGroup, CountingComm]()
+        self._codes = dict[tuple[int, torch.device], PackedCodes]()
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(comm.sent_bytes for comm in self._comms.values())
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Allocate memory for an input or an output, as FSDP2 asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> None:
+        """Write the sum or mean over the workers of this worker's shard (n,), given all shards (P n,)."""
+        if op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError(
+                "set_gradient_divide_factor scales in torch's own reduce-scatter, which within= replaces; "
+                "leave one of them out"
+            )
+        method = self.method
+        n = output_tensor.numel()
+        comm = self._comms.setdefault(group, CountingComm(TorchComm(group)))
+        work = output_tensor.new_empty(n, dtype=torch.float32)
+        codes = self._codes.setdefault((n, work.device), method.make_codes(work))
+        messages = [method.encode(shard.float(), work, codes).clone() for shard in input_tensor.split(n)]
+        lengths = [len(message) for message in messages]
+        received = comm.all_to_all(torch.cat(messages), lengths, lengths)
+        total = torch.zeros_like(work)
+        for message in received:  # in the order of ranks
+            total.add_(method.decode(message, work, codes))
+        output_tensor.copy_(total.div_(comm.size) if op == ReduceOp.AVG else total)
 
 
 def region_lengths(n: int, size: int, block: int) -> list[int]:

@@ -3,11 +3,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from sparsify import feedback as feedbacks
-from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser, split_into_blocks
+from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser, block_norms
 from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
 
 NORM_ORDER_BY_NAME = {"l2": 2.0, "max": float("inf")}
@@ -46,7 +45,7 @@ def qsgd(
             be stable only where block < levels^2 (49 for 4 bits, 16129 for 8). With the default block and 4
             bits the rounding errors exceed the gradient, and the residual grows without bound.
     """
-    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.build_feedback(feedback), scope)
+    return QuantisedAllGather(QSGD(bits, block, norm), feedbacks.FEEDBACKS[feedback], scope)
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,5 @@ class QSGD(StochasticQuantiser):
     block: PositiveInt = 512
     norm: Literal["l2", "max"] = "l2"
 
-    def block_length(self, n: int) -> int:
-        return self.block
-
     def compute_scales(self, acc: Tensor) -> Tensor:
-        order = NORM_ORDER_BY_NAME[self.norm]
-        blocks = split_into_blocks(acc, self.block)
-        norms = [torch.linalg.vector_norm(block, order, dim=1) for block in blocks]
-        return torch.cat(norms).float()
+        return block_norms(acc, self.block, NORM_ORDER_BY_NAME[self.norm]).float()

@@ -40,7 +40,7 @@ def randomk(
     return Sparsifier(
         density,
         RandomK(shared, sampling),
-        feedbacks.build_feedback(feedback),
+        feedbacks.FEEDBACKS[feedback],
         gather if exchange == "allgather" else AllReduce(),
         scope,
         tuple(density_warmup),

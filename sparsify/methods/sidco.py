@@ -138,22 +138,16 @@ class SidcoSelector(Selector):
         Args:
             ratios: the share that each stage aims at.
         """
-        largest = compute_magnitudes(acc, workspace).amax()
-        if self.fit == "gamma":
-            threshold = gamma_threshold(acc, ratios[0], workspace)
-        else:
-            threshold = self.fit_tail(acc, ratios[0], None, workspace)
-        for ratio in ratios[1:]:
-            threshold = torch.minimum(threshold.to(largest.dtype), largest)
-            threshold = self.fit_tail(acc, ratio, threshold, workspace)
-        tiny = torch.finfo(largest.dtype).tiny
-        return torch.minimum(threshold.to(largest.dtype), largest).clamp_(min=tiny)
-
-    def fit_tail(self, acc: Tensor, ratio: float, lower: Tensor | None, workspace: Workspace) -> Tensor:
-        """Fit the magnitudes above `lower`; return the threshold that a share of `ratio` of them exceeds."""
-        moments = exceedance_moments(acc, lower, workspace)
-        fitted_threshold = exponential_threshold if self.fit == "exponential" else pareto_threshold
-        return fitted_threshold(moments, ratio)
+        threshold = largest = compute_magnitudes(acc, workspace).amax()
+        fit_tail = exponential_threshold if self.fit == "exponential" else pareto_threshold
+        for stage, ratio in enumerate(ratios):
+            if self.fit == "gamma" and stage == 0:
+                fitted = gamma_threshold(acc, ratio, workspace)
+            else:
+                lower = threshold if stage else None
+                fitted = fit_tail(exceedance_moments(acc, lower, workspace), ratio)
+            threshold = torch.minimum(fitted.to(largest.dtype), largest)
+        return threshold.clamp_(min=torch.finfo(largest.dtype).tiny)
 
     def adapt_stages(self, achieved: float, ratio: float, state: StageAdaptation) -> None:
         """Change the number of stages, at the end of a period, by the mean of selected / k.

@@ -51,7 +51,7 @@ class Sign(Quantiser):
     """A quantiser to the sign of each element, in one bit."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        return PackedCodes.allocate(like, block=0, bits=1)
+        return PackedCodes(like, bits=1, num_scales=0)
 
     def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
         return encode_signs(acc, None, state)
@@ -61,4 +61,4 @@ class Sign(Quantiser):
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), 0, 1)
+        return message_nbytes(sum(sizes), bits=1, num_scales=0)

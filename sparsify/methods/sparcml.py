@@ -22,8 +22,9 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
+from sparsify.methods._quantise import split_into_blocks
 from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, ValueFormat, check_arguments
-from sparsify.select import ExactlyKSelector, TopK
+from sparsify.select import ExactlyKSelector, TopK, compute_magnitudes
 from sparsify.types import (
     BucketContext,
     BucketStep,
@@ -85,25 +86,20 @@ class TopKPerBucket(ExactlyKSelector):
 
     bucket: PositiveInt = 512
 
-    def counts_per_bucket(self, n: int, k: int) -> tuple[int, int]:
-        """Return the number of elements to choose from each whole bucket, and from the rest."""
-        rest = n % self.bucket
-        return max(1, self.bucket * k // n), min(rest, max(1, rest * k // n)) if rest else 0
-
     def init(self, like: Tensor, context: BucketContext) -> Workspace:
         return Workspace(like)
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
         n = acc.numel()
-        rest_start = n // self.bucket * self.bucket
-        bucket_k, rest_k = self.counts_per_bucket(n, k)
-        magnitudes = torch.abs(acc, out=state.buffer("magnitudes"))
-        buckets = magnitudes[:rest_start].view(-1, self.bucket)
-        indices = buckets.topk(bucket_k, sorted=False).indices
-        indices += torch.arange(0, rest_start, self.bucket, device=acc.device)[:, None]
-        chosen = [indices.flatten()]
-        if rest_k:
-            chosen.append(magnitudes[rest_start:].topk(rest_k, sorted=False).indices + rest_start)
+        chosen = list[Tensor]()
+        start = 0
+        for buckets in split_into_blocks(compute_magnitudes(acc, state), self.bucket):
+            length = buckets.shape[1]
+            end = start + buckets.numel()
+            indices = buckets.topk(max(1, length * k // n), sorted=False).indices
+            indices += torch.arange(start, end, length, device=acc.device)[:, None]
+            chosen.append(indices.flatten())
+            start = end
         return Selection(torch.cat(chosen))
 
 

@@ -14,6 +14,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
+from sparsify.methods._quantise import block_norms, num_blocks
 from sparsify.ranges import Density, NonNegativeInt, PositiveInt, Scope, check_arguments
 from sparsify.select import Selector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection
@@ -98,8 +99,8 @@ class StableBlocks(Selector):
     def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
         if bucket_step.step % self.every:
             return []
-        num_blocks = -(-bucket_step.n // min(self.block, bucket_step.k))
-        return [CollectiveCall("all_reduce", num_blocks * bucket_step.value_dtype.itemsize)]
+        num_scores = num_blocks(bucket_step.n, min(self.block, bucket_step.k))
+        return [CollectiveCall("all_reduce", num_scores * bucket_step.value_dtype.itemsize)]
 
     def choose_indices(self, acc: Tensor, k: int, comm: Comm, workspace: Workspace) -> Tensor:
         """Choose blocks with all workers; return the indices (k',) of their elements, ascending."""
@@ -116,16 +117,10 @@ class StableBlocks(Selector):
 
     def score_blocks(self, acc: Tensor, k: int, block: int, workspace: Workspace) -> Tensor:
         """Return this worker's score of each block of acc (n,)."""
-        n = acc.numel()
-        scores = acc.new_zeros(-(-n // block))
         if self.score == "count":
+            scores = acc.new_zeros(num_blocks(acc.numel(), block))
             largest = workspace.kernel.topk(acc, None, k).indices
             return scores.index_add_(0, largest // block, scores.new_ones(1).expand(k))
-        order = NORM_ORDER_BY_SCORE[self.score]
-        num_whole = n // block
-        whole, rest = acc[: num_whole * block].view(num_whole, block), acc[num_whole * block :]
         # Norms are computed in one pass, without writing a tensor of n elements.
-        torch.linalg.vector_norm(whole, order, dim=1, out=scores[:num_whole])
-        if len(rest):
-            torch.linalg.vector_norm(rest, order, dim=0, out=scores[num_whole])
+        scores = block_norms(acc, block, NORM_ORDER_BY_SCORE[self.score])
         return scores.square_() if self.score == "l2" else scores

@@ -71,7 +71,7 @@ def streaming_diloco(
         raise ValueError("code=fp32 rounds nothing that a residual could keep; leave feedback=none")
     method: Method = Dense("layer")
     if code == "e3m0":
-        method = QuantisedAllGather(E3M0Quantiser(), feedbacks.build_feedback(feedback), "layer")
+        method = QuantisedAllGather(E3M0Quantiser(), feedbacks.FEEDBACKS[feedback], "layer")
     return LocalSteps(every, method, Nesterov(lr, momentum), fragments, delay, mix)
 
 
@@ -80,7 +80,7 @@ class E3M0Quantiser(Quantiser):
     """A quantiser to a sign and the nearest of 0 and 7 powers of two, up to the largest magnitude (E3M0)."""
 
     def init(self, like: Tensor, context: BucketContext) -> PackedCodes:
-        return PackedCodes.allocate(like, max(1, like.numel()), BITS)
+        return PackedCodes(like, BITS, num_scales=1)
 
     def encode(self, acc: Tensor, work: Tensor, state: PackedCodes) -> Tensor:
         scale = torch.linalg.vector_norm(acc, torch.inf).float().reshape(1)
@@ -97,4 +97,4 @@ class E3M0Quantiser(Quantiser):
         return torch.index_select(E3M0().levels(scale).to(out.dtype), 0, state.codes.int(), out=out)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        return message_nbytes(sum(sizes), max(1, sum(sizes)), BITS)
+        return message_nbytes(sum(sizes), BITS, num_scales=1)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -44,7 +45,7 @@ def terngrad(
         feedback: `none`; `gradient` or `learning_rate` keep the errors of clipping and rounding. Rounding to
             three values mostly errs by more than it sends: the residual can grow without bound.
     """
-    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.build_feedback(feedback), scope)
+    return QuantisedAllGather(TernGrad(clip, sigma), feedbacks.FEEDBACKS[feedback], scope)
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class TernGrad(StochasticQuantiser):
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
     bits: ClassVar[int] = 2  # for -1, 0 and 1
-
-    def block_length(self, n: int) -> int:
-        return n
+    block: ClassVar[int] = sys.maxsize  # a bucket has one scale
 
     def compute_scales(self, acc: Tensor) -> Tensor:
         scale: Tensor = torch.linalg.vector_norm(acc, float("inf"))

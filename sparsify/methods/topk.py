@@ -38,7 +38,7 @@ def topk(
     return Sparsifier(
         density,
         TopK(),
-        feedbacks.build_feedback(feedback),
+        feedbacks.FEEDBACKS[feedback],
         AllGather(Wire(index, value), packed=packed),
         scope,
         tuple(density_warmup),

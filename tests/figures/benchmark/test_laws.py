@@ -138,7 +138,7 @@ def test_what_lies_beside_a_method_is_read_with_it(own_checkout: Path, command: 
 
 
 def test_the_files_of_a_method_are_those_that_it_imports() -> None:
-    imported = {"muloco.py", "qgz.py", "_reduce_scatter.py", "_quantise.py"}
+    imported = {"muloco.py", "qgz.py", "_quantise.py"}
     assert {path.name for path in files_of("muloco")} >= imported
     assert "# --- _chunked.py" in code_of("demo")
     assert is_code_of_today("demo", code_of("demo"))
