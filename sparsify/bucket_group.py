@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, as_sparse_vectors
 from sparsify.kernels import GroupKernel
-from sparsify.kernels.group_kernel import pair_up, split_like
+from sparsify.kernels.group_kernel import ConsecutiveTensors, divide, pair_up, split_like
 from sparsify.select import Selector
 from sparsify.types import SparseVector, StepSettings, num_selected
 
@@ -32,36 +33,46 @@ class GroupSupport(NamedTuple):
     shared_k: bool = False  # choose the largest of all of them, each with a state of its own
 
 
-class BucketGradient(NamedTuple):
-    """The gradient of one bucket in one step, with the bucket's state."""
+@dataclass
+class BucketGradients(ConsecutiveTensors):
+    """The gradients of some buckets in one step, one after the other, with the buckets' states."""
 
-    number: int  # of the bucket
-    size: int  # its elements
-    pieces: Sequence[Tensor]  # (m,) each: the gradient, one piece after the other
-    step: StepSettings
-    state: Any  # the method's, of this bucket
+    numbers: Sequence[int]  # of the buckets
+    steps: Sequence[StepSettings]  # of each bucket
+    states: Sequence[Any]  # the method's, of each bucket
+
+    def subset(self, positions: Sequence[int]) -> BucketGradients:
+        """Return the gradients of the buckets at these positions, ascending."""
+        if len(positions) == len(self.sizes):
+            return self
+        return BucketGradients(
+            [piece for position in positions for piece in self.pieces[position]],
+            [self.sizes[position] for position in positions],
+            [self.numbers[position] for position in positions],
+            [self.steps[position] for position in positions],
+            [self.states[position] for position in positions],
+        )
+
+    def split(self) -> list[BucketGradients]:
+        """Return the gradient of each bucket by itself."""
+        return [self.subset([position]) for position in range(len(self.sizes))]
 
 
 class BucketGroup(NamedTuple):
     """Buckets that share one selection, one message and one scatter in a step."""
 
-    buckets: Sequence[BucketGradient]
+    gradients: BucketGradients
     kernel: GroupKernel  # of these buckets; or of one bucket that all of them make up
-
-    @property
-    def pieces(self) -> list[Tensor]:
-        """The pieces of all gradients, bucket after bucket."""
-        return [piece for bucket in self.buckets for piece in bucket.pieces]
 
     @property
     def feedback_states(self) -> list[Any]:
         """The feedback's state of each bucket."""
-        return [bucket.state.feedback for bucket in self.buckets]
+        return [state.feedback for state in self.gradients.states]
 
     @property
     def ks(self) -> list[int]:
         """The number of elements to select of each bucket of the kernel."""
-        return [num_selected(n, self.buckets[0].step.step_density) for n in self.kernel.sizes]
+        return [num_selected(n, self.gradients.steps[0].step_density) for n in self.kernel.sizes]
 
 
 class GroupForm:
@@ -92,10 +103,11 @@ class GroupForm:
             if found is None:
                 accs, found = self._accumulate_and_select(group, comm)
             selection, ks = found
-        if any(bucket.step.selection_hook for bucket in group.buckets):
-            for bucket, acc, own in zip(group.buckets, accs, group.kernel.split(selection, ks), strict=True):
-                if bucket.step.selection_hook:
-                    bucket.step.selection_hook(acc, own)
+        steps = group.gradients.steps
+        if any(step.selection_hook for step in steps):
+            for step, acc, own in zip(steps, accs, group.kernel.split(selection, ks), strict=True):
+                if step.selection_hook:
+                    step.selection_hook(acc, own)
         return selection, ks
 
     def search_group(
@@ -109,9 +121,9 @@ class GroupForm:
         weight = self.feedback.residual_weight
         if weight is None:
             return None
-        states = [bucket.state.select for bucket in group.buckets]
+        states = [state.select for state in group.gradients.states]
         return self.select.search_group(
-            group.feedback_states, group.pieces, group.ks, states, weight, anchors
+            group.feedback_states, group.gradients.tensors, group.ks, states, weight, anchors
         )
 
     def exchange_group(
@@ -119,7 +131,7 @@ class GroupForm:
     ) -> list[SparseVector]:
         """Exchange a selection and keep the rest; return the sum over the workers."""
         kernel = group.kernel
-        states = [bucket.state.exchange for bucket in group.buckets]
+        states = [state.exchange for state in group.gradients.states]
         with timer.phase("exchange"):
             delivery = self.exchange.exchange_group(selection, kernel.num_elements, group.ks, comm, states)
         with timer.phase("select"):
@@ -133,11 +145,11 @@ class GroupForm:
         total = self.exchange_group(selection, group, comm, timer)
         with timer.phase("scatter"):
             # Half-precision gradients are summed in single precision.
-            wide = [bucket.state.total.buffer("total") for bucket in group.buckets if bucket.state.total]
+            wide = [state.total.buffer("total") for state in group.gradients.states if state.total]
             scale = 1 / comm.size if self.average else 1.0
-            group.kernel.add(wide or group.pieces, total, scale, clears=True)
+            group.kernel.add(wide or group.gradients.tensors, total, scale, clears=True)
             if wide:
-                pairs = list(pair_up(wide, group.pieces))
+                pairs = list(pair_up(wide, group.gradients.tensors))
                 torch._foreach_copy_([piece for _, piece in pairs], [summed for summed, _ in pairs])
         return selection.indices.numel()
 
@@ -146,19 +158,17 @@ class GroupForm:
     ) -> tuple[Sequence[Tensor], tuple[SparseVector, list[int]]]:
         """Return what was selected from, (n,) of each bucket, and what `select_group` returns."""
         accs, addends = self.feedback.prepare_group_accumulation(
-            [bucket.pieces for bucket in group.buckets],
-            [bucket.step.lr for bucket in group.buckets],
-            group.feedback_states,
+            group.gradients, [step.lr for step in group.gradients.steps], group.feedback_states
         )
         if self.group_support.one_search:
-            pieces = [piece for addend in addends for piece in addend]
-            return accs, (group.kernel.topk(accs, pieces, group.ks), group.ks)
+            return accs, (group.kernel.topk(accs, addends, group.ks), group.ks)
         selections = list[SparseVector]()
-        for bucket, acc, addend, k in zip(group.buckets, accs, addends, group.ks, strict=True):
-            if len(addend) > 1:
-                torch._foreach_add_(split_like(acc, addend), list(addend))
-            last = addend[0] if len(addend) == 1 else None
-            choice = self.select.accumulate_and_select(acc, last, k, comm, bucket.state.select)
+        addend_pieces = divide(addends, group.gradients.sizes)
+        for state, acc, pieces, k in zip(group.gradients.states, accs, addend_pieces, group.ks, strict=True):
+            if len(pieces) > 1:
+                torch._foreach_add_(split_like(acc, pieces), pieces)
+            addend = pieces[0] if len(pieces) == 1 else None
+            choice = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
             selections.append(choice.gather_from(acc))
         ks = [selection.indices.numel() for selection in selections]
         return accs, (group.kernel.join(selections), ks)

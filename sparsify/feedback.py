@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sparsify.core import huge_pages
 from sparsify.kernels import GroupKernel, Workspace
-from sparsify.kernels.group_kernel import split_like
-from sparsify.ranges import MomentumFactor, NonNegativeFloat, PositiveFraction
+from sparsify.kernels.group_kernel import ConsecutiveTensors, split_like
+from sparsify.ranges import AnyFeedbackName, MomentumFactor, NonNegativeFloat, PositiveFraction
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     NOTHING_IS_LOST,
@@ -71,17 +71,19 @@ class Feedback(MethodPart, ABC):
                 part.add_to(residual, alpha=-1)
 
     def prepare_group_accumulation(
-        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Any]
-    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
-        """Prepare the accumulation of several buckets: return (n,) of each, and pieces (m,) to add to it.
+        self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Any]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Prepare the accumulation of several buckets: return (n,) of each, and what is to be added to them.
+
+        These addends are tensors (m,) that follow each other; none where nothing is left to add.
 
         Args:
-            gradients: the pieces of each bucket; a single one unless `accepts_pieces`.
+            gradients: of each bucket a single piece unless `accepts_pieces`.
             lrs: the learning rate of each bucket's step.
         """
         accs = list[Tensor]()
         addends = list[Sequence[Tensor]]()
-        for pieces, lr, state in zip(gradients, lrs, states, strict=True):
+        for pieces, lr, state in zip(gradients.pieces, lrs, states, strict=True):
             acc, addend = self.prepare_accumulation(pieces[0], lr, state)
             accs.append(acc)
             if addend is None:
@@ -89,12 +91,12 @@ class Feedback(MethodPart, ABC):
             else:
                 addends.append(pieces if addend is pieces[0] else [addend])
         if all(addends):
-            return accs, addends
+            return accs, [piece for pieces in addends for piece in pieces]
         # Kernels add to all buckets or to none.
         for acc, pieces in zip(accs, addends, strict=True):
             if pieces:
                 torch._foreach_add_(split_like(acc, pieces), list(pieces))
-        return accs, [[] for _ in accs]
+        return accs, []
 
     def retain_group(self, delivery: Delivery, states: Sequence[Any], kernel: GroupKernel) -> None:
         """Do as `retain_undelivered` for a group of buckets, given the delivery of the whole group."""
@@ -148,9 +150,9 @@ class ErrorFeedback(Feedback):
         return state, grad  # acc lies in the residual's buffer, so that nothing of size n is allocated
 
     def prepare_group_accumulation(
-        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
-        return [*states], [*gradients]
+        self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        return [*states], gradients.tensors
 
     def residual(self, state: Tensor) -> Tensor:
         return state
@@ -182,11 +184,11 @@ class DecayedFeedback(ErrorFeedback):
         return (state if self.decay == 1 else state.mul_(self.decay)), grad
 
     def prepare_group_accumulation(
-        self, gradients: Sequence[Sequence[Tensor]], lrs: Sequence[float], states: Sequence[Tensor]
-    ) -> tuple[list[Tensor], list[Sequence[Tensor]]]:
+        self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.decay != 1:
             torch._foreach_mul_([*states], self.decay)
-        return [*states], [*gradients]
+        return [*states], gradients.tensors
 
 
 @dataclass
@@ -342,20 +344,17 @@ class LowPass(Feedback):
             part.add_to(state.residual, alpha=-self.beta)
 
 
-def build_feedback(name: str) -> Feedback:
-    """Return the feedback that a method's parameter `feedback` names."""
-    feedbacks: dict[str, Feedback] = {
-        "gradient": ErrorFeedback(),
-        "learning_rate": LearningRateFeedback(),
-        "literal": LiteralFeedback(),
-        "none": NoFeedback(),
-    }
-    if name not in feedbacks:
-        raise ValueError(f"no feedback {name!r}; there are: {', '.join(feedbacks)}")
-    return feedbacks[name]
+# By the value of a method's parameter `feedback`.
+FEEDBACKS: Mapping[AnyFeedbackName, Feedback] = {
+    "gradient": ErrorFeedback(),
+    "learning_rate": LearningRateFeedback(),
+    "literal": LiteralFeedback(),
+    "none": NoFeedback(),
+}
 
 
 def as_sparse_vectors(parts: Sequence[SparseVector | DenseSlice]) -> list[SparseVector]:
     """Return the parts of a delivery, which are all sparse where an exchange supports groups."""
-    assert all(isinstance(part, SparseVector) for part in parts)
-    return [part for part in parts if isinstance(part, SparseVector)]
+    vectors = [part for part in parts if isinstance(part, SparseVector)]
+    assert len(vectors) == len(parts)
+    return vectors

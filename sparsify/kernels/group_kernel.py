@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import torch
@@ -125,6 +127,19 @@ def split_like(whole: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
     return [*whole.split([piece.numel() for piece in pieces])]
 
 
+@dataclass
+class ConsecutiveTensors:
+    """Tensors (m,) that follow each other, with the sizes of the stretches that they consist of."""
+
+    tensors: Sequence[Tensor]  # of any lengths
+    sizes: Sequence[int]  # elements of each stretch, which together are all
+
+    @cached_property
+    def pieces(self) -> list[list[Tensor]]:
+        """The pieces of each stretch, see `divide`; they are made when first asked for."""
+        return divide(self.tensors, self.sizes)
+
+
 def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """Divide tensors (m,) that follow each other into consecutive stretches.
 
@@ -132,8 +147,11 @@ def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
         sizes: elements of each stretch, which together are all.
 
     Returns:
-        The pieces of each stretch: whole tensors, and views of those that lie in several stretches.
+        The pieces of each stretch: whole tensors, and views of those that lie in several stretches. None
+        where there are no tensors.
     """
+    if not tensors:
+        return [[] for _ in sizes]
     if [tensor.numel() for tensor in tensors] == [*sizes]:
         return [[tensor] for tensor in tensors]
     if len(tensors) == 1:

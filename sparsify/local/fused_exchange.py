@@ -37,7 +37,7 @@ def try_fused_exchange(
     travels_in_several_messages = len(set(engine.kinds)) > 1 or engine.num_elements > MAX_GROUP_ELEMENTS
     if travels_in_several_messages:
         return None
-    gradients = engine.divide_gradients(parameters, [step] * len(engine.buckets))
+    gradients = engine.bucket_gradients(parameters, [step] * len(engine.buckets))
     kernel = engine.kernel_for_group(gradients)
     if kernel is None:
         return None
@@ -55,4 +55,4 @@ def try_fused_exchange(
             kernel.move(anchor, parameters, total, scale, -step.lr)
         return selection.indices.numel()
 
-    return engine.report(gradients, exchange_and_move)
+    return engine.run_and_report(gradients, exchange_and_move)

@@ -45,17 +45,18 @@ def average_in_few_messages(engine: Engine, pieces: Sequence[Tensor], step: Step
     num_buckets = len(engine.buckets)
     is_piece_a_bucket = len(set(engine.kinds)) == 1 and len(pieces) == num_buckets
     if not is_piece_a_bucket or num_buckets == 1 or not isinstance(method, Dense | PackingMethod):
-        return engine.average(engine.divide_gradients(pieces, [step] * num_buckets))
+        return engine.average(engine.bucket_gradients(pieces, [step] * num_buckets))
     reports = list[StepReport]()
     for numbers in group_by_size([piece.nbytes for piece in pieces], MAX_MESSAGE_BYTES):
         group = [pieces[number] for number in numbers]
-        gradients = engine.divide_gradients(group, [step] * len(numbers), numbers)
-        states = [gradient.state for gradient in gradients]
+        gradients = engine.bucket_gradients(group, [step] * len(numbers), numbers)
         if isinstance(method, PackingMethod):
-            aggregate = partial(method.aggregate_packed, group, step, states, engine.comm, engine.timer)
+            aggregate = partial(
+                method.aggregate_packed, group, step, gradients.states, engine.comm, engine.timer
+            )
         else:
             aggregate = partial(_average_concatenated, method, group, step, engine)
-        reports.append(engine.report(gradients, aggregate))
+        reports.append(engine.run_and_report(gradients, aggregate))
     return StepReport.total(reports)
 
 

@@ -27,9 +27,9 @@ class Aggregator(Engine):
             allgather; without it, workers that disagree hang, or exchange nonsense.
         select: which kernel searches the buckets: `torch`, plain operators; `fused`, one pass over memory;
             `auto`: see `sparsify.kernels.make_kernel`. Of equal magnitudes at the border these may differ.
-        together: False: each bucket is searched and sent by itself, as papers describe it.
-        in_place: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients stay
-            where it computes them, for methods that can read them there.
+        group_buckets: False: each bucket is searched and sent by itself, as papers describe it.
+        flat_gradients: True: backpropagation adds to flat gradients, which it finds cleared. False: gradients
+            stay where it computes them, for methods that can read them there.
 
     Raises:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
@@ -44,23 +44,27 @@ class Aggregator(Engine):
         seed: int = 0,
         debug: bool = False,
         select: str = "auto",
-        together: bool = True,
-        in_place: bool = True,
+        group_buckets: bool = True,
+        flat_gradients: bool = True,
     ) -> None:
-        make = FlatGradients if in_place or not method.group_support.pieces else InPlaceGradients
+        make = FlatGradients if flat_gradients or not method.group_support.pieces else InPlaceGradients
         self.source = make(parameters, method.scope)
         self.debug = debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
-        super().__init__(method, self.source.buckets, comm, timer, seed, select, together)
+        super().__init__(method, self.source.buckets, comm, timer, seed, select, group_buckets)
 
     @property
     def gradients(self) -> FlatGradients:
-        """The flat gradients; not to be asked for with `in_place=False`."""
+        """The flat gradients; not to be asked for with `flat_gradients=False`."""
         assert isinstance(self.source, FlatGradients)
         return self.source
 
     def aggregate(
-        self, epoch: int = 0, lr: float | Sequence[float] = 1.0, selection_hook: SelectionHook | None = None
+        self,
+        epoch: int = 0,
+        lr: float | Sequence[float] = 1.0,
+        selection_hook: SelectionHook | None = None,
+        grads: Sequence[Tensor] | None = None,
     ) -> StepReport:
         """Replace all gradients by their averages over the workers.
 
@@ -68,22 +72,11 @@ class Aggregator(Engine):
             epoch: counted from 0, for the density schedule.
             lr: the optimizer's, for feedback in the learning-rate domain; or one for each bucket.
             selection_hook: see `StepSettings`.
-        """
-        return self.aggregate_tensors(self.gradients.views, epoch, lr, selection_hook)
-
-    def aggregate_tensors(
-        self,
-        grads: Sequence[Tensor],
-        epoch: int = 0,
-        lr: float | Sequence[float] = 1.0,
-        selection_hook: SelectionHook | None = None,
-    ) -> StepReport:
-        """Replace gradients by their averages over the workers, given what `source.collect` returned.
-
-        Other arguments as of `aggregate`.
+            grads: as `source.collect` returned them; None: the flat gradients, as they are.
         """
         steps = self.begin_step(epoch, lr, selection_hook)
-        return self.average(self.divide_gradients(self.source.tensors_in_bucket_order(grads), steps))
+        tensors = self.source.tensors_in_bucket_order(self.gradients.views if grads is None else grads)
+        return self.average(self.bucket_gradients(tensors, steps))
 
     def begin_step(
         self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None

@@ -32,23 +32,23 @@ from sparsify.wrappers.checks import (
     resolve_process_group,
 )
 from sparsify.wrappers.ddp_buckets import (
-    BucketLayout,
+    DDPBucketLayout,
     DDPParameter,
-    FullBucket,
+    FullDDPBucket,
     check_hook_arguments,
     ddp_comm,
-    find_ddp,
-    flatten_dense,
+    densify_ddp_buffer,
+    find_supported_ddp,
     register_comm_hook,
     separate_ddp_comm,
 )
-from sparsify.wrappers.double_averaging import DoubleAveragingGuard
+from sparsify.wrappers.double_averaging import AveragedGradientsGuard
 from sparsify.wrappers.engine import (
     Engine,
     NonFiniteGradientError,
     PartlyDeliveredError,
     StepReport,
-    check_bucket_kind,
+    check_bucket_spec_unchanged,
     weak_callback,
 )
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
@@ -57,8 +57,8 @@ from sparsify.wrappers.handshake import (
     tensor_facts,
     wrapping_facts,
 )
-from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
-from sparsify.wrappers.overlap import BackgroundStream
+from sparsify.wrappers.overhead import AveragingOverheadMonitor, fewer_messages_advice
+from sparsify.wrappers.overlap import BackgroundExecutor
 from sparsify.wrappers.wrapper_base import HookBase
 
 
@@ -120,7 +120,7 @@ class DDPHook(HookBase):
         overlap: bool = False,
         debug: bool = False,
     ) -> None:
-        model = find_ddp(model)
+        model = find_supported_ddp(model)
         group = resolve_process_group(group)
         if comm is not None and group is not None:
             raise ValueError("comm and group both say who averages; give one of them")
@@ -169,20 +169,20 @@ class DDPHook(HookBase):
         for number, (name, p) in enumerate(self.parameters):
             facts = DDPParameter(name, number, p.stride(), likes[number], bucket_by_name.get(name))
             self._parameter_by_id[id(p)] = facts
-        self._layout_by_index = dict[int, BucketLayout]()  # of DDP's buckets
-        self._overhead = AveragingOverhead(
+        self._layout_by_index = dict[int, DDPBucketLayout]()  # of DDP's buckets
+        self._overhead = AveragingOverheadMonitor(
             self.engine.comm, fewer_messages_advice(self.engine.sends_one_message, len(buckets))
         )
-        self._full: list[FullBucket] = []  # not yet aggregated
+        self._full: list[FullDDPBucket] = []  # not yet aggregated
         self._arrived = set[int]()  # numbers of the parameters that DDP has handed over in this step
         # Averages as DDP itself does.
         self._dense = used_comm if isinstance(method, Dense) and isinstance(used_comm, TorchComm) else None
         device = next(model.module.parameters()).device
-        self._background = BackgroundStream(device) if overlap and self._dense is None else None
+        self._background = BackgroundExecutor(device) if overlap and self._dense is None else None
         self._used_parameters = (
             UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
         )
-        self._double_averaging = DoubleAveragingGuard(model.parameters(), allowed=model)
+        self._averaged_gradients = AveragedGradientsGuard(model.parameters(), allowed_ddp=model)
         register_comm_hook(model, self, call_ddp_hook)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
         if not self._is_scaler_checked:
@@ -204,12 +204,12 @@ class DDPHook(HookBase):
         """Return the future average of one of DDP's buckets, which is full."""
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin_step()
-        buffer, restore_format = flatten_dense(bucket.buffer())
+        buffer, restore_format = densify_ddp_buffer(bucket.buffer())
         layout = self._look_up_layout(bucket.index(), buffer, bucket.parameters())
         self._arrived.update(parameter.number for parameter in layout.parameters)
         if bucket.is_last():
             self._check_all_arrived()
-            self._double_averaging.check()
+            self._averaged_gradients.check_not_averaged_this_step()
         if self._dense is not None:
             averaged = self._start_all_reduce(buffer, self._dense.group, restore_format)
         else:
@@ -222,7 +222,7 @@ class DDPHook(HookBase):
                 used = [self._used_parameters.pop_flag(parameter.number) for parameter in layout.parameters]
             ready_event = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
             self._full.append(
-                FullBucket(buffer, numbers, layout, used, averaged, restore_format, ready_event)
+                FullDDPBucket(buffer, numbers, layout, used, averaged, restore_format, ready_event)
             )
             if self._background is not None:
                 self._background.submit(partial(self._average, self._full))
@@ -242,7 +242,7 @@ class DDPHook(HookBase):
             self._background.futures = []
         if self.debug:
             named = tensor_facts("parameter", self.parameters)
-            self.check_step_agrees(self.comm, named, self.parameters[0][1])
+            self.check_workers_agree_on_step(self.comm, named, self.parameters[0][1])
         if self._dense is None:
             self.check_step(self.optimizer)
             self._steps = self.make_step_settings(self.parameters)
@@ -254,10 +254,10 @@ class DDPHook(HookBase):
         """
         self._full = []
         if self._background is not None:
-            self._background.finish()
-        self.count_step()
+            self._background.wait_for_results()
+        self.count_and_report_step()
 
-    def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> BucketLayout:
+    def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> DDPBucketLayout:
         """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""
         ids = [*map(id, parameters)]
         spec = TensorSpec.from_tensor(buffer)
@@ -268,8 +268,8 @@ class DDPHook(HookBase):
             sizes = [num_reals(p) for p in parameters]
             real = buffer.new_empty(1, dtype=buffer.dtype.to_real())
             for parameter, size in zip(known, sizes, strict=True):
-                check_bucket_kind(real.expand(size), parameter.like, parameter.name)
-            layout = BucketLayout(ids, spec, strides, known, sizes)
+                check_bucket_spec_unchanged(real.expand(size), parameter.like, parameter.name)
+            layout = DDPBucketLayout(ids, spec, strides, known, sizes)
             self._layout_by_index[index] = layout
         return layout
 
@@ -280,13 +280,13 @@ class DDPHook(HookBase):
         size = self.comm.size
         work = dist.all_reduce(buffer.div_(size), group=group, async_op=True)
         assert work is not None
-        sent, _ = self.engine.comm.predict_cost("all_reduce", buffer.nbytes, size)
+        sent = self.engine.comm.predict_cost("all_reduce", buffer.nbytes, size).cost
         n = buffer.numel()
         self._reports.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
         return future.then(lambda done: restore_format(done.value()[0]))
 
-    def _average(self, full: list[FullBucket]) -> None:
+    def _average(self, full: list[FullDDPBucket]) -> None:
         """Average full buckets: all of a step, or with `overlap` one after the other, in a thread."""
         for bucket in full:
             if bucket.ready_event is not None:
@@ -311,7 +311,7 @@ class DDPHook(HookBase):
         for bucket in full:
             bucket.averaged.set_result(bucket.restore_format(bucket.buffer))
 
-    def _average_used(self, full: list[FullBucket], used: list[list[bool]]) -> list[StepReport]:
+    def _average_used(self, full: list[FullDDPBucket], used: list[list[bool]]) -> list[StepReport]:
         """Average the tensors that any worker has used; in buckets of several tensors, all of them."""
         if not self._is_tensorwise:
             return [self._average_all(full, used)]
@@ -323,7 +323,7 @@ class DDPHook(HookBase):
         return reports
 
     def _average_tensors(
-        self, full: list[FullBucket], used: list[list[bool]], shares_k: bool
+        self, full: list[FullDDPBucket], used: list[list[bool]], shares_k: bool
     ) -> list[StepReport]:
         """Average tensors that each have a state, in the order in which they lie in DDP's buckets."""
         grads = list[Tensor]()
@@ -340,21 +340,21 @@ class DDPHook(HookBase):
         if not numbers:
             return []
         steps = [self._steps[number] for number in numbers]
-        return [self.engine.average(self.engine.divide_gradients(grads, steps, numbers), shares_k)]
+        return [self.engine.average(self.engine.bucket_gradients(grads, steps, numbers), shares_k)]
 
-    def _average_all(self, full: list[FullBucket], used: list[list[bool]]) -> StepReport:
+    def _average_all(self, full: list[FullDDPBucket], used: list[list[bool]]) -> StepReport:
         """Average the whole model, in the method's own buckets."""
         parameters = [parameter for bucket in full for parameter in bucket.layout.parameters]
         is_in_order = [parameter.number for parameter in parameters] == [*range(len(self.parameters))]
         if is_in_order and all(map(all, used)):
             tensors = [bucket.numbers for bucket in full]
-            return self.engine.average(self.engine.divide_gradients(tensors, self._steps))
+            return self.engine.average(self.engine.bucket_gradients(tensors, self._steps))
         grads = [grad for bucket in full for grad in bucket.grads()]
         is_used = [flag for flags in used for flag in flags]
         ordered = sorted(zip(parameters, grads, is_used, strict=True), key=lambda entry: entry[0].number)
         unused = [(parameter.name, grad.zero_()) for parameter, grad, flag in ordered if not flag]
         tensors = [grad for _, grad, _ in ordered if grad.numel()]
-        report = self.engine.average(self.engine.divide_gradients(tensors, self._steps))
+        report = self.engine.average(self.engine.bucket_gradients(tensors, self._steps))
         residuals = self.engine.residuals() if unused else {}
         for name, average in unused:
             # DDP drops this average, so all workers together owe again what they have just delivered.
@@ -362,7 +362,7 @@ class DDPHook(HookBase):
                 residuals[name].add_(average)
         return report
 
-    def _find_used(self, full: list[FullBucket]) -> list[list[bool]]:
+    def _find_used(self, full: list[FullDDPBucket]) -> list[list[bool]]:
         """Return, of each tensor of full buckets, whether any worker has used it since the last step.
 
         Raises:
@@ -370,7 +370,7 @@ class DDPHook(HookBase):
         """
         flags = [[True] * len(bucket.layout.sizes) for bucket in full]
         sizes = [size for bucket in full for size in bucket.layout.sizes]
-        looks = self.check or self.scaler is not None
+        looks = self.check_finite or self.scaler is not None
         if not (looks or self._used_parameters) or not any(sizes):
             return flags
         used_here: list[bool] | None = None

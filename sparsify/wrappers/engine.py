@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, ClassVar, NamedTuple, SupportsIndex
 from weakref import WeakMethod
 
 import torch
 from torch import Tensor
 
-from sparsify.bucket_group import BucketGradient, BucketGroup
+from sparsify.bucket_group import BucketGradients, BucketGroup
 from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorSpec
@@ -54,27 +55,29 @@ class NonFiniteGradientError(ArithmeticError):
         noticed: the step after which it was noticed, where that was too late to keep it out.
     """
 
+    consequence: ClassVar[str] = ""  # the end of the message
+
     def __init__(self, rank: int, step: int, layer: str, noticed: int | None = None) -> None:
-        late = (
-            f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
-            "checkpoint"
-        )
         self.rank = rank
         self.step = step
         self.noticed = noticed
+        consequence = self.consequence
+        if noticed is not None:
+            consequence = (
+                f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
+                "checkpoint"
+            )
         self.where = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
-        super().__init__(self.where + late * (noticed is not None))
+        super().__init__(self.where + consequence)
 
 
 class PartlyDeliveredError(NonFiniteGradientError):
     """The error that a gradient is NaN or infinite, after others of its step were delivered."""
 
-    def __init__(self, rank: int, step: int, layer: str) -> None:
-        super().__init__(rank, step, layer)
-        self.args = (
-            f"{self}; it reached no residual, but with overlap=True gradients that came before it were "
-            "delivered already, and are missing from their residuals: go on from a checkpoint",
-        )
+    consequence = (
+        "; it reached no residual, but with overlap=True gradients that came before it were delivered "
+        "already, and are missing from their residuals: go on from a checkpoint"
+    )
 
 
 class StepReport(NamedTuple):
@@ -110,7 +113,7 @@ class Engine:
         buckets: numbered as what is drawn for them.
         comm: is wrapped in a `CountingComm`, unless it counts already.
         select: which kernel searches the buckets, see `sparsify.kernels.make_kernel`.
-        together: False: each bucket is searched and sent by itself, as papers describe it.
+        group_buckets: False: each bucket is searched and sent by itself, as papers describe it.
 
     Raises:
         ValueError: the density selects nothing of this model, or `select` can't be had here.
@@ -125,7 +128,7 @@ class Engine:
         timer: PhaseTimer | None,
         seed: int,
         select: str,
-        together: bool = True,
+        group_buckets: bool = True,
     ) -> None:
         if not isinstance(seed, SupportsIndex):
             raise ValueError(f"{seed=} must be a whole number")
@@ -135,7 +138,8 @@ class Engine:
         self._equal_gradients = EqualGradientsMonitor(comm.rank == 0)
         self.comm = comm if isinstance(comm, CountingComm) else CountingComm(comm)
         self.timer = timer or PhaseTimer("production")
-        self.num_elements = sum(bucket.flat.numel() for bucket in buckets)  # without gaps between them
+        self.sizes = [bucket.flat.numel() for bucket in buckets]
+        self.num_elements = sum(self.sizes)  # without gaps between buckets
         if not self.num_elements:
             raise ValueError("there is nothing to aggregate: all parameters are empty")
         density = method.density_at(10**9)
@@ -145,8 +149,7 @@ class Engine:
                 f"density that selects one is {1 / self.num_elements:.3g}"
             )
         self.select = select
-        self.groups_buckets = together
-        self.sizes = [bucket.flat.numel() for bucket in buckets]
+        self.groups_buckets = group_buckets
         self.group_kernels = dict[tuple[int, ...], GroupKernel]()  # by the numbers of their buckets
         self.states = [
             method.init(bucket.flat, BucketContext(operator.index(seed), comm.rank, i, bucket.shapes, select))
@@ -162,27 +165,26 @@ class Engine:
         """True if several buckets travel in one message."""
         return self.method.group_support.one_message and self.groups_buckets
 
-    def divide_gradients(
-        self, tensors: Sequence[Tensor], steps: Sequence[StepSettings], numbers: Sequence[int] | None = None
-    ) -> list[BucketGradient]:
+    def bucket_gradients(
+        self,
+        consecutive_tensors: Sequence[Tensor],
+        steps: Sequence[StepSettings],
+        bucket_numbers: Sequence[int] | None = None,
+    ) -> BucketGradients:
         """Return the gradients of buckets, given tensors (m,) that hold them one after the other.
 
         Args:
-            tensors: of any lengths; those that lie in several buckets are divided.
+            consecutive_tensors: of any lengths; one may hold several buckets.
             steps: of each bucket in turn.
-            numbers: of these buckets; None: all.
+            bucket_numbers: of these buckets; None: all.
         """
-        if numbers is None:
-            numbers = range(len(self.buckets))
+        numbers = range(len(self.buckets)) if bucket_numbers is None else bucket_numbers
         sizes = [self.sizes[number] for number in numbers]
-        pieces_by_bucket = divide(tensors, sizes)
-        return [
-            BucketGradient(number, size, pieces, step, self.states[number])
-            for number, size, pieces, step in zip(numbers, sizes, pieces_by_bucket, steps, strict=True)
-        ]
+        states = [self.states[number] for number in numbers]
+        return BucketGradients(consecutive_tensors, sizes, numbers, steps, states)
 
     @without_torch_modes
-    def average(self, gradients: Sequence[BucketGradient], shares_k: bool = False) -> StepReport:
+    def average(self, gradients: BucketGradients, shares_k: bool = False) -> StepReport:
         """Replace gradients by their average over the workers, in place.
 
         Buckets that can travel together do. Collective: all workers call it with the same buckets in the same
@@ -191,54 +193,58 @@ class Engine:
         Args:
             shares_k: k is that of all buckets together, see `GroupSupport.shared_k`.
         """
-        in_pieces = any(len(gradient.pieces) > 1 for gradient in gradients)
-        if in_pieces and not self.method.group_support.pieces:
-            return self._average_copies(gradients, shares_k)
-        self.method.prepare_gradients(
-            [piece for gradient in gradients for piece in gradient.pieces], self.comm
-        )
+        tensors = [*gradients.tensors]
+        if not self.method.group_support.pieces:
+            if any(len(pieces) > 1 for pieces in gradients.pieces):
+                return self._average_copies(gradients, shares_k)
+            tensors = [piece for pieces in gradients.pieces for piece in pieces]
+        self.method.prepare_gradients(tensors, self.comm)
         reports = list[StepReport]()
         for group in self._divide_into_groups(gradients):
             reports += self._average_group(group, shares_k)
         return StepReport.total(reports)
 
-    def _average_group(self, gradients: Sequence[BucketGradient], shares_k: bool) -> list[StepReport]:
+    def _average_group(self, gradients: BucketGradients, shares_k: bool) -> list[StepReport]:
         """Average buckets of one kind: together as far as the method can, else one after the other."""
         method = self.method
         kernel = self.kernel_for_group(gradients, shares_k)
         if kernel is None:
-            return [self._average_alone(gradient) for gradient in gradients]
+            return [self._average_alone(gradient) for gradient in gradients.split()]
         assert isinstance(method, Sparsifier)
         group = BucketGroup(gradients, kernel)
         if method.group_support.one_message:
-            return [self.report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))]
+            return [
+                self.run_and_report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))
+            ]
         selections = kernel.split(*method.select_group(group, self.comm, self.timer))
         return [
-            self.report([gradient], partial(self._deliver, method, selection, gradient))
-            for gradient, selection in zip(gradients, selections, strict=True)
+            self.run_and_report(gradient, partial(self._deliver, method, selection, gradient))
+            for gradient, selection in zip(gradients.split(), selections, strict=True)
         ]
 
-    def _average_alone(self, gradient: BucketGradient) -> StepReport:
-        (whole,) = gradient.pieces
-        act = partial(self.method.aggregate, whole, gradient.step, gradient.state, self.comm, self.timer)
-        return self.report([gradient], act)
+    def _average_alone(self, gradient: BucketGradients) -> StepReport:
+        (whole,) = gradient.tensors
+        act = partial(
+            self.method.aggregate, whole, gradient.steps[0], gradient.states[0], self.comm, self.timer
+        )
+        return self.run_and_report(gradient, act)
 
-    def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradient) -> int:
-        (whole,) = gradient.pieces
+    def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradients) -> int:
+        (whole,) = gradient.tensors
         return method.exchange_and_average(
-            selection, whole, gradient.step, gradient.state, self.comm, self.timer
+            selection, whole, gradient.steps[0], gradient.states[0], self.comm, self.timer
         )
 
-    def _divide_into_groups(self, gradients: Sequence[BucketGradient]) -> Iterator[Sequence[BucketGradient]]:
+    def _divide_into_groups(self, gradients: BucketGradients) -> Iterator[BucketGradients]:
         """Yield buckets of one kind, no more elements than int32 can count."""
-        by_kind = dict[Any, list[BucketGradient]]()
-        for gradient in gradients:
-            by_kind.setdefault(self.kinds[gradient.number], []).append(gradient)
-        for alike in by_kind.values():
-            for indices in group_by_size([gradient.size for gradient in alike], MAX_GROUP_ELEMENTS):
-                yield [alike[index] for index in indices]
+        positions_by_kind = dict[Any, list[int]]()
+        for position, number in enumerate(gradients.numbers):
+            positions_by_kind.setdefault(self.kinds[number], []).append(position)
+        for positions in positions_by_kind.values():
+            for indices in group_by_size([gradients.sizes[i] for i in positions], MAX_GROUP_ELEMENTS):
+                yield gradients.subset([positions[index] for index in indices])
 
-    def report(self, gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
+    def run_and_report(self, gradients: BucketGradients, act: Callable[[], int]) -> StepReport:
         """Carry out `act`, which averages these buckets and returns how many elements it sent, and report."""
         before = self.comm.counts
         syncs_before = host_sync.num_syncs()
@@ -247,34 +253,31 @@ class Engine:
         sent_bytes, messages, predicted_s = (
             after - earlier for after, earlier in zip(self.comm.counts, before, strict=True)
         )
-        num_elements = sum([gradient.size for gradient in gradients])
+        num_elements = sum(gradients.sizes)
         return StepReport(num_selected, num_elements, int(sent_bytes), syncs, int(messages), predicted_s)
 
-    def _average_copies(self, gradients: Sequence[BucketGradient], shares_k: bool) -> StepReport:
+    def _average_copies(self, gradients: BucketGradients, shares_k: bool) -> StepReport:
         """Average gradients in the buckets' own memory, for methods that can't read them in pieces."""
-        flats = [self.buckets[gradient.number].flat for gradient in gradients]
-        pieces = [piece for gradient in gradients for piece in gradient.pieces]
+        flats = [self.buckets[number].flat for number in gradients.numbers]
+        pieces = [piece for pieces in gradients.pieces for piece in pieces]
         views = list[Tensor]()
-        for flat, gradient in zip(flats, gradients, strict=True):
-            views += split_like(flat, gradient.pieces)
+        for flat, flat_pieces in zip(flats, gradients.pieces, strict=True):
+            views += split_like(flat, flat_pieces)
         torch._foreach_copy_(views, pieces)
-        whole = [gradient._replace(pieces=[flat]) for gradient, flat in zip(gradients, flats, strict=True)]
-        report = self.average(whole, shares_k)
+        report = self.average(replace(gradients, tensors=flats), shares_k)
         torch._foreach_copy_(pieces, views)
         return report
 
-    def kernel_for_group(
-        self, gradients: Sequence[BucketGradient], shares_k: bool = False
-    ) -> GroupKernel | None:
+    def kernel_for_group(self, gradients: BucketGradients, shares_k: bool = False) -> GroupKernel | None:
         """Return the kernel that searches these buckets at once, and writes to them.
 
         None where each bucket is averaged by itself.
         """
         support = self.method.group_support
-        is_worthwhile = support.one_message or (support.one_search and len(gradients) > 1)
+        is_worthwhile = support.one_message or (support.one_search and len(gradients.sizes) > 1)
         if not (self.groups_buckets and is_worthwhile):
             return None
-        numbers = [gradient.number for gradient in gradients]
+        numbers = gradients.numbers
         key = (shares_k, *numbers)
         kernel = self.group_kernels.get(key)
         if kernel is None:
@@ -286,7 +289,7 @@ class Engine:
                 likes = [likes[0].new_zeros(1).expand(sum(like.numel() for like in likes))]
                 kernels = [make_kernel(likes[0], self.select)]
             kernel = self.group_kernels[key] = make_group_kernel(likes, kernels, self.select)
-        is_one_tensor = len(gradients) == 1 and len(gradients[0].pieces) == 1
+        is_one_tensor = len(numbers) == len(gradients.tensors) == 1
         return None if is_one_tensor and type(kernel) is GroupKernel else kernel
 
     def residuals(self) -> dict[str, Tensor]:
@@ -336,10 +339,10 @@ class Engine:
         grads: Sequence[Tensor],
         names: Sequence[str],
         sizes: Sequence[int],
-        used: Sequence[bool] | None,
-        looks: bool = True,
+        used_here: Sequence[bool] | None,
+        checks_finite: bool = True,
         error: type[NonFiniteGradientError] = NonFiniteGradientError,
-        among: Comm | None = None,
+        comm: Comm | None = None,
     ) -> list[bool]:
         """Check all workers' gradients for NaN and Inf, and find the parameters that any worker used.
 
@@ -348,9 +351,9 @@ class Engine:
         Args:
             grads: tensors (m,) that follow each other, each the gradients of whole parameters.
             names, sizes: of each parameter.
-            used: whether this worker used each parameter; None: all workers use all.
-            looks: False: gradients are not checked.
-            among: all workers who must know; by default those who average.
+            used_here: whether this worker used each parameter; None: all workers use all.
+            checks_finite: False: only find the used parameters.
+            comm: of all workers who must know; by default those who average.
 
         Returns:
             For each parameter whether any worker used it.
@@ -358,15 +361,18 @@ class Engine:
         Raises:
             NonFiniteGradientError: `error`, on all workers if any has a NaN or Inf; residuals are untouched.
         """
-        among = among or self.comm
-        norms = stretch_norms(grads, sizes) if looks else grads[0].new_ones(len(sizes), dtype=torch.float32)
+        comm = comm or self.comm
+        if checks_finite:
+            norms = stretch_norms(grads, sizes)
+        else:
+            norms = grads[0].new_ones(len(sizes), dtype=torch.float32)
         rows = [norms.view(torch.int32)]
-        if used is not None:
-            rows.append(host_sync.to_device(used, norms, torch.int32))
-        gathered = torch.stack(among.all_gather(torch.stack(rows)))  # (workers, 1 or 2, parameters)
+        if used_here is not None:
+            rows.append(host_sync.to_device(used_here, norms, torch.int32))
+        gathered = torch.stack(comm.all_gather(torch.stack(rows)))  # (workers, 1 or 2, parameters)
         bits = gathered[:, 0]
         facts = [(bits & INFINITY == INFINITY).any(), (bits == bits[0]).all(), bits.any()]
-        if used is not None:
+        if used_here is not None:
             facts.append(gathered[:, 1].any(dim=0))
         is_infinite, is_alike, has_any, *used_anywhere = host_sync.to_host(
             torch.cat([fact.reshape(-1) for fact in facts])
@@ -374,19 +380,18 @@ class Engine:
         if is_infinite:
             nothing = grads[0][:0]
             stretches = [piece for pieces in divide(grads, sizes) for piece in pieces or [nothing]]
-            flags_by_rank = among.all_gather(are_elements_finite(stretches).int())
+            flags_by_rank = comm.all_gather(are_elements_finite(stretches).int())
             for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
                 if not all(flags):  # else a norm has overflowed
                     raise error(rank, self.step, names[flags.index(0)])
-        if looks and has_any and among.size > 1:
+        if checks_finite and has_any and comm.size > 1:
             self._equal_gradients.record(self.step, is_alike)
-        return used_anywhere if used is not None else [True] * len(sizes)
+        return used_anywhere or [True] * len(sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's state, of tensors and numbers only; save it per rank."""
-        description = self.describe_state()
-        buckets = [{**bucket, "state": dump(bucket["state"])} for bucket in description["buckets"]]
-        return {**description, "buckets": buckets}
+        saved: dict[str, Any] = dump(self.uncopied_state_dict())
+        return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load what `state_dict` returned. Collective: either all workers load theirs or none does.
@@ -395,24 +400,26 @@ class Engine:
             StateMismatch: one is another method's, another model's, another worker's, of another step than
                 the others', or broken.
         """
-        check_all_can_load(self.comm, self.buckets[0].flat.device, partial(self.check_state, saved))
+        check_all_can_load(
+            self.comm, self.buckets[0].flat.device, partial(self.check_state_and_collect_facts, saved)
+        )
         self.restore_state(saved)
 
-    def check_state(self, saved: Any) -> dict[str, Any]:
+    def check_state_and_collect_facts(self, saved: Any) -> dict[str, Any]:
         """Refuse what is no state of this worker's, and return what must be the same on all workers."""
         check_saved_layout(saved)
-        check_saved_matches(saved, self.describe_state())
+        check_saved_matches(saved, self.uncopied_state_dict())
         return {"step": saved["step"]}
 
     def restore_state(self, saved: Mapping[str, Any]) -> None:
-        """Load a state that `check_state` let pass."""
+        """Load a state that `check_state_and_collect_facts` let pass."""
         self.step = saved["step"]
         self.states = [
             restore(state, bucket["state"])
             for state, bucket in zip(self.states, saved["buckets"], strict=True)
         ]
 
-    def describe_state(self) -> dict[str, Any]:
+    def uncopied_state_dict(self) -> dict[str, Any]:
         """Return the content of this worker's saved state, with the methods' states as they are."""
         buckets = [
             {"names": list(bucket.names), "shapes": [list(shape) for shape in bucket.shapes], "state": state}
@@ -444,7 +451,7 @@ def weak_callback(method: Callable[..., None], *first: Any) -> Callable[..., Non
     return hook
 
 
-def check_bucket_kind(bucket: Tensor, like: Tensor, name: str) -> None:
+def check_bucket_spec_unchanged(bucket: Tensor, like: Tensor, name: str) -> None:
     """Refuse a bucket that is not the one whose state is kept."""
     before = TensorSpec.from_tensor(like)
     now = TensorSpec.from_tensor(bucket)

@@ -20,7 +20,7 @@ MAX_MESSAGE_BYTES = 25 * 2**20  # of the gradients that share a message, as DDP'
 MIN_MESSAGES = 8  # of a step, about
 
 
-class BackgroundStream:
+class BackgroundExecutor:
     """A thread and, on a GPU, a stream that work in the order in which work was submitted.
 
     Where work fails, all later work is dropped. A collective needs a process group that belongs to the
@@ -30,7 +30,7 @@ class BackgroundStream:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.thread = ThreadPoolExecutor(1, "aggregation")
-        self.futures: list[Future[Any]] = []  # of the work that was submitted since `finish`
+        self.futures: list[Future[Any]] = []  # of the work that was submitted since `wait_for_results`
 
     def submit(self, work: Callable[[], Any]) -> None:
         """Run `work` after all earlier work, and after what is queued on the device so far."""
@@ -40,7 +40,7 @@ class BackgroundStream:
         previous = self.futures[-1] if self.futures else None
         self.futures.append(self.thread.submit(self._run, work, queued, previous))
 
-    def finish(self) -> list[Any]:
+    def wait_for_results(self) -> list[Any]:
         """Wait for all work and return its results; work queued on the device later follows it.
 
         Raises:
@@ -88,13 +88,13 @@ class BackwardOverlap:
     Buckets are aggregated in their order, which is that in which backpropagation finishes, so that all
     workers do the same collectives in the same order. Every parameter gets one gradient a step:
 
-        overlap.begin(epoch, lr)
+        overlap.begin_step(epoch, lr)
         loss.backward()
-        report = overlap.finish()
+        report = overlap.finish_step()
 
     Args:
         aggregator: of several buckets; its communicator must work from another thread (processes do, virtual
-            ranks don't), and nothing else may use it between `begin` and `finish`.
+            ranks don't), and nothing else may use it between `begin_step` and `finish_step`.
         aggregate: aggregates a group of buckets, given their numbers, in the thread; by default `average`.
         on_unbegun_step: called when a gradient arrives in a step that was not begun; it may begin it.
 
@@ -122,7 +122,7 @@ class BackwardOverlap:
             )
         self.aggregate = aggregate or self.average
         self.on_unbegun_step = on_unbegun_step
-        self.background = BackgroundStream(gradients.flat.device)
+        self.background = BackgroundExecutor(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
         gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
         index_by_name = {name: index for index, (name, _) in enumerate(gradients.parameters)}
@@ -148,24 +148,24 @@ class BackwardOverlap:
             self.hooks.append(gradients.parameters[index][1].register_post_accumulate_grad_hook(hook))
 
     @property
-    def is_begun(self) -> bool:
-        """True between `begin` and `finish`."""
+    def is_step_open(self) -> bool:
+        """True between `begin_step` and `finish_step`."""
         return bool(self.pending)
 
-    def begin(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
+    def begin_step(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
         """Begin a step, before its first gradient. Arguments as `Aggregator.aggregate`."""
         self.steps = self.aggregator.begin_step(epoch, lr)
         self.pending = [set(indices) for indices in self.parameters_by_group]
         self.background.futures = []  # of a step that ended in an error
         self.version = self.aggregator.gradients.flat._version
 
-    def finish(self, drops_gradients: bool = False) -> StepReport:
+    def finish_step(self, drops_unsent: bool = False) -> StepReport:
         """End a step, after backward, and return its report.
 
         All gradients are averages as soon as the work queued on the device is done.
 
         Args:
-            drops_gradients: True: backward has failed, so gradients that are not sent yet count as zero.
+            drops_unsent: True: backward has failed, so gradients that are not sent yet count as zero.
 
         Raises:
             ValueError: gradients were changed since backward; besides whatever aggregating them raised.
@@ -177,19 +177,19 @@ class BackwardOverlap:
         for index, stand_in in self.stand_in_by_parameter.items():
             p = gradients.parameters[index][1]
             is_changed |= p.grad is not stand_in
-            if drops_gradients or p.grad is stand_in:
+            if drops_unsent or p.grad is stand_in:
                 p.grad = gradients.grads[index]
         self.stand_in_by_parameter = {}
-        if is_changed and not drops_gradients:
+        if is_changed and not drops_unsent:
             raise ValueError(f"gradients were changed {TOO_LATE}")
         for group in range(len(self.background.futures), len(pending)):
             for index in pending[group]:  # parameters that were not used get no gradient
                 gradients.restore_view(index)
-            if drops_gradients:
+            if drops_unsent:
                 for bucket in self.groups[group]:
                     gradients.buckets[bucket].flat.zero_()
             self._start(group)
-        return StepReport.total(self.background.finish())
+        return StepReport.total(self.background.wait_for_results())
 
     def close(self) -> None:
         """End the thread, and remove the hooks."""
@@ -199,9 +199,9 @@ class BackwardOverlap:
 
     def on_gradient(self, index: int, _: Tensor) -> None:
         """Take the gradient of a parameter, and start all groups that are full, in their order."""
-        if not self.is_begun:
+        if not self.is_step_open:
             self.on_unbegun_step()
-        if not self.is_begun:
+        if not self.is_step_open:
             return
         gradients = self.aggregator.gradients
         pending = self.pending[self.group_by_parameter[index]]
@@ -227,7 +227,7 @@ class BackwardOverlap:
         """Aggregate the buckets of a group, which are full."""
         buckets = self.aggregator.gradients.buckets
         flats = [buckets[index].flat for index in group]
-        return self.aggregator.average(self.aggregator.divide_gradients(flats, steps, group))
+        return self.aggregator.average(self.aggregator.bucket_gradients(flats, steps, group))
 
     def _start(self, group: int) -> None:
         """Submit a group of buckets to the thread."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import sparsify
-from sparsify.bucket_group import BucketGradient
+from sparsify.bucket_group import BucketGradients
 from sparsify.comm import Comm, InstrumentedComm, virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.cost import Link, Network
@@ -75,14 +75,16 @@ class ChargingComm(virtual.VirtualComm):
         name: str,
         contribution: Any,
         combine: Any,
-        cost_s: float | None,
+        network_s: float | None,
         signature: Any = None,
-        is_computing: bool = False,
+        charges_combine_to_all: bool = False,
     ) -> Any:
-        self.charged += int(cost_s or 0)
+        self.charged += int(network_s or 0)
         if name == "all_gather" and contribution.dtype == torch.int64 and contribution.numel() == 1:
             self.announced.append(int(contribution))
-        return super()._join_collective(name, contribution, combine, cost_s, signature, is_computing)
+        return super()._join_collective(
+            name, contribution, combine, network_s, signature, charges_combine_to_all
+        )
 
 
 class Share(NamedTuple):
@@ -154,7 +156,7 @@ def live(
         ]
         instrumented = InstrumentedComm(comm, timer)
         aggregator = Aggregator(
-            method, parameters, instrumented, timer, seed=3, select=select, together=together
+            method, parameters, instrumented, timer, seed=3, select=select, group_buckets=together
         )
         seen = watched(aggregator, comm)
         reports, counted, before, after = [], [], [], []
@@ -197,17 +199,20 @@ def searching(dtype: torch.dtype, device: str = "cpu") -> str:
 
 def watched(aggregator: Aggregator, comm: ChargingComm) -> list[Share]:
     """What the aggregator does from now on, message by message."""
-    seen, original, buckets = list[Share](), aggregator.report, aggregator.buckets
+    seen, original, buckets = list[Share](), aggregator.run_and_report, aggregator.buckets
 
-    def report(gradients: Sequence[BucketGradient], act: Callable[[], int]) -> StepReport:
+    def report(gradients: BucketGradients, act: Callable[[], int]) -> StepReport:
         comm.announced = []
         found = original(gradients, act)
-        shapes = tuple(shape for gradient in gradients for shape in buckets[gradient.number].shapes)
-        k = sum(num_selected(gradient.size, gradient.step.step_density) for gradient in gradients)
+        shapes = tuple(shape for number in gradients.numbers for shape in buckets[number].shapes)
+        k = sum(
+            num_selected(size, step.step_density)
+            for size, step in zip(gradients.sizes, gradients.steps, strict=True)
+        )
         seen.append(Share(shapes, k, found.selected, comm.announced))
         return found
 
-    aggregator.report = report  # type: ignore[method-assign]  # it looks on, and calls the real one
+    aggregator.run_and_report = report  # type: ignore[method-assign]  # it looks on, and calls the real one
     return seen
 
 

@@ -23,10 +23,10 @@ from sparsify.wrappers.handshake import (
     check_arguments_agree,
     wrapping_facts,
 )
-from sparsify.wrappers.overhead import AveragingOverhead
+from sparsify.wrappers.overhead import AveragingOverheadMonitor
 from sparsify.wrappers.sharded.checks import (
     NamedParameters,
-    check_optimizer,
+    check_is_unwrapped_optimizer,
     check_shardable,
     reduce_scatter_of,
     unwrap_optimizer,
@@ -40,12 +40,10 @@ from sparsify.wrappers.wrapper_base import HookBase
 class NonFiniteShardError(NonFiniteGradientError):
     """A NaN or Inf in a gradient. Units before it in the backward pass were delivered."""
 
-    def __init__(self, rank: int, step: int, layer: str) -> None:
-        super().__init__(rank, step, layer)
-        self.args = (
-            f"{self}; it reached no residual, but gradients of the units before it were delivered: go on "
-            "from a checkpoint",
-        )
+    consequence = (
+        "; it reached no residual, but gradients of the units before it were delivered: go on from a "
+        "checkpoint"
+    )
 
 
 class ShardHook(HookBase):
@@ -109,11 +107,11 @@ class ShardHook(HookBase):
         self.units = find_units(model)
         optimizer = unwrap_optimizer(optimizer)
         grid = make_grid(self.units, resolve_process_group(replicas))
-        self._all_workers = grid.all_workers()
+        self._all_workers = grid.all_workers_comm()
         parameters = named_unit_parameters(self.units)
 
         def collect_facts() -> dict[str, Any]:
-            check_optimizer(optimizer)
+            check_is_unwrapped_optimizer(optimizer)
             check_shardable(method, optimizer, parameters)
             reduce_scatter_of(within)
             unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
@@ -138,7 +136,7 @@ class ShardHook(HookBase):
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
         self._deferred_by_unit = dict[int, Tensor]()  # gradients that are exchanged with the next ones
-        self._overhead = AveragingOverhead(self.engine.comm, "")
+        self._overhead = AveragingOverheadMonitor(self.engine.comm, "")
         if self._all_workers.rank > 0:
             self._overhead.samples = None  # another worker logs
         self._state_extension = OptimizerStateExtension(
@@ -159,7 +157,7 @@ class ShardHook(HookBase):
     def _on_unit_gradient(self, index: int, grad: Tensor) -> None:
         """Average the gradients of a unit on this worker, (n,), in place, unless they only accumulate."""
         unit = self.units[index]
-        unit.check_gradient(grad)
+        unit.check_gradient_complete(grad)
         deferred = self._deferred_by_unit.pop(index, None)
         if deferred is not None:
             grad.add_(deferred)
@@ -174,25 +172,25 @@ class ShardHook(HookBase):
         """Average the gradients of a unit between the replicas."""
         if not self._reports:
             self._begin_step()
-        if self.check and not isinstance(self.method, Dense):
+        if self.check_finite and not isinstance(self.method, Dense):
             self.engine.check_finite_and_find_used(
                 [grad],
                 [self.units[index].name],
                 [grad.numel()],
                 None,
                 error=NonFiniteShardError,
-                among=self._all_workers,
+                comm=self._all_workers,
             )
         numbers = self._buckets_by_unit[index]
         steps = [self._steps[number] for number in numbers]
-        self._reports.append(self.engine.average(self.engine.divide_gradients([grad], steps, numbers)))
+        self._reports.append(self.engine.average(self.engine.bucket_gradients([grad], steps, numbers)))
 
     def _begin_step(self) -> None:
         """Begin a step: check it, and set each bucket's density and learning rate."""
         self._check_model()
         self.check_step(self.optimizer)
         if self.debug:
-            self.check_step_agrees(self._all_workers, {}, self.engine.buckets[0].flat)
+            self.check_workers_agree_on_step(self._all_workers, {}, self.engine.buckets[0].flat)
         self._steps = self.make_step_settings(self._parameters)
 
     def _end_step(self, *_: Any) -> None:
@@ -202,7 +200,7 @@ class ShardHook(HookBase):
         """
         if not self._reports:
             return
-        self.count_step()
+        self.count_and_report_step()
         self._reports = []
         self._overhead.end_step(self.last_report)
 
@@ -229,7 +227,7 @@ class ShardHook(HookBase):
                     "sparsify.shard"
                 )
         for unit in self.units:
-            unit.check_hook()
+            unit.check_hook_not_replaced()
 
     def _check_before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Refuse a GradScaler, which hides the scale, and skips steps that have been delivered."""
