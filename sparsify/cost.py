@@ -38,8 +38,6 @@ class Link:
         beta_s_per_byte: seconds for each byte of a message.
         propagation_s: seconds that a byte travels over the distance. Messages that are in flight together
             share this delay: a collective takes `PROPAGATION_COUNTS` of them.
-        initial_window_bytes: TCP's window where a connection begins, or begins anew after a pause. Infinite
-            where windows stay as open as the link needs them.
 
     Raises:
         ValueError: seconds below 0, or infinite.
@@ -48,7 +46,6 @@ class Link:
     alpha_s: float
     beta_s_per_byte: float
     propagation_s: float = 0.0
-    initial_window_bytes: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("alpha_s", "beta_s_per_byte", "propagation_s"):
@@ -62,25 +59,6 @@ class Link:
     def transfer_seconds(self, cost: CollectiveCost) -> float:
         """Return the seconds of a collective of this cost, without propagation delays."""
         return cost.messages * self.alpha_s + cost.sent_bytes * self.beta_s_per_byte
-
-    def slow_start_s(self, nbytes: int, connections: int = 1) -> float:
-        """Return the seconds in which nothing is sent because TCP's window is full.
-
-        The window begins with `initial_window_bytes` and doubles with each round trip (slow start), until it
-        holds as much as the link. Cardwell, Savage and Anderson 2000, section II, without loss.
-
-        Args:
-            nbytes: of all connections together, which share the link.
-        """
-        window = self.initial_window_bytes * connections
-        round_trip_s = 2 * self.propagation_s
-        stalled_s = 0.0
-        sent = 0.0
-        while sent + window < nbytes and window * self.beta_s_per_byte < round_trip_s:
-            stalled_s += round_trip_s - window * self.beta_s_per_byte
-            sent += window
-            window *= 2
-        return stalled_s
 
 
 def num_tree_rounds(size: int) -> int:
@@ -133,7 +111,6 @@ def with_messages(textbook: CostFunction, num_messages: CountFunction) -> CostFu
     return lambda nbytes, size: CollectiveCost(num_messages(size), textbook(nbytes, size).sent_bytes)
 
 
-RING_COLLECTIVES = ("all_reduce", "all_gather")  # of gloo
 TEXTBOOK: Mapping[str, CostFunction] = {
     "all_reduce": all_reduce,
     "all_gather": all_gather,
@@ -242,33 +219,22 @@ class Network:
         if kind == "all_to_all":
             # A message to each other worker of the node, and to each worker of other nodes.
             inner = CollectiveCost(local_size - 1, nbytes * (local_size - 1) // (size - 1))
-            outer_nbytes = (nbytes - inner.sent_bytes) * local_size
-            outer = CollectiveCost(size - local_size, outer_nbytes)
+            outer = CollectiveCost(size - local_size, (nbytes - inner.sent_bytes) * local_size)
         else:
             is_gather = kind == "all_gather"
             inner = cost_of(nodes * nbytes if is_gather else nbytes, local_size)
-            outer_nbytes = local_size * nbytes if is_gather else nbytes
-            outer = cost_of(outer_nbytes, nodes)
+            outer = cost_of(local_size * nbytes if is_gather else nbytes, nodes)
         transfer_s = self.intra_node.transfer_seconds(inner) + self.inter_node.transfer_seconds(outer)
-        return transfer_s + self._propagation_s(kind, outer_nbytes, nodes)
+        return transfer_s + self._propagation_s(kind, nodes)
 
     def _inter_node_s(self, kind: str, nbytes: int, size: int) -> float:
         """Return the seconds of a collective over the link between nodes alone."""
         transfer_s = self.inter_node.transfer_seconds(ALGORITHMS[self.algorithm][kind](nbytes, size))
-        return transfer_s + self._propagation_s(kind, nbytes, size)
+        return transfer_s + self._propagation_s(kind, size)
 
-    def _propagation_s(self, kind: str, nbytes: int, nodes: int) -> float:
-        """Return the seconds of propagation and of TCP's slow start.
-
-        A collective that sends to all others has a connection to each. Rings and trees send over one.
-        """
-        if not self.inter_node.propagation_s:
-            return 0.0
-        delays = PROPAGATION_COUNTS[self.algorithm][kind](nodes)
-        sends_to_all = kind == "all_to_all" or (self.algorithm == "direct" and kind in RING_COLLECTIVES)
-        connections = max(1, nodes - 1) if sends_to_all else 1
-        sent_bytes = ALGORITHMS[self.algorithm][kind](nbytes, nodes).sent_bytes
-        return delays * self.inter_node.propagation_s + self.inter_node.slow_start_s(sent_bytes, connections)
+    def _propagation_s(self, kind: str, nodes: int) -> float:
+        """Return the seconds of propagation over the link between nodes."""
+        return PROPAGATION_COUNTS[self.algorithm][kind](nodes) * self.inter_node.propagation_s
 
     def permute_seconds(self, nbytes: int, route: Sequence[tuple[int, int]]) -> float:
         """Return the seconds of tensors of `nbytes` along each (source, destination) of `route`."""

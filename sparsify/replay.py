@@ -32,6 +32,7 @@ from sparsify.methods.sparcml import SplitAllGather
 from sparsify.select import Selector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, MethodPart, SparseVector, num_selected
 
+DTYPE = torch.float32  # of gradients
 Selections = Sequence[SparseVector]  # of each worker, by rank; may compute an item when it is read
 
 
@@ -105,16 +106,16 @@ class ExchangeReplay:
         ValueError: the method can't be replayed.
     """
 
-    def __init__(self, method: Method, n: int, world_size: int, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, method: Method, n: int, world_size: int) -> None:
         self.method = check_replayable(method)
         self.n = n
         self.world_size = world_size
-        self.dtype = dtype
         self.step = 0
         self.state = None
         if isinstance(self.method, Sparsifier):
-            like = torch.empty(0, dtype=dtype, device="cpu")
-            self.state = self.method.exchange.init(like, BucketContext(0, 0, 0))
+            self.state = self.method.exchange.init(
+                torch.empty(0, dtype=DTYPE, device="cpu"), BucketContext(0, 0, 0)
+            )
 
     def replay_step(self, selections: Selections, k: int | None = None) -> BucketTraffic:
         """Replay one step.
@@ -125,9 +126,9 @@ class ExchangeReplay:
         """
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
         if isinstance(self.method, Dense):
-            collectives = [uniform_collective("all_reduce", self.n * self.dtype.itemsize, self.world_size)]
+            collectives = [uniform_collective("all_reduce", self.n * DTYPE.itemsize, self.world_size)]
         else:
-            bucket_step = BucketStep(((self.n,),), k, self.dtype, self.world_size, self.step, [])
+            bucket_step = BucketStep(((self.n,),), k, DTYPE, self.world_size, self.step, [])
             collectives = [
                 *selector_collectives(self.method.select, bucket_step),
                 *exchange_collectives(self.method.exchange, selections, bucket_step, self.state),

@@ -91,7 +91,14 @@ class GradientBuckets:
         dtype, device = kinds.pop()
         sizes = [num_reals(p) for _, p in self.parameters]
         ranges_of_buckets = list(bucket_ranges(sizes, dtype.itemsize, scope))
-        starts, end = flat_offsets(sizes, dtype.itemsize, ranges_of_buckets)
+        first_tensors = {tensors[0] for tensors in ranges_of_buckets}
+        starts = list[int]()
+        end = 0
+        for tensor, size in enumerate(sizes):
+            if tensor in first_tensors:
+                end += -end % (ALIGNMENT_BYTES // dtype.itemsize)
+            starts.append(end)
+            end += size
         if allocates:
             self.flat = huge_pages.request(torch.empty(end, dtype=dtype, device=device)).zero_()
         else:
@@ -127,20 +134,6 @@ def bucket_ranges(sizes: Sequence[int], itemsize: int, scope: str | float) -> It
     for tensors in group_by_size([size * itemsize for size in sizes], max_bytes):
         if any(sizes[tensor] for tensor in tensors):  # nothing of an empty tensor can be exchanged
             yield range(tensors[0], tensors[-1] + 1)
-
-
-def flat_offsets(sizes: Sequence[int], itemsize: int, buckets: Sequence[range]) -> tuple[list[int], int]:
-    """Return the elements at which each tensor starts, and at which the last one ends."""
-    first_tensors = {tensors[0] for tensors in buckets}
-    alignment = ALIGNMENT_BYTES // itemsize
-    starts = list[int]()
-    end = 0
-    for tensor, size in enumerate(sizes):
-        if tensor in first_tensors:
-            end += -end % alignment
-        starts.append(end)
-        end += size
-    return starts, end
 
 
 def num_reals(p: Tensor) -> int:

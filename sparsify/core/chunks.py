@@ -234,13 +234,9 @@ class ChunkLayout:
         self.index_dtype = index_dtype(self.n)
         self._quota: ChunkQuota | None = None
 
-    def counts_by_tensor(self, k: int | Sequence[int]) -> tuple[int, ...]:
-        """Return how many elements are chosen of each tensor, where k of all n are asked for."""
-        return self.quota(k).counts
-
     def counts_by_bucket(self, k: int | Sequence[int]) -> list[int]:
         """Return how many elements are chosen of each bucket, where k of all n are asked for."""
-        counts = iter(self.counts_by_tensor(k))
+        counts = iter(self.quota(k).counts)
         return [sum(islice(counts, tensors)) for tensors in self.tensors_per_bucket]
 
     def quota(self, k: int | Sequence[int]) -> ChunkQuota:

@@ -61,6 +61,7 @@ class Registry:
 
     def _read_signature(self, name: str) -> Callable[..., Any]:
         """Return a function with the entry's signature and docstring, which need not work."""
+        self.check_name(name)
         if not self._has_file(name):
             return self.table[name]
         path = self.folder / f"{name}.py"
@@ -103,7 +104,6 @@ class Registry:
         Raises:
             BrokenFile: the file can't be read, or a default or an annotation in its signature is wrong.
         """
-        self.check_name(name)
         return _read_parameters(self._read_signature(name))
 
     def defaults(self, name: str) -> dict[str, Any]:
@@ -116,7 +116,6 @@ class Registry:
         Raises:
             BrokenFile: the file can't be read.
         """
-        self.check_name(name)
         return inspect.getdoc(self._read_signature(name)) or ""
 
     def summary(self, name: str) -> str:

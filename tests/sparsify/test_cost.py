@@ -180,16 +180,6 @@ def test_a_permutation_takes_as_long_as_its_busiest_node() -> None:
         assert [far.permute_seconds(100, route) for route in ([], within)] == [0, ways]
 
 
-def test_a_window_doubles_until_it_holds_what_the_link_does() -> None:
-    link = Link(0.0, 1.0, propagation_s=8.0, initial_window_bytes=2.0)  # a round trip carries 16 bytes
-    # It sends 2 and waits for 14 seconds, 4 and waits for 12, 8 and waits for 8; 16 fill the round trip.
-    assert [link.slow_start_s(sent) for sent in (2, 3, 6, 7, 14, 15, 1000)] == [0, 14, 14, 26, 26, 34, 34]
-    assert link.slow_start_s(1000, connections=2) == 12 + 8  # as if it had begun with 4
-    assert Link(0.0, 1.0, propagation_s=8.0).slow_start_s(1000) == 0
-    assert Network(link).collective_seconds("all_reduce", 1000, 2) == 1000 + 34 + 2 * 8
-    assert Network(link).collective_seconds("all_reduce", 1000, 1) == 0
-
-
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no scheme 'ring'; there are: dense, topka, topkdsa, gtopk"):
         cost.published_cost("ring", 1, 1, 1)

@@ -72,7 +72,7 @@ def check_chosen(tiles: ChunkLayout, k: int | list[int], acc: Tensor, found: Spa
         check_equal(acc[chosen].abs().sort(dim=1, descending=True).values, largest)
         covered.append(chunks.view(-1))
         first = last
-    assert first == len(indices) == sum(tiles.counts_by_tensor(k))
+    assert first == len(indices) == sum(tiles.quota(k).counts)
     assert torch.equal(torch.cat(covered).sort().values, every)
 
 
@@ -150,11 +150,11 @@ def test_slabs_are_small_and_do_not_change_what_is_chosen(monkeypatch: pytest.Mo
 def test_counts_of_tensors_and_of_buckets() -> None:
     """Of several buckets each has its own k: a tensor of 7 alone gives one of its own."""
     of = ((1009, 8), (7,), (0,), (64, 64))
-    assert ChunkLayout(of).counts_by_tensor(num_selected(numel([*of]), 1 / 64)) == (64 + 62, 1, 0, 64)
+    assert ChunkLayout(of).quota(num_selected(numel([*of]), 1 / 64)).counts == (64 + 62, 1, 0, 64)
     several = ChunkLayout(of, tensors_per_bucket=[1, 2, 1])
     ks = [num_selected(n, 0.3) for n in several.bucket_numels]
     assert several.bucket_numels == [8072, 7, 4096]
-    assert several.counts_by_tensor(ks) == (1228 + 1193, 2, 0, 1228)
+    assert several.quota(ks).counts == (1228 + 1193, 2, 0, 1228)
     assert several.counts_by_bucket(ks) == [1228 + 1193, 2, 1228]
     with pytest.raises(ValueError, match=r"side=65 is out of range: it must be a whole number from 1 to 64"):
         ChunkLayout([(3,)], 65)
