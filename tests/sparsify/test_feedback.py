@@ -17,7 +17,7 @@ from tests.sparsify.laws import check_laws, live
 Steps = list[tuple[list[float], float, list[float], dict[int, float]]]
 BY_HAND: dict[str, tuple[Any, Steps]] = {
     "what was not delivered is owed, and what rounding took away": (
-        feedbacks.build_feedback("gradient"),
+        feedbacks.FEEDBACKS["gradient"],
         [
             ([1.0, 2.0, 3.0], 1.0, [1.0, 2.0, 3.0], {2: 3.0, 1: 1.75}),
             ([1.0, 2.0, 3.0], 0.1, [2.0, 2.25, 3.0], {}),
@@ -26,7 +26,7 @@ BY_HAND: dict[str, tuple[Any, Steps]] = {
     ),
     # Schedules begin and end there: nothing can be applied, so nothing is delivered, and nothing is lost.
     "at rate 0 the learning rate's domain waits": (
-        feedbacks.build_feedback("learning_rate"),
+        feedbacks.FEEDBACKS["learning_rate"],
         [
             ([3.0, 4.0], 0.5, [3.0, 4.0], {1: 4.0}),
             ([1.0, 1.0], 0.0, [0.0, 0.0], {0: 0.0}),
@@ -67,7 +67,7 @@ def test_residuals_are_those_by_hand(law: str) -> None:
 
 
 def test_a_negative_rate_is_refused() -> None:
-    feedback = feedbacks.build_feedback("learning_rate")
+    feedback = feedbacks.FEEDBACKS["learning_rate"]
     with pytest.raises(ValueError, match=r"lr=-0.1; keep it at or above 0"):
         feedback.accumulate(torch.ones(2), -0.1, feedback.init(torch.ones(2)))
 
