@@ -103,10 +103,10 @@ class Trainer:
             # The published systems sent each bucket by itself, and so it is timed where they are reproduced.
             together = timer.mode != "as_published"
             self.aggregator = aggregator = Aggregator(
-                method, named, instrumented, timer, seed, select=settings.select, together=together
+                method, named, instrumented, timer, seed, select=settings.select, group_buckets=together
             )
             self.overlap = BackwardOverlap(aggregator) if settings.overlap else None
-        augmentation = BucketContext(seed, comm.rank, -1).make_generator(
+        augmentation = BucketContext(seed, comm.rank, -1).make_generator_for_rank(
             device
         )  # -1: no bucket has this number
         self.validates = settings.train.validate == "epoch"
@@ -156,13 +156,13 @@ class Trainer:
                 inputs, labels = next(self.batches)
             rate = self.task.learning_rate(step, self.steps_per_epoch)
             if overlap:
-                overlap.begin(epoch, rate)
+                overlap.begin_step(epoch, rate)
             loss = (self.recorded or self.forward_and_backward)(inputs, labels)
             if self.settings.late.draw != "none":
                 with timer.phase("late"):
                     self.be_late(step)
             if overlap:
-                report = overlap.finish()
+                report = overlap.finish_step()
             with timer.phase("check"):
                 finite = aggregator.gradients.are_finite()  # of the average, where they overlap
                 if timer.mode == "serialised" and (layer := aggregator.gradients.find_nonfinite(finite)):
@@ -275,8 +275,6 @@ class Trainer:
 
     def _end(self) -> TrainedModel:
         self.log.log.flush()
-        if self.overlap:
-            self.overlap.close()
         graph = self.recorded.outcome if self.recorded else None
         if self.local:
             self.local.settle()

@@ -63,13 +63,13 @@ class InPlaceGradients(GradientBuckets):
                 self._make_dense(index)
             grads = [p.grad for p in parameters]
         with torch.no_grad():
-            flat = [flatten_dense(grad) for grad in grads if grad is not None]
-        if have_overlap(flat):
+            flat = [view_flat_in_memory_order(grad) for grad in grads if grad is not None]
+        if _have_overlap(flat):
             # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
             # `b.view(-1)` where these are added.
             for p in parameters:
                 p.grad = None if p.grad is None else p.grad.detach().clone()
-            flat = [flatten_dense(p.grad) for p in parameters if p.grad is not None]
+            flat = [view_flat_in_memory_order(p.grad) for p in parameters if p.grad is not None]
         return flat
 
     def tensors_in_bucket_order(self, grads: Sequence[Tensor]) -> list[Tensor]:
@@ -95,14 +95,14 @@ class InPlaceGradients(GradientBuckets):
         p = self.parameters[index][1]
         spec = self.specs[index]
         stride = self.grad_strides[index]
-        self.check_spec(index)
+        self.check_spec_unchanged(index)
         if p.grad is None or p.grad.is_sparse or p.grad.stride() != stride:
             dense = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
             _copy_gradient(p, dense)
             p.grad = dense
         self.strides[index] = p.stride()
 
-    def check_spec(self, index: int) -> None:
+    def check_spec_unchanged(self, index: int) -> None:
         """Refuse a gradient that the residual can't follow."""
         name, p = self.parameters[index]
         spec = self.specs[index]
@@ -113,7 +113,7 @@ class InPlaceGradients(GradientBuckets):
                     f"the gradient of {name} was {spec} and is now {current}; convert the model first, then "
                     "wrap it, or build the method's state anew"
                 )
-        if memory_order(p.shape, p.stride()) != memory_order(p.shape, self.strides[index]):
+        if _memory_order(p.shape, p.stride()) != _memory_order(p.shape, self.strides[index]):
             # Fused optimizers take it that both lie in memory alike, without looking.
             raise ValueError(
                 f"the strides of {name} were {self.strides[index]} and are now {p.stride()}; convert the "
@@ -174,7 +174,7 @@ class FlatGradients(InPlaceGradients):
     @torch.no_grad()
     def _move_back(self, index: int) -> None:
         p = self.parameters[index][1]
-        self.check_spec(index)
+        self.check_spec_unchanged(index)
         view = view_as_complex_like(self.views[index], p)
         grad = view.as_strided(self.specs[index].shape, self.locations[index].stride)
         _copy_gradient(p, grad)
@@ -210,7 +210,7 @@ def _copy_gradient(p: Parameter, out: Tensor) -> None:
         out.copy_(p.grad.to_dense() if p.grad.is_sparse else p.grad)
 
 
-def flatten_dense(grad: Tensor) -> Tensor:
+def view_flat_in_memory_order(grad: Tensor) -> Tensor:
     """View a dense tensor as real numbers (n,), in the order in which they lie in memory."""
     if grad.is_contiguous() and not grad.is_complex():
         return grad.view(-1)
@@ -218,7 +218,7 @@ def flatten_dense(grad: Tensor) -> Tensor:
     return numbers.as_strided((numbers.numel(),), (1,))
 
 
-def have_overlap(tensors: Sequence[Tensor]) -> bool:
+def _have_overlap(tensors: Sequence[Tensor]) -> bool:
     """Tell whether two of these tensors (n,) share memory."""
     starts = np.array([tensor.data_ptr() for tensor in tensors])
     ends = starts + np.array([tensor.nbytes for tensor in tensors])
@@ -255,7 +255,7 @@ class MemoryLocation(NamedTuple):
         return cls(tensor.data_ptr(), tensor.stride(), tensor.dtype)
 
 
-def memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
+def _memory_order(shape: tuple[int, ...], stride: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return the order in which elements lie in memory; of sides of 1 the stride says nothing."""
     return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
 

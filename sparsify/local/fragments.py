@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.bucket import GradientBuckets, TensorSpec, local_shard
-from sparsify.core.gradients import are_elements_finite, flatten_dense, gradient_strides
+from sparsify.core.gradients import are_elements_finite, view_flat_in_memory_order, gradient_strides
 from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
@@ -22,7 +22,7 @@ from sparsify.local.fused_exchange import try_fused_exchange
 from sparsify.local.packed_messages import average_in_few_messages
 from sparsify.local.strategy import LocalSteps
 from sparsify.method import Dense
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.types import StepSettings
 from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
@@ -149,7 +149,7 @@ class Fragment:
                     f"{name} was {spec} and is now {actual}, in the middle of local steps; convert or freeze "
                     "it first, then wrap the optimizer anew: its anchor can't follow"
                 )
-            flat.append(flatten_dense(shard))
+            flat.append(view_flat_in_memory_order(shard))
         return flat
 
     def capture_parameters(self) -> None:
@@ -173,7 +173,11 @@ class Fragment:
         self.drift = []
         step = StepSettings(strategy.method.density_at(epoch), lr=strategy.outer.lr)
         if debug:
-            facts = {"strategy": stable_repr(strategy), "round": engine.step, "density": step.step_density}
+            facts = {
+                "strategy": repr_without_addresses(strategy),
+                "round": engine.step,
+                "density": step.step_density,
+            }
             check_workers_agree(engine.comm, facts, drift[0])
         if check and self.check_comm is not None:
             self._check_finite(drift, self.check_comm)
@@ -256,7 +260,9 @@ class Fragment:
                         f"be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
                         "parameters a gradient in the first step"
                     )
-            pieces = [flatten_dense(local_shard(inner.state[p][state.key])) for _, p in self.parameters]
+            pieces = [
+                view_flat_in_memory_order(local_shard(inner.state[p][state.key])) for _, p in self.parameters
+            ]
             reports.append(average_in_few_messages(engine, pieces, StepSettings(1.0)))
         return reports
 
@@ -287,7 +293,10 @@ class Fragment:
         saved_engines = saved["engines"]
         if not isinstance(saved_engines, list) or len(saved_engines) != len(engines):
             raise StateMismatch(f"{where}.engines must be a list of {len(engines)}")
-        facts = [engine.check_state(part) for engine, part in zip(engines, saved_engines, strict=True)]
+        facts = [
+            engine.check_state_and_collect_facts(part)
+            for engine, part in zip(engines, saved_engines, strict=True)
+        ]
         if saved["names"] != self.names:
             raise StateMismatch(f"{where} is of other parameters; wrap the same model, in as many fragments")
         saved_drift = saved["state"]["drift"] if isinstance(saved["state"], dict) else []

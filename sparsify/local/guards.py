@@ -17,7 +17,7 @@ from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import INTEGER_BY_NBYTES, local_shard
-from sparsify.core.gradients import flatten_dense
+from sparsify.core.gradients import view_flat_in_memory_order
 
 NamedParameters = Sequence[tuple[str, Parameter]]
 ArrayKind = tuple[torch.device, torch.dtype]
@@ -25,7 +25,7 @@ ArrayKind = tuple[torch.device, torch.dtype]
 SamplesByKind = dict[ArrayKind, Any]
 # Modules whose forward pass writes to their own weights, as a part of training.
 WRITES_IN_FORWARD = (nn.Embedding, nn.EmbeddingBag)
-NUM_LIBRARY_HOOKS = 1  # that the library has on each step: see `ForeignStepGuard`
+NUM_LIBRARY_HOOKS = 1  # that the library has on each step: see `DirectStepGuard`
 MAX_SAMPLES = 64  # elements of each parameter that are compared
 
 
@@ -175,7 +175,7 @@ def raise_changed_parameter(name: str) -> NoReturn:
 
 def sample_view(p: Parameter) -> Tensor:
     """Return up to `MAX_SAMPLES` elements of this worker's shard of a parameter, spread over the shard."""
-    elements = flatten_dense(local_shard(p))
+    elements = view_flat_in_memory_order(local_shard(p))
     # Odd, so that it does not meet the same column in each row of a matrix.
     distance = max(1, elements.numel() // MAX_SAMPLES) | 1
     return elements[::distance]

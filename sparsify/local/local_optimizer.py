@@ -22,14 +22,13 @@ from sparsify.local.fragments import SEED_DISTANCE, Fragment, divide_into_fragme
 from sparsify.local.guards import LocalityGuard, ParameterGuard, check_steps_locally
 from sparsify.local.master_weights import find_copy_keys, update_parameter_copies
 from sparsify.local.strategy import LocalSteps
-from sparsify.ranges import NonNegativeInt, stable_repr
+from sparsify.ranges import NonNegativeInt, repr_without_addresses
 from sparsify.wrappers.checks import check_optimizer_and_model
 from sparsify.wrappers.engine import StepReport
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
-from sparsify.wrappers.overlap import BackgroundStream
-from sparsify.wrappers.saved_states import StateMismatch, check_keys, check_value, load_inner_optimizer
+from sparsify.wrappers.overlap import BackgroundExecutor
+from sparsify.wrappers.saved_states import StateMismatch, check_keys, check_value
 
-SAVED_KEYS = ("local", "epoch")  # of a saved state, besides the inner optimizer's
 LOCAL_STATE_KEYS = ("strategy", "step", "rank", "size", "fragments")  # of the part under "local"
 LIVE_OPTIMIZERS: WeakSet[LocalOptimizer] = WeakSet()  # of this process
 
@@ -82,6 +81,11 @@ class LocalOptimizer(OptimizerWrapper):
         "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the "
         "residual and the outer step's momentum are zero"
     )
+    worker_state_key = "local"
+    missing_worker_state = (
+        "anchor: it is another optimizer's, or made by get_optimizer_state_dict, which leaves it out. Save "
+        "optimizer.state_dict() on every worker; or load this into the inner optimizer before it is wrapped"
+    )
 
     def __init__(
         self,
@@ -114,7 +118,7 @@ class LocalOptimizer(OptimizerWrapper):
                 )
 
         options = {
-            "strategy": stable_repr(strategy),
+            "strategy": repr_without_addresses(strategy),
             "seed": seed,
             "check": check,
             "debug": debug,
@@ -147,7 +151,7 @@ class LocalOptimizer(OptimizerWrapper):
         self.engine = self.fragments[0].engine
         self._guard_parameters()
         self.num_steps = 0  # local ones
-        self._background = BackgroundStream(self.fragments[0].anchor[0].device) if overlap else None
+        self._background = BackgroundExecutor(self.fragments[0].anchor[0].device) if overlap else None
         self._background_fragments = list[Fragment]()  # that the thread averages
         self._parameter_guard = ParameterGuard(model, trained)
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
@@ -312,7 +316,7 @@ class LocalOptimizer(OptimizerWrapper):
                 reports += self._wait_for_average(fragment)
                 self._apply_average(fragment)
         for fragment in due_fragments:
-            self.check_epoch()
+            self.check_epoch_known()
             average_drift = partial(fragment.average_drift, epoch, self.check, self.debug)
             fragment.capture_parameters()
             if self._background is not None:
@@ -340,7 +344,7 @@ class LocalOptimizer(OptimizerWrapper):
         if self._background is None or fragment not in self._background_fragments:
             return []
         self._background_fragments.clear()
-        reports: list[StepReport] = self._background.finish()
+        reports: list[StepReport] = self._background.wait_for_results()
         return reports
 
     def _is_skipped_by_scaler(self) -> bool:
@@ -367,8 +371,8 @@ class LocalOptimizer(OptimizerWrapper):
     def _check_unchanged(self) -> None:
         """Refuse an optimizer with other parameters than it had, or gradients that others average too."""
         self._check_same_parameters()
-        self._double_averaging.check()
-        self._double_averaging.check_model_has_parameters(self._model)
+        self._averaged_gradients.check_not_averaged_this_step()
+        self._averaged_gradients.check_model_still_has_parameters(self._model)
 
     def _parameters_and_anchors(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Return each parameter of this worker's and its anchor, as (n,), by name."""
@@ -415,19 +419,11 @@ class LocalOptimizer(OptimizerWrapper):
         self._check_outside(call)
         self._wait_for_background()
 
-    def _worker_state(self) -> dict[str, Any]:
-        return {"epoch": self.user_epoch, "local": self.local_state_dict()}
-
-    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
-        self.restore_local_state(saved["local"])
-
-    def local_state_dict(self) -> dict[str, Any]:
-        """Return this worker's state without the inner optimizer's and the epoch: the part under `local`."""
+    def worker_state_dict(self) -> dict[str, Any]:
         self._check_between_steps("state_dict")
         return {**self._describe(), "fragments": [fragment.state_dict() for fragment in self.fragments]}
 
-    def restore_local_state(self, local: Mapping[str, Any]) -> None:
-        """Load a state that `check_local_state` has accepted on all workers."""
+    def restore_worker_state(self, local: Mapping[str, Any]) -> None:
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
             fragment.restore_state(saved)
         self.num_steps = local["step"]
@@ -436,35 +432,20 @@ class LocalOptimizer(OptimizerWrapper):
     def _wait_for_background(self) -> None:
         """Wait for averages of the thread, which are applied when they are due, as ever."""
         if self._background is not None:
-            self._background.finish()
+            self._background.wait_for_results()
             self._background_fragments.clear()
 
     def _describe(self) -> dict[str, Any]:
         """Return what a saved state must have in common with this optimizer, and the step."""
         return {
-            "strategy": stable_repr(self.strategy),
+            "strategy": repr_without_addresses(self.strategy),
             "step": self.num_steps,
             "rank": self.comm.rank,
             "size": self.comm.size,
             "worker": self._global_rank(self.comm.rank),
         }
 
-    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
-        if isinstance(saved, dict) and "local" not in saved:
-            raise StateMismatch(
-                "the saved state has no anchor: it is another optimizer's, or made by "
-                "get_optimizer_state_dict, which leaves it out. Save optimizer.state_dict() on every worker; "
-                "or load this into the inner optimizer before it is wrapped"
-            )
-        check_keys("an optimizer's saved state", saved, SAVED_KEYS, None)
-        check_value("epoch", saved["epoch"], NonNegativeInt | None)
-        facts = self.check_local_state(saved["local"])
-        inner_state = {key: part for key, part in saved.items() if key not in SAVED_KEYS}
-        load_inner_optimizer(self.inner_optimizer, inner_state)
-        return {**facts, "epoch": saved["epoch"]}
-
-    def check_local_state(self, local: Any) -> dict[str, Any]:
-        """Refuse what is no `local_state_dict` of this worker's; return what must be alike on all workers."""
+    def check_worker_state_and_collect_facts(self, local: Any) -> dict[str, Any]:
         expected = self._describe()
         check_keys("local", local, LOCAL_STATE_KEYS, ("worker",))  # older states don't have the worker
         check_value("local.step", local["step"], NonNegativeInt)

@@ -17,8 +17,8 @@ from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
 from sparsify.wrappers.handshake import check_arguments_agree
-from sparsify.wrappers.saved_states import check_no_wrapped_state
-from sparsify.wrappers.sharded.checks import check_optimizer, unwrap_optimizer
+from sparsify.wrappers.saved_states import check_no_wrapper_state_loaded
+from sparsify.wrappers.sharded.checks import check_is_unwrapped_optimizer, unwrap_optimizer
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.hook import (
     broadcast_first_replica,
@@ -26,7 +26,7 @@ from sparsify.wrappers.sharded.hook import (
     make_grid,
     named_unit_parameters,
 )
-from sparsify.wrappers.sharded.units import confine_optimizer_to_replica, find_units
+from sparsify.wrappers.sharded.units import find_units, move_grads_and_optimizer_state_to_mesh
 
 # Of each model with an optimizer of local steps, its workers.
 GRID_BY_MODEL: WeakKeyDictionary[nn.Module, ShardGrid] = WeakKeyDictionary()
@@ -77,21 +77,21 @@ class ShardedLocalOptimizer(LocalOptimizer):
         )
         for unit in self.units:
             if unit.hook is None:
-                unit.confine_to_replica(self.grid.mesh["shard"])
-        confine_optimizer_to_replica(self.inner_optimizer, self.grid.mesh["shard"])
+                unit.move_to_shard_mesh(self.grid.mesh["shard"])
+        move_grads_and_optimizer_state_to_mesh(self.inner_optimizer, self.grid.mesh["shard"])
         GRID_BY_MODEL[model] = self.grid
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-        check_optimizer(optimizer)
+        check_is_unwrapped_optimizer(optimizer)
         advice = "make the optimizer after fully_shard, which replaces the parameters"
         check_parameters_in_model(optimizer, model, advice)
-        check_no_wrapped_state(optimizer)
+        check_no_wrapper_state_loaded(optimizer)
 
     def _check_arguments_agree(
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
     ) -> None:
         shards = nn.ParameterList(map(local_parameter, named_unit_parameters(self.units)))
-        check_arguments_agree(self.grid.all_workers(), shards, collect_facts)
+        check_arguments_agree(self.grid.all_workers_comm(), shards, collect_facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         fragments = list[Fragment]()
@@ -122,9 +122,9 @@ class ShardedLocalOptimizer(LocalOptimizer):
         return replica * self.grid.shard_comm.size + self.grid.shard_comm.rank
 
     def _make_check_comm(self) -> Comm:
-        return self.grid.all_workers()
+        return self.grid.all_workers_comm()
 
     def _reshard(self) -> None:
         for unit in self.units:
-            unit.check_hook()
+            unit.check_hook_not_replaced()
             unit.module.reshard()

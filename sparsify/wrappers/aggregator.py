@@ -12,7 +12,7 @@ from sparsify.comm import Comm
 from sparsify.core.gradients import FlatGradients, InPlaceGradients
 from sparsify.core.timer import PhaseTimer
 from sparsify.method import Method
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.types import SelectionHook, StepSettings, num_selected
 from sparsify.wrappers.engine import Engine, StepReport
 from sparsify.wrappers.handshake import check_workers_agree, tensor_facts
@@ -88,7 +88,12 @@ class Aggregator(Engine):
         step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
         if self.debug:
             ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
-            facts = {"method": stable_repr(self.method), "step": self.step, "k": sum(ks), "buckets": len(ks)}
+            facts = {
+                "method": repr_without_addresses(self.method),
+                "step": self.step,
+                "k": sum(ks),
+                "buckets": len(ks),
+            }
             facts |= tensor_facts("parameter", self.source.parameters)
             check_workers_agree(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1

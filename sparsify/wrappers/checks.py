@@ -16,7 +16,7 @@ from sparsify.comm import Comm, broadcast_tensors
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import Bucket, check_supported_tensor, ddp_ignored_names
 from sparsify.method import Method
-from sparsify.wrappers.saved_states import check_no_wrapped_state
+from sparsify.wrappers.saved_states import check_no_wrapper_state_loaded
 
 
 def resolve_process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
@@ -43,7 +43,7 @@ def resolve_process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.
     return group.get_group()
 
 
-def make_comm(comm: Comm | None, group: dist.ProcessGroup | DeviceMesh | None) -> Comm:
+def resolve_comm(comm: Comm | None, group: dist.ProcessGroup | DeviceMesh | None) -> Comm:
     """Return `comm`, or else a communicator of `group`, by default torch.distributed's default group."""
     group = resolve_process_group(group)
     if comm is not None and group is not None:
@@ -63,6 +63,15 @@ def check_scaler_allows_overlap(scaler: GradScaler | None) -> None:
         raise ValueError(
             "overlap=True delivers a gradient before it is known whether a later one overflows, and a "
             "GradScaler would then skip the step; train in bfloat16, which needs none, or leave overlap out"
+        )
+
+
+def check_needs_no_whole_gradient(method: Method) -> None:
+    """Refuse to overlap a method that needs the whole gradient before it sends any."""
+    if method.needs_whole_gradient:
+        raise ValueError(
+            "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
+            "leave one of them out"
         )
 
 
@@ -113,7 +122,7 @@ def bucket_learning_rates(
 
 
 def check_distribute_arguments(
-    optimizer: torch.optim.Optimizer, model: nn.Module, method: Method, scaler: GradScaler | None = None
+    optimizer: torch.optim.Optimizer, model: nn.Module, method: Method, scaler: GradScaler | None
 ) -> None:
     """Refuse arguments of `sparsify.distribute` whose gradients can't be averaged."""
     check_optimizer_and_model(optimizer, model)
@@ -162,7 +171,7 @@ def check_optimizer_and_model(optimizer: torch.optim.Optimizer, model: nn.Module
             f"{type(optimizer).__name__} hides another optimizer, whose steps can't be watched through it; "
             "wrap the one inside first"
         )
-    check_no_wrapped_state(optimizer)
+    check_no_wrapper_state_loaded(optimizer)
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -151,8 +151,8 @@ class DDPHook(HookBase):
         self.parameters = parameters_in_backward_order(averaged)
         # True: each tensor has a bucket of its own, which is sent when it arrives. Else gradients wait.
         self._is_tensorwise = method.scope in ("layer", "bucket") or isinstance(method, Dense)
+        likes = [p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p)) for _, p in self.parameters]
         if self._is_tensorwise:
-            likes = [p.new_zeros(1, dtype=p.dtype.to_real()).expand(num_reals(p)) for _, p in self.parameters]
             buckets = [
                 Bucket(like, (name,), (real_shape(p),))
                 for like, (name, p) in zip(likes, self.parameters, strict=True)
@@ -160,9 +160,8 @@ class DDPHook(HookBase):
             ]
         else:
             advice = "take scope='layer', which mixes no types"
-            flat = GradientBuckets(averaged, method.scope, advice, allocates=not method.group_support.pieces)
-            likes = flat.views
-            buckets = flat.buckets
+            allocates = not method.group_support.pieces
+            buckets = GradientBuckets(averaged, method.scope, advice, allocates).buckets
         self.engine = Engine(method, buckets, used_comm, None, seed, select)
         bucket_by_name = {name: number for number, bucket in enumerate(buckets) for name in bucket.names}
         self._parameter_by_id = dict[int, DDPParameter]()
@@ -311,30 +310,33 @@ class DDPHook(HookBase):
         for bucket in full:
             bucket.averaged.set_result(bucket.restore_format(bucket.buffer))
 
-    def _average_used(self, full: list[FullDDPBucket], used: list[list[bool]]) -> list[StepReport]:
+    def _average_used(self, full: list[FullDDPBucket], used: list[bool]) -> list[StepReport]:
         """Average the tensors that any worker has used; in buckets of several tensors, all of them."""
         if not self._is_tensorwise:
             return [self._average_all(full, used)]
+        is_used = iter(used)
         if self.method.scope != "bucket":
-            return self._average_tensors(full, used, shares_k=False)
+            return self._average_tensors(full, is_used, shares_k=False)
         reports = list[StepReport]()
-        for bucket, flags in zip(full, used, strict=True):
-            reports += self._average_tensors([bucket], [flags], shares_k=True)
+        for bucket in full:
+            reports += self._average_tensors([bucket], is_used, shares_k=True)
         return reports
 
     def _average_tensors(
-        self, full: list[FullDDPBucket], used: list[list[bool]], shares_k: bool
+        self, full: list[FullDDPBucket], is_used: Iterator[bool], shares_k: bool
     ) -> list[StepReport]:
         """Average tensors that each have a state, in the order in which they lie in DDP's buckets."""
         grads = list[Tensor]()
         numbers = list[int]()
-        for bucket, flags in zip(full, used, strict=True):
+        for bucket in full:
+            parameters = bucket.layout.parameters
+            flags = [next(is_used) for _ in parameters]
             if all(flags):
                 grads.append(bucket.numbers)
-                numbers += [p.bucket for p in bucket.layout.parameters if p.bucket is not None]
+                numbers += [p.bucket for p in parameters if p.bucket is not None]
                 continue
-            for parameter, grad, is_used in zip(bucket.layout.parameters, bucket.grads(), flags, strict=True):
-                if is_used and parameter.bucket is not None:
+            for parameter, grad, flag in zip(parameters, bucket.grads(), flags, strict=True):
+                if flag and parameter.bucket is not None:
                     grads.append(grad)
                     numbers.append(parameter.bucket)
         if not numbers:
@@ -342,16 +344,15 @@ class DDPHook(HookBase):
         steps = [self._steps[number] for number in numbers]
         return [self.engine.average(self.engine.bucket_gradients(grads, steps, numbers), shares_k)]
 
-    def _average_all(self, full: list[FullDDPBucket], used: list[list[bool]]) -> StepReport:
+    def _average_all(self, full: list[FullDDPBucket], used: list[bool]) -> StepReport:
         """Average the whole model, in the method's own buckets."""
         parameters = [parameter for bucket in full for parameter in bucket.layout.parameters]
         is_in_order = [parameter.number for parameter in parameters] == [*range(len(self.parameters))]
-        if is_in_order and all(map(all, used)):
+        if is_in_order and all(used):
             tensors = [bucket.numbers for bucket in full]
             return self.engine.average(self.engine.bucket_gradients(tensors, self._steps))
         grads = [grad for bucket in full for grad in bucket.grads()]
-        is_used = [flag for flags in used for flag in flags]
-        ordered = sorted(zip(parameters, grads, is_used, strict=True), key=lambda entry: entry[0].number)
+        ordered = sorted(zip(parameters, grads, used, strict=True), key=lambda entry: entry[0].number)
         unused = [(parameter.name, grad.zero_()) for parameter, grad, flag in ordered if not flag]
         tensors = [grad for _, grad, _ in ordered if grad.numel()]
         report = self.engine.average(self.engine.bucket_gradients(tensors, self._steps))
@@ -362,30 +363,27 @@ class DDPHook(HookBase):
                 residuals[name].add_(average)
         return report
 
-    def _find_used(self, full: list[FullDDPBucket]) -> list[list[bool]]:
+    def _find_used(self, full: list[FullDDPBucket]) -> list[bool]:
         """Return, of each tensor of full buckets, whether any worker has used it since the last step.
 
         Raises:
             NonFiniteGradientError: a gradient has a NaN or Inf, on any worker; with `check` or a scaler.
         """
-        flags = [[True] * len(bucket.layout.sizes) for bucket in full]
         sizes = [size for bucket in full for size in bucket.layout.sizes]
-        looks = self.check_finite or self.scaler is not None
-        if not (looks or self._used_parameters) or not any(sizes):
-            return flags
+        checks_finite = self.check_finite or self.scaler is not None
+        if not (checks_finite or self._used_parameters) or not any(sizes):
+            return [True] * len(sizes)
         used_here: list[bool] | None = None
         if self._used_parameters is not None:
             used_here = [is_used for bucket in full for is_used in bucket.used or []]
-        used_anywhere = self.engine.check_finite_and_find_used(
+        return self.engine.check_finite_and_find_used(
             [bucket.numbers for bucket in full],
             [parameter.name for bucket in full for parameter in bucket.layout.parameters],
             sizes,
             used_here,
-            looks,
+            checks_finite,
             PartlyDeliveredError if self._background else NonFiniteGradientError,
         )
-        is_used = iter(used_anywhere)
-        return [[next(is_used) for _ in bucket_flags] for bucket_flags in flags]
 
     def _find_parameter(self, p: Tensor) -> DDPParameter:
         """Return a parameter that DDP averages, as it was when the hook was registered.

@@ -20,6 +20,7 @@ from sparsify.wrappers.checks import (
     check_gradient_dtypes,
     check_is_method,
     check_momentum_applied_once,
+    check_needs_no_whole_gradient,
     check_scaler_allows_overlap,
     is_wrapped,
     parameters_of,
@@ -55,7 +56,7 @@ class DDPParameter(NamedTuple):
     bucket: int | None  # number of the engine's bucket that has it; None: it is empty
 
 
-class BucketLayout(NamedTuple):
+class DDPBucketLayout(NamedTuple):
     """The parameters of one of DDP's buckets, and where their gradients lie in it."""
 
     ids: list[int]  # of its parameters
@@ -65,12 +66,12 @@ class BucketLayout(NamedTuple):
     sizes: list[int]  # real numbers of each parameter
 
 
-class FullBucket(NamedTuple):
+class FullDDPBucket(NamedTuple):
     """One of DDP's buckets whose gradients have all arrived."""
 
     buffer: Tensor  # (n,)
     numbers: Tensor  # the buffer as real numbers
-    layout: BucketLayout
+    layout: DDPBucketLayout
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
     restore_format: Callable[[Tensor], Tensor]  # turns the average into the format of DDP's buffer
@@ -81,7 +82,7 @@ class FullBucket(NamedTuple):
         return torch.split(self.numbers, self.layout.sizes)
 
 
-def flatten_dense(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def densify_ddp_buffer(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
     """Return a bucket's gradients as (n,), and a function that restores the buffer's format.
 
     The sparse gradient of an embedding lies alone in its bucket, as a sparse tensor.
@@ -96,7 +97,7 @@ def sparse_like(like: Tensor, average: Tensor) -> Tensor:
     return average.view(like.shape).to_sparse(like.sparse_dim())
 
 
-def find_ddp(model: nn.Module) -> DistributedDataParallel:
+def find_supported_ddp(model: nn.Module) -> DistributedDataParallel:
     """Return the DistributedDataParallel in a model, which `torch.compile` or a trainer may have wrapped."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     ddps = [module for module in modules if isinstance(module, DistributedDataParallel)]
@@ -108,20 +109,12 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel:
             f"register takes a DistributedDataParallel, and {type(model).__name__} {why}; wrap the model in "
             "one, as trainers do for several workers, or take sparsify.distribute for a plain loop"
         )
-    check_ddp_options(ddps[0])
-    check_ddp_ignored_parameters(ddps[0])
-    return ddps[0]
-
-
-def check_ddp_options(model: DistributedDataParallel) -> None:
-    """Refuse settings with which DDP does not hand all gradients to a hook.
-
-    Raises:
-        ValueError: names the setting, and what to do instead.
-    """
+    (ddp,) = ddps
     for option, refusal in REFUSAL_BY_DDP_OPTION.items():
-        if getattr(model, option, None):
+        if getattr(ddp, option, None):
             raise ValueError(refusal)
+    check_ddp_ignored_parameters(ddp)
+    return ddp
 
 
 def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
@@ -172,17 +165,6 @@ def check_hook_arguments(
     Raises:
         ValueError: names the argument, and what to do instead.
     """
-    check_ddp_method(method, optimizer, model)
-    check_gradient_dtypes(model.module.named_parameters())
-    if overlap and not isinstance(method, Dense):
-        check_scaler_allows_overlap(scaler)
-        check_method_allows_overlap(method)
-
-
-def check_ddp_method(
-    method: Method, optimizer: torch.optim.Optimizer | None, model: DistributedDataParallel
-) -> None:
-    """Refuse an object that is no method, and a method that needs another optimizer, or one at all."""
     if hasattr(method, "every"):
         raise ValueError(
             "under DistributedDataParallel gradients are averaged in every backward pass, so nothing would "
@@ -212,15 +194,15 @@ def check_ddp_method(
                 raise ValueError(
                     f"the method follows each parameter's learning rate, and {name} is not the optimizer's"
                 )
+    check_gradient_dtypes(model.module.named_parameters())
+    if overlap and not isinstance(method, Dense):
+        check_scaler_allows_overlap(scaler)
+        check_method_allows_overlap(method)
 
 
 def check_method_allows_overlap(method: Method) -> None:
     """Refuse to overlap a method that needs gradients of several of DDP's buckets."""
-    if method.needs_whole_gradient:
-        raise ValueError(
-            "overlap=True begins before the norm of the whole gradient is known, which clip_norm needs; "
-            "leave one of them out"
-        )
+    check_needs_no_whole_gradient(method)
     if method.scope not in ("layer", "bucket"):
         raise ValueError(
             f"overlap=True sends each of DDP's buckets as soon as it is full, and scope={method.scope!r} "

@@ -25,12 +25,15 @@ from sparsify.wrappers.checks import (
     check_scaler_allows_overlap,
 )
 from sparsify.wrappers.engine import PartlyDeliveredError, StepReport
-from sparsify.wrappers.grad_scaler import all_reduce_overflow, check_scale_known, unscale_and_find_overflows
+from sparsify.wrappers.grad_scaler import (
+    all_reduce_used_and_overflow,
+    check_scale_known,
+    unscale_and_find_overflows,
+)
 from sparsify.wrappers.handshake import optimizer_facts
 from sparsify.wrappers.optimizer_wrapper import OptimizerWrapper, exclude_from_compile, explain_lost_worker
-from sparsify.wrappers.overhead import AveragingOverhead, fewer_messages_advice
+from sparsify.wrappers.overhead import AveragingOverheadMonitor, fewer_messages_advice
 from sparsify.wrappers.overlap import BackwardOverlap
-from sparsify.wrappers.saved_states import check_and_load_inner
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -99,6 +102,12 @@ class DistributedOptimizer(OptimizerWrapper):
     rewrap_advice = (
         "wrap it anew: sparsify.distribute(optimizer.inner_optimizer, ...); residuals begin at zero then"
     )
+    worker_state_key = "method"
+    missing_worker_state = (
+        "residuals: it is another optimizer's, or made by get_optimizer_state_dict, which leaves them out. "
+        "Save optimizer.state_dict() on every worker; or load this into the inner optimizer "
+        "(`optimizer.inner_optimizer`) and go on without what the workers still owed"
+    )
 
     def __init__(
         self,
@@ -130,17 +139,23 @@ class DistributedOptimizer(OptimizerWrapper):
             "scaler": scaler is not None,
         }
         super().__init__(optimizer, model, method, comm, group, scaler, check_arguments, options)
-        self.check = check
+        self.check_finite = check
         self._is_aggregated = False
         self._is_skipped = False
         self._scale: float | None = None  # the argument of `aggregate`
         self.aggregator = Aggregator(
-            method, self._named_parameters, self.comm, seed=seed, debug=debug, select=select, in_place=overlap
+            method,
+            self._named_parameters,
+            self.comm,
+            seed=seed,
+            debug=debug,
+            select=select,
+            flat_gradients=overlap,
         )
         self.aggregator.more_facts = partial(optimizer_facts, optimizer)
         self.engine = self.aggregator
         advice = fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets))
-        self._overhead = AveragingOverhead(self.aggregator.comm, advice)
+        self._overhead = AveragingOverheadMonitor(self.aggregator.comm, advice)
         self._used_parameters = UsedParameters([p for _, p in self.aggregator.source.parameters])
         self._guard_parameters()
         self._accumulates = False  # True within `no_sync`
@@ -205,7 +220,7 @@ class DistributedOptimizer(OptimizerWrapper):
             for grad in grads:
                 grad.fill_(torch.inf)
             return None
-        self.last_report = self.aggregator.aggregate_tensors(grads, self.epoch, self._learning_rates())
+        self.last_report = self.aggregator.aggregate(self.epoch, self._learning_rates(), grads=grads)
         self._clear_unused(grads, used)
         if scale is not None:
             torch._foreach_mul_(grads, scale)
@@ -238,7 +253,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 optimizer.skip()
         """
         if not self._is_aggregated:
-            if self._overlap is None or not self._overlap.is_begun:
+            if self._overlap is None or not self._overlap.is_step_open:
                 self.aggregator.source.clear()
             if self.scaler is not None:
                 self.scaler.scale(self.aggregator.source.flat.new_zeros(()))  # so that it has a scale
@@ -256,15 +271,15 @@ class DistributedOptimizer(OptimizerWrapper):
             return
         if not self.aggregator.source.claim.is_superseded:
             self._check_unchanged()
-            self._overlap.begin(self.epoch, self._learning_rates())
+            self._overlap.begin_step(self.epoch, self._learning_rates())
 
     def _finish_overlap(self, overlap: BackwardOverlap) -> StepReport:
         """Send the gradients that are not sent yet, and wait for all."""
-        if not overlap.is_begun:  # no gradient has arrived, or all within `no_sync`
+        if not overlap.is_step_open:  # no gradient has arrived, or all within `no_sync`
             self.aggregator.source.collect()
-            overlap.begin(self.epoch, self._learning_rates())
+            overlap.begin_step(self.epoch, self._learning_rates())
         try:
-            self.last_report = overlap.finish(self._drops_gradients)
+            self.last_report = overlap.finish_step(self._drops_gradients)
         finally:
             self._used_parameters.clear()
         used = self._used_anywhere
@@ -272,13 +287,13 @@ class DistributedOptimizer(OptimizerWrapper):
         self._clear_unused(self.aggregator.source.views, used)
         return self.last_report
 
-    def _aggregate_group(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
+    def _aggregate_group(self, group: int, steps: Sequence[StepSettings]) -> StepReport:
         """Aggregate a group of buckets in the thread of `overlap`."""
         aggregator = self.aggregator
         overlap = self._overlap
         assert overlap is not None  # which calls this
-        if self.check:
-            indices = overlap.parameters_by_group[overlap.groups.index([*group])]
+        if self.check_finite:
+            indices = overlap.parameters_by_group[group]
             grads = [aggregator.gradients.views[index] for index in indices]
             names = [aggregator.gradients.parameters[index][0] for index in indices]
             is_used = self._used_parameters.flags
@@ -291,7 +306,7 @@ class DistributedOptimizer(OptimizerWrapper):
             )
             for index, is_used_anywhere in zip(indices, used, strict=True):
                 self._used_anywhere[index] = is_used_anywhere
-        return overlap.average(group, steps)
+        return overlap.average_group(group, steps)
 
     def _clear_unused(self, grads: Sequence[Tensor], used: list[bool]) -> None:
         """Take away gradients of unused parameters, else weight decay and momentum would move these.
@@ -309,7 +324,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _check_between_steps(self, call: str) -> None:
         """Refuse a call while gradients are on their way."""
-        if self._overlap is not None and self._overlap.is_begun:
+        if self._overlap is not None and self._overlap.is_step_open:
             raise ValueError(
                 f"{call}() came between backward and step, when gradients are on their way already; "
                 "call it after step, or after aggregate(); where backward has failed, call skip()"
@@ -320,8 +335,8 @@ class DistributedOptimizer(OptimizerWrapper):
         flags = self._used_parameters.flags
         if scale is not None or self.scaler is not None:
             overflows = unscale_and_find_overflows(self.scaler, self) if self.scaler is not None else None
-            return all_reduce_overflow(self.comm, grads, flags, overflows)
-        if not self.check:
+            return all_reduce_used_and_overflow(self.comm, grads, flags, overflows)
+        if not self.check_finite:
             return [True] * len(flags), False
         names = [name for name, _ in self.aggregator.source.parameters]
         return self.aggregator.check_finite_and_find_used(
@@ -359,9 +374,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self._check_same_parameters()
         self._check_frozen()
         self._claim.check_not_superseded()
-        self._double_averaging.check()
+        self._averaged_gradients.check_not_averaged_this_step()
         if not self._used_parameters.used:
-            self._double_averaging.check_model_has_parameters(self._model)
+            self._averaged_gradients.check_model_still_has_parameters(self._model)
         self.check_step(self.inner_optimizer)
 
     def _learning_rates(self) -> float | list[float]:
@@ -371,14 +386,14 @@ class DistributedOptimizer(OptimizerWrapper):
         source = self.aggregator.source
         return bucket_learning_rates(source.parameters, source.buckets, self.inner_optimizer)
 
-    def _worker_state(self) -> dict[str, Any]:
-        return {"method": self.aggregator.state_dict(), "epoch": self.user_epoch}
+    def worker_state_dict(self) -> dict[str, Any]:
+        return self.aggregator.state_dict()
 
-    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
-        return check_and_load_inner(saved, self.inner_optimizer, self.aggregator.check_state)
+    def check_worker_state_and_collect_facts(self, saved: Any) -> dict[str, Any]:
+        return self.aggregator.check_state_and_collect_facts(saved)
 
-    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
-        self.aggregator.restore_state(saved["method"])
+    def restore_worker_state(self, saved: Mapping[str, Any]) -> None:
+        self.aggregator.restore_state(saved)
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer({self.aggregator.method!r}, {self.inner_optimizer!r})"

@@ -23,7 +23,7 @@ FSDP1_NAME = "FullyShardedDataParallel"  # the class need not be imported
 log = logging.getLogger(__name__)
 
 
-def record_averaging_module(parent: nn.Module, *_: Any) -> None:
+def record_if_averaging(parent: nn.Module, *_: Any) -> None:
     """Add a module to `AVERAGING_MODULES` if it averages gradients.
 
     As a hook on the registration of submodules this sees every wrapper when it gets its model, also the
@@ -39,10 +39,10 @@ def track_averaging_modules() -> None:
 
     Torch lists no existing modules, so the objects of the garbage collector are searched, once a process.
     """
-    register_module_module_registration_hook(record_averaging_module)
+    register_module_module_registration_hook(record_if_averaging)
     for candidate in gc.get_objects():
         if issubclass(type(candidate), nn.Module):  # isinstance may run the object's own code
-            record_averaging_module(candidate)
+            record_if_averaging(candidate)
 
 
 class EqualGradientsMonitor:
@@ -75,7 +75,7 @@ class EqualGradientsMonitor:
         self.last_step = step
 
 
-class DoubleAveragingGuard:
+class AveragedGradientsGuard:
     """A guard that refuses gradients which a DistributedDataParallel has averaged already.
 
     The check costs no communication: DDP's Reducer records when each gradient arrived, and does so only in
@@ -83,23 +83,23 @@ class DoubleAveragingGuard:
 
     Args:
         parameters: whose gradients the owner of this guard averages.
-        allowed: a DistributedDataParallel that may average these gradients.
+        allowed_ddp: a DistributedDataParallel that may average these gradients.
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], allowed: DistributedDataParallel | None = None
+        self, parameters: Iterable[nn.Parameter], allowed_ddp: DistributedDataParallel | None = None
     ) -> None:
         track_averaging_modules()
         self.parameter_ids = set(map(id, parameters))
         # Modules that share no parameter, or may average.
-        self.harmless: WeakSet[nn.Module] = WeakSet([] if allowed is None else [allowed])
+        self.harmless: WeakSet[nn.Module] = WeakSet([] if allowed_ddp is None else [allowed_ddp])
         # When the Reducer of each rival last received each gradient.
         self.backward_stats: WeakKeyDictionary[nn.Module, list[int]] = WeakKeyDictionary()
         for rival in self._find_rivals():
             if isinstance(rival, DistributedDataParallel):
                 self.backward_stats[rival] = rival.reducer.get_backward_stats()
 
-    def check(self) -> None:
+    def check_not_averaged_this_step(self) -> None:
         """Refuse gradients that a rival has averaged since the last call.
 
         Call it once a step, after backward.
@@ -124,7 +124,7 @@ class DoubleAveragingGuard:
                     "sparsify.register(ddp, method, optimizer) with a plain optimizer"
                 )
 
-    def check_model_has_parameters(self, model: nn.Module) -> None:
+    def check_model_still_has_parameters(self, model: nn.Module) -> None:
         """Refuse a model that lacks a guarded parameter. Call it where no gradient has arrived.
 
         Raises:
@@ -142,13 +142,12 @@ class DoubleAveragingGuard:
 
     def _find_rivals(self) -> list[nn.Module]:
         """Return the averaging modules that have any of the guarded parameters."""
+        rivals = list[nn.Module]()
         for module in AVERAGING_MODULES - self.harmless:
             averaged = getattr(module, "_module_parameters", None)  # DDP's, without the ignored ones
             parameters = module.parameters() if averaged is None else averaged
             if self.parameter_ids.isdisjoint(map(id, parameters)):
                 self.harmless.add(module)
-        return [
-            module
-            for module in AVERAGING_MODULES - self.harmless
-            if hasattr(module, "reducer") or not isinstance(module, DistributedDataParallel)
-        ]
+            elif hasattr(module, "reducer") or not isinstance(module, DistributedDataParallel):
+                rivals.append(module)
+        return rivals

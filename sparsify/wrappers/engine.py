@@ -17,7 +17,7 @@ from sparsify.comm import Comm, CountingComm
 from sparsify.core import host_sync
 from sparsify.core.bucket import Bucket, TensorSpec
 from sparsify.core.gradients import are_elements_finite
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels import (
@@ -30,7 +30,7 @@ from sparsify.kernels import (
 )
 from sparsify.kernels.group_kernel import divide, split_like
 from sparsify.method import Method, Sparsifier
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.types import BucketContext, SearchStats, SparseVector, StepSettings
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
 from sparsify.wrappers.saved_states import (
@@ -198,7 +198,7 @@ class Engine:
             if any(len(pieces) > 1 for pieces in gradients.pieces):
                 return self._average_copies(gradients, shares_k)
             tensors = [piece for pieces in gradients.pieces for piece in pieces]
-        self.method.prepare_gradients(tensors, self.comm)
+        self.method.prepare_gradients_in_place(tensors, self.comm)
         reports = list[StepReport]()
         for group in self._divide_into_groups(gradients):
             reports += self._average_group(group, shares_k)
@@ -241,7 +241,9 @@ class Engine:
         for position, number in enumerate(gradients.numbers):
             positions_by_kind.setdefault(self.kinds[number], []).append(position)
         for positions in positions_by_kind.values():
-            for indices in group_by_size([gradients.sizes[i] for i in positions], MAX_GROUP_ELEMENTS):
+            for indices in group_consecutive_indices(
+                [gradients.sizes[i] for i in positions], MAX_GROUP_ELEMENTS
+            ):
                 yield gradients.subset([positions[index] for index in indices])
 
     def run_and_report(self, gradients: BucketGradients, act: Callable[[], int]) -> StepReport:
@@ -427,7 +429,7 @@ class Engine:
         ]
         return {
             "format": FORMAT,
-            "method": stable_repr(self.method),
+            "method": repr_without_addresses(self.method),
             "step": self.step,
             "rank": self.comm.rank,
             "size": self.comm.size,

@@ -62,7 +62,7 @@ def check_scale_known(aggregated_scale: float | None, scaler_scale: Tensor | Non
     raise ValueError(f"{why}; hand the scaler over: sparsify.distribute(..., scaler=scaler)")
 
 
-def all_reduce_overflow(
+def all_reduce_used_and_overflow(
     comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], overflows: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:
     """Return, of each gradient, whether any worker used it; and whether any worker's overflows.

@@ -15,7 +15,7 @@ from sparsify.core import host_sync
 from sparsify.core.bucket import ddp_ignored_names, local_shard
 from sparsify.core.gradients import gradient_strides
 from sparsify.method import Method
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 
 ADVICE = "Give every worker the same model, optimizer, method and options, and call the same, equally often"
 LONG_TEXT = 80  # characters
@@ -39,7 +39,7 @@ def check_workers_agree(comm: Comm, facts: Mapping[str, Any], like: Tensor) -> N
         WorkerMismatch: names the first fact that differs, with its values.
     """
     texts = {name: str(value) for name, value in facts.items()}
-    digests = comm.all_gather(host_sync.to_device([digest(texts)], like))
+    digests = comm.all_gather(host_sync.to_device([hash_repr(texts)], like))
     if len(set(host_sync.to_host(torch.cat(digests)))) == 1:
         return
     facts_by_rank = gather_json(comm, texts, like.device)
@@ -69,13 +69,13 @@ def excerpt_differences(texts: list[str]) -> list[str]:
     if max(map(len, texts)) < LONG_TEXT:
         return texts
     words_by_text = [text.split() for text in texts]
-    num_first = count_equal(words_by_text)
-    num_last = count_equal([words[:num_first:-1] for words in words_by_text])
+    num_first = common_prefix_length(words_by_text)
+    num_last = common_prefix_length([words[:num_first:-1] for words in words_by_text])
     excerpts = [words[num_first : len(words) - num_last] for words in words_by_text]
     return [" ".join([*["..."][:num_first], *words, *["..."][:num_last]]) for words in excerpts]
 
 
-def count_equal(sequences: Sequence[Sequence[str]]) -> int:
+def common_prefix_length(sequences: Sequence[Sequence[str]]) -> int:
     """Return how many places, from the first, hold equal items in all sequences."""
     return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
 
@@ -109,7 +109,7 @@ def wrapping_facts(
 ) -> dict[str, Any]:
     """Return facts on the arguments of a wrapper, without the buffers, see `buffer_facts`."""
     named = tensor_facts("parameter", model.named_parameters(), ddp_ignored_names(model))
-    return {"method": stable_repr(method), **options, **named, **optimizer_facts(optimizer)}
+    return {"method": repr_without_addresses(method), **options, **named, **optimizer_facts(optimizer)}
 
 
 def buffer_facts(model: nn.Module) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def describe_gradient_strides(tensor: Tensor) -> str:
     Returns "" where elements lie row by row. Strides of sides of length 1 are given as 1.
     """
     shard = local_shard(tensor)
-    if shard.layout is not torch.strided or shard.is_contiguous():
+    if shard.layout is not torch.strided:
         return ""
     layout = gradient_strides(shard)
     if torch.empty_strided(shard.shape, layout, dtype=shard.dtype, device="meta").is_contiguous():
@@ -168,6 +168,6 @@ def optimizer_facts(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     return facts
 
 
-def digest(value: Any) -> int:
+def hash_repr(value: Any) -> int:
     """Return 63 bits of a hash of the representation of `value`."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "big") >> 1

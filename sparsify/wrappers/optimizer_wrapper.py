@@ -21,17 +21,27 @@ from torch.utils.hooks import RemovableHandle
 from sparsify.comm import Comm, WorkerLost
 from sparsify.comm.torch import TorchComm
 from sparsify.core.bucket import local_shard
-from sparsify.core.claims import ParameterClaim
+from sparsify.core.claims import SupersedableClaim
 from sparsify.method import Method
-from sparsify.wrappers.checks import broadcast_model, make_comm, parameters_of
-from sparsify.wrappers.double_averaging import DoubleAveragingGuard
+from sparsify.ranges import NonNegativeInt
+from sparsify.wrappers.checks import broadcast_model, parameters_of, resolve_comm
+from sparsify.wrappers.double_averaging import AveragedGradientsGuard
 from sparsify.wrappers.handshake import buffer_facts, check_arguments_agree, wrapping_facts
-from sparsify.wrappers.saved_states import check_all_can_load, marked_state_dict, restore_on_error, strip_mark
+from sparsify.wrappers.saved_states import (
+    StateMismatch,
+    check_all_can_load,
+    check_keys,
+    check_value,
+    load_inner_optimizer_state,
+    restore_on_error,
+    state_dict_with_mark,
+    state_dict_without_mark,
+)
 from sparsify.wrappers.wrapper_base import WrapperBase
 
 F = TypeVar("F", bound=Callable[..., Any])
 MODE_METHODS = ("train", "eval")
-STEP_GUARD_BY_OPTIMIZER: WeakKeyDictionary[torch.optim.Optimizer, ForeignStepGuard] = WeakKeyDictionary()
+STEP_GUARD_BY_OPTIMIZER: WeakKeyDictionary[torch.optim.Optimizer, DirectStepGuard] = WeakKeyDictionary()
 
 
 def exclude_from_compile(function: F) -> F:
@@ -68,7 +78,7 @@ def explain_lost_worker(function: F) -> F:
     return cast(F, call_with_advice)
 
 
-class ForeignStepGuard:
+class DirectStepGuard:
     """A guard that refuses an optimizer's own steps, which would use one worker's gradients alone."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -77,7 +87,7 @@ class ForeignStepGuard:
         if earlier is not None:
             earlier.handle.remove()
         self.handle: RemovableHandle = optimizer.register_step_pre_hook(self.check)
-        optimizer.register_load_state_dict_pre_hook(strip_mark)
+        optimizer.register_load_state_dict_pre_hook(state_dict_without_mark)
         STEP_GUARD_BY_OPTIMIZER[optimizer] = self
 
     def check(self, *_: Any) -> None:
@@ -113,6 +123,8 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
     found_inf: Tensor  # as grad_scale
     inner_optimizer: torch.optim.Optimizer
     rewrap_advice: ClassVar[str]  # how to wrap anew, and what is lost by it
+    worker_state_key: ClassVar[str]  # of the worker's part in a saved state
+    missing_worker_state: ClassVar[str]  # what a saved state without that part lacks, and what to do
 
     def __init__(
         self,
@@ -129,25 +141,21 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
             check_arguments()
             return {**wrapping_facts(model, optimizer, method, **options), **buffer_facts(model)}
 
-        used_comm = make_comm(comm, group)
+        used_comm = resolve_comm(comm, group)
         self._check_arguments_agree(used_comm, model, collect_facts)
         if options["overlap"] and comm is None and group is None:
             used_comm = TorchComm.with_new_group()
         # Optimizer.__init__ is not called: parameters, state and defaults are the inner optimizer's.
         super().__init__(method, used_comm, options["steps_per_epoch"], scaler)
-        self.mirror_optimizer(optimizer)
+        self.inner_optimizer = optimizer
+        for event in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            setattr(self, f"_optimizer_{event}_hooks", OrderedDict())
         self._broadcast_model(model)
         self._model = model
         self._wrapped_parameters = parameters_of(optimizer)
         wrapped_ids = set(map(id, self._wrapped_parameters))
         self._named_parameters = [(name, p) for name, p in model.named_parameters() if id(p) in wrapped_ids]
         self._frozen = [(name, p) for name, p in self._named_parameters if not p.requires_grad]
-
-    def mirror_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Show the parameters, state and defaults of `optimizer`, and give this one hooks of its own."""
-        self.inner_optimizer = optimizer
-        for event in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            setattr(self, f"_optimizer_{event}_hooks", OrderedDict())
 
     def _check_arguments_agree(
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
@@ -161,9 +169,9 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
 
     def _guard_parameters(self) -> None:
         """Refuse, from now on, steps of the inner optimizer alone, and others that average its parameters."""
-        self._step_guard = ForeignStepGuard(self.inner_optimizer)
-        self._double_averaging = DoubleAveragingGuard(self._wrapped_parameters)
-        self._claim = ParameterClaim("average", self._wrapped_parameters)
+        self._step_guard = DirectStepGuard(self.inner_optimizer)
+        self._averaged_gradients = AveragedGradientsGuard(self._wrapped_parameters)
+        self._claim = SupersedableClaim("average", self._wrapped_parameters)
 
     def _check_same_parameters(self) -> None:
         """Refuse an inner optimizer with other parameters than it had when it was wrapped."""
@@ -195,30 +203,47 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         """Refuse a call of state_dict or load_state_dict in the middle of a step."""
 
     @abstractmethod
-    def _worker_state(self) -> dict[str, Any]:
-        """Return the parts of a saved state beside the inner optimizer's: this worker's own."""
+    def worker_state_dict(self) -> dict[str, Any]:
+        """Return this worker's part of a saved state: all but the inner optimizer's state and the epoch."""
 
     @abstractmethod
-    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
-        """Check a saved state, and load the inner optimizer's part.
-
-        Returns:
-            What must be equal on all workers, by name.
+    def check_worker_state_and_collect_facts(self, saved: Any) -> dict[str, Any]:
+        """Refuse a state that is not this worker's; return what must be equal on all workers, by name.
 
         Raises:
             StateMismatch: the state is not this worker's.
         """
 
     @abstractmethod
-    def _restore_worker_state(self, saved: Mapping[str, Any]) -> None:
-        """Load the parts that `_worker_state` returned, after all workers have checked theirs."""
+    def restore_worker_state(self, saved: Mapping[str, Any]) -> None:
+        """Load a `worker_state_dict` that all workers have checked."""
+
+    def _check_and_load_inner(self, saved: Any) -> dict[str, Any]:
+        """Check a saved state, and load the inner optimizer's part.
+
+        Returns:
+            What must be equal on all workers, by name.
+        """
+        key = self.worker_state_key
+        if isinstance(saved, Mapping) and key not in saved:
+            raise StateMismatch(f"the saved state has no {self.missing_worker_state}")
+        check_keys("an optimizer's saved state", saved, (key, "epoch"), None)
+        check_value("epoch", saved["epoch"], NonNegativeInt | None)
+        facts = self.check_worker_state_and_collect_facts(saved[key])
+        # Older states have the inner optimizer's part under a name of its own.
+        load_inner_optimizer_state(self.inner_optimizer, saved.get("optimiser", saved))
+        return {**facts, "epoch": saved["epoch"]}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state and, beside it, this worker's own: save it per rank."""
         self._check_between_steps("state_dict")
         for pre_hook in self._optimizer_state_dict_pre_hooks.values():
             pre_hook(self)
-        saved = {**marked_state_dict(self.inner_optimizer), **self._worker_state()}
+        saved = {
+            **state_dict_with_mark(self.inner_optimizer),
+            self.worker_state_key: self.worker_state_dict(),
+            "epoch": self.user_epoch,
+        }
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             saved = post_hook(self, saved) or saved
         return saved
@@ -236,7 +261,7 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         with restore_on_error(self.inner_optimizer):
             device = self.engine.buckets[0].flat.device
             check_all_can_load(self.comm, device, partial(self._check_and_load_inner, state_dict))
-        self._restore_worker_state(state_dict)
+        self.restore_worker_state(state_dict[self.worker_state_key])
         self.user_epoch = state_dict["epoch"]
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)

@@ -17,7 +17,7 @@ NOTEWORTHY_SHARE = 0.1  # of a step's time
 log = logging.getLogger(__name__)
 
 
-class AveragingOverhead:
+class AveragingOverheadMonitor:
     """The time that the caller waits for averaging, measured over some steps and logged once if it is long.
 
     Args:

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
+from sparsify.wrappers.checks import check_needs_no_whole_gradient
 from sparsify.wrappers.engine import StepReport, weak_callback
 
 MAX_MESSAGE_BYTES = 25 * 2**20  # of the gradients that share a message, as DDP's buckets
@@ -95,7 +95,8 @@ class BackwardOverlap:
     Args:
         aggregator: of several buckets; its communicator must work from another thread (processes do, virtual
             ranks don't), and nothing else may use it between `begin_step` and `finish_step`.
-        aggregate: aggregates a group of buckets, given their numbers, in the thread; by default `average`.
+        aggregate_group: aggregates a group of buckets, given its number, in the thread; by default
+            `average_group`.
         on_unbegun_step: called when a gradient arrives in a step that was not begun; it may begin it.
 
     Raises:
@@ -105,22 +106,18 @@ class BackwardOverlap:
     def __init__(
         self,
         aggregator: Aggregator,
-        aggregate: Callable[[Sequence[int], Sequence[StepSettings]], StepReport] | None = None,
+        aggregate_group: Callable[[int, Sequence[StepSettings]], StepReport] | None = None,
         on_unbegun_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.aggregator = aggregator
         gradients = aggregator.gradients
-        if aggregator.method.needs_whole_gradient:
-            raise ValueError(
-                "overlap=true begins before the norm of the whole gradient is known, which clip_norm needs; "
-                "leave one of them out"
-            )
+        check_needs_no_whole_gradient(aggregator.method)
         if len(gradients.buckets) < 2:
             raise ValueError(
                 f"overlap=true with scope={aggregator.method.scope!r}: there is one bucket, and it is full "
                 "when backpropagation is over; take scope=layer, or a bucket size in MB"
             )
-        self.aggregate = aggregate or self.average
+        self.aggregate_group = aggregate_group or self.average_group
         self.on_unbegun_step = on_unbegun_step
         self.background = BackgroundExecutor(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
@@ -142,10 +139,9 @@ class BackwardOverlap:
         self.steps: list[StepSettings] = []  # of each bucket
         self.stand_in_by_parameter = dict[int, Tensor]()
         self.version = 0  # autograd's count of the gradients' changes, when the last gradient arrived
-        self.hooks = list[RemovableHandle]()
         for index in self.group_by_parameter:
             hook = weak_callback(self.on_gradient, index)
-            self.hooks.append(gradients.parameters[index][1].register_post_accumulate_grad_hook(hook))
+            gradients.parameters[index][1].register_post_accumulate_grad_hook(hook)
 
     @property
     def is_step_open(self) -> bool:
@@ -191,12 +187,6 @@ class BackwardOverlap:
             self._start(group)
         return StepReport.total(self.background.wait_for_results())
 
-    def close(self) -> None:
-        """End the thread, and remove the hooks."""
-        for hook in self.hooks:
-            hook.remove()
-        self.background.thread.shutdown()
-
     def on_gradient(self, index: int, _: Tensor) -> None:
         """Take the gradient of a parameter, and start all groups that are full, in their order."""
         if not self.is_step_open:
@@ -223,16 +213,16 @@ class BackwardOverlap:
             self._start(group)
             group += 1
 
-    def average(self, group: Sequence[int], steps: Sequence[StepSettings]) -> StepReport:
+    def average_group(self, group: int, steps: Sequence[StepSettings]) -> StepReport:
         """Aggregate the buckets of a group, which are full."""
-        buckets = self.aggregator.gradients.buckets
-        flats = [buckets[index].flat for index in group]
-        return self.aggregator.average(self.aggregator.bucket_gradients(flats, steps, group))
+        buckets = self.groups[group]
+        flats = [self.aggregator.buckets[bucket].flat for bucket in buckets]
+        return self.aggregator.average(self.aggregator.bucket_gradients(flats, steps, buckets))
 
     def _start(self, group: int) -> None:
         """Submit a group of buckets to the thread."""
-        buckets = self.groups[group]
-        self.background.submit(partial(self.aggregate, buckets, [self.steps[bucket] for bucket in buckets]))
+        steps = [self.steps[bucket] for bucket in self.groups[group]]
+        self.background.submit(partial(self.aggregate_group, group, steps))
 
 
 def group_buckets_by_bytes(nbytes: Sequence[int], sends_one_message: bool) -> list[list[int]]:
@@ -245,4 +235,4 @@ def group_buckets_by_bytes(nbytes: Sequence[int], sends_one_message: bool) -> li
         sends_one_message: can the method send several buckets in one message? Else each is a group.
     """
     max_bytes = min(MAX_MESSAGE_BYTES, sum(nbytes) / MIN_MESSAGES) if sends_one_message else 0
-    return group_by_size(nbytes, max_bytes)
+    return group_consecutive_indices(nbytes, max_bytes)

@@ -42,19 +42,20 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
     states = list(saved) if isinstance(saved, Sequence) and not isinstance(saved, str) else []
     if not states:
         raise StateMismatch("give a list of all workers' saved states, in the order of their ranks")
-    if isinstance(states[0], Mapping) and "local" in states[0]:
+    first = states[0] if isinstance(states[0], Mapping) else {}
+    if "local" in first:
         if size == len(states):
             return [dict(state) for state in states]
         raise StateMismatch(
             f"these are states of local steps, of {len(states)} workers, each with parameters of its own: "
             f"for {size} begin anew from the anchor, saved within `with optimizer.at_anchor():`"
         )
-    is_optimizer = isinstance(states[0], Mapping) and "method" in states[0] and "buckets" not in states[0]
+    is_optimizer = "method" in first and "buckets" not in first
     if is_optimizer:
         for state in states:
             check_keys("an optimizer's saved state", state, ("method", "epoch"), None)
     methods = [state["method"] for state in states] if is_optimizer else states
-    check_all_ranks(methods)
+    check_one_state_per_rank(methods)
     if size == len(states):
         return [dict(state) for state in states]
     buckets = list[dict[str, Any]]()
@@ -69,7 +70,7 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
     return [{**inner_states[0], "method": method} for method in merged_methods]
 
 
-def check_all_ranks(states: Sequence[Mapping[str, Any]]) -> None:
+def check_one_state_per_rank(states: Sequence[Mapping[str, Any]]) -> None:
     """Refuse states that are not those of all workers in one step, in the order of their ranks."""
     for rank, state in enumerate(states):
         check_saved_layout(state)

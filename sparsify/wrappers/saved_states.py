@@ -46,7 +46,7 @@ def dump(state: Any) -> Any:
         return state.detach().clone()
     if isinstance(state, Generator):
         return state.get_state()
-    parts = parts_by_name(state)
+    parts = saved_parts_by_name(state)
     if parts is not None:
         return {name: dump(part) for name, part in parts.items()} or None
     if isinstance(state, list | tuple):
@@ -68,7 +68,7 @@ def restore(state: Any, saved: Any) -> Any:
         return saved.to(state.device, copy=True)
     if isinstance(state, Mapping):
         return {name: restore(state.get(name), part) for name, part in saved.items()}
-    own_parts = parts_by_name(state)
+    own_parts = saved_parts_by_name(state)
     if own_parts is not None:
         parts = {name: restore(part, saved[name]) for name, part in own_parts.items()}
         if hasattr(state, "_replace"):
@@ -81,7 +81,7 @@ def restore(state: Any, saved: Any) -> Any:
     return copy.deepcopy(saved)
 
 
-def parts_by_name(state: Any) -> dict[str, Any] | None:
+def saved_parts_by_name(state: Any) -> dict[str, Any] | None:
     """Return the saved parts of a dataclass, a named tuple or a mapping; None for anything else."""
     if is_dataclass(state):
         saved_fields = [field for field in fields(state) if field.metadata.get("saved", True)]
@@ -169,38 +169,38 @@ def check_saved_part(
         any_size: the number of elements changes while training, by the metadata of the field.
     """
     if isinstance(expected, Generator):
-        check_saved_part(where, saved, expected.get_state())
+        check_saved_finite_tensor(where, saved, expected.get_state(), any_size=False)
         try:
             Generator(expected.device).set_state(saved.cpu())
         except RuntimeError as error:
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
     elif isinstance(expected, Tensor):
-        check_saved_tensor(where, saved, expected, any_size)
+        check_saved_finite_tensor(where, saved, expected, any_size)
     else:
-        parts = parts_by_name(expected)
+        parts = saved_parts_by_name(expected)
         if parts is None:
             like = list[Any] if isinstance(expected, list) else type(expected)
-            has_range = allowed is not Any and ranges.is_plain_data(allowed)
+            has_range = allowed is not Any and ranges.is_plain_data_type(allowed)
             check_value(where, saved, allowed if has_range else like)
         elif parts or saved is not None:
             check_keys(where, saved, parts)
             hints: dict[str, Any] = (
                 {} if isinstance(expected, Mapping) else ranges.type_hints(expected.__class__)
             )
-            resizable = any_size_fields(expected)
+            resizable = resizable_fields(expected)
             for name, part in parts.items():
                 check_saved_part(
                     f"{where}.{name}", saved[name], part, hints.get(name, Any), name in resizable
                 )
 
 
-def any_size_fields(state: Any) -> set[str]:
+def resizable_fields(state: Any) -> set[str]:
     """Return the names of a dataclass's fields whose number of elements changes while training."""
     state_fields = fields(state) if is_dataclass(state) else ()
     return {field.name for field in state_fields if field.metadata.get("any_size")}
 
 
-def check_saved_tensor(where: str, saved: Any, expected: Tensor, any_size: bool) -> None:
+def check_saved_finite_tensor(where: str, saved: Any, expected: Tensor, any_size: bool) -> None:
     """Refuse a value that is no finite tensor of the shape and dtype of `expected`."""
     wanted = f"a tensor of {'any number' if any_size else tuple(expected.shape)} of {expected.dtype}"
     if not isinstance(saved, Tensor) or saved.layout is not torch.strided or saved.is_meta:
@@ -291,37 +291,14 @@ def restore_on_error(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         raise
 
 
-def check_and_load_inner(
-    saved: Any, optimizer: torch.optim.Optimizer, check_method: Callable[[Any], dict[str, Any]]
-) -> dict[str, Any]:
-    """Check the state of a `DistributedOptimizer`, and load the inner optimizer's part of it.
-
-    Returns:
-        What must be equal on all workers, by name.
-    """
-    if isinstance(saved, Mapping) and "method" not in saved:
-        raise StateMismatch(
-            "the saved state has no residuals: it is another optimizer's, or made by "
-            "get_optimizer_state_dict, which leaves them out. Save optimizer.state_dict() on every "
-            "worker; or load this into the inner optimizer (`optimizer.inner_optimizer`) and go on without "
-            "what the workers still owed"
-        )
-    check_keys("an optimizer's saved state", saved, ("method", "epoch"), None)
-    check_value("epoch", saved["epoch"], NonNegativeInt | None)
-    facts = {**check_method(saved["method"]), "epoch": saved["epoch"]}
-    # Older states have the inner optimizer's part under a name of its own.
-    load_inner_optimizer(optimizer, saved.get("optimiser", saved))
-    return facts
-
-
-def marked_state_dict(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def state_dict_with_mark(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Return an optimizer's state, marked as a part of a wrapper's."""
     inner = optimizer.state_dict()
     groups = [{**group, MARK: True} for group in inner["param_groups"]]
     return {**inner, "param_groups": groups, NUM_STATES: len(inner["state"])}
 
 
-def strip_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+def state_dict_without_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved state without the mark: a hook for the inner optimizer's `load_state_dict`."""
     groups = saved.get("param_groups")
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
@@ -330,7 +307,7 @@ def strip_mark(_: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, 
     return {**saved, "param_groups": plain}
 
 
-def check_no_wrapped_state(optimizer: torch.optim.Optimizer) -> None:
+def check_no_wrapper_state_loaded(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has itself loaded a state that a wrapper saved.
 
     Raises:
@@ -344,7 +321,7 @@ def check_no_wrapped_state(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def load_inner_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+def load_inner_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     """Load the inner optimizer's state.
 
     Raises:

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from sparsify.comm import Comm
 from sparsify.method import Method
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.types import StepSettings
 from sparsify.wrappers.checks import bucket_learning_rates, check_momentum_applied_once
 from sparsify.wrappers.engine import Engine, StepReport
@@ -38,13 +38,14 @@ class WrapperBase:
     def __init__(
         self, method: Method, comm: Comm, steps_per_epoch: int | None, scaler: GradScaler | None
     ) -> None:
-        is_number = isinstance(steps_per_epoch, int) and not isinstance(steps_per_epoch, bool)
-        if steps_per_epoch is not None and not (is_number and steps_per_epoch > 0):
+        if steps_per_epoch is not None and (type(steps_per_epoch) is not int or steps_per_epoch < 1):
             raise ValueError(f"{steps_per_epoch=} must be a whole number above 0, such as len(batches)")
         self.comm = comm
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._steps_per_epoch = steps_per_epoch
-        self._warmup_densities = [method.density_at(epoch) for epoch in range(method.num_warmup_epochs + 1)]
+        self._warmup_densities = [
+            method.density_at(epoch) for epoch in range(method.num_density_warmup_epochs + 1)
+        ]
         self.user_epoch: int | None = None  # as set by the user; saved
         self._epoch_start: tuple[int | None, int] = (None, 0)  # an epoch that was set, and its first step
         self._warns = comm.rank == 0  # where an epoch of the warm-up does not end
@@ -71,9 +72,9 @@ class WrapperBase:
         """Refuse a step with momentum applied twice, or of an unknown epoch."""
         if optimizer is not None:
             check_momentum_applied_once(optimizer, self.engine.method)  # schedulers may bring it
-        self.check_epoch()
+        self.check_epoch_known()
 
-    def check_epoch(self) -> None:
+    def check_epoch_known(self) -> None:
         """Refuse a step of an unknown epoch, and warn once of an epoch of the warm-up that does not end."""
         if len(set(self._warmup_densities)) == 1 or self._steps_per_epoch is not None:
             return
@@ -111,13 +112,13 @@ class HookBase(WrapperBase):
         comm: Comm,
         steps_per_epoch: int | None,
         scaler: GradScaler | None,
-        check: bool,
+        check_finite: bool,
         debug: bool,
     ) -> None:
         super().__init__(method, comm, steps_per_epoch, scaler)
         self.method = method
         self.optimizer = optimizer
-        self.check = check
+        self.check_finite = check_finite
         self.debug = debug
         self._steps = list[StepSettings]()  # of this step, by the engine's buckets
         self._reports = list[StepReport]()  # of this step
@@ -136,14 +137,13 @@ class HookBase(WrapperBase):
         rates = bucket_learning_rates(parameters, buckets, self.optimizer)
         return [step._replace(lr=rate) for rate in rates]
 
-    def check_step_agrees(self, comm: Comm, more_facts: Mapping[str, Any], like: Tensor) -> None:
+    def check_workers_agree_on_step(self, comm: Comm, more_facts: Mapping[str, Any], like: Tensor) -> None:
         """Compare method, step, epoch, optimizer and more over the workers of `comm`."""
-        step = {"method": stable_repr(self.method), "step": self.steps, "epoch": self.epoch}
+        step = {"method": repr_without_addresses(self.method), "step": self.steps, "epoch": self.epoch}
         check_workers_agree(comm, {**step, **more_facts, **optimizer_facts(self.optimizer)}, like)
 
-    def count_step(self) -> None:
+    def count_and_report_step(self) -> None:
         """Count a step in which something was averaged, and report it."""
-        self.engine.timer.samples.clear()
         if self._reports:
             self.engine.step += 1
             self.last_report = StepReport.total(self._reports)

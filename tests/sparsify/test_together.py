@@ -60,7 +60,7 @@ def make_parameters() -> list[tuple[str, Parameter]]:
 
 def average(method: Any, comm: Comm, together: bool = True) -> tuple[Tensor, int]:
     """Make three steps; return their last averages, and in how many messages these were made."""
-    aggregator = Aggregator(method, make_parameters(), comm, together=together)
+    aggregator = Aggregator(method, make_parameters(), comm, group_buckets=together)
     for step in range(3):
         aggregator.gradients.flat.normal_(generator=torch.Generator().manual_seed(step))
         report = aggregator.aggregate()

@@ -97,9 +97,13 @@ class LocalReplica:
 
     def state_dict(self) -> dict[str, Any]:
         """This worker's state, beside its parameters and its inner optimiser's."""
-        return self.optimiser.local_state_dict()
+        return self.optimiser.worker_state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Continue where `state_dict` was taken. Collective."""
-        check_all_can_load(self.comm, self.nothing.device, partial(self.optimiser.check_local_state, saved))
-        self.optimiser.restore_local_state(saved)
+        check_all_can_load(
+            self.comm,
+            self.nothing.device,
+            partial(self.optimiser.check_worker_state_and_collect_facts, saved),
+        )
+        self.optimiser.restore_worker_state(saved)

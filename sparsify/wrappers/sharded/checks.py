@@ -31,7 +31,7 @@ def reduce_scatter_of(within: Method | None) -> Any:
     """
     if within is None:
         return None
-    reduce_scatter = within.custom_reduce_scatter() if isinstance(within, Method) else None
+    reduce_scatter = within.make_fsdp_reduce_scatter() if isinstance(within, Method) else None
     if reduce_scatter is None:
         raise ValueError(
             f"within={within!r} has no reduce-scatter; within a replica take sparsify.qgz(bits=8), or None "
@@ -40,7 +40,7 @@ def reduce_scatter_of(within: Method | None) -> Any:
     return reduce_scatter
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_is_unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an object that is no optimizer, or averages by itself.
 
     Raises:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import broadcast_tensors
 from sparsify.core.bucket import Bucket, bucket_ranges, local_shard
 from sparsify.method import Dense, Method
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.wrappers.checks import resolve_process_group
 from sparsify.wrappers.engine import Engine, NonFiniteGradientError, weak_callback
 from sparsify.wrappers.grad_scaler import find_scalers, is_stepped_by_scaler
@@ -119,7 +119,7 @@ class ShardHook(HookBase):
                 model,
                 optimizer,
                 method,
-                within=stable_repr(within),
+                within=repr_without_addresses(within),
                 seed=seed,
                 check=check,
                 debug=debug,

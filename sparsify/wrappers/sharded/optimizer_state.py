@@ -12,16 +12,16 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import Parameter
 
-from sparsify.ranges import stable_repr
+from sparsify.ranges import repr_without_addresses
 from sparsify.wrappers.checks import parameters_of
 from sparsify.wrappers.engine import weak_callback
-from sparsify.wrappers.handshake import digest
+from sparsify.wrappers.handshake import hash_repr
 from sparsify.wrappers.saved_states import (
     FORMAT,
     StateMismatch,
-    any_size_fields,
     check_all_can_load,
-    parts_by_name,
+    resizable_fields,
+    saved_parts_by_name,
 )
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.wrapper_base import WrapperBase
@@ -52,7 +52,7 @@ class OptimizerStateExtension:
         grid: ShardGrid,
         check_between_steps: Callable[[str], None],
     ) -> None:
-        check_no_extension_loaded(optimizer)
+        check_no_sparsify_state_loaded(optimizer)
         self.wrapper = wrapper
         self.optimizer = optimizer
         self.parameters = parameters
@@ -73,8 +73,11 @@ class OptimizerStateExtension:
         """Return what must be equal: (4,) a digest of method and buckets, the step, the epoch, the format."""
         engine = self.wrapper.engine
         epoch = self.wrapper.user_epoch
-        layout = digest(
-            (stable_repr(engine.method), [(bucket.names, bucket.shapes) for bucket in engine.buckets])
+        layout = hash_repr(
+            (
+                repr_without_addresses(engine.method),
+                [(bucket.names, bucket.shapes) for bucket in engine.buckets],
+            )
         )
         facts = [layout, engine.step, NO_EPOCH if epoch is None else epoch, FORMAT]
         return torch.tensor(facts, device=self.grid.device)
@@ -112,7 +115,7 @@ class OptimizerStateExtension:
         saved["state"] = optimizer_state
         checked = dict[str, Any]()
         check = partial(self._check, parts, checked)
-        check_all_can_load(self.grid.all_workers(), self.grid.device, check)
+        check_all_can_load(self.grid.all_workers_comm(), self.grid.device, check)
         self.wrapper.engine.restore_state(checked["state"])
         self.wrapper.user_epoch = checked["epoch"]
 
@@ -146,14 +149,14 @@ class OptimizerStateExtension:
                 "the saved state is of another method, or of a model with other units; build the method with "
                 "the hyperparameters that it was saved with, and shard the model alike"
             )
-        saved = engine.describe_state()
+        saved = engine.uncopied_state_dict()
         saved["step"] = step
         for bucket in saved["buckets"]:
             path = f"{KEY_PREFIX}{bucket['names'][0]}"
             bucket["state"] = unflatten_state(bucket["state"], path, own_parts)
         checked["epoch"] = None if epoch == NO_EPOCH else epoch
         checked["state"] = saved
-        return {**engine.check_state(saved), "epoch": epoch}
+        return {**engine.check_state_and_collect_facts(saved), "epoch": epoch}
 
     def _own_part(self, name: str, part: Any) -> Tensor:
         """Return this worker's part of all workers' part."""
@@ -183,7 +186,7 @@ def flatten_state(
     Args:
         max_size: number of elements of the bucket, which no part exceeds.
     """
-    parts = parts_by_name(state)
+    parts = saved_parts_by_name(state)
     if isinstance(state, Generator):
         yield "", state.get_state()
     elif isinstance(state, Tensor) and any_size:
@@ -192,7 +195,7 @@ def flatten_state(
     elif isinstance(state, Tensor):
         yield "", state
     elif parts is not None:
-        resizable = any_size_fields(state)
+        resizable = resizable_fields(state)
         for name, part in parts.items():
             for path, leaf in flatten_state(part, max_size, device, name in resizable):
                 yield f".{name}{path}", leaf
@@ -215,9 +218,9 @@ def unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_siz
     Raises:
         StateMismatch: a part is missing.
     """
-    parts = parts_by_name(state)
+    parts = saved_parts_by_name(state)
     if parts is not None:
-        resizable = any_size_fields(state)
+        resizable = resizable_fields(state)
         tree = {
             name: unflatten_state(part, f"{path}.{name}", leaves, name in resizable)
             for name, part in parts.items()
@@ -236,7 +239,7 @@ def unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_siz
     return None if math.isnan(number) else number
 
 
-def check_no_extension_loaded(optimizer: torch.optim.Optimizer) -> None:
+def check_no_sparsify_state_loaded(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has itself loaded the parts of an `OptimizerStateExtension`.
 
     Raises:

@@ -65,11 +65,6 @@ class ShardedUnit:
         return group
 
     @property
-    def has_divide_factor(self) -> bool:
-        """True after `set_gradient_divide_factor`, whose factor divides the sum over all workers."""
-        return self.group.gradient_divide_factor is not None
-
-    @property
     def is_all_reduce_deferred(self) -> bool:
         """True in a backward pass under `set_requires_all_reduce(False)`."""
         return not self.group.all_reduce_grads
@@ -85,7 +80,8 @@ class ShardedUnit:
         self._remove_all_reduce()
 
         def hook(grad: Tensor) -> None:
-            if num_replicas > 1 and self.has_divide_factor:
+            # After `set_gradient_divide_factor`, whose factor divides the sum over all workers.
+            if num_replicas > 1 and self.group.gradient_divide_factor is not None:
                 grad.mul_(num_replicas)
             average(grad)
 
@@ -93,7 +89,7 @@ class ShardedUnit:
         HOOK_BY_MODULE[self.module] = hook
         self.module.set_all_reduce_hook(hook)
 
-    def confine_to_replica(self, shards: DeviceMesh) -> None:
+    def move_to_shard_mesh(self, shards: DeviceMesh) -> None:
         """Keep gradients, and the arithmetic of optimizers, within the replica.
 
         Parameters on a mesh of replicas and shards become DTensors on `shards`, the mesh of this replica.
@@ -103,7 +99,7 @@ class ShardedUnit:
             fsdp_param._sharding_spec = spec_without_replicas(fsdp_param._sharding_spec, shards)
             fsdp_param.sharded_param._spec = fsdp_param._sharding_spec
 
-    def check_hook(self) -> None:
+    def check_hook_not_replaced(self) -> None:
         """Refuse a unit whose all-reduce hook was replaced since.
 
         Raises:
@@ -126,7 +122,7 @@ class ShardedUnit:
             group.post_forward_mesh_info = mesh_info
         group.mesh_info = mesh_info
 
-    def check_gradient(self, grad: Tensor) -> None:
+    def check_gradient_complete(self, grad: Tensor) -> None:
         """Refuse a gradient that is not of all trained parameters.
 
         Raises:
@@ -183,8 +179,8 @@ def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
     return DTensorSpec(shards, spec.placements[1:], spec.tensor_meta)
 
 
-def confine_optimizer_to_replica(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
-    """Move gradients and an optimizer's state to the mesh of shards, see `ShardedUnit.confine_to_replica`."""
+def move_grads_and_optimizer_state_to_mesh(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
+    """Move gradients and an optimizer's state to the mesh of shards, see `ShardedUnit.move_to_shard_mesh`."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             for tensor in (p.grad, *optimizer.state.get(p, {}).values()):
@@ -211,7 +207,11 @@ def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[Shar
     names = {id(p): name for name, p in model.named_parameters()}
     units = list[ShardedUnit]()
     for name, module in model.named_modules():
-        unit = make_unit(name or "the whole model", module, names) if isinstance(module, FSDPModule) else None
+        unit = (
+            make_unit_of_trained(name or "the whole model", module, names)
+            if isinstance(module, FSDPModule)
+            else None
+        )
         if unit is not None:
             units.append(unit)
             unit.hook = HOOK_BY_MODULE.get(module) if allow_library_hooks else None
@@ -219,7 +219,7 @@ def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[Shar
     return units
 
 
-def make_unit(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
+def make_unit_of_trained(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
     """Return the unit of one module; None where the module has no trained parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -296,14 +296,10 @@ def check_model_sharded(model: nn.Module, units: list[ShardedUnit]) -> None:
                 "shard the model anew"
             )
         for name, p in zip(unit.names, unit.parameters, strict=True):
-            num_dims = count_sharded_dims(p)
+            placements = getattr(p, "placements", ())
+            num_dims = sum(not placement.is_replicate() for placement in placements)  # that divide it
             if num_dims > 1:
                 raise ValueError(
                     f"{name} is divided along {num_dims} dimensions of its mesh, as tensor "
                     "parallelism does; shard takes those that fully_shard alone has divided"
                 )
-
-
-def count_sharded_dims(p: Tensor) -> int:
-    """Return along how many dimensions of its mesh a DTensor is divided."""
-    return sum(not placement.is_replicate() for placement in getattr(p, "placements", ()))

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 import sparsify
 from sparsify.core.gradients import FlatGradients
 from sparsify.wrappers.aggregator import Aggregator
-from sparsify.wrappers.engine import check_bucket_kind
+from sparsify.wrappers.engine import check_bucket_spec_unchanged
 from tests.conftest import there
 from tests.sparsify.laws import ALONE
 
@@ -27,10 +27,10 @@ def bucketed(*shapes: Any, scope: str | float = "global") -> FlatGradients:
 
 def test_a_bucket_that_is_not_the_one_whose_state_is_kept_is_refused() -> None:
     like = torch.zeros(4)
-    check_bucket_kind(torch.ones(4), like, "conv.weight")
+    check_bucket_spec_unchanged(torch.ones(4), like, "conv.weight")
     for other in (torch.zeros(5), torch.zeros(4, dtype=torch.float64), torch.zeros(4, device="meta")):
         with pytest.raises(ValueError, match=r"bucket conv.weight was \(4,\) .* build the state anew"):
-            check_bucket_kind(other, like, "conv.weight")
+            check_bucket_spec_unchanged(other, like, "conv.weight")
 
 
 def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:

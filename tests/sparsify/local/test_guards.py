@@ -324,7 +324,7 @@ def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> Non
             optimizer.step,
             optimizer.exchange,
             optimizer.state_dict,
-            optimizer.local_state_dict,
+            optimizer.worker_state_dict,
             lambda: optimizer.load_state_dict({}),
         ]
         with optimizer.at_anchor():

@@ -8,7 +8,7 @@ import pytest
 
 from sparsify.comm import Comm, CountingComm
 from sparsify.wrappers.engine import StepReport
-from sparsify.wrappers.overhead import LAST_STEP, AveragingOverhead, fewer_messages_advice
+from sparsify.wrappers.overhead import LAST_STEP, AveragingOverheadMonitor, fewer_messages_advice
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
         self.now_s = 0.0
         monkeypatch.setattr("time.perf_counter", lambda: self.now_s)
 
-    def step(self, watched: AveragingOverhead, own_s: float, whole_s: float) -> None:
+    def step(self, watched: AveragingOverheadMonitor, own_s: float, whole_s: float) -> None:
         self.now_s += whole_s - own_s
         with watched.measure():
             self.now_s += own_s
@@ -42,7 +42,9 @@ def test_what_exceeds_a_tenth_is_told_once_by_rank_0(
     rank: int, own_s: float, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock(monkeypatch)
-    watched = AveragingOverhead(CountingComm(cast(Comm, Worker(rank))), fewer_messages_advice(False, 42))
+    watched = AveragingOverheadMonitor(
+        CountingComm(cast(Comm, Worker(rank))), fewer_messages_advice(False, 42)
+    )
     for at in range(3 * LAST_STEP):
         clock.step(watched, 5.0 if at < 3 else own_s, 9.0 if at < 3 else 0.1)  # the first ones warm up
         assert bool(caplog.messages) is (is_told and at + 1 >= LAST_STEP)
