@@ -40,16 +40,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     method = parser.parse_args(arguments).method
     if method:
         try:
-            print(*explain_method(method), sep="\n")
+            print(*_explain_method(method), sep="\n")
         except ValueError as error:
             print(f"sparsify: {error}", file=sys.stderr)
             return 2
         return 0
-    print(f"{DISTRIBUTION} {sparsify.__version__}", *describe_kernels(), "", *list_methods(), sep="\n")
+    print(f"{DISTRIBUTION} {sparsify.__version__}", *_describe_kernels(), "", *_list_methods(), sep="\n")
     return 0
 
 
-def describe_kernels() -> Iterator[str]:
+def _describe_kernels() -> Iterator[str]:
     """Yield lines about the kernels of this machine. A first call may compile them for some seconds."""
     if find_spec("torch") is None:
         yield "PyTorch is not installed here, so methods can be listed, but not built: pip install torch"
@@ -68,7 +68,7 @@ def describe_kernels() -> Iterator[str]:
         yield f"on {torch.cuda.get_device_name(number)} selects {kernel}"
 
 
-def list_methods() -> Iterator[str]:
+def _list_methods() -> Iterator[str]:
     """Yield a line for each method: the first sentence about it, or the reason why its file can't be read."""
     from sparsify.methods import REGISTRY
 
@@ -77,7 +77,7 @@ def list_methods() -> Iterator[str]:
         yield f"{name:<13} {sentence.removesuffix('.')}"
 
 
-def explain_method(method: str) -> Iterator[str]:
+def _explain_method(method: str) -> Iterator[str]:
     """Yield lines about one method and its hyperparameters.
 
     Raises:

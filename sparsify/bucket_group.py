@@ -19,9 +19,9 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, as_sparse_vectors
 from sparsify.kernels import GroupKernel
-from sparsify.kernels.group_kernel import ConsecutiveTensors, divide, pair_up, split_like
+from sparsify.kernels.group_kernel import ConsecutiveTensors, add_unless_single, divide, pair_up
 from sparsify.select import Selector
-from sparsify.types import SparseVector, StepSettings, num_selected
+from sparsify.types import GroupSelection, SparseVector, StepSettings, num_selected
 
 
 class GroupSupport(NamedTuple):
@@ -70,12 +70,12 @@ class BucketGroup(NamedTuple):
         return [state.feedback for state in self.gradients.states]
 
     @property
-    def ks(self) -> list[int]:
+    def kernel_ks(self) -> list[int]:
         """The number of elements to select of each bucket of the kernel."""
         return [num_selected(n, self.gradients.steps[0].step_density) for n in self.kernel.sizes]
 
 
-class GroupForm:
+class BucketGroupMixin:
     """Base of sparsifiers: their step of several buckets."""
 
     select: Selector
@@ -90,64 +90,63 @@ class GroupForm:
 
     def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
         """Replace the gradients by their average over the workers; return how many elements were sent."""
-        selection, _ = self.select_group(group, comm, timer)
-        return self.deliver_group(selection, group, comm, timer)
+        selection = self.select_group(group, comm, timer).selection
+        return self.exchange_and_average_group(selection, group, comm, timer)
 
-    def select_group(
-        self, group: BucketGroup, comm: Comm, timer: PhaseTimer
-    ) -> tuple[SparseVector, list[int]]:
-        """Return what this worker sends of the group, and how many elements that is of each bucket."""
+    def select_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> GroupSelection:
+        """Accumulate, and return the elements that this worker sends of the group."""
         with timer.phase("select"):
             accs: Sequence[Tensor] = group.feedback_states
-            found = self.search_group(group)
-            if found is None:
-                accs, found = self._accumulate_and_select(group, comm)
-            selection, ks = found
+            selected = self.try_search_group(group)
+            if selected is None:
+                accs, selected = self._accumulate_and_select(group, comm)
         steps = group.gradients.steps
         if any(step.selection_hook for step in steps):
-            for step, acc, own in zip(steps, accs, group.kernel.split(selection, ks), strict=True):
+            for step, acc, selection in zip(steps, accs, group.kernel.split(*selected), strict=True):
                 if step.selection_hook:
-                    step.selection_hook(acc, own)
-        return selection, ks
+                    step.selection_hook(acc, selection)
+        return selected
 
-    def search_group(
-        self, group: BucketGroup, anchors: Sequence[Tensor] = ()
-    ) -> tuple[SparseVector, list[int]] | None:
+    def try_search_group(
+        self, group: BucketGroup, reset_grads_to: Sequence[Tensor] = ()
+    ) -> GroupSelection | None:
         """Accumulate and select in one pass over memory; None where this selector or feedback can't.
 
         Args:
-            anchors: see `Selector.search_group`.
+            reset_grads_to: see `Selector.try_search_group`.
         """
         weight = self.feedback.residual_weight
         if weight is None:
             return None
         states = [state.select for state in group.gradients.states]
-        return self.select.search_group(
-            group.feedback_states, group.gradients.tensors, group.ks, states, weight, anchors
+        return self.select.try_search_group(
+            group.feedback_states, group.gradients.tensors, group.kernel_ks, states, weight, reset_grads_to
         )
 
-    def exchange_group(
+    def exchange_and_retain_group(
         self, selection: SparseVector, group: BucketGroup, comm: Comm, timer: PhaseTimer
     ) -> list[SparseVector]:
-        """Exchange a selection and keep the rest; return the sum over the workers."""
+        """Exchange a selection and keep the rest; return the parts of the sum over the workers."""
         kernel = group.kernel
         states = [state.exchange for state in group.gradients.states]
         with timer.phase("exchange"):
-            delivery = self.exchange.exchange_group(selection, kernel.num_elements, group.ks, comm, states)
+            delivery = self.exchange.exchange_group(
+                selection, kernel.num_elements, group.kernel_ks, comm, states
+            )
         with timer.phase("select"):
-            self.feedback.retain_group(delivery, group.feedback_states, kernel)
-        return as_sparse_vectors(delivery.total)
+            self.feedback.retain_undelivered_of_group(delivery, group.feedback_states, kernel)
+        return as_sparse_vectors(delivery.sum_parts)
 
-    def deliver_group(
+    def exchange_and_average_group(
         self, selection: SparseVector, group: BucketGroup, comm: Comm, timer: PhaseTimer
     ) -> int:
         """Exchange a selection, keep the rest, and write the average; return how many elements were sent."""
-        total = self.exchange_group(selection, group, comm, timer)
+        sum_parts = self.exchange_and_retain_group(selection, group, comm, timer)
         with timer.phase("scatter"):
             # Half-precision gradients are summed in single precision.
             wide = [state.total.buffer("total") for state in group.gradients.states if state.total]
             scale = 1 / comm.size if self.average else 1.0
-            group.kernel.add(wide or group.gradients.tensors, total, scale, clears=True)
+            group.kernel.add(wide or group.gradients.tensors, sum_parts, scale, clears=True)
             if wide:
                 pairs = list(pair_up(wide, group.gradients.tensors))
                 torch._foreach_copy_([piece for _, piece in pairs], [summed for summed, _ in pairs])
@@ -155,20 +154,21 @@ class GroupForm:
 
     def _accumulate_and_select(
         self, group: BucketGroup, comm: Comm
-    ) -> tuple[Sequence[Tensor], tuple[SparseVector, list[int]]]:
-        """Return what was selected from, (n,) of each bucket, and what `select_group` returns."""
-        accs, addends = self.feedback.prepare_group_accumulation(
+    ) -> tuple[Sequence[Tensor], GroupSelection]:
+        """Return the sums of residual and gradient, (n,) of each bucket, and the selection from them."""
+        accs, addends = self.feedback.prepare_group_accumulation_terms(
             group.gradients, [step.lr for step in group.gradients.steps], group.feedback_states
         )
         if self.group_support.one_search:
-            return accs, (group.kernel.topk(accs, addends, group.ks), group.ks)
+            ks = group.kernel_ks
+            return accs, GroupSelection(group.kernel.topk(accs, addends, ks), ks)
         selections = list[SparseVector]()
         addend_pieces = divide(addends, group.gradients.sizes)
-        for state, acc, pieces, k in zip(group.gradients.states, accs, addend_pieces, group.ks, strict=True):
-            if len(pieces) > 1:
-                torch._foreach_add_(split_like(acc, pieces), pieces)
-            addend = pieces[0] if len(pieces) == 1 else None
+        for state, acc, pieces, k in zip(
+            group.gradients.states, accs, addend_pieces, group.kernel_ks, strict=True
+        ):
+            addend = add_unless_single(acc, pieces)
             choice = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
             selections.append(choice.gather_from(acc))
-        ks = [selection.indices.numel() for selection in selections]
-        return accs, (group.kernel.join(selections), ks)
+        counts = [selection.indices.numel() for selection in selections]
+        return accs, GroupSelection(group.kernel.join(selections), counts)

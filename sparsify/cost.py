@@ -106,7 +106,7 @@ CostFunction = Callable[[int, int], CollectiveCost]  # of bytes and workers; for
 CountFunction = Callable[[int], int]  # of workers; for `permute`, of pairs
 
 
-def with_messages(textbook: CostFunction, num_messages: CountFunction) -> CostFunction:
+def _with_messages(textbook: CostFunction, num_messages: CountFunction) -> CostFunction:
     """Return a cost function with the bytes of `textbook` and another number of messages."""
     return lambda nbytes, size: CollectiveCost(num_messages(size), textbook(nbytes, size).sent_bytes)
 
@@ -127,15 +127,15 @@ ALGORITHMS: Mapping[str, Mapping[str, CostFunction]] = {
     # torch's ProcessGroupGloo calls them with their defaults.
     "gloo": {
         **TEXTBOOK,
-        "all_reduce": with_messages(all_reduce, lambda size: 2 * (size - 1)),
-        "all_gather": with_messages(all_gather, lambda size: size - 1),
+        "all_reduce": _with_messages(all_reduce, lambda size: 2 * (size - 1)),
+        "all_gather": _with_messages(all_gather, lambda size: size - 1),
     },
     # `sparsify.comm.direct` sends a message to each other worker, and of an allreduce a second one with the
     # sums, except between two workers.
     "direct": {
         **TEXTBOOK,
-        "all_reduce": with_messages(all_reduce, lambda size: (1 if size == 2 else 2) * (size - 1)),
-        "all_gather": with_messages(all_gather, lambda size: size - 1),
+        "all_reduce": _with_messages(all_reduce, lambda size: (1 if size == 2 else 2) * (size - 1)),
+        "all_gather": _with_messages(all_gather, lambda size: size - 1),
     },
 }
 # The number of propagation delays that a collective of P workers takes one after the other. In gloo a sender

@@ -102,7 +102,7 @@ class AllGather(Exchange):
 
     def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: None) -> Delivery:
         if not self.packed:
-            values, indices = comm.begin_all_gathers([selection.values, selection.indices.int()])()
+            values, indices = comm.all_gather_several([selection.values, selection.indices.int()])
             return Delivery([SparseVector(*pair) for pair in zip(indices, values, strict=True)], [selection])
         message = self.wire.write(selection, n)
         messages = gather_uneven(comm, message) if self.uneven else comm.all_gather(message)
@@ -218,20 +218,20 @@ def sum_in_rank_order(selections: Sequence[SparseVector]) -> SparseVector:
     return SparseVector(indices, values)
 
 
-def scatter_sum(
-    total: list[SparseVector | DenseSlice], scale: float, grad: Tensor, wide: Tensor | None
+def write_scaled_sum(
+    parts: list[SparseVector | DenseSlice], scale: float, out: Tensor, wide_buffer: Tensor | None
 ) -> None:
-    """Write scale times the sum of `total` into grad (n,), in a fixed order.
+    """Write scale times the sum of the parts, which are added in this order, into out (n,).
 
     Args:
-        wide: a buffer (n,) of a wider type, in which the sum is taken, if any.
+        wide_buffer: (n,) of a wider type, in which the sum is taken, if any.
     """
-    buffer = grad if wide is None else wide
+    buffer = out if wide_buffer is None else wide_buffer
     buffer.zero_()
-    for part in total:
+    for part in parts:
         part.add_to(buffer, alpha=scale)
-    if wide is not None:
-        grad.copy_(wide)
+    if buffer is not out:
+        out.copy_(buffer)
 
 
 def differences(positions: Sequence[int]) -> list[int]:

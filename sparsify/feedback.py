@@ -28,7 +28,7 @@ from sparsify.types import (
 class Feedback(MethodPart, ABC):
     """Base of the parts of methods that keep what was not delivered."""
 
-    # True if `prepare_accumulation` returns the gradient unchanged, so that it may lie in several pieces.
+    # True if `prepare_accumulation_terms` returns the gradient unchanged: then it may lie in several pieces.
     accepts_pieces: ClassVar[bool] = False
 
     @property
@@ -41,36 +41,36 @@ class Feedback(MethodPart, ABC):
 
     @property
     def supports_groups(self) -> bool:
-        """True unless a subclass overrides `retain_undelivered` and not `retain_group`."""
+        """True unless a subclass overrides `retain_undelivered` and not `retain_undelivered_of_group`."""
         cls = type(self)
         is_inherited = cls.retain_undelivered is Feedback.retain_undelivered
-        return is_inherited or cls.retain_group is not Feedback.retain_group
+        return is_inherited or cls.retain_undelivered_of_group is not Feedback.retain_undelivered_of_group
 
     @abstractmethod
     def init(self, like: Tensor) -> Any:
         """Return the state for a bucket like this tensor."""
 
     @abstractmethod
-    def prepare_accumulation(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
+    def prepare_accumulation_terms(self, grad: Tensor, lr: float, state: Any) -> tuple[Tensor, Tensor | None]:
         """Return two tensors (n,) whose sum is the residual plus the gradient.
 
         A selector may add them while it searches, in place of the first, which may be a buffer of the state
         or `grad` itself. The second is None if the first is the sum already.
         """
 
-    def accumulate(self, grad: Tensor, lr: float, state: Any) -> Tensor:
-        """Return the residual plus the gradient (n,)."""
-        acc, addend = self.prepare_accumulation(grad, lr, state)
+    def accumulate_in_gradient_units(self, grad: Tensor, lr: float, state: Any) -> Tensor:
+        """Return the residual, in units of the gradient, plus the gradient (n,)."""
+        acc, addend = self.prepare_accumulation_terms(grad, lr, state)
         return acc if addend is None else acc.add_(addend)
 
     def retain_undelivered(self, delivery: Delivery, state: Any) -> None:
         """Keep the accumulated gradient less what was delivered of it, as the new residual."""
         residual = self.residual(state)
         if residual is not None:
-            for part in delivery.delivered:
+            for part in delivery.own_parts:
                 part.add_to(residual, alpha=-1)
 
-    def prepare_group_accumulation(
+    def prepare_group_accumulation_terms(
         self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Any]
     ) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Prepare the accumulation of several buckets: return (n,) of each, and what is to be added to them.
@@ -82,9 +82,9 @@ class Feedback(MethodPart, ABC):
             lrs: the learning rate of each bucket's step.
         """
         accs = list[Tensor]()
-        addends = list[Sequence[Tensor]]()
+        addends = list[list[Tensor]]()
         for pieces, lr, state in zip(gradients.pieces, lrs, states, strict=True):
-            acc, addend = self.prepare_accumulation(pieces[0], lr, state)
+            acc, addend = self.prepare_accumulation_terms(pieces[0], lr, state)
             accs.append(acc)
             if addend is None:
                 addends.append([])
@@ -95,15 +95,17 @@ class Feedback(MethodPart, ABC):
         # Kernels add to all buckets or to none.
         for acc, pieces in zip(accs, addends, strict=True):
             if pieces:
-                torch._foreach_add_(split_like(acc, pieces), list(pieces))
+                torch._foreach_add_(split_like(acc, pieces), pieces)
         return accs, []
 
-    def retain_group(self, delivery: Delivery, states: Sequence[Any], kernel: GroupKernel) -> None:
+    def retain_undelivered_of_group(
+        self, delivery: Delivery, states: Sequence[Any], kernel: GroupKernel
+    ) -> None:
         """Do as `retain_undelivered` for a group of buckets, given the delivery of the whole group."""
         residuals = [self.residual(state) for state in states]
         kept = [residual for residual in residuals if residual is not None]
         if kept:
-            kernel.add(kept, as_sparse_vectors(delivery.delivered), alpha=-1)
+            kernel.add(kept, as_sparse_vectors(delivery.own_parts), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
         """Return the residual (n,), by default the state's field of this name; None where nothing is kept."""
@@ -122,7 +124,9 @@ class NoFeedback(Feedback):
     def init(self, like: Tensor) -> Workspace | None:
         return None if accumulation_dtype(like.dtype) == like.dtype else Workspace(like)
 
-    def prepare_accumulation(self, grad: Tensor, lr: float, state: Workspace | None) -> tuple[Tensor, None]:
+    def prepare_accumulation_terms(
+        self, grad: Tensor, lr: float, state: Workspace | None
+    ) -> tuple[Tensor, None]:
         return (grad if state is None else state.buffer("acc").copy_(grad)), None
 
     def residual(self, state: Workspace | None) -> None:
@@ -141,15 +145,17 @@ class ErrorFeedback(Feedback):
 
     @property
     def residual_weight(self) -> float | None:
-        return 1.0 if type(self).prepare_accumulation is ErrorFeedback.prepare_accumulation else None
+        return (
+            1.0 if type(self).prepare_accumulation_terms is ErrorFeedback.prepare_accumulation_terms else None
+        )
 
     def init(self, like: Tensor) -> Tensor:
         return huge_pages.zeros_like(like, accumulation_dtype(like.dtype))
 
-    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation_terms(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return state, grad  # acc lies in the residual's buffer, so that nothing of size n is allocated
 
-    def prepare_group_accumulation(
+    def prepare_group_accumulation_terms(
         self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Tensor]
     ) -> tuple[list[Tensor], Sequence[Tensor]]:
         return [*states], gradients.tensors
@@ -174,16 +180,20 @@ class DecayedFeedback(ErrorFeedback):
 
     @property
     def residual_weight(self) -> float | None:
-        return self.decay if type(self).prepare_accumulation is DecayedFeedback.prepare_accumulation else None
+        return (
+            self.decay
+            if type(self).prepare_accumulation_terms is DecayedFeedback.prepare_accumulation_terms
+            else None
+        )
 
     def broken_laws(self) -> dict[str, str]:
         reason = "the residual decays, by 1 - decay in each step; with decay=1 nothing is lost"
         return {} if self.decay == 1 else {NOTHING_IS_LOST: reason}
 
-    def prepare_accumulation(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
+    def prepare_accumulation_terms(self, grad: Tensor, lr: float, state: Tensor) -> tuple[Tensor, Tensor]:
         return (state if self.decay == 1 else state.mul_(self.decay)), grad
 
-    def prepare_group_accumulation(
+    def prepare_group_accumulation_terms(
         self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Tensor]
     ) -> tuple[list[Tensor], Sequence[Tensor]]:
         if self.decay != 1:
@@ -209,7 +219,7 @@ class LearningRateFeedback(Feedback):
     begin, zeros are delivered and the residual waits.
 
     Raises:
-        ValueError: in `prepare_accumulation`, lr is negative or NaN.
+        ValueError: in `prepare_accumulation_terms`, lr is negative or NaN.
     """
 
     accepts_pieces: ClassVar[bool] = True
@@ -217,7 +227,7 @@ class LearningRateFeedback(Feedback):
     def init(self, like: Tensor) -> ScaledResidual:
         return ScaledResidual(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
 
-    def prepare_accumulation(
+    def prepare_accumulation_terms(
         self, grad: Tensor, lr: float, state: ScaledResidual
     ) -> tuple[Tensor, Tensor | None]:
         if not lr >= 0:
@@ -241,11 +251,13 @@ class LiteralFeedback(LearningRateFeedback):
     """
 
     def retain_undelivered(self, delivery: Delivery, state: ScaledResidual) -> None:
-        for part in delivery.total:
+        for part in delivery.sum_parts:
             part.add_to(state.residual, alpha=-1)
 
-    def retain_group(self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: GroupKernel) -> None:
-        kernel.add([state.residual for state in states], as_sparse_vectors(delivery.total), alpha=-1)
+    def retain_undelivered_of_group(
+        self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: GroupKernel
+    ) -> None:
+        kernel.add([state.residual for state in states], as_sparse_vectors(delivery.sum_parts), alpha=-1)
 
 
 @dataclass
@@ -279,7 +291,7 @@ class MomentumCorrection(Feedback):
         dtype = accumulation_dtype(like.dtype)
         return MomentumCorrectionState(huge_pages.zeros_like(like, dtype), huge_pages.zeros_like(like, dtype))
 
-    def prepare_accumulation(
+    def prepare_accumulation_terms(
         self, grad: Tensor, lr: float, state: MomentumCorrectionState
     ) -> tuple[Tensor, Tensor]:
         u = state.momentum
@@ -291,17 +303,17 @@ class MomentumCorrection(Feedback):
         return v, u
 
     def retain_undelivered(self, delivery: Delivery, state: MomentumCorrectionState) -> None:
-        for part in delivery.delivered:
+        for part in delivery.own_parts:
             part.add_to(state.residual, alpha=-1)
             if self.masking and isinstance(part, SparseVector):
                 state.momentum.index_fill_(0, part.indices.long(), 0)
 
-    def retain_group(
+    def retain_undelivered_of_group(
         self, delivery: Delivery, states: Sequence[MomentumCorrectionState], kernel: GroupKernel
     ) -> None:
-        super().retain_group(delivery, states, kernel)
+        super().retain_undelivered_of_group(delivery, states, kernel)
         if self.masking:
-            for part in as_sparse_vectors(delivery.delivered):
+            for part in as_sparse_vectors(delivery.own_parts):
                 kernel.clear_at([state.momentum for state in states], part)
 
 
@@ -331,7 +343,7 @@ class LowPass(Feedback):
         acc = None if dtype == like.dtype else huge_pages.request(torch.empty_like(like, dtype=dtype))
         return LowPassState(huge_pages.zeros_like(like, dtype), acc)
 
-    def prepare_accumulation(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
+    def prepare_accumulation_terms(self, grad: Tensor, lr: float, state: LowPassState) -> tuple[Tensor, None]:
         # acc lies in the gradient's buffer, since m is still needed. Half-precision types get a wider buffer.
         is_wide = grad.dtype == state.residual.dtype
         state.acc = grad.add_(state.residual) if is_wide else torch.add(state.residual, grad, out=state.acc)
@@ -340,7 +352,7 @@ class LowPass(Feedback):
     def retain_undelivered(self, delivery: Delivery, state: LowPassState) -> None:
         assert state.acc is not None
         state.residual.lerp_(state.acc, self.beta)
-        for part in delivery.delivered:
+        for part in delivery.own_parts:
             part.add_to(state.residual, alpha=-self.beta)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from sparsify import cost, ranges
-from sparsify.bucket_group import GroupForm, GroupSupport
+from sparsify.bucket_group import BucketGroupMixin, GroupSupport
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
-from sparsify.exchange import Exchange, scatter_sum
+from sparsify.exchange import Exchange, write_scaled_sum
 from sparsify.feedback import Feedback, LearningRateFeedback
 from sparsify.kernels import Workspace
 from sparsify.ranges import Density, PositiveFloat, Scope, ScopeOrBucket
@@ -60,11 +60,11 @@ class Method(ABC):
 
     @property
     def needs_whole_gradient(self) -> bool:
-        """True if `prepare_gradients` needs the whole model's gradient before any bucket is aggregated."""
+        """True if `prepare_gradients_in_place` must run, before any bucket is aggregated."""
         return False
 
     @property
-    def num_warmup_epochs(self) -> int:
+    def num_density_warmup_epochs(self) -> int:
         """The number of first epochs with densities of their own; 0 if the density never changes."""
         return 0
 
@@ -72,8 +72,8 @@ class Method(ABC):
         """Return the density k/n in an epoch, counted from 0."""
         return 1.0
 
-    def prepare_gradients(self, grads: list[Tensor], comm: Comm) -> None:
-        """Change the whole gradient in place, (n,) of each bucket, before any bucket is aggregated."""
+    def prepare_gradients_in_place(self, grads: list[Tensor], comm: Comm) -> None:
+        """Change the whole gradient, (n,) of each bucket, before any bucket is aggregated."""
         return None
 
     @property
@@ -97,7 +97,7 @@ class Method(ABC):
         """Return the bytes that a worker sends of a bucket in a step; None without a closed form."""
         return None
 
-    def custom_reduce_scatter(self) -> Any:
+    def make_fsdp_reduce_scatter(self) -> Any:
         """Return a reduce-scatter for `set_custom_reduce_scatter` of FSDP2; None for a method without one."""
         return None
 
@@ -129,7 +129,7 @@ class SparsifierState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sparsifier(GroupForm, FeedbackMethod):
+class Sparsifier(BucketGroupMixin, FeedbackMethod):
     """A method that selects k of n elements, exchanges them, and keeps the rest as a residual.
 
     Args:
@@ -162,7 +162,7 @@ class Sparsifier(GroupForm, FeedbackMethod):
         k = num_selected(grad.numel(), step.step_density)
         with timer.phase("select"):
             # 1. Accumulate: acc <- residual + gradient. Some selectors add while they search.
-            acc, addend = self.feedback.prepare_accumulation(grad, step.lr, state.feedback)
+            acc, addend = self.feedback.prepare_accumulation_terms(grad, step.lr, state.feedback)
             # 2. Select k of the n elements.
             selected = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
             selection = selected.gather_from(acc)
@@ -191,13 +191,15 @@ class Sparsifier(GroupForm, FeedbackMethod):
         with timer.phase("scatter"):
             # 5. Average: write the sum over the workers, divided by their number, into the gradient.
             scale = (n / k if self.unbiased else 1) / (comm.size if self.average else 1)
-            scatter_sum(delivery.total, scale, grad, state.total.buffer("total") if state.total else None)
+            write_scaled_sum(
+                delivery.sum_parts, scale, grad, state.total.buffer("total") if state.total else None
+            )
         return selection.indices.numel()
 
     @property
     def group_support(self) -> GroupSupport:
         has_own_step = type(self).aggregate is not Sparsifier.aggregate
-        has_own_group_step = type(self).aggregate_group is not GroupForm.aggregate_group
+        has_own_group_step = type(self).aggregate_group is not BucketGroupMixin.aggregate_group
         if (has_own_step and not has_own_group_step) or not self.feedback.supports_groups:
             return GroupSupport()
         one_search = type(self.select) is TopK
@@ -222,7 +224,7 @@ class Sparsifier(GroupForm, FeedbackMethod):
         """Return the density, or the warm-up's where that is larger, as in the published code."""
         return max((self.density, *self.density_warmup[epoch : epoch + 1]))
 
-    def prepare_gradients(self, grads: list[Tensor], comm: Comm) -> None:
+    def prepare_gradients_in_place(self, grads: list[Tensor], comm: Comm) -> None:
         if self.clip_norm is not None:
             limit = self.clip_norm / comm.size**0.5
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
@@ -237,7 +239,7 @@ class Sparsifier(GroupForm, FeedbackMethod):
         return self.clip_norm is not None
 
     @property
-    def num_warmup_epochs(self) -> int:
+    def num_density_warmup_epochs(self) -> int:
         return len(self.density_warmup)
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:

@@ -85,7 +85,7 @@ def check_value(name: str, value: Any, allowed: Any) -> None:
     Raises:
         ValueError: names the value, and the values that are allowed.
     """
-    if not is_plain_data(allowed):
+    if not is_plain_data_type(allowed):
         return  # a device or a path is checked by its own class
     if is_allowed(value.tolist() if hasattr(value, "tolist") else value, allowed):
         return
@@ -178,7 +178,7 @@ def format_value(value: object) -> str:
     return text[: MAX_VALUE_CHARS - 3] + "..." if is_cut else text
 
 
-def stable_repr(value: object) -> str:
+def repr_without_addresses(value: object) -> str:
     """Return `repr(value)` without memory addresses, so that it is equal in all processes.
 
     Only classes without a `__repr__` of their own have such addresses.
@@ -243,12 +243,12 @@ def _literal_choices(literal: Any) -> list[str]:
     return sorted(map(format_argument, get_args(literal)))
 
 
-def is_plain_data(allowed: Any) -> bool:
+def is_plain_data_type(allowed: Any) -> bool:
     """Return True if values of this type are numbers, words, or lists and dicts of them."""
     plain, _ = _split_annotated(allowed)
     kind = get_origin(plain) or plain
     if kind in (typing.Union, types.UnionType):
-        return all(map(is_plain_data, get_args(plain)))
+        return all(map(is_plain_data_type, get_args(plain)))
     return kind in DATA_TYPES
 
 

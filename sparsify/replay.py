@@ -126,12 +126,12 @@ class ExchangeReplay:
         """
         k = num_selected(self.n, self.method.density_at(10**9)) if k is None else k
         if isinstance(self.method, Dense):
-            collectives = [uniform_collective("all_reduce", self.n * DTYPE.itemsize, self.world_size)]
+            collectives = [_uniform_collective("all_reduce", self.n * DTYPE.itemsize, self.world_size)]
         else:
             bucket_step = BucketStep(((self.n,),), k, DTYPE, self.world_size, self.step, [])
             collectives = [
-                *selector_collectives(self.method.select, bucket_step),
-                *exchange_collectives(self.method.exchange, selections, bucket_step, self.state),
+                *_selector_collectives(self.method.select, bucket_step),
+                *_exchange_collectives(self.method.exchange, selections, bucket_step, self.state),
             ]
         self.step += 1
         return BucketTraffic(self.world_size, collectives)
@@ -144,12 +144,12 @@ def check_replayable(method: Method) -> Sparsifier | Dense:
     raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
 
 
-def uniform_collective(kind: str, nbytes: int, world_size: int) -> ReplayedCollective:
+def _uniform_collective(kind: str, nbytes: int, world_size: int) -> ReplayedCollective:
     """Return a collective to which all workers bring the same number of bytes."""
     return ReplayedCollective(kind, [nbytes] * world_size)
 
 
-def part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[ReplayedCollective]:
+def _part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[ReplayedCollective]:
     """Return the collectives of a part of a method that numbers of elements determine."""
     return [
         ReplayedCollective(call.kind, [call.nbytes] * bucket_step.world_size, route=call.route)
@@ -157,31 +157,31 @@ def part_collectives(part: MethodPart, bucket_step: BucketStep) -> list[Replayed
     ]
 
 
-def selector_collectives(selector: Selector, bucket_step: BucketStep) -> list[ReplayedCollective]:
+def _selector_collectives(selector: Selector, bucket_step: BucketStep) -> list[ReplayedCollective]:
     """Return the collectives by which workers agree upon a shared selection."""
     if type(selector).predict_bytes is not MethodPart.predict_bytes:
         raise ValueError(
             f"{type(selector).__name__} chooses by what the gradient holds: it can't be replayed"
         )
-    return part_collectives(selector, bucket_step)
+    return _part_collectives(selector, bucket_step)
 
 
-def exchange_collectives(
+def _exchange_collectives(
     exchange: Exchange, selections: Selections, bucket_step: BucketStep, state: Any
 ) -> list[ReplayedCollective]:
     """Return the collectives of one exchange."""
     match exchange:
         case SplitAllGather():
-            return replay_split_all_gather(exchange, selections, bucket_step)
+            return _replay_split_all_gather(exchange, selections, bucket_step)
         case SplitReduceBalance():
-            return replay_split_reduce_balance(exchange, selections, bucket_step, state)
+            return _replay_split_reduce_balance(exchange, selections, bucket_step, state)
     if type(exchange).collective_calls is MethodPart.collective_calls:
         raise ValueError(f"{type(exchange).__name__} can't be replayed: it has no function here")
-    counts = count_sent_elements(exchange, selections, bucket_step)
-    return part_collectives(exchange, bucket_step._replace(sent_counts=counts))
+    counts = _count_sent_elements(exchange, selections, bucket_step)
+    return _part_collectives(exchange, bucket_step._replace(sent_counts=counts))
 
 
-def count_sent_elements(exchange: Exchange, selections: Selections, bucket_step: BucketStep) -> list[int]:
+def _count_sent_elements(exchange: Exchange, selections: Selections, bucket_step: BucketStep) -> list[int]:
     """Return the number of elements that each worker sends, reading no more selections than needed."""
     if exchange.needs_equal_counts:
         return [bucket_step.k] * bucket_step.world_size
@@ -190,43 +190,43 @@ def count_sent_elements(exchange: Exchange, selections: Selections, bucket_step:
     return [selection.indices.numel() for selection in selections]
 
 
-def replay_split_all_gather(
+def _replay_split_all_gather(
     exchange: SplitAllGather, selections: Selections, bucket_step: BucketStep
 ) -> list[ReplayedCollective]:
     """Return the collectives of SparCML."""
     size = bucket_step.world_size
     borders = even_borders(bucket_step.n, size)
-    collectives, reduced = replay_split_and_reduce(exchange.wire, selections, borders, bucket_step)
-    counts = count_by_region(reduced.indices, borders)
-    collectives.append(uniform_collective("all_gather", LENGTH_BYTES, size))
+    collectives, reduced = _replay_split_and_reduce(exchange.wire, selections, borders, bucket_step)
+    counts = _count_by_region(reduced.indices, borders)
+    collectives.append(_uniform_collective("all_gather", LENGTH_BYTES, size))
     if exchange.is_dense(counts, bucket_step.n, bucket_step.dtype):
         region_nbytes = max(differences(borders)) * exchange.wire.value_dtype(bucket_step.dtype).itemsize
-        return [*collectives, uniform_collective("all_gather", region_nbytes, size)]
-    return [*collectives, *gather_collectives(exchange.wire, counts, bucket_step)]
+        return [*collectives, _uniform_collective("all_gather", region_nbytes, size)]
+    return [*collectives, *_gather_collectives(exchange.wire, counts, bucket_step)]
 
 
-def replay_split_reduce_balance(
+def _replay_split_reduce_balance(
     exchange: SplitReduceBalance, selections: Selections, bucket_step: BucketStep, state: RegionState
 ) -> list[ReplayedCollective]:
     """Return the collectives of Ok-Topk, whose borders and global threshold serve several steps."""
     size = bucket_step.world_size
     collectives = list[ReplayedCollective]()
     if state.step % exchange.regions_every == 0:
-        state.borders = mean_quantile_borders(selections, bucket_step.n)
+        state.borders = _mean_quantile_borders(selections, bucket_step.n)
         if size > 1:
-            collectives.append(uniform_collective("all_gather", LENGTH_BYTES * (size - 1), size))
+            collectives.append(_uniform_collective("all_gather", LENGTH_BYTES * (size - 1), size))
     state.step += 1
-    split, reduced = replay_split_and_reduce(exchange.wire, selections, state.borders, bucket_step)
-    kept, agreement = replay_threshold(exchange, reduced, bucket_step.k, state.threshold, state.borders)
-    counts = count_by_region(kept, state.borders)
+    split, reduced = _replay_split_and_reduce(exchange.wire, selections, state.borders, bucket_step)
+    kept, agreement = _replay_threshold(exchange, reduced, bucket_step.k, state.threshold, state.borders)
+    counts = _count_by_region(kept, state.borders)
     collectives += [*split, *agreement]
     if exchange.balance:
-        collectives.append(rebalance_collective(exchange.wire, counts, bucket_step))
+        collectives.append(_rebalance_collective(exchange.wire, counts, bucket_step))
         counts = differences(even_borders(sum(counts), size))
-    return [*collectives, *gather_collectives(exchange.wire, counts, bucket_step)]
+    return [*collectives, *_gather_collectives(exchange.wire, counts, bucket_step)]
 
 
-def replay_split_and_reduce(
+def _replay_split_and_reduce(
     wire: Wire, selections: Selections, borders: Sequence[int], bucket_step: BucketStep
 ) -> tuple[list[ReplayedCollective], SparseVector]:
     """Return the collectives of `split_and_reduce`, and the sum of the selections in the order of ranks."""
@@ -240,18 +240,18 @@ def replay_split_and_reduce(
         indices = selection.indices.long()
         sums.index_add_(0, indices, wire.round_values(selection).values)
         is_chosen.index_fill_(0, indices, True)
-        counts[rank] = torch.tensor(count_by_region(indices.sort().values, borders), device="cpu")
+        counts[rank] = torch.tensor(_count_by_region(indices.sort().values, borders), device="cpu")
     counts.fill_diagonal_(0)
     indices = is_chosen.nonzero().squeeze(1)
     lengths = [LENGTH_BYTES * (size - 1)] * size
     collectives = [
         ReplayedCollective("all_to_all", lengths, lengths),
-        all_to_all_elements(wire, bucket_step, counts.sum(dim=1), counts.sum(dim=0)),
+        _all_to_all_elements(wire, bucket_step, counts.sum(dim=1), counts.sum(dim=0)),
     ]
     return collectives, SparseVector(indices, sums[indices])
 
 
-def all_to_all_elements(
+def _all_to_all_elements(
     wire: Wire, bucket_step: BucketStep, sent_counts: Tensor, received_counts: Tensor
 ) -> ReplayedCollective:
     """Return the all-to-all in which each worker sends and receives these numbers of elements (P,)."""
@@ -262,7 +262,7 @@ def all_to_all_elements(
     return ReplayedCollective("all_to_all", nbytes(sent_counts), nbytes(received_counts))
 
 
-def replay_threshold(
+def _replay_threshold(
     exchange: SplitReduceBalance,
     reduced: SparseVector,
     k: int,
@@ -277,15 +277,15 @@ def replay_threshold(
     is_due = state.is_due(k)
     kept = reduced.indices
     values = reduced.values
-    collectives = [uniform_collective("all_gather", LENGTH_BYTES, size)]
+    collectives = [_uniform_collective("all_gather", LENGTH_BYTES, size)]
     if not is_due:
         is_kept = values.abs() >= state.threshold
         kept, values = kept[is_kept], values[is_kept]
     if not len(kept):
         state.k = 0
     elif is_due or len(kept) > RENEWAL_RATIO * k:
-        longest = max(count_by_region(kept, borders))
-        collectives.append(uniform_collective("all_gather", longest * values.element_size(), size))
+        longest = max(_count_by_region(kept, borders))
+        collectives.append(_uniform_collective("all_gather", longest * values.element_size(), size))
         largest = values.abs().topk(min(k, len(values)), sorted=False).indices
         state.renew(
             positive_minimum(values[largest].abs()), k, exchange.threshold_every if is_due else state.left
@@ -297,23 +297,23 @@ def replay_threshold(
     return kept, collectives
 
 
-def rebalance_collective(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> ReplayedCollective:
+def _rebalance_collective(wire: Wire, counts: Sequence[int], bucket_step: BucketStep) -> ReplayedCollective:
     """Return the all-to-all that gives all workers the same number of elements, in unchanged order."""
     starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
     borders = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
     unmoved = (torch.minimum(starts[1:], borders[1:]) - torch.maximum(starts[:-1], borders[:-1])).clamp(min=0)
-    return all_to_all_elements(wire, bucket_step, starts.diff() - unmoved, borders.diff() - unmoved)
+    return _all_to_all_elements(wire, bucket_step, starts.diff() - unmoved, borders.diff() - unmoved)
 
 
-def gather_collectives(
+def _gather_collectives(
     wire: Wire, counts: Sequence[int], bucket_step: BucketStep
 ) -> list[ReplayedCollective]:
     """Return the all-gather of selections padded to the longest; none where all are empty."""
     nbytes = wire.nbytes(max(counts), bucket_step.n, bucket_step.dtype)
-    return [uniform_collective("all_gather", nbytes, bucket_step.world_size)] if nbytes else []
+    return [_uniform_collective("all_gather", nbytes, bucket_step.world_size)] if nbytes else []
 
 
-def mean_quantile_borders(selections: Selections, n: int) -> list[int]:
+def _mean_quantile_borders(selections: Selections, n: int) -> list[int]:
     """Return the means over the workers of the P-quantiles of their indices, as Ok-Topk's borders."""
     size = len(selections)
     totals = torch.zeros(size - 1, dtype=torch.int64, device="cpu")
@@ -322,6 +322,6 @@ def mean_quantile_borders(selections: Selections, n: int) -> list[int]:
     return [0, *(totals // size).tolist(), n]
 
 
-def count_by_region(indices: Tensor, borders: Sequence[int]) -> list[int]:
+def _count_by_region(indices: Tensor, borders: Sequence[int]) -> list[int]:
     """Return how many of these ascending indices lie in each region."""
     return differences(torch.searchsorted(indices, torch.tensor(borders, device="cpu")).tolist())

@@ -20,10 +20,10 @@ from sparsify.ranges import NonNegativeInt
 from sparsify.types import (
     BucketContext,
     BucketStep,
+    GroupSelection,
     MethodPart,
     PredictedBytes,
     Selection,
-    SparseVector,
     bytes_between,
     hash_64_bits,
     index_dtype,
@@ -55,26 +55,25 @@ class Selector(MethodPart, ABC):
         """Add grad (n,), if any, to acc (n,), and select from the sum; some selectors do both in one pass."""
         return self.select(acc if grad is None else acc.add_(grad), k, comm, state)
 
-    def search_group(
+    def try_search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
         ks: Sequence[int],
         states: Sequence[Any],
         weight: float,
-        anchors: Sequence[Tensor] = (),
-    ) -> tuple[SparseVector, list[int]] | None:
+        reset_grads_to: Sequence[Tensor] = (),
+    ) -> GroupSelection | None:
         """Accumulate and select from several buckets in one pass: acc <- weight x acc + grad.
 
         Args:
             accs: (n,) of each bucket.
             grads: pieces (m,) of the gradients, bucket after bucket.
-            anchors: pieces of the same sizes. If given, anchor - grad is added instead of grad, and grad
-                becomes a copy of the anchor.
+            reset_grads_to: pieces of the same sizes. If given, what is added is this less grad, instead of
+                grad, and grad becomes a copy of it.
 
         Returns:
-            The selection from all buckets, and the number of elements from each. None, with nothing changed,
-            where this selector can't do it in one pass.
+            None, with nothing changed, where this selector can't do it in one pass.
         """
         return None
 
@@ -103,7 +102,7 @@ class TopK(SinglePassSelector, ExactlyKSelector):
 
 
 @dataclass
-class DrawCounter:
+class RandomKeyStream:
     """A counter of draws, from which a new random key follows for each draw."""
 
     context: BucketContext = field(metadata={"saved": False})
@@ -112,11 +111,11 @@ class DrawCounter:
     def next_key(self) -> int:
         """Count a draw, and return its random key."""
         self.step += 1
-        return self.context.random_key(self.step)
+        return self.context.random_key_for_rank(self.step)
 
 
 @dataclass
-class PermutationState:
+class RandpermGenerator:
     """The random generator of the published operator."""
 
     generator: Generator
@@ -138,18 +137,20 @@ class RandomK(ExactlyKSelector):
     shared: bool = False
     sampling: SamplingRule = "hash"
 
-    def init(self, like: Tensor, context: BucketContext) -> DrawCounter | PermutationState:
-        context = context.shared if self.shared else context
+    def init(self, like: Tensor, context: BucketContext) -> RandomKeyStream | RandpermGenerator:
+        context = context.without_rank if self.shared else context
         return (
-            DrawCounter(context)
+            RandomKeyStream(context)
             if self.sampling == "hash"
-            else PermutationState(context.make_generator(like.device))
+            else RandpermGenerator(context.make_generator_for_rank(like.device))
         )
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter | PermutationState) -> Selection:
+    def select(
+        self, acc: Tensor, k: int, comm: Comm, state: RandomKeyStream | RandpermGenerator
+    ) -> Selection:
         n = acc.numel()
         check_k(k, n)
-        if isinstance(state, PermutationState):
+        if isinstance(state, RandpermGenerator):
             return Selection(torch.randperm(n, generator=state.generator, device=acc.device)[:k])
         return Selection(sample_indices(n, k, state.next_key(), acc.device))
 
@@ -200,10 +201,10 @@ class BlockRandomK(ExactlyKSelector):
     shared: bool = False
     aligned: bool = False
 
-    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
-        return DrawCounter(context.shared if self.shared else context)
+    def init(self, like: Tensor, context: BucketContext) -> RandomKeyStream:
+        return RandomKeyStream(context.without_rank if self.shared else context)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: RandomKeyStream) -> Selection:
         n = acc.numel()
         check_k(k, n)
         start = state.next_key() % (n // k) * k if self.aligned else state.next_key() % n
@@ -212,7 +213,7 @@ class BlockRandomK(ExactlyKSelector):
 
 
 @dataclass
-class IndexCache:
+class ArangeCache:
     """A cache of the indices 0 to k - 1, for the largest k so far."""
 
     indices: Tensor = field(metadata={"saved": False})  # (k,)
@@ -224,10 +225,10 @@ class FirstK(ExactlyKSelector):
 
     shared: ClassVar[bool] = True
 
-    def init(self, like: Tensor, context: BucketContext) -> IndexCache:
-        return IndexCache(torch.empty(0, dtype=torch.int64, device=like.device))
+    def init(self, like: Tensor, context: BucketContext) -> ArangeCache:
+        return ArangeCache(torch.empty(0, dtype=torch.int64, device=like.device))
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: IndexCache) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: ArangeCache) -> Selection:
         check_k(k, acc.numel())
         if len(state.indices) < k:
             state.indices = torch.arange(k, device=acc.device)
@@ -243,20 +244,20 @@ def split_evenly(n: int, size: int) -> list[int]:
     return [n // size + (index < n % size) for index in range(size)]
 
 
-class ExclusiveIndices(NamedTuple):
+class ExclusiveIndicesUnion(NamedTuple):
     """The disjoint choices of all workers, in the order of ranks."""
 
     indices: Tensor  # (k',) distinct, equal on all workers
     counts: list[int]  # the number of indices of each worker
 
 
-def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveIndices:
+def gather_exclusive_indices(comm: Comm, chosen: Tensor, n: int) -> ExclusiveIndicesUnion:
     """All-gather choices that do not overlap, so that nothing needs sorting. One host synchronisation."""
     gathered = gather_uneven(comm, chosen.to(index_dtype(n)))
-    return ExclusiveIndices(torch.cat(gathered), [len(indices) for indices in gathered])
+    return ExclusiveIndicesUnion(torch.cat(gathered), [len(indices) for indices in gathered])
 
 
-def predict_union_bytes(bucket_step: BucketStep) -> PredictedBytes:
+def predict_exclusive_gather_bytes(bucket_step: BucketStep) -> PredictedBytes:
     """Return the bytes of `gather_exclusive_indices`: lists of indices, padded to the longest."""
     (total,) = set(bucket_step.sent_counts)
     world_size = bucket_step.world_size
@@ -281,7 +282,7 @@ def mask_buffer(workspace: Workspace) -> Tensor:
     return workspace.buffer("mask", torch.bool)
 
 
-def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
+def compute_magnitudes_if_needed(acc: Tensor, workspace: Workspace) -> None:
     """Compute magnitudes where `select_above_threshold` will need them for this acc."""
     if isinstance(workspace.kernel, TorchKernel):
         compute_magnitudes(acc, workspace)
@@ -290,9 +291,9 @@ def prepare_magnitudes(acc: Tensor, workspace: Workspace) -> None:
 def select_above_threshold(
     acc: Tensor, threshold: Tensor | float, workspace: Workspace, strict: bool = False
 ) -> Selection:
-    """Return the indices where |acc| >= threshold (> if strict), ascending, after `prepare_magnitudes`.
+    """Return the indices where |acc| >= threshold (> if strict), ascending. One host synchronisation.
 
-    One host synchronisation.
+    Call `compute_magnitudes_if_needed` first.
     """
     if isinstance(workspace.kernel, TorchKernel):
         compare = torch.gt if strict else torch.ge

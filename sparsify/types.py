@@ -173,6 +173,13 @@ class Selection(NamedTuple):
         return SparseVector(self.indices, acc[self.indices] if self.values is None else self.values)
 
 
+class GroupSelection(NamedTuple):
+    """The elements chosen from a group of buckets, which follow each other as one bucket."""
+
+    selection: SparseVector
+    counts: list[int]  # how many are of each bucket
+
+
 SelectionHook = Callable[[Tensor, SparseVector], None]
 
 
@@ -189,10 +196,10 @@ class StepSettings(NamedTuple):
 class Delivery(NamedTuple):
     """The result of an exchange: the sum over the workers, and this worker's contribution to it."""
 
-    total: list[SparseVector | DenseSlice]  # parts, which are summed in this order
-    delivered: list[
-        SparseVector | DenseSlice
-    ]  # the elements of this worker's selection that are in the total
+    # Parts of the sum over the workers, which are added in this order.
+    sum_parts: list[SparseVector | DenseSlice]
+    # This worker's own elements that are in the sum.
+    own_parts: list[SparseVector | DenseSlice]
 
 
 class BucketContext(NamedTuple):
@@ -210,20 +217,23 @@ class BucketContext(NamedTuple):
         return tensor_sizes(self.shapes)
 
     @property
-    def shared(self) -> BucketContext:
+    def without_rank(self) -> BucketContext:
         """The context without its rank: random numbers drawn from it are equal on all workers."""
         return self._replace(rank=-1)
 
-    def random_key(self, step: int = 0) -> int:
+    def random_key_for_rank(self, step: int = 0) -> int:
         """Return a 63-bit number that differs for every (seed, rank, bucket, step)."""
         mixed = self.seed
         for number in (self.rank, self.bucket, step):
             mixed = hash_64_bits(mixed * 0x9E3779B97F4A7C15 + number + 1)
         return mixed >> 1
 
-    def make_generator(self, device: torch.device) -> Generator:
-        """Return a new random generator. The global one belongs to the user's model and data."""
-        return Generator(device=device).manual_seed(self.random_key())
+    def make_generator_for_rank(self, device: torch.device) -> Generator:
+        """Return a new random generator, seeded with `random_key_for_rank`.
+
+        The global one belongs to the user's model and data.
+        """
+        return Generator(device=device).manual_seed(self.random_key_for_rank())
 
 
 def tensor_sizes(shapes: Sequence[Sequence[int]]) -> list[int]:

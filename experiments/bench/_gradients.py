@@ -191,7 +191,7 @@ def train_briefly(
     def body(comm: virtual.VirtualComm) -> tuple[SparseVector, int]:
         model = task.model(data, 0, device, torch.float32)
         optimiser, aggregator = task.optimiser(model), Aggregator(method, model.named_parameters(), comm)
-        augmentation = BucketContext(0, comm.rank, -1).make_generator(device)
+        augmentation = BucketContext(0, comm.rank, -1).make_generator_for_rank(device)
         batches = task.batches(data, comm.rank, size, 0, augmentation, torch.float32)
         watched = list[SparseVector]()
 

@@ -25,7 +25,7 @@ from sparsify.kernels import SelectionKernel, TorchKernel, Workspace
 from sparsify.kernels.native import KernelUnavailableError, NativeKernel
 from sparsify.methods.dgc import SampledThreshold, SampledThresholdState
 from sparsify.methods.gaussiank import GaussianThreshold
-from sparsify.select import DrawCounter
+from sparsify.select import RandomKeyStream
 from sparsify.types import BucketContext, SparseVector
 
 StepCall = Callable[[Tensor, Tensor], SparseVector | None]
@@ -168,7 +168,8 @@ def eager(setup: Setup) -> Made:
 
 
 def dgc(setup: Setup) -> Made:
-    return by_rule(SampledThreshold(), SampledThresholdState(DrawCounter(CONTEXT), setup.workspace), setup.k)
+    state = SampledThresholdState(RandomKeyStream(CONTEXT), setup.workspace)
+    return by_rule(SampledThreshold(), state, setup.k)
 
 
 def add(setup: Setup) -> Made:

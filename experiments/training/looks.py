@@ -86,7 +86,7 @@ class Looks:
     def __init__(self, buckets: Sequence[Bucket], log: Log, every: int, seed: int) -> None:
         self.log, self.every, self.buckets = log, every, buckets
         self.earlier: dict[str, deque[Tensor]] = {}  # of each tensor and size of regions, the newest last
-        self.draws = BucketContext(seed, 0, NUMBER).make_generator(torch.device("cpu"))
+        self.draws = BucketContext(seed, 0, NUMBER).make_generator_for_rank(torch.device("cpu"))
 
     def at(self, step: int) -> SelectionHook | None:
         """The watch of this step, if it is one that is looked at."""

@@ -51,7 +51,7 @@ class VectorTask(Task):
         spare, step = min(SPARE, self.elements), first
         long = drawn(self.elements + spare, self.overlap, own).to(generator.device, dtype)
         while True:
-            start = own.shared.random_key(step) % (spare + 1)
+            start = own.without_rank.random_key_for_rank(step) % (spare + 1)
             yield long[start : start + self.elements], long[:0]
             step += 1
 
@@ -65,10 +65,10 @@ def drawn(count: int, overlap: float, own: BucketContext) -> Tensor:
     An element is alike on all workers with probability `overlap`, else each draws its own. So of a worker's k
     largest about that share is among the k largest of every other one.
     """
-    common = own.shared.make_generator(torch.device("cpu"))
+    common = own.without_rank.make_generator_for_rank(torch.device("cpu"))
     theirs = heavy_tailed(count, common)
     is_own = torch.rand(count, generator=common) >= overlap
-    return torch.where(is_own, heavy_tailed(count, own.make_generator(torch.device("cpu"))), theirs)
+    return torch.where(is_own, heavy_tailed(count, own.make_generator_for_rank(torch.device("cpu"))), theirs)
 
 
 def heavy_tailed(count: int, generator: Generator) -> Tensor:

@@ -7,6 +7,7 @@ waiting and transferring.
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -18,11 +19,18 @@ from torch import tensor as to_tensor
 
 from sparsify import cost
 from sparsify.core import host_sync
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.core.timer import PhaseTimer
 
 T = TypeVar("T")
 MAX_MESSAGE_ELEMENTS = 2**24  # of several tensors in one message, which are copied for it
+
+
+class PredictedCost(NamedTuple):
+    """The cost of a collective for one worker, by closed forms."""
+
+    cost: cost.CollectiveCost
+    seconds: float  # that it should take; 0 where nobody has measured the link
 
 
 class Comm(Protocol):
@@ -53,6 +61,10 @@ class Comm(Protocol):
         """Begin an `all_gather` of each tensor, and return a function that waits for all of them."""
         return lambda: [self.all_gather(tensor) for tensor in tensors]
 
+    def all_gather_several(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return the result of `all_gather` for each tensor. All are under way at the same time."""
+        return self.begin_all_gathers(tensors)()
+
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         """Send a part of a 1-D tensor to each worker, and return the parts for this one, by sender.
 
@@ -68,28 +80,48 @@ class Comm(Protocol):
         worker received, None if none.
         """
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        """Write the root's tensor into all workers' tensors, and return the argument."""
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        """Write the root's tensor into all workers' tensors."""
 
     def barrier(self) -> None:
         """Return on each worker after the last one has called it."""
 
-    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> PredictedCost:
         """Return the cost of a collective by its algorithm, and its seconds by `links`.
-
-        The seconds are 0 where nobody has measured the link.
 
         Args:
             kind, nbytes: as in `cost.Network.collective_seconds`.
         """
         collective = cost.ALGORITHMS[self.algorithm][kind](nbytes, size)
-        return collective, self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0
+        seconds = self.links[kind].transfer_seconds(collective) if kind in self.links else 0.0
+        return PredictedCost(collective, seconds)
 
     def lagged_max(self, number: int) -> int:
         """Hand in a number, 0 or more, and return the largest that was handed in at the call before.
 
         At the first call it returns 0. The numbers travel while the workers do something else.
         """
+
+
+class ProcessComm(Comm):
+    """A communicator between processes, whose `lagged_max` travels in the background."""
+
+    _wait_for_max: Callable[[], Any] | None = None  # for the result of the last `lagged_max`
+
+    def lagged_max(self, number: int) -> int:
+        before = self._finish_lagged_max()
+        self._wait_for_max = self._begin_max(number)
+        return before
+
+    @abstractmethod
+    def _begin_max(self, number: int) -> Callable[[], Any]:
+        """Begin to find the largest of all workers' numbers, and return a function that waits for it."""
+
+    def _finish_lagged_max(self) -> int:
+        """Return the result of the `lagged_max` under way, 0 if there is none."""
+        wait = self._wait_for_max
+        self._wait_for_max = None
+        return 0 if wait is None else int(wait())
 
 
 class WorkerLost(ConnectionError):
@@ -127,11 +159,11 @@ def broadcast_tensors(comm: Comm, tensors: Sequence[Tensor], device: Device) -> 
     """
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
-        for indices in group_by_size([tensor.numel() for tensor in alike], MAX_MESSAGE_ELEMENTS):
+        for indices in group_consecutive_indices([tensor.numel() for tensor in alike], MAX_MESSAGE_ELEMENTS):
             batch = [alike[index] for index in indices]
             flat = cat([tensor.detach().to(device).reshape(-1) for tensor in batch])
-            received = comm.broadcast(flat.view(uint8)).view(dtype)  # bytes: no backend has all types
-            parts = received.split([tensor.numel() for tensor in batch])
+            comm.broadcast(flat.view(uint8))  # bytes: no backend has all types
+            parts = flat.split([tensor.numel() for tensor in batch])
             for tensor, values in zip(batch, parts, strict=True):
                 write_back(values.view(tensor.shape), tensor)
 
@@ -186,13 +218,13 @@ class ForwardingComm(Comm):
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         return self.comm.permute(tensor, route)
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        return self.comm.broadcast(tensor, root)
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        self.comm.broadcast(tensor, root)
 
     def barrier(self) -> None:
         self.comm.barrier()
 
-    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[cost.CollectiveCost, float]:
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> PredictedCost:
         return self.comm.predict_cost(kind, nbytes, size)
 
     def lagged_max(self, number: int) -> int:
@@ -233,14 +265,10 @@ class CountingComm(ForwardingComm):
         self._count("all_gather", tensor.nbytes, self.size)
         return self._run(lambda: partial(self.comm.all_gather, tensor))
 
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        self._count("all_reduce", tensor.nbytes, self.size)
-        return self.comm.begin_all_reduce(tensor)
-
-    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
+    def all_gather_several(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         for tensor in tensors:
             self._count("all_gather", tensor.nbytes, self.size)
-        return self.comm.begin_all_gathers(tensors)
+        return self._run(partial(self.comm.begin_all_gathers, tensors))
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         kept_bytes = send[self.rank] * tensor.element_size()
@@ -251,9 +279,9 @@ class CountingComm(ForwardingComm):
         self._count("permute", tensor.nbytes, len(route))
         return self._run(lambda: partial(self.comm.permute, tensor, route))
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         self._count("broadcast", tensor.nbytes, self.size)
-        return self._run(lambda: partial(self.comm.broadcast, tensor, root))
+        self._run(lambda: partial(self.comm.broadcast, tensor, root))
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         """Add the cost of a collective."""
@@ -287,14 +315,7 @@ class InstrumentedComm(CountingComm):
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         self._count("all_reduce", tensor.nbytes, self.size)
-        return self._run(lambda: self.comm.begin_all_reduce(tensor))
-
-    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
-        # Begun when it is waited for, so that its time stays whole.
-        return partial(self.all_reduce, tensor)
-
-    def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
-        return partial(self._run, partial(super().begin_all_gathers, tensors))
+        return self._run(partial(self.comm.begin_all_reduce, tensor))
 
     def barrier(self) -> None:
         with self.timer.phase("wait"):

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from sparsify import ranges
 from sparsify.core import huge_pages
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.ranges import ScopeOrBucket
 
 BYTES_PER_MB = 2**20
@@ -131,7 +131,7 @@ def bucket_ranges(sizes: Sequence[int], itemsize: int, scope: str | float) -> It
     """Yield ranges of tensors that share a bucket; those that would make up an empty bucket are left out."""
     max_bytes_by_scope = {"global": math.inf, "layer": 0}
     max_bytes = max_bytes_by_scope[scope] if isinstance(scope, str) else scope * BYTES_PER_MB
-    for tensors in group_by_size([size * itemsize for size in sizes], max_bytes):
+    for tensors in group_consecutive_indices([size * itemsize for size in sizes], max_bytes):
         if any(sizes[tensor] for tensor in tensors):  # nothing of an empty tensor can be exchanged
             yield range(tensors[0], tensors[-1] + 1)
 

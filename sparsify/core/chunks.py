@@ -62,8 +62,8 @@ class ChunkGrid(NamedTuple):
         matrix = acc[self.start : self.start + self.rows * self.columns]
         return matrix.view(self.chunks_down, self.height, self.chunks_across, self.width).transpose(1, 2)
 
-    def chunk_starts(self, device: torch.device) -> Tensor:
-        """Return (chunks,) int64: the index of the first element of each chunk."""
+    def first_indices(self, device: torch.device) -> Tensor:
+        """Return (chunks,) int64: the index in the bucket of the first element of each chunk."""
         down = torch.arange(self.chunks_down, device=device) * (self.height * self.columns)
         across = torch.arange(self.chunks_across, device=device) * self.width
         return (self.start + down[:, None] + across).view(-1)
@@ -95,14 +95,14 @@ def _cut_tensor(tensor: int, start: int, n: int, shape: tuple[int, ...], side: i
     if len(shape) >= 2:
         rows = shape[0]
         columns = n // rows
-        height = largest_divisor(rows, side)
-        width = largest_divisor(columns, side)
+        height = _largest_divisor(rows, side)
+        width = _largest_divisor(columns, side)
         if height * width > side or height * width == n:
             yield ChunkGrid(tensor, start, rows, columns, height, width)
             return
         run = side * side
     else:
-        run = largest_divisor(n, side)
+        run = _largest_divisor(n, side)
         if run < side / 2 and run < n:
             run = side
     num_runs = n // run
@@ -113,7 +113,7 @@ def _cut_tensor(tensor: int, start: int, n: int, shape: tuple[int, ...], side: i
         yield ChunkGrid(tensor, start + num_runs * run, 1, rest, 1, rest)
 
 
-def largest_divisor(n: int, limit: int) -> int:
+def _largest_divisor(n: int, limit: int) -> int:
     """Return the largest divisor of n that is at most `limit`."""
     return next(divisor for divisor in range(min(n, limit), 0, -1) if n % divisor == 0)
 
@@ -155,7 +155,7 @@ class ChunkBatch(NamedTuple):
         return self.num_chunks * self.chunk_numel
 
 
-def make_batches(grids: Sequence[ChunkGrid], k_by_grid: Sequence[int], max_numel: int) -> list[ChunkBatch]:
+def _make_batches(grids: Sequence[ChunkGrid], k_by_grid: Sequence[int], max_numel: int) -> list[ChunkBatch]:
     """Divide all chunks into batches of at most so many elements, or of one chunk."""
     batches_by_kind = dict[tuple[int, int], list[ChunkBatch]]()
     for index, (grid, k) in enumerate(zip(grids, k_by_grid, strict=True)):
@@ -257,7 +257,7 @@ class ChunkLayout:
         for grid, k in zip(self.grids, k_by_grid, strict=True):
             totals.append(k * grid.num_chunks)
             counts[grid.tensor] += totals[-1]
-            starts.append(grid.chunk_starts(self.device).repeat_interleave(k))
+            starts.append(grid.first_indices(self.device).repeat_interleave(k))
         offsets = tuple(accumulate(totals, initial=0))
 
         def repeat(numbers: list[int]) -> Tensor:
@@ -274,7 +274,7 @@ class ChunkLayout:
             torch.cat(starts).to(self.index_dtype),
             repeat([grid.columns for grid in self.grids]),
             repeat([grid.width for grid in self.grids]),
-            make_batches(self.grids, k_by_grid, BATCH_NUMEL),
+            _make_batches(self.grids, k_by_grid, BATCH_NUMEL),
         )
 
     def indices_to_places(self, indices: Tensor, k: int | Sequence[int]) -> Tensor:
@@ -301,7 +301,7 @@ class ChunkLayout:
         work = acc.new_empty(max((batch.numel for batch in quota.batches), default=0))
         for batch in quota.batches:
             keys = self._keys(acc, batch, work)
-            rows = topk_of_rows(keys, batch.k).sort(dim=1).values
+            rows = _topk_of_rows(keys, batch.k).sort(dim=1).values
             row = 0
             for chunks in batch.ranges:
                 chosen = rows[row : row + chunks.num_chunks]
@@ -322,7 +322,7 @@ class ChunkLayout:
         return work.view(KEY_DTYPES[acc.dtype])
 
 
-def topk_of_rows(keys: Tensor, k: int) -> Tensor:
+def _topk_of_rows(keys: Tensor, k: int) -> Tensor:
     """Return (m, k): where the k largest of each row of keys (m, size) lie, in no order.
 
     Keys are whole numbers: the bits of magnitudes. Comparing these is right of floating-point numbers without

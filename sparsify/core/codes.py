@@ -51,7 +51,7 @@ class TensorSegments(NamedTuple):
         """Return the sum of each tensor's values, (T,), in an order that is fixed on each machine."""
         return torch.segment_reduce(values, "sum", lengths=self.lengths, unsafe=True)
 
-    def max_by_tensor(self, values: Tensor) -> Tensor:
+    def max_or_zero_by_tensor(self, values: Tensor) -> Tensor:
         """Return the largest of each tensor's values, 0 or above, (T,): NaN where there is one; 0 of none."""
         return torch.segment_reduce(values, "max", lengths=self.lengths, unsafe=True).clamp_(min=0)
 
@@ -110,7 +110,7 @@ class LevelCode(ValueCode):
     num_scales: ClassVar[int]
 
     @abstractmethod
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         """Return scales (T, num_scales), and codes (K,), whole numbers from 0 to 2^bits - 1, of values (K,).
 
         Where values are not finite, codes may be any and scales must not be finite.
@@ -124,7 +124,7 @@ class LevelCode(ValueCode):
         return SCALE.itemsize * self.num_scales * len(counts) + packed_nbytes(sum(counts), self.bits)
 
     def encode(self, values: Tensor, segments: TensorSegments) -> Tensor:
-        scales, codes = self.quantise(values, segments)
+        scales, codes = self.scales_and_codes(values, segments)
         scales = scales.to(SCALE)
         is_finite = scales.isfinite().all(dim=1, keepdim=True)
         scales = torch.where(is_finite, scales, torch.nan)
@@ -141,7 +141,7 @@ class LevelCode(ValueCode):
         return levels.view(-1).index_select(0, indices)
 
 
-def ratios_to_scale(values: Tensor, scales: Tensor, segments: TensorSegments) -> Tensor:
+def _ratios_to_scale(values: Tensor, scales: Tensor, segments: TensorSegments) -> Tensor:
     """Divide values (K,) by their tensor's scale (T,), as it travels; 0 where that is 0 or not finite."""
     return (values / segments.repeat_by_tensor(scales.to(SCALE).to(values.dtype))).nan_to_num_(0.0, 0.0, 0.0)
 
@@ -156,9 +156,9 @@ class Int8(LevelCode):
     bits: ClassVar[int] = 8
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
-        scales = segments.max_by_tensor(values.abs())
-        codes = ratios_to_scale(values, scales, segments).mul_(127).round_().clamp_(-127, 127).add_(128)
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_or_zero_by_tensor(values.abs())
+        codes = _ratios_to_scale(values, scales, segments).mul_(127).round_().clamp_(-127, 127).add_(128)
         return scales[:, None], codes
 
     def levels(self, scales: Tensor) -> Tensor:
@@ -178,9 +178,9 @@ class E3M0(LevelCode):
     bits: ClassVar[int] = 4
     num_scales: ClassVar[int] = 1
 
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
-        scales = segments.max_by_tensor(values.abs())
-        ratio = ratios_to_scale(values, scales, segments)
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+        scales = segments.max_or_zero_by_tensor(values.abs())
+        ratio = _ratios_to_scale(values, scales, segments)
         magnitudes = ratio.abs()
         codes = torch.zeros_like(ratio, dtype=torch.uint8)
         for low, high in pairwise((0.0, *POWERS)):
@@ -216,7 +216,7 @@ class Symmetric2(MeanLevelCode):
 
     num_scales: ClassVar[int] = 2
 
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         magnitudes = values.abs()
         total = segments.sum_by_tensor(magnitudes)
         number = segments.lengths.to(values.dtype)
@@ -246,7 +246,7 @@ class Statistical2(MeanLevelCode):
 
     num_scales: ClassVar[int] = NUM_BINS
 
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         number = segments.lengths.to(values.dtype)
         mean = segments.sum_by_tensor(values) / number.clamp(min=1)
         centred = values - segments.repeat_by_tensor(mean)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def group_by_size(sizes: Sequence[int], max_size: float) -> list[list[int]]:
+def group_consecutive_indices(sizes: Sequence[int], max_size: float) -> list[list[int]]:
     """Group consecutive items whose sizes add up to at most `max_size`, and return their indices.
 
     An item that is larger has a group of its own.

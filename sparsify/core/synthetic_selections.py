@@ -100,7 +100,7 @@ class SyntheticSelections(Sequence[SparseVector]):
         self.seed = seed
         self.k = min(n, max(1, int(statistics.density * n)))
         self.tail = math.log(n / self.k)
-        popularity = draw_popularities(statistics, n, np.random.default_rng(seed))
+        popularity = _draw_popularities(statistics, n, np.random.default_rng(seed))
         # (m,) elements that can be drawn; each has a stretch of a line, which ends at (m,).
         self.elements = np.flatnonzero(popularity > MIN_RELATIVE_POPULARITY * statistics.density)
         self.stretch_ends = np.cumsum(-np.log1p(-popularity[self.elements]))
@@ -142,7 +142,7 @@ class SyntheticSelections(Sequence[SparseVector]):
         return indices
 
 
-def draw_popularities(statistics: SelectionStatistics, n: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_popularities(statistics: SelectionStatistics, n: int, rng: np.random.Generator) -> np.ndarray:
     """Draw the popularities of n elements, (n,) float64.
 
     In each slice their mean is the slice's density, and two workers have `overlap` of it in common, or as
@@ -155,11 +155,13 @@ def draw_popularities(statistics: SelectionStatistics, n: int, rng: np.random.Ge
     slices = []
     for share, length in zip(shares, np.diff(borders).tolist(), strict=True):
         mean = min(1.0, share * density * n / max(1, length))
-        slices.append(draw_slice_popularities(mean, overlap, length, rng))
+        slices.append(_draw_slice_popularities(mean, overlap, length, rng))
     return np.concatenate(slices)
 
 
-def draw_slice_popularities(mean: float, overlap: float, length: int, rng: np.random.Generator) -> np.ndarray:
+def _draw_slice_popularities(
+    mean: float, overlap: float, length: int, rng: np.random.Generator
+) -> np.ndarray:
     """Draw Beta-distributed popularities with this mean and E[p^2] / E[p] = overlap.
 
     They are all equal where chance makes as much overlap.

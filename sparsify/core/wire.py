@@ -35,7 +35,7 @@ class Wire:
 
     def nbytes(self, k: int, n: int, dtype: torch.dtype) -> int:
         """Return the number of bytes of a message."""
-        index_nbytes = {"int32": 4 * k, "int64": 8 * k, "delta16": 2 * k + 4 * num_blocks(n)}
+        index_nbytes = {"int32": 4 * k, "int64": 8 * k, "delta16": 2 * k + 4 * _num_blocks(n)}
         return index_nbytes[self.index] + k * self.value_dtype(dtype).itemsize
 
     def num_elements(self, nbytes: int, n: int, dtype: torch.dtype) -> int:
@@ -76,7 +76,7 @@ class Wire:
         if self.index == "delta16":
             order = selection.indices.argsort()
             indices, values = selection.indices[order].long(), values[order]
-            counts = torch.zeros(num_blocks(n), dtype=torch.int32, device=indices.device)
+            counts = torch.zeros(_num_blocks(n), dtype=torch.int32, device=indices.device)
             counts.index_add_(0, indices // BLOCK_NUMEL, torch.ones_like(indices, dtype=torch.int32))
             return concat_bytes(counts, (indices % BLOCK_NUMEL).to(torch.int16), values)
         return concat_bytes(
@@ -92,9 +92,9 @@ class Wire:
         value_dtype = self.value_dtype(dtype)
         if self.index == "delta16":
             counts, offsets, values = split_bytes(
-                message, (torch.int32, num_blocks(n)), (torch.int16, k), (value_dtype, k)
+                message, (torch.int32, _num_blocks(n)), (torch.int16, k), (value_dtype, k)
             )
-            starts = torch.arange(0, BLOCK_NUMEL * num_blocks(n), BLOCK_NUMEL, device=message.device)
+            starts = torch.arange(0, BLOCK_NUMEL * _num_blocks(n), BLOCK_NUMEL, device=message.device)
             indices = starts.repeat_interleave(counts, output_size=k) + (offsets.long() & BLOCK_NUMEL - 1)
             return SparseVector(indices, values.to(dtype))
         index_dtype = torch.int64 if self.index == "int64" else torch.int32
@@ -102,7 +102,7 @@ class Wire:
         return SparseVector(indices, values.to(dtype))
 
 
-def num_blocks(n: int) -> int:
+def _num_blocks(n: int) -> int:
     """Return the number of blocks of n elements."""
     return -(-n // BLOCK_NUMEL)
 

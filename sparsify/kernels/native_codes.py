@@ -20,9 +20,9 @@ class NativeStatistical2(Statistical2):
     operators.
     """
 
-    def quantise(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
+    def scales_and_codes(self, values: Tensor, segments: TensorSegments) -> tuple[Tensor, Tensor]:
         if not are_contiguous_on_cpu([values]):
-            return super().quantise(values, segments)
+            return super().scales_and_codes(values, segments)
         counts = np.array(segments.counts, dtype=np.int64)
         assert counts.sum() == len(values)
         means = torch.empty(len(counts), self.num_scales, dtype=torch.float32, device="cpu")

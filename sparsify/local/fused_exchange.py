@@ -43,13 +43,13 @@ def try_fused_exchange(
         return None
     group = BucketGroup(gradients, kernel)
     with engine.timer.phase("select"):
-        search = method.search_group(group, anchor)
+        search = method.try_search_group(group, anchor)
     if search is None:
         return None
     selection, _ = search
 
     def exchange_and_move() -> int:
-        total = method.exchange_group(selection, group, engine.comm, engine.timer)
+        total = method.exchange_and_retain_group(selection, group, engine.comm, engine.timer)
         scale = 1 / engine.comm.size if method.average else 1.0
         with engine.timer.phase("scatter"):
             kernel.move(anchor, parameters, total, scale, -step.lr)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsify.comm import Comm
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
 from sparsify.method import Dense
@@ -47,7 +47,7 @@ def average_in_few_messages(engine: Engine, pieces: Sequence[Tensor], step: Step
     if not is_piece_a_bucket or num_buckets == 1 or not isinstance(method, Dense | PackingMethod):
         return engine.average(engine.bucket_gradients(pieces, [step] * num_buckets))
     reports = list[StepReport]()
-    for numbers in group_by_size([piece.nbytes for piece in pieces], MAX_MESSAGE_BYTES):
+    for numbers in group_consecutive_indices([piece.nbytes for piece in pieces], MAX_MESSAGE_BYTES):
         group = [pieces[number] for number in numbers]
         gradients = engine.bucket_gradients(group, [step] * len(numbers), numbers)
         if isinstance(method, PackingMethod):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from sparsify.types import (
     BucketStep,
     CollectiveCall,
     Delivery,
+    GroupSelection,
     MethodPart,
     Selection,
     SparseVector,
@@ -39,15 +40,6 @@ def make_chunk_layout(like: Tensor, context: BucketContext, side: int) -> ChunkL
     return ChunkLayout(context.shapes or (tuple(like.shape),), side, like.device)
 
 
-def join_layouts(layouts: Sequence[ChunkLayout], cached: ChunkLayout | None) -> ChunkLayout:
-    """Return the chunks of several buckets that follow each other: `cached`, if it has the same chunks."""
-    shapes = tuple(shape for layout in layouts for shape in layout.shapes)
-    tensors_per_bucket = tuple(len(layout.shapes) for layout in layouts)
-    if cached and (cached.shapes, cached.tensors_per_bucket) == (shapes, tensors_per_bucket):
-        return cached
-    return ChunkLayout(shapes, layouts[0].side, layouts[0].device, tensors_per_bucket)
-
-
 @dataclass
 class ChunkSearchState:
     """The chunks of a bucket, and the native searches of it, if they work here; else torch's operators do."""
@@ -56,6 +48,39 @@ class ChunkSearchState:
     native: NativeChunkSearch | None = field(metadata={"saved": False})
     # Of the group of buckets that begins with this one.
     group_native: NativeChunkSearch | None = field(default=None, metadata={"saved": False})
+
+
+@dataclass
+class ChunkGatherState:
+    """The chunks of a bucket, and what is made from them when it is first needed."""
+
+    layout: ChunkLayout = field(metadata={"saved": False})
+    segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
+    sender_counts: Tensor | None = field(
+        default=None, metadata={"saved": False}
+    )  # (n,) int16, 0 between steps
+    # Of the group of buckets that begins with this one.
+    group_state: ChunkGatherState | None = field(default=None, metadata={"saved": False})
+
+
+OfLayout = TypeVar("OfLayout", NativeChunkSearch, ChunkGatherState)
+
+
+def cached_or_joint(
+    cached: OfLayout | None,
+    states: Sequence[ChunkSearchState | ChunkGatherState],
+    make: Callable[[ChunkLayout], OfLayout],
+) -> OfLayout:
+    """Make what several buckets that follow each other need from their joint chunks.
+
+    Return `cached` if it has the same chunks.
+    """
+    layouts = [state.layout for state in states]
+    shapes = tuple(shape for layout in layouts for shape in layout.shapes)
+    tensors_per_bucket = tuple(len(layout.shapes) for layout in layouts)
+    if cached and (cached.layout.shapes, cached.layout.tensors_per_bucket) == (shapes, tensors_per_bucket):
+        return cached
+    return make(ChunkLayout(shapes, layouts[0].side, layouts[0].device, tensors_per_bucket))
 
 
 @dataclass(frozen=True)
@@ -88,24 +113,21 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
                 return Selection(chosen.indices.long(), chosen.values)
         return Selection(*state.layout.select_largest(acc if grad is None else acc.add_(grad), k))
 
-    def search_group(
+    def try_search_group(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
         ks: Sequence[int],
         states: Sequence[ChunkSearchState],
         weight: float,
-        anchors: Sequence[Tensor] = (),
-    ) -> tuple[SparseVector, list[int]] | None:
+        reset_grads_to: Sequence[Tensor] = (),
+    ) -> GroupSelection | None:
         first = states[0]
         if first.native is None:
             return None
-        search = first.group_native
-        layout = join_layouts([state.layout for state in states], search.layout if search else None)
-        if search is None or search.layout is not layout:
-            search = first.group_native = NativeChunkSearch(layout)
-        selection = search.select_largest(accs, grads, ks, weight, anchors)
-        return None if selection is None else (selection, layout.counts_by_bucket(ks))
+        search = first.group_native = cached_or_joint(first.group_native, states, NativeChunkSearch)
+        selection = search.select_largest(accs, grads, ks, weight, reset_grads_to)
+        return None if selection is None else GroupSelection(selection, search.layout.counts_by_bucket(ks))
 
 
 class ReceivedSelection(NamedTuple):
@@ -113,19 +135,6 @@ class ReceivedSelection(NamedTuple):
 
     selection: SparseVector
     norms: Tensor  # (T,) of the values of each tensor; empty unless the exchange clips
-
-
-@dataclass
-class ChunkGatherState:
-    """The chunks of a bucket, and what is made from them when it is first needed."""
-
-    layout: ChunkLayout = field(metadata={"saved": False})
-    segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
-    sender_counts: Tensor | None = field(
-        default=None, metadata={"saved": False}
-    )  # (n,) int16, 0 between steps
-    # Of the group of buckets that begins with this one.
-    group_state: ChunkGatherState | None = field(default=None, metadata={"saved": False})
 
 
 @dataclass(frozen=True)
@@ -198,10 +207,7 @@ class ChunkGather(Exchange):
         states: Sequence[ChunkGatherState],
     ) -> Delivery:
         first = states[0]
-        group_state = first.group_state
-        layout = join_layouts([state.layout for state in states], group_state.layout if group_state else None)
-        if group_state is None or group_state.layout is not layout:
-            group_state = first.group_state = ChunkGatherState(layout)
+        group_state = first.group_state = cached_or_joint(first.group_state, states, ChunkGatherState)
         return self._exchange(selection, n, ks, comm, group_state)
 
     def _exchange(

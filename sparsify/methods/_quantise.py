@@ -204,7 +204,7 @@ class StochasticQuantiser(Quantiser):
 
     def init(self, like: Tensor, context: BucketContext) -> StochasticRoundingState:
         message = PackedCodes(like, self.bits, num_blocks(like.numel(), self.block))
-        return StochasticRoundingState(message, context.make_generator(like.device))
+        return StochasticRoundingState(message, context.make_generator_for_rank(like.device))
 
     def encode(self, acc: Tensor, work: Tensor, state: StochasticRoundingState) -> Tensor:
         scales = self.compute_scales(acc)
@@ -268,7 +268,7 @@ class QuantisedAllGather(FeedbackMethod):
         with timer.phase("select"):
             for grad, state in zip(grads, states, strict=True):
                 # 1. Accumulate.
-                acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+                acc = self.feedback.accumulate_in_gradient_units(grad, step.lr, state.feedback)
                 # 2. Quantise.
                 work = state.workspace.buffer("work")
                 own_messages.append(self.quantise.encode(acc, work, state.quantise))

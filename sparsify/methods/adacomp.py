@@ -12,7 +12,7 @@ from sparsify.comm import Comm, gather_uneven
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.timer import PhaseTimer
 from sparsify.core.wire import concat_bytes, split_bytes
-from sparsify.exchange import scatter_sum
+from sparsify.exchange import write_scaled_sum
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method
 from sparsify.methods._quantise import num_blocks, split_into_blocks
@@ -171,7 +171,7 @@ class AdaComp(Method):
         feedback = ErrorFeedback()
         with timer.phase("select"):
             # 1. to 3. Accumulate, select and quantise.
-            acc = feedback.accumulate(grad, step.lr, state.residual)
+            acc = feedback.accumulate_in_gradient_units(grad, step.lr, state.residual)
             scales, marks = self.select(acc, grad, state)
             message = encode(scales, marks, acc, state.layout)
         with timer.phase("exchange"):
@@ -183,7 +183,7 @@ class AdaComp(Method):
             delivered = decode(message, acc.dtype, state.layout)
             feedback.retain_undelivered(Delivery([*total], [delivered]), state.residual)
         with timer.phase("scatter"):
-            scatter_sum([*total], 1 / comm.size, grad, state.wide)
+            write_scaled_sum([*total], 1 / comm.size, grad, state.wide)
         return num_codes(message, state.layout)  # the marks of empty bins too: they take as many bytes
 
     def select(self, acc: Tensor, grad: Tensor, state: AdaCompState) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -12,8 +12,9 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Method, Sparsifier
 from sparsify.methods._ef21 import EF21
+from sparsify.methods._matrices import matrix_shapes, view_matrices
 from sparsify.ranges import Density, PositiveFraction, PositiveInt, Scope, check_arguments
-from sparsify.select import DrawCounter, Selector
+from sparsify.select import RandomKeyStream, Selector
 from sparsify.types import (
     BucketContext,
     BucketStep,
@@ -58,29 +59,12 @@ def arctopk(
     return EF21(rows, eta) if feedback == "ef21m" else rows
 
 
-class MatrixSlice(NamedTuple):
-    """The stretch of a bucket that one tensor takes, as a matrix."""
-
-    start: int  # in the bucket
-    rows: int
-    columns: int
-    is_sketched: bool  # else it is sent whole
-
-    def view_matrix(self, acc: Tensor) -> Tensor:
-        """View the matrix in a bucket (n,) as (rows, columns)."""
-        return acc[self.start : self.start + self.rows * self.columns].view(self.rows, self.columns)
-
-    def num_sent_rows(self, k: int, n: int) -> int:
-        """Return how many rows to send, where k of n elements are asked for."""
-        return min(self.rows, max(1, -(-k * self.rows // n))) if self.is_sketched else self.rows
-
-
 @dataclass
 class SketchState:
-    """The draws so far, and the matrices of the bucket."""
+    """The draws so far, and the shapes of the bucket's matrices."""
 
-    draws: DrawCounter
-    matrices: list[MatrixSlice] = field(metadata={"saved": False})
+    draws: RandomKeyStream
+    shapes: list[tuple[int, int]] = field(metadata={"saved": False})  # (rows, columns)
 
 
 @dataclass(frozen=True)
@@ -91,47 +75,34 @@ class SketchedRowTopK(Selector):
     """
 
     rank: PositiveInt = 4
-
-    @property
-    def shared(self) -> bool:
-        return True
+    shared: ClassVar[bool] = True
 
     def init(self, like: Tensor, context: BucketContext) -> SketchState:
-        matrices = self.make_matrix_slices(context.shapes or (tuple(like.shape),))
-        return SketchState(DrawCounter(context.shared), matrices)
+        shapes = matrix_shapes(context.shapes or (tuple(like.shape),))
+        return SketchState(RandomKeyStream(context.without_rank), shapes)
 
-    def make_matrix_slices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixSlice]:
-        """Cut a bucket into its tensors, as matrices (shape[0], all the rest)."""
-        slices = list[MatrixSlice]()
-        start = 0
-        for shape in shapes:
-            n = torch.Size(shape).numel()
-            if n:
-                rows = shape[0] if len(shape) > 1 else 1
-                columns = n // rows
-                slices.append(MatrixSlice(start, rows, columns, rows > 1 and columns > self.rank))
-            start += n
-        return slices
+    def is_sketched(self, rows: int, columns: int) -> bool:
+        """Return True for matrices of which rows are chosen by a sketch, not sent whole."""
+        return rows > 1 and columns > self.rank
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: SketchState) -> Selection:
         # 1. Sketch: the mean of G V, up to a factor.
-        draws = Generator(acc.device)
-        draws.manual_seed(state.draws.next_key())
-        sketches = [
-            self._sketch(matrix.view_matrix(acc), draws) for matrix in state.matrices if matrix.is_sketched
-        ]
+        draws = Generator(acc.device).manual_seed(state.draws.next_key())
+        matrices = view_matrices(acc, state.shapes)
+        sketches = [self._sketch(matrix, draws) for matrix in matrices if self.is_sketched(*matrix.shape)]
         if sketches:
-            total = comm.all_reduce(torch.cat([sketch.view(-1) for sketch in sketches]))
-            sums = iter(total.split([sketch.numel() for sketch in sketches]))
+            scores = comm.all_reduce(torch.cat(sketches)).square().sum(dim=1)
+            scores_by_sketch = iter(scores.split([len(sketch) for sketch in sketches]))
         # 2. Choose the rows of the largest norms.
         indices = list[Tensor]()
-        for matrix in state.matrices:
-            rows = torch.arange(matrix.rows, device=acc.device)
-            if matrix.is_sketched:
-                scores = next(sums).view(matrix.rows, self.rank).square().sum(dim=1)
-                rows = scores.topk(matrix.num_sent_rows(k, acc.numel())).indices
-            inside = rows[:, None] * matrix.columns + torch.arange(matrix.columns, device=acc.device)
-            indices.append(inside.view(-1).add_(matrix.start))
+        start = 0
+        for rows, columns in state.shapes:
+            chosen = torch.arange(rows, device=acc.device)
+            if self.is_sketched(rows, columns):
+                chosen = next(scores_by_sketch).topk(-(-k * rows // acc.numel())).indices
+            inside = chosen[:, None] * columns + torch.arange(columns, device=acc.device)
+            indices.append(inside.view(-1).add_(start))
+            start += rows * columns
         return Selection(torch.cat(indices))
 
     def _sketch(self, matrix: Tensor, draws: Generator) -> Tensor:
@@ -143,7 +114,7 @@ class SketchedRowTopK(Selector):
         return sketch
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        matrices = self.make_matrix_slices(bucket_step.shapes)
-        rows = sum(matrix.rows for matrix in matrices if matrix.is_sketched)
-        nbytes = rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
+        shapes = matrix_shapes(bucket_step.shapes)
+        num_rows = sum(rows for rows, columns in shapes if self.is_sketched(rows, columns))
+        nbytes = num_rows * self.rank * accumulation_dtype(bucket_step.dtype).itemsize
         return exact_bytes(cost.all_reduce(nbytes, bucket_step.world_size))

@@ -12,10 +12,11 @@ from sparsify.comm import Comm
 from sparsify.core import chunks
 from sparsify.core.chunks import ChunkLayout
 from sparsify.core.timer import PhaseTimer
+from sparsify.exchange import write_scaled_sum
 from sparsify.feedback import DecayedFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
-from sparsify.methods._chunked import ChunkGather, ChunkTopK, make_chunk_layout
+from sparsify.methods._chunked import ChunkGather, ChunkGatherState, ChunkSearchState, ChunkTopK
 from sparsify.ranges import (
     AverageOver,
     ChunkSide,
@@ -30,9 +31,7 @@ from sparsify.types import (
     NOTHING_IS_LOST,
     BucketContext,
     BucketStep,
-    DenseSlice,
     PredictedBytes,
-    SparseVector,
     StepSettings,
     num_selected,
 )
@@ -80,12 +79,11 @@ def demo(
 
 @dataclass
 class DeMoState:
-    """The state of each part, the chunks, and buffers."""
+    """The state of each part, and buffers."""
 
-    select: Any
+    select: ChunkSearchState
     feedback: Any
-    exchange: Any
-    layout: ChunkLayout = field(metadata={"saved": False})
+    exchange: ChunkGatherState
     workspace: Workspace = field(metadata={"saved": False})
 
 
@@ -108,7 +106,6 @@ class DeMo(FeedbackMethod):
             self.select.init(like, context),
             self.feedback.init(like),
             self.exchange.init(like, context),
-            make_chunk_layout(like, context, self.select.side),
             Workspace(like),
         )
 
@@ -119,11 +116,12 @@ class DeMo(FeedbackMethod):
         k = num_selected(n, step.step_density)
         work = state.workspace.buffer("work")
         out = state.workspace.buffer("out")
+        layout = state.exchange.layout
         with timer.phase("select"):
             # 1. Accumulate the momentum.
-            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+            acc = self.feedback.accumulate_in_gradient_units(grad, step.lr, state.feedback)
             # 2. Select the largest coefficients of each chunk.
-            coefficients = cosine_transform(acc, work, state.layout)
+            coefficients = cosine_transform(acc, work, layout)
             selected = self.select.accumulate_and_select(coefficients, None, k, comm, state.select)
             selection = selected.gather_from(coefficients)
         with timer.phase("exchange"):
@@ -131,12 +129,12 @@ class DeMo(FeedbackMethod):
             delivery = self.exchange.exchange(selection, n, k, comm, state.exchange)
         with timer.phase("select"):
             # 4. Take what was sent out of the momentum.
-            delivered = sum_into(work, delivery.delivered, 1.0)
-            acc.sub_(cosine_transform(delivered, out, state.layout, inverse=True))
+            write_scaled_sum(delivery.own_parts, 1, work, None)
+            acc.sub_(cosine_transform(work, out, layout, inverse=True))
         with timer.phase("scatter"):
             # 5. The update is the sign of the average.
-            average = sum_into(work, delivery.total, 1 / comm.size)
-            update = cosine_transform(average, out, state.layout, inverse=True)
+            write_scaled_sum(delivery.sum_parts, 1 / comm.size, work, None)
+            update = cosine_transform(work, out, layout, inverse=True)
             grad.copy_(update.sign_() if self.sign else update)
         return selection.indices.numel()
 
@@ -149,14 +147,6 @@ class DeMo(FeedbackMethod):
             reason = "the update is the sign of the average"
             broken |= {NOTHING_IS_LOST: reason, DENSE_AT_DENSITY_1: reason}
         return broken
-
-
-def sum_into(buffer: Tensor, parts: list[SparseVector | DenseSlice], scale: float) -> Tensor:
-    """Write scale x the sum of the parts, in their order, into buffer (n,), and return it."""
-    buffer.zero_()
-    for part in parts:
-        part.add_to(buffer, alpha=scale)
-    return buffer
 
 
 def cosine_transform(values: Tensor, out: Tensor, layout: ChunkLayout, inverse: bool = False) -> Tensor:

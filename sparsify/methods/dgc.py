@@ -29,7 +29,7 @@ from sparsify.ranges import (
     ValueFormat,
     check_arguments,
 )
-from sparsify.select import DrawCounter, Selector, prepare_magnitudes, select_above_threshold
+from sparsify.select import RandomKeyStream, Selector, compute_magnitudes_if_needed, select_above_threshold
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
     BucketContext,
@@ -111,7 +111,7 @@ MIN_SAMPLES_ABOVE = 2  # so many elements of the sample lie above its threshold 
 class SampledThresholdState:
     """The draws so far, and buffers."""
 
-    draws: DrawCounter
+    draws: RandomKeyStream
     workspace: Workspace = field(metadata={"saved": False})
 
 
@@ -132,15 +132,15 @@ class SampledThreshold(Selector):
     adaptations: NonNegativeInt = 10
 
     def init(self, like: Tensor, context: BucketContext) -> SampledThresholdState:
-        return SampledThresholdState(DrawCounter(context), Workspace.with_kernel(like, context))
+        return SampledThresholdState(RandomKeyStream(context), Workspace.with_kernel(like, context))
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: SampledThresholdState) -> Selection:
         n = acc.numel()
         workspace = state.workspace
-        num_sampled = max(math.ceil(self.sample * n), math.ceil(MIN_SAMPLES_ABOVE * n / k))
+        num_sampled = math.ceil(max(self.sample * n, MIN_SAMPLES_ABOVE * n / k))
         if num_sampled >= n or k == n:
             return Selection(workspace.kernel.topk(acc, None, k).indices)
-        prepare_magnitudes(acc, workspace)
+        compute_magnitudes_if_needed(acc, workspace)
         # Odd, lest the sample walk along one row of a tensor whose sides are even (published: 32 i + 1).
         stride = (n // num_sampled - 1) | 1
         sample = acc[state.draws.next_key() % stride :: stride].abs()

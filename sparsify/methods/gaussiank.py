@@ -29,8 +29,8 @@ from sparsify.select import (
     ExactlyKSelector,
     Selector,
     compute_magnitudes,
+    compute_magnitudes_if_needed,
     mask_buffer,
-    prepare_magnitudes,
     select_above_threshold,
 )
 from sparsify.types import DENSE_AT_DENSITY_1, Selection
@@ -81,12 +81,12 @@ def gaussiank(
         passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
         slack: candidates per element sent, for `bounded` only. None: 2.
     """
-    if rule == "published" and slack is not None:
-        raise ValueError(
-            f"{slack=} has no effect with rule='published'; leave it out, or take rule='bounded'"
-        )
     select: Selector
     if rule == "published":
+        if slack is not None:
+            raise ValueError(
+                f"{slack=} has no effect with rule='published'; leave it out, or take rule='bounded'"
+            )
         select = GaussianThreshold(passes or PUBLISHED_PASSES)
     else:
         select = GaussianTopK(passes or BOUNDED_PASSES, slack or SLACK)
@@ -119,7 +119,7 @@ class GaussianThreshold(Selector):
     }
 
     def select(self, acc: Tensor, k: int, comm: Comm, state: Workspace) -> Selection:
-        prepare_magnitudes(acc, state)
+        compute_magnitudes_if_needed(acc, state)
         threshold = gaussian_threshold(acc, k / acc.numel())
         for _ in range(self.passes):
             chosen = select_above_threshold(acc, threshold, state, strict=True)

@@ -24,10 +24,10 @@ from sparsify.ranges import (
     check_arguments,
 )
 from sparsify.select import (
-    ExclusiveIndices,
+    ExclusiveIndicesUnion,
     Selector,
     gather_exclusive_indices,
-    predict_union_bytes,
+    predict_exclusive_gather_bytes,
     split_evenly,
 )
 from sparsify.types import BucketContext, BucketStep, PredictedBytes, Selection
@@ -118,11 +118,11 @@ class ExclusiveThresholdSelector(Selector):
         return SharedThreshold(Workspace.with_kernel(like, context))
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        return predict_union_bytes(bucket_step)
+        return predict_exclusive_gather_bytes(bucket_step)
 
     def select_in_partition(
         self, acc: Tensor, k: int, sizes: list[int], comm: Comm, state: SharedThreshold
-    ) -> ExclusiveIndices:
+    ) -> ExclusiveIndicesUnion:
         """Select from partition (step + rank) mod P, and gather the choices of all workers.
 
         Args:

@@ -11,7 +11,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.local.strategy import ANCHORS_AGREE, HeavyBall, LocalSteps
 from sparsify.method import Method
 from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_arguments
-from sparsify.select import DrawCounter
+from sparsify.select import RandomKeyStream
 from sparsify.types import BucketContext, BucketStep, PredictedBytes, StepSettings, exact_bytes
 
 
@@ -46,12 +46,12 @@ class PairwiseAverage(Method):
 
     scope: str = "layer"
 
-    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
+    def init(self, like: Tensor, context: BucketContext) -> RandomKeyStream:
         # Without the bucket in its key the draw is the same for all tensors, so they go to the same worker.
-        return DrawCounter(context.shared._replace(bucket=0))
+        return RandomKeyStream(context.without_rank._replace(bucket=0))
 
     def aggregate(
-        self, grad: Tensor, step: StepSettings, state: DrawCounter, comm: Comm, timer: PhaseTimer
+        self, grad: Tensor, step: StepSettings, state: RandomKeyStream, comm: Comm, timer: PhaseTimer
     ) -> int:
         with timer.phase("exchange"):
             received = comm.permute(grad, draw_pair_routes(comm.size, state.next_key()))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
 from sparsify.feedback import Feedback
 from sparsify.method import FeedbackMethod
+from sparsify.methods._matrices import matrix_shapes, view_matrices
 from sparsify.ranges import FeedbackName, FloatAtLeast1, PositiveInt, Scope, check_arguments
 from sparsify.types import (
     DENSE_AT_DENSITY_1,
@@ -24,6 +26,7 @@ from sparsify.types import (
     StepSettings,
     accumulation_dtype,
     exact_bytes,
+    tensor_sizes,
 )
 
 
@@ -70,44 +73,12 @@ def powersgd(
     return PowerSGD(rank, min_compression_rate, feedbacks.FEEDBACKS[feedback], scope)
 
 
-class MatrixLayout(NamedTuple):
-    """The shape of a tensor as a matrix, and its places in the bucket and in both messages."""
+class MatrixPlan(NamedTuple):
+    """The shapes of all matrices M of a bucket, and of the P and Q of each, in the same order."""
 
-    rows: int
-    columns: int
-    rank: int  # 0: not compressed
-    start: int  # in the bucket
-    p_start: int  # of P, or of an uncompressed matrix itself, in the first message
-    q_start: int  # of Q, in the second message
-
-    @property
-    def p_columns(self) -> int:
-        """The number of columns that travel in the first message."""
-        return self.rank or self.columns
-
-    def view_matrix(self, bucket: Tensor) -> Tensor:
-        """Return the matrix (rows, columns) as a view of the bucket (n,)."""
-        return view_at(bucket, self.start, self.rows, self.columns)
-
-    def view_p(self, first_message: Tensor) -> Tensor:
-        """Return P (rows, rank), or an uncompressed (rows, columns), as a view of the first message."""
-        return view_at(first_message, self.p_start, self.rows, self.p_columns)
-
-    def view_q(self, second_message: Tensor) -> Tensor:
-        """Return Q (columns, rank) as a view of the second message."""
-        return view_at(second_message, self.q_start, self.columns, self.rank)
-
-
-def view_at(tensor: Tensor, start: int, rows: int, columns: int) -> Tensor:
-    """Return (rows, columns), a view of the elements from `start` on."""
-    return tensor[start : start + rows * columns].view(rows, columns)
-
-
-def message_lengths(matrices: list[MatrixLayout]) -> tuple[int, int]:
-    """Return the number of elements of the first message and of the second."""
-    first = sum(matrix.rows * matrix.p_columns for matrix in matrices)
-    second = sum(matrix.columns * matrix.rank for matrix in matrices)
-    return first, second
+    m: list[tuple[int, int]]
+    p: list[tuple[int, int]]  # (rows, rank); (rows, columns) where M is not compressed, and travels itself
+    q: list[tuple[int, int]]  # (columns, rank); (columns, 0) where M is not compressed
 
 
 @dataclass
@@ -116,7 +87,7 @@ class PowerSGDState:
 
     second: Tensor  # the second message: all Q
     feedback: Any
-    matrices: list[MatrixLayout] = field(metadata={"saved": False})
+    plan: MatrixPlan = field(metadata={"saved": False})
     first: Tensor = field(metadata={"saved": False})  # the first message: all P and uncompressed tensors
     update: Tensor | None = field(metadata={"saved": False})  # (n,) fp32, for half-precision gradients
 
@@ -132,71 +103,67 @@ class PowerSGD(FeedbackMethod):
 
     def init(self, like: Tensor, context: BucketContext) -> PowerSGDState:
         dtype = accumulation_dtype(like.dtype)
-        matrices = self.lay_out_matrices(context.shapes)
-        first_length, second_length = message_lengths(matrices)
+        plan = self.plan_matrices(context.shapes)
         # The first Q is drawn on the host, so that it is equal on all devices.
-        generator = context.shared.make_generator(torch.device("cpu"))
-        first_q = torch.randn(second_length, generator=generator, dtype=dtype)
+        generator = context.without_rank.make_generator_for_rank(torch.device("cpu"))
+        first_q = torch.randn(sum(tensor_sizes(plan.q)), generator=generator, dtype=dtype)
         return PowerSGDState(
             first_q.to(like.device),
             self.feedback.init(like),
-            matrices,
-            torch.empty(first_length, dtype=dtype, device=like.device),
+            plan,
+            torch.empty(sum(tensor_sizes(plan.p)), dtype=dtype, device=like.device),
             None if dtype == like.dtype else torch.empty_like(like, dtype=dtype),
         )
 
-    def lay_out_matrices(self, shapes: tuple[tuple[int, ...], ...]) -> list[MatrixLayout]:
-        """Return the layout of each tensor of a bucket, given their shapes."""
-        matrices = []
-        start = p_start = q_start = 0
-        for shape in shapes:
-            numel = torch.Size(shape).numel()
-            rows, columns, rank = numel, 1, 0
-            if len(shape) > 1 and numel:
-                rows, columns = shape[0], numel // shape[0]
-                rank = min(self.rank, rows, columns)
-                if rank * (rows + columns) * self.min_compression_rate >= numel:
-                    rank = 0
-            matrix = MatrixLayout(rows, columns, rank, start, p_start, q_start)
-            matrices.append(matrix)
-            start += numel
-            p_start += rows * matrix.p_columns
-            q_start += columns * rank
-        return matrices
+    def plan_matrices(self, shapes: Sequence[Sequence[int]]) -> MatrixPlan:
+        """Choose what each tensor of a bucket is compressed to, given the shapes of all."""
+        plan = MatrixPlan(matrix_shapes(shapes), [], [])
+        for rows, columns in plan.m:
+            rank = min(self.rank, rows, columns)
+            if rank * (rows + columns) * self.min_compression_rate >= rows * columns:
+                rank = 0
+            plan.p.append((rows, rank or columns))
+            plan.q.append((columns, rank))
+        return plan
 
     def aggregate(
         self, grad: Tensor, step: StepSettings, state: PowerSGDState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        compressed = [matrix for matrix in state.matrices if matrix.rank]
-        uncompressed = [matrix for matrix in state.matrices if not matrix.rank]
-        first, second = state.first, state.second
+        plan = state.plan
+        ps = view_matrices(state.first, plan.p)
+        qs = view_matrices(state.second, plan.q)
+        is_compressed = [rank > 0 for _, rank in plan.q]
         update = grad if state.update is None else state.update  # it is written after the gradient was read
         with timer.phase("select"):
-            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
-            for matrix in compressed:  # 1.
-                torch.mm(matrix.view_matrix(acc), matrix.view_q(second), out=matrix.view_p(first))
-            for matrix in uncompressed:
-                matrix.view_p(first).copy_(matrix.view_matrix(acc))
+            acc = self.feedback.accumulate_in_gradient_units(grad, step.lr, state.feedback)
+            matrices = view_matrices(acc, plan.m)
+            for compresses, m, p, q in zip(is_compressed, matrices, ps, qs, strict=True):
+                if compresses:
+                    torch.mm(m, q, out=p)  # 1.
+                else:
+                    p.copy_(m)
         with timer.phase("exchange"):
-            comm.all_reduce(first)  # 2.
+            comm.all_reduce(state.first)  # 2.
         with timer.phase("select"):
-            for matrix in compressed:
-                p = matrix.view_p(first)
-                p.copy_(torch.linalg.qr(p).Q)  # 3.
-                torch.mm(matrix.view_matrix(acc).T, p, out=matrix.view_q(second))  # 4.
+            for compresses, m, p, q in zip(is_compressed, matrices, ps, qs, strict=True):
+                if compresses:
+                    p.copy_(torch.linalg.qr(p).Q)  # 3.
+                    torch.mm(m.T, p, out=q)  # 4.
         with timer.phase("exchange"):
-            if compressed:
-                comm.all_reduce(second).div_(comm.size)  # 5.
+            if any(is_compressed):
+                comm.all_reduce(state.second).div_(comm.size)  # 5.
         with timer.phase("select"):
-            for matrix in compressed:  # 6.
-                torch.mm(matrix.view_p(first), matrix.view_q(second).T, out=matrix.view_matrix(update))
-            for matrix in uncompressed:
-                torch.div(matrix.view_p(first), comm.size, out=matrix.view_matrix(update))
             # An uncompressed tensor is delivered whole. Of a compressed one the workers' average is.
             delivered = list[SparseVector | DenseSlice]()
-            for matrix in state.matrices:
-                source = update if matrix.rank else acc
-                delivered.append(DenseSlice(matrix.start, matrix.view_matrix(source).view(-1)))
+            start = 0
+            updates = view_matrices(update, plan.m)
+            for compresses, m, p, q, average in zip(is_compressed, matrices, ps, qs, updates, strict=True):
+                if compresses:
+                    torch.mm(p, q.T, out=average)  # 6.
+                else:
+                    torch.div(p, comm.size, out=average)
+                delivered.append(DenseSlice(start, (average if compresses else m).view(-1)))
+                start += m.numel()
             self.feedback.retain_undelivered(Delivery([], delivered), state.feedback)
         with timer.phase("scatter"):
             if update is not grad:
@@ -204,9 +171,10 @@ class PowerSGD(FeedbackMethod):
         return grad.numel()
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        lengths = message_lengths(self.lay_out_matrices(bucket_step.shapes))
-        itemsize, world_size = bucket_step.value_dtype.itemsize, bucket_step.world_size
-        return exact_bytes(*(cost.all_reduce(itemsize * length, world_size) for length in lengths))
+        _, *messages = self.plan_matrices(bucket_step.shapes)
+        lengths = [sum(tensor_sizes(shapes)) for shapes in messages]
+        itemsize = bucket_step.value_dtype.itemsize
+        return exact_bytes(*(cost.all_reduce(itemsize * n, bucket_step.world_size) for n in lengths))
 
     def broken_laws(self) -> dict[str, str]:
         approximated = {DENSE_AT_DENSITY_1: "every matrix is approximated at a low rank"}

@@ -113,7 +113,7 @@ class QuantisedAllReduce(FeedbackMethod):
         own_region = slice(start, start + own_codes.n)
         own_work = work[: own_codes.n]
         with timer.phase("select"):  # 1.
-            acc = self.feedback.accumulate(grad, step.lr, state.feedback)
+            acc = self.feedback.accumulate_in_gradient_units(grad, step.lr, state.feedback)
             splits = [tensor.split(lengths) for tensor in (acc, work, sent)]
             for values, buffer, rounded, codes in zip(*splits, state.codes, strict=True):
                 message = self.encode(values, buffer, codes)
@@ -174,7 +174,7 @@ class QuantisedAllReduce(FeedbackMethod):
         scales = codes.read_levels(message, out)
         return scale_blocks(out, scales.to(out.dtype), self.block)
 
-    def custom_reduce_scatter(self) -> QuantisedReduceScatter:
+    def make_fsdp_reduce_scatter(self) -> QuantisedReduceScatter:
         if not isinstance(self.feedback, NoFeedback):
             raise ValueError(
                 "within a replica nobody keeps a residual of what is rounded; take qgz(feedback='none')"

@@ -28,8 +28,8 @@ from sparsify.ranges import (
 from sparsify.select import (
     Selector,
     compute_magnitudes,
+    compute_magnitudes_if_needed,
     mask_buffer,
-    prepare_magnitudes,
     select_above_threshold,
 )
 from sparsify.types import BucketContext, Selection
@@ -125,7 +125,7 @@ class SidcoSelector(Selector):
         ratio = k / n
         ratios = stage_ratios(ratio, state.stages, self.first_ratio)
         threshold = self.estimate_threshold(acc, ratios, state.workspace)  # 2. and 3.
-        prepare_magnitudes(acc, state.workspace)
+        compute_magnitudes_if_needed(acc, state.workspace)
         selection = select_above_threshold(acc, threshold, state.workspace)  # 4.
         self.adapt_stages(len(selection.indices) / k, ratio, state)  # 5.
         return selection

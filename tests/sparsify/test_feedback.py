@@ -59,7 +59,7 @@ def test_residuals_are_those_by_hand(law: str) -> None:
     state = feedback.init(torch.zeros(len(steps[0][0])))
     for gradient, rate, expected, delivered in steps:
         given = torch.tensor(gradient)
-        assert feedback.accumulate(given, rate, state).tolist() == pytest.approx(expected)
+        assert feedback.accumulate_in_gradient_units(given, rate, state).tolist() == pytest.approx(expected)
         assert given.tolist() == gradient or isinstance(feedback, LowPass)
         indices = torch.tensor(list(delivered), dtype=torch.int64)
         part = SparseVector(indices, torch.tensor(list(delivered.values())))
@@ -69,7 +69,7 @@ def test_residuals_are_those_by_hand(law: str) -> None:
 def test_a_negative_rate_is_refused() -> None:
     feedback = feedbacks.FEEDBACKS["learning_rate"]
     with pytest.raises(ValueError, match=r"lr=-0.1; keep it at or above 0"):
-        feedback.accumulate(torch.ones(2), -0.1, feedback.init(torch.ones(2)))
+        feedback.accumulate_in_gradient_units(torch.ones(2), -0.1, feedback.init(torch.ones(2)))
 
 
 def test_algorithm_1_of_eghlidi_and_jaggi_read_literally_overshoots_and_takes_it_back() -> None:

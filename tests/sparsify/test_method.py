@@ -59,12 +59,18 @@ def test_a_wrapped_method_is_asked_like_the_one_inside() -> None:
     """What a loop must know of DGC does not depend on whether its vectors are dense."""
     choice = {"clip_norm": 1.0, "density_warmup": [0.25, 0.1]}
     wrapped, plain = (sparsify.build("dgc", dense_vectors=dense, **choice) for dense in (True, False))
-    for asked in ("scope", "applies_momentum", "needs_lr", "needs_whole_gradient", "num_warmup_epochs"):
+    for asked in (
+        "scope",
+        "applies_momentum",
+        "needs_lr",
+        "needs_whole_gradient",
+        "num_density_warmup_epochs",
+    ):
         assert getattr(wrapped, asked) == getattr(plain, asked), asked
     assert wrapped.needs_whole_gradient
     assert wrapped.applies_momentum
     assert not sparsify.build("dgc", momentum=0.0).applies_momentum
-    assert wrapped.num_warmup_epochs == 2
+    assert wrapped.num_density_warmup_epochs == 2
 
 
 def test_methods_of_every_step_are_all_but_the_strategies_of_local_steps() -> None:

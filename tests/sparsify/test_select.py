@@ -73,7 +73,7 @@ def test_unbiased_random_k_has_the_gradient_as_its_mean() -> None:
 def test_samples_are_distinct_and_in_range(n: int) -> None:
     """So of everything they are permutations."""
     for k in {1, min(n, 10), min(n, 5000), n if n < 2000 else 1}:
-        for key in (0, 1, CONTEXT.random_key(), 2**63 - 1):
+        for key in (0, 1, CONTEXT.random_key_for_rank(), 2**63 - 1):
             drawn = sample_indices(n, k, key, CPU)
             assert drawn.dtype == torch.int64
             check_distinct(drawn, n, k)
@@ -82,8 +82,8 @@ def test_samples_are_distinct_and_in_range(n: int) -> None:
 def test_samples_are_uniform_differ_between_keys_and_repeat_with_them() -> None:
     n, k, draws = 53, 5, 1500
     place = BucketContext(seed=1, rank=0, bucket=0)
-    drawn = torch.stack([sample_indices(n, k, place.random_key(step), CPU) for step in range(draws)])
-    assert torch.equal(drawn[7], sample_indices(n, k, place.random_key(7), CPU))
+    drawn = torch.stack([sample_indices(n, k, place.random_key_for_rank(step), CPU) for step in range(draws)])
+    assert torch.equal(drawn[7], sample_indices(n, k, place.random_key_for_rank(7), CPU))
     assert len(drawn.unique(dim=0)) > 0.99 * draws
     distances = (drawn[:, 1] - drawn[:, 0]) % n
     for values, least in ((drawn.flatten(), 0), (distances, 1)):

@@ -24,7 +24,7 @@ from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.ranges import Density
-from sparsify.select import DrawCounter, ExactlyKSelector
+from sparsify.select import RandomKeyStream, ExactlyKSelector
 from sparsify.types import BucketContext, Selection
 
 KEPT: dict = {{}}
@@ -39,10 +39,10 @@ def {name}(density: Density = 0.1) -> Sparsifier:
 class Every(ExactlyKSelector):
     shared = True
 
-    def init(self, like: Tensor, context: BucketContext) -> DrawCounter:
-        return DrawCounter(context.shared)
+    def init(self, like: Tensor, context: BucketContext) -> RandomKeyStream:
+        return RandomKeyStream(context.without_rank)
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: DrawCounter) -> Selection:
+    def select(self, acc: Tensor, k: int, comm: Comm, state: RandomKeyStream) -> Selection:
         n = acc.numel()
         {cheat}
         return Selection((state.next_key() + torch.arange(k) * (n // k)) % n)

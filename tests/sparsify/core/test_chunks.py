@@ -62,7 +62,7 @@ def check_chosen(tiles: ChunkLayout, k: int | list[int], acc: Tensor, found: Spa
         chunks = grid.view_chunks(every).reshape(-1, grid.chunk_numel)
         assert len(chunks) == grid.num_chunks
         assert grid.chunk_numel <= tiles.side**2
-        assert torch.equal(grid.chunk_starts(CPU), chunks[:, 0])
+        assert torch.equal(grid.first_indices(CPU), chunks[:, 0])
         last = first + len(chunks) * share
         chosen = indices[first:last].view(-1, share)
         inside = places[first:last].view(-1, share).long()

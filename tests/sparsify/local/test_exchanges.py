@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import sparsify
 from sparsify.comm import Comm, CountingComm, virtual
-from sparsify.core.grouping import group_by_size
+from sparsify.core.grouping import group_consecutive_indices
 from sparsify.kernels import native_unavailable_reason
 from sparsify.local import fused_exchange, packed_messages
 from sparsify.local.strategy import LocalSteps
@@ -159,5 +159,5 @@ def test_two_tensors_travel_in_as_many_messages_as_one() -> None:
 
 
 def test_a_message_holds_as_many_tensors_as_fit() -> None:
-    assert group_by_size([5, 5, 4, 20, 1, 9, 1], 10) == [[0, 1], [2], [3], [4, 5], [6]]
-    assert group_by_size([], 10) == []
+    assert group_consecutive_indices([5, 5, 4, 20, 1, 9, 1], 10) == [[0, 1], [2], [3], [4, 5], [6]]
+    assert group_consecutive_indices([], 10) == []

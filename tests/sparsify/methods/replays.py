@@ -127,7 +127,7 @@ def check_choices(lived: list[Lived], choose: Chooser, beta: float = 1.0, send: 
 
 def draw_uniform(rank: int, n: int, steps: int) -> list[Array]:
     """Return what rank `rank` draws for its first bucket."""
-    generator = BucketContext(SEED, rank, 0).make_generator(CPU)
+    generator = BucketContext(SEED, rank, 0).make_generator_for_rank(CPU)
     return [torch.empty(n, dtype=torch.float64).uniform_(generator=generator).numpy() for _ in range(steps)]
 
 

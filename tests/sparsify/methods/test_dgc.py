@@ -130,7 +130,7 @@ def test_clipping_is_local_and_by_the_square_root_of_the_workers() -> None:
 
     def body(comm: virtual.VirtualComm) -> float:
         grad = gradient(comm.rank, 0, (100,))
-        method.prepare_gradients([grad[:30], grad[30:]], comm)
+        method.prepare_gradients_in_place([grad[:30], grad[30:]], comm)
         return float(grad.norm())
 
     assert virtual.run(4, body) == pytest.approx([0.5] * 4)

@@ -10,6 +10,7 @@ import torch
 from scipy.fft import dctn, idctn
 
 import sparsify
+from sparsify.methods._matrices import matrix_shapes
 from sparsify.methods.arctopk import SketchedRowTopK
 from sparsify.types import BucketContext
 from tests.sparsify.laws import build, check_laws, gradient, live
@@ -24,7 +25,7 @@ def test_powersgd_is_algorithms_1_and_2(rank: int) -> None:
     from the last parameter to the first.
     """
     lived = live(sparsify.build("powersgd", rank=rank), SIZE, 5, shapes=[(30, 20), (9,)])
-    generator = BucketContext(SEED, 0, 0).shared.make_generator(CPU)
+    generator = BucketContext(SEED, 0, 0).without_rank.make_generator_for_rank(CPU)
     q = torch.randn(20 * rank, generator=generator, dtype=torch.float64).view(20, rank).numpy()
     residuals = np.zeros((SIZE, 30, 20))
 
@@ -82,9 +83,8 @@ def test_the_largest_rows_of_the_mean_are_sent_and_vectors_go_whole() -> None:
 
 
 def test_what_is_too_narrow_for_a_sketch_is_sent_whole() -> None:
-    tables = SketchedRowTopK(4).make_matrix_slices(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
-    assert [table.is_sketched for table in tables] == [False, True, False, False, True]
-    assert [table.num_sent_rows(20, 100) for table in tables] == [10, 2, 1, 1, 1]
+    shapes = matrix_shapes(((10, 4), (10, 5), (1, 50), (7,), (0,), (3, 2, 5)))
+    assert [SketchedRowTopK(4).is_sketched(*shape) for shape in shapes] == [False, True, False, False, True]
 
 
 @pytest.mark.parametrize("sign", [True, False])

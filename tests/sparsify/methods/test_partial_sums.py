@@ -144,7 +144,7 @@ def test_workers_that_selected_nothing_take_part(exchange: Any) -> None:
         for chosen in (0, 5 * (comm.rank == 1)):
             part = SparseVector(torch.arange(chosen) * 10, torch.ones(chosen))
             total = torch.zeros(50)
-            for piece in exchange.exchange(part, 50, 5, comm, state).total:
+            for piece in exchange.exchange(part, 50, 5, comm, state).sum_parts:
                 piece.add_to(total)
             totals.append(total.nonzero().flatten().tolist())
         return totals
