@@ -25,7 +25,7 @@ from sparsify.types import GroupSelection, SparseVector, StepSettings, num_selec
 
 
 class GroupSupport(NamedTuple):
-    """What a method can do with several buckets at once."""
+    """The operations that a method can do on several buckets at once."""
 
     one_search: bool = False  # search them in one pass; each may then be exchanged by itself
     one_message: bool = False  # send them in one message: what is sent and kept of each stays the same
@@ -86,7 +86,7 @@ class BucketGroupMixin:
     @property
     @abstractmethod
     def group_support(self) -> GroupSupport:
-        """What this method can do with several buckets at once."""
+        """The operations that this method can do on several buckets at once."""
 
     def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
         """Replace the gradients by their average over the workers; return how many elements were sent."""

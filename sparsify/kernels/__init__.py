@@ -226,16 +226,12 @@ def triton_unavailable_reason(device: torch.device) -> str | None:
         check_available(triton_search.unsupported_reason(torch.empty(1, dtype=torch.float32, device=device)))
         acc = make_trial_numbers(TRIAL_NUMEL, device)
         k = TRIAL_NUMEL // 100
-        expected = TorchKernel(acc).topk(acc.clone(), acc, k).indices.sort().values
+        expected = TorchKernel(acc).topk(acc.clone(), acc, k)
         # With a sampled bound, and with one that is too high; each twice: the second time launches are kept.
         for bound in (None, triton_search.UNREACHABLE_KEY):
             kernel = triton_search.TritonKernel(acc, bound=bound)
             for _ in range(2):
-                indices = kernel.topk(acc.clone(), acc, k).indices
-                if not torch.equal(indices.long().sort().values, expected):
-                    raise KernelUnavailableError(
-                        "they chose other elements than torch.topk; please report this"
-                    )
+                check_trial_selection(kernel.topk(acc.clone(), acc, k), expected)
     # Triton has no common class of errors, so all are caught and told.
     except Exception as error:
         return f"Triton's kernels do not work on {device}: {str(error) or type(error).__name__}"
@@ -253,28 +249,18 @@ def triton_group_unavailable_reason(device: torch.device) -> str | None:
 
         accs = [make_trial_numbers(n, device) for n in (64, TRIAL_NUMEL // 3, TRIAL_NUMEL)]
         ks = [max(1, acc.numel() // 100) for acc in accs]
-        whole = torch.cat(accs)
-        start = 0
-        expected_indices = list[Tensor]()
-        for acc, k in zip(accs, ks, strict=True):
-            expected_indices.append(TorchKernel(acc).topk(acc.clone(), acc, k).indices + start)
-            start += acc.numel()
-        indices = torch.cat(expected_indices)
-        expected = SparseVector(indices, whole[indices])
-        kernel = triton_group_search.TritonGroupSearch(accs)
-        memories = list(torch.empty_like(whole).tensor_split(7))
+        oracle = GroupKernel([acc.numel() for acc in accs], [TorchKernel(acc) for acc in accs])
+        expected = oracle.topk([acc.clone() for acc in accs], accs, ks)
+        kernel = triton_group_search.TritonGroupKernel(accs)
+        total = torch.cat(accs)
+        memories = total.clone().tensor_split(7)
         # Gradients of one piece each, and one in two pieces; each twice: the second time launches are kept.
         for grads in (accs, [*accs[:-1], *accs[-1].split(TRIAL_NUMEL // 2)]):
             for _ in range(2):
                 selection = kernel.topk([acc.clone() for acc in accs], grads, ks)
-                if not torch.equal(selection.indices.long().sort().values, indices.sort().values):
-                    raise KernelUnavailableError(
-                        "they chose other elements than torch.topk; please report this"
-                    )
+                check_trial_selection(selection, expected)
                 kernel.add(memories, [selection, expected], -0.3, clears=True)
-                total = torch.zeros_like(whole)
-                for addend in (selection, expected):
-                    total[addend.indices.long()] += addend.values * -0.3
+                oracle.add([total], [selection, expected], -0.3, clears=True)
                 if not torch.equal(torch.cat(memories), total):
                     raise KernelUnavailableError("they do not add as torch does; please report this")
     except Exception as error:  # as above
@@ -282,6 +268,12 @@ def triton_group_unavailable_reason(device: torch.device) -> str | None:
             f"Triton's kernels for many buckets do not work on {device}: {str(error) or type(error).__name__}"
         )
     return None
+
+
+def check_trial_selection(selection: SparseVector, expected: SparseVector) -> None:
+    """Raise KernelUnavailableError if a kernel has selected other elements than torch.topk."""
+    if not torch.equal(selection.indices.long().sort().values, expected.indices.long().sort().values):
+        raise KernelUnavailableError("they chose other elements than torch.topk; please report this")
 
 
 def make_trial_numbers(n: int, device: torch.device) -> Tensor:

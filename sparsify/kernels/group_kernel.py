@@ -30,6 +30,7 @@ class GroupKernel:
         self.sizes = list(sizes)
         self.kernels = list(kernels)
         *self.bases, self.num_elements = accumulate(self.sizes, initial=0)
+        self.search_stats = SearchStats()  # of searches of several buckets at once
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         """Add grad to acc, then select the k elements of largest magnitude of each bucket.
@@ -44,17 +45,16 @@ class GroupKernel:
         Returns:
             (sum of ks,), bucket after bucket, with indices in the space.
         """
-        addends: list[Tensor | None] = [None for _ in self.sizes]
-        if [*map(Tensor.numel, grads)] == self.sizes == [*map(Tensor.numel, accs)]:
-            addends = [*grads]  # a tensor of each bucket, which its kernel adds
-        elif grads:
+        accs_by_bucket = divide(accs, self.sizes)
+        grads_by_bucket = divide(grads, self.sizes)
+        is_whole = all(len(pieces) == 1 for pieces in accs_by_bucket + grads_by_bucket)
+        if grads and not is_whole:
             pairs = list(pair_up(accs, grads))
             torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
         selections = list[SparseVector]()
-        pieces_by_bucket = divide(accs, self.sizes)
-        for kernel, pieces, grad, k in zip(self.kernels, pieces_by_bucket, addends, ks, strict=True):
+        for kernel, pieces, addends, k in zip(self.kernels, accs_by_bucket, grads_by_bucket, ks, strict=True):
             acc = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            selections.append(kernel.topk(acc, grad, k))
+            selections.append(kernel.topk(acc, addends[0] if is_whole else None, k))
         return self.join(selections)
 
     def add(
@@ -118,8 +118,8 @@ class GroupKernel:
         return [SparseVector(indices - base, values) for indices, values, base in pieces]
 
     def stats(self) -> SearchStats:
-        """Return the counts of its own searches, every bucket a step; see `SelectionKernel.stats`."""
-        return SearchStats()
+        """Return the counts of searches of several buckets at once, every bucket a step. No host sync."""
+        return self.search_stats
 
 
 def split_like(whole: Tensor, pieces: Sequence[Tensor]) -> list[Tensor]:
@@ -169,6 +169,15 @@ def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
             size -= tensor.numel()
         stretches.append(pieces)
     return stretches
+
+
+def add_unless_single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
+    """Return the only piece (n,) of a gradient; or add several pieces to acc (n,), and return None."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if pieces:
+        torch._foreach_add_(split_like(acc, pieces), list(pieces))
+    return None
 
 
 def pair_up(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

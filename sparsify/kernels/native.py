@@ -139,7 +139,6 @@ class NativeGroupKernel(GroupKernel):
         self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
         self.requests[:, 0] = self.sizes
         self.requests[:, 2] = self.bases
-        self.search_stats = SearchStats()
         self.ks = list[int]()
         self.known_tensors = list[Tensor]()
         self.known_table = NO_TENSORS
@@ -208,9 +207,6 @@ class NativeGroupKernel(GroupKernel):
             alpha,
             rate,
         )
-
-    def stats(self) -> SearchStats:
-        return self.search_stats
 
     def _memory_table(self, tensors: Sequence[Tensor]) -> Array | None:
         """Return struct Memory of each tensor; None where the library can't write to them."""

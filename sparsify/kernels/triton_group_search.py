@@ -8,6 +8,7 @@ instead of 12, for which large buckets are better searched alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -21,7 +22,7 @@ from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_group_search_device as device_code
 from sparsify.kernels import triton_search
-from sparsify.kernels.group_kernel import GroupKernel, divide, pair_up, split_like
+from sparsify.kernels.group_kernel import GroupKernel, add_unless_single, divide, split_like
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
@@ -36,7 +37,7 @@ TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.f
 
 
 def unsupported_reason(likes: Sequence[Tensor]) -> str | None:
-    """Return the reason why `TritonGroupSearch` can't serve such buckets; None where it can."""
+    """Return the reason why `TritonGroupKernel` can't serve such buckets; None where it can."""
     for like in likes:
         reason = triton_search.unsupported_reason(like)
         if reason:
@@ -50,13 +51,16 @@ def unsupported_reason(likes: Sequence[Tensor]) -> str | None:
     return None
 
 
-class TritonGroupSearch(GroupKernel):
-    """A search of several buckets together by Triton's kernels, which also add to any of their elements.
+class TritonGroupKernel(GroupKernel):
+    """A search of small buckets together by Triton's kernels, which also add to any element of all buckets.
+
+    Each large bucket is searched by itself, which takes less memory traffic.
 
     Args:
-        likes: (n,) of each, as `TritonKernel` takes them.
+        likes: (n,) of each bucket, as `TritonKernel` takes them.
+        kernels: the search of each bucket; none where all are searched together.
+        max_small_numel: elements of a small bucket, at most.
         block, min_blocks: see BLOCK, MIN_BLOCKS; smaller in tests.
-        bases: where these buckets begin, if they are part of a larger space.
 
     Raises:
         ValueError: `unsupported_reason` has a reason why such buckets can't be searched.
@@ -67,22 +71,23 @@ class TritonGroupSearch(GroupKernel):
     def __init__(
         self,
         likes: Sequence[Tensor],
+        kernels: Sequence[SelectionKernel] = (),
+        max_small_numel: float = math.inf,
         block: int = BLOCK,
         min_blocks: int = MIN_BLOCKS,
-        bases: Sequence[int] | None = None,
     ) -> None:
         reason = unsupported_reason(likes)
         if reason:
             raise ValueError(f"{reason}; or take select=torch")
-        super().__init__([like.numel() for like in likes])
+        super().__init__([like.numel() for like in likes], kernels)
+        small_buckets = [bucket for bucket, n in enumerate(self.sizes) if n <= max_small_numel]
+        self.small_buckets = small_buckets if len(small_buckets) > 1 else []
         self.block = block
-        if bases is not None:
-            self.bases = list(bases)
         shares = self._divide_among_programs(min_blocks)
         self.num_programs = len(shares)
         new = likes[0].new_empty
-        self.work = new((len(likes), device_code.WORK_ROW_NUMEL.value), dtype=torch.int32)
-        self.bucket_rows: list[tuple[int, ...]] = []  # rows of the table of buckets on the device
+        self.work = new((len(self.small_buckets), device_code.WORK_ROW_NUMEL.value), dtype=torch.int32)
+        self.bucket_rows: list[tuple[int, ...]] = []  # rows of the table of small buckets on the device
         self.is_aligned = False
         self.memory_tables: dict[tuple[tuple[int, int], ...], Tensor] = {}  # of `add`, the oldest first
         self.launch = KernelLauncher()
@@ -91,28 +96,58 @@ class TritonGroupSearch(GroupKernel):
             work=self.work,
             rows=new((self.num_programs, device_code.LOW_BINS.value), dtype=torch.int32),
         )
-        self.steps = 0
-        self.selected = 0
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         """Search as `GroupKernel.topk`: each bucket's acc in one tensor; within a bucket in no order."""
+        if not self.small_buckets:
+            return super().topk(accs, grads, ks)
         self._check(accs, grads, ks)
-        whole_grads = self._whole_gradients(accs, grads)
-        starts = [0, *accumulate(ks)]
-        total = starts[-1]
+        pieces_by_bucket = divide(grads, self.sizes)
+        small_selection = self._search_small_buckets(accs, pieces_by_bucket, ks)
+        if len(self.small_buckets) == len(ks):
+            return small_selection
+        small_ks = [ks[bucket] for bucket in self.small_buckets]
+        indices_by_bucket = dict(
+            zip(self.small_buckets, small_selection.indices.split(small_ks), strict=True)
+        )
+        values_by_bucket = dict(zip(self.small_buckets, small_selection.values.split(small_ks), strict=True))
+        buckets = range(len(ks))
+        for bucket in buckets:
+            if bucket not in indices_by_bucket:
+                addend = add_unless_single(accs[bucket], pieces_by_bucket[bucket])
+                indices, values = self.kernels[bucket].topk(accs[bucket], addend, ks[bucket])
+                indices_by_bucket[bucket] = indices.int() + self.bases[bucket]
+                values_by_bucket[bucket] = values
+        return SparseVector(
+            torch.cat([indices_by_bucket[bucket] for bucket in buckets]),
+            torch.cat([values_by_bucket[bucket] for bucket in buckets]),
+        )
+
+    def _search_small_buckets(
+        self, accs: Sequence[Tensor], pieces_by_bucket: Sequence[Sequence[Tensor]], ks: Sequence[int]
+    ) -> SparseVector:
+        """Add the gradients of small buckets and search these, given all buckets."""
+        small_accs = [accs[bucket] for bucket in self.small_buckets]
+        grads = add_unless_whole(small_accs, [pieces_by_bucket[bucket] for bucket in self.small_buckets])
+        *starts, total = accumulate([ks[bucket] for bucket in self.small_buckets], initial=0)
+        rows = list[tuple[int, ...]]()
+        for bucket, acc, grad, start in zip(self.small_buckets, small_accs, grads, starts, strict=True):
+            address = 0 if grad is None else grad.data_ptr()
+            rows.append((acc.data_ptr(), address, acc.numel(), ks[bucket], start, self.bases[bucket]))
+        if rows != self.bucket_rows:
+            self.bucket_rows = rows
+            self.is_aligned = all(address % ALIGNMENT == 0 for row in rows for address in row[:2])
+            self.launch.set_buffers(buckets=host_sync.to_device(rows, self.work))
         selection = SparseVector(accs[0].new_empty(total, dtype=torch.int32), accs[0].new_empty(total))
-        grad_dtype = None if whole_grads is None else TRITON_DTYPES[whole_grads[0].dtype]
-        self._update_bucket_table(accs, whole_grads, ks, starts)
         self.work.zero_()
         with torch.cuda.device_of(selection.values):
             self.launch(
                 self._plan_topk,
-                (grad_dtype, self.is_aligned),
+                (None if grads[0] is None else TRITON_DTYPES[grads[0].dtype], self.is_aligned),
                 {"out_indices": selection.indices, "out_values": selection.values},
                 {"programs": self.num_programs},
             )
-        self.steps += len(ks)
-        self.selected += total
+        self.search_stats += SearchStats(len(rows), selected=total)
         return selection
 
     def add(
@@ -146,10 +181,6 @@ class TritonGroupSearch(GroupKernel):
             with torch.cuda.device_of(table):
                 self.launch(self._plan_add, (), tensors, numbers)
 
-    def stats(self) -> SearchStats:
-        """Return counts so far, see `SelectionKernel.stats`; without a host synchronisation."""
-        return SearchStats(self.steps, selected=self.selected)
-
     def _plan_topk(self, grad_dtype: tl.dtype | None, aligned: bool) -> LaunchPlan:
         common = {"ALIGNED": aligned, "BLOCK": self.block}
         emitting = {**common, "WIDTH": WIDTH, "SHARES": MAX_SHARES}
@@ -164,35 +195,15 @@ class TritonGroupSearch(GroupKernel):
         return (LaunchSpec(device_code.add_selection, "blocks", 4, {"ADD_BLOCK": ADD_BLOCK}),)
 
     def _divide_among_programs(self, min_blocks: int) -> list[tuple[int, int, int, int]]:
-        """Return the rows of `shares`: bucket, first block, end block, and the bucket's first program."""
-        shares: list[tuple[int, int, int, int]] = []
-        for bucket, size in enumerate(self.sizes):
-            num_blocks = triton.cdiv(size, self.block)
+        """Return the rows of `shares`: small bucket, first block, end block, the bucket's first program."""
+        shares = list[tuple[int, int, int, int]]()
+        for row, bucket in enumerate(self.small_buckets):
+            num_blocks = triton.cdiv(self.sizes[bucket], self.block)
             first_program = len(shares)
             length = max(min_blocks, triton.cdiv(num_blocks, MAX_SHARES))
             for start in range(0, num_blocks, length):
-                shares.append((bucket, start, min(start + length, num_blocks), first_program))
+                shares.append((row, start, min(start + length, num_blocks), first_program))
         return shares
-
-    def _update_bucket_table(
-        self,
-        accs: Sequence[Tensor],
-        grads: Sequence[Tensor] | None,
-        ks: Sequence[int],
-        starts: Sequence[int],
-    ) -> None:
-        """Bring the table of buckets on the device up to date, where a k or an address has changed."""
-        grad_addresses = [0] * len(accs) if grads is None else [grad.data_ptr() for grad in grads]
-        rows: list[tuple[int, ...]] = [
-            (acc.data_ptr(), grad_address, acc.numel(), k, start, base)
-            for acc, grad_address, k, start, base in zip(
-                accs, grad_addresses, ks, starts, self.bases, strict=False
-            )
-        ]
-        if rows != self.bucket_rows:
-            self.bucket_rows = rows
-            self.is_aligned = all(address % ALIGNMENT == 0 for row in rows for address in row[:2])
-            self.launch.set_buffers(buckets=host_sync.to_device(rows, accs[0]))
 
     def _memory_table(self, memories: Sequence[Tensor]) -> Tensor:
         """Return (2 x rows,) int64: where each memory begins in the space, then the addresses.
@@ -243,80 +254,24 @@ class TritonGroupSearch(GroupKernel):
             or not memory.is_contiguous()
         )
 
-    def _whole_gradients(self, accs: Sequence[Tensor], grads: Sequence[Tensor]) -> Sequence[Tensor] | None:
-        """Return the gradients that the search itself is to add: all of one type and in one piece each.
 
-        Others are added here, and None is returned.
-        """
-        if not grads:
-            return None
-        pieces_by_bucket = divide(grads, self.sizes)
-        if all(len(pieces) == 1 for pieces in pieces_by_bucket):
-            whole = [pieces[0] for pieces in pieces_by_bucket]
-            dtypes = {grad.dtype for grad in whole}
-            is_plain = all(grad.is_contiguous() for grad in whole)
-            if is_plain and len(dtypes) == 1 and dtypes <= set(TRITON_DTYPES):
-                return whole
-        pairs = list(pair_up(accs, grads))
-        torch._foreach_add_([acc for acc, _ in pairs], [piece for _, piece in pairs])
-        return None
+def add_unless_whole(
+    accs: Sequence[Tensor], pieces_by_bucket: Sequence[Sequence[Tensor]]
+) -> Sequence[Tensor | None]:
+    """Return the gradient of each bucket, for the search to add: all of one type and in one piece each.
 
-
-class TritonGroupKernel(GroupKernel):
-    """A search of small buckets at once, and of each large one by itself, which takes less memory traffic.
-
-    Args:
-        likes, kernels: of each bucket.
-        max_small_numel: elements of a small bucket, at most.
+    Others are added to accs here, and None is returned for each bucket.
     """
-
-    name = TritonGroupSearch.name
-
-    def __init__(
-        self, likes: Sequence[Tensor], kernels: Sequence[SelectionKernel], max_small_numel: int
-    ) -> None:
-        super().__init__([like.numel() for like in likes], kernels)
-        self.writer = TritonGroupSearch(likes)
-        self.small_buckets = [bucket for bucket, n in enumerate(self.sizes) if n <= max_small_numel]
-        self.small_search: TritonGroupSearch | None = None
-        if len(self.small_buckets) > 1:
-            small_likes = [likes[bucket] for bucket in self.small_buckets]
-            bases = [self.bases[bucket] for bucket in self.small_buckets]
-            self.small_search = TritonGroupSearch(small_likes, bases=bases)
-
-    def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
-        if self.small_search is None or [acc.numel() for acc in accs] != self.sizes:
-            return super().topk(accs, grads, ks)
-        grad_pieces = divide(grads, self.sizes) if grads else [list[Tensor]() for _ in accs]
-        small_accs = [accs[bucket] for bucket in self.small_buckets]
-        small_grads = [grad for bucket in self.small_buckets for grad in grad_pieces[bucket]]
-        small_ks = [ks[bucket] for bucket in self.small_buckets]
-        small_selection = self.small_search.topk(small_accs, small_grads, small_ks)
-        if len(small_ks) == len(ks):
-            return small_selection
-        small_indices = small_selection.indices.split(small_ks)
-        small_values = small_selection.values.split(small_ks)
-        indices_by_bucket = dict(zip(self.small_buckets, small_indices, strict=True))
-        values_by_bucket = dict(zip(self.small_buckets, small_values, strict=True))
-        for bucket, base in enumerate(self.bases):
-            if bucket not in indices_by_bucket:
-                pieces = grad_pieces[bucket]
-                if len(pieces) > 1:
-                    torch._foreach_add_(split_like(accs[bucket], pieces), pieces)
-                grad = pieces[0] if len(pieces) == 1 else None
-                indices, values = self.kernels[bucket].topk(accs[bucket], grad, ks[bucket])
-                indices_by_bucket[bucket] = indices.int() + base
-                values_by_bucket[bucket] = values
-        buckets = range(len(ks))
-        return SparseVector(
-            torch.cat([indices_by_bucket[bucket] for bucket in buckets]),
-            torch.cat([values_by_bucket[bucket] for bucket in buckets]),
-        )
-
-    def add(
-        self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1.0, clears: bool = False
-    ) -> None:
-        self.writer.add(into, parts, alpha, clears)
-
-    def stats(self) -> SearchStats:
-        return SearchStats() if self.small_search is None else self.small_search.stats()
+    whole = [pieces[0] for pieces in pieces_by_bucket if len(pieces) == 1 and pieces[0].is_contiguous()]
+    dtypes = {grad.dtype for grad in whole}
+    if len(whole) == len(accs) and len(dtypes) == 1 and dtypes <= TRITON_DTYPES.keys():
+        return whole
+    pieces = [piece for pieces in pieces_by_bucket for piece in pieces]
+    if pieces:
+        views = [
+            view
+            for acc, pieces in zip(accs, pieces_by_bucket, strict=True)
+            for view in split_like(acc, pieces)
+        ]
+        torch._foreach_add_(views, pieces)
+    return [None for _ in accs]

@@ -94,7 +94,7 @@ def compare_launches() -> None:
     replace_gpu(launcher=recorder)
     acc, grad, another = (torch.zeros(2 * N + 1) for _ in range(3))
     kernel = triton_search.TritonKernel(acc[:N])
-    together = triton_group_search.TritonGroupSearch([acc[:N], acc[N : 2 * N]])
+    together = triton_group_search.TritonGroupKernel([acc[:N], acc[N : 2 * N]])
     part = SparseVector(torch.arange(N + 5, dtype=torch.int32), torch.ones(N + 5))
 
     def add(alpha: float) -> SparseVector:

@@ -104,7 +104,7 @@ def check_all() -> None:
         for case, at in {"buckets": 0, "buckets not aligned": 1}.items():
             if case == "buckets" or capability == 90:
                 likes = acc[at : at + 5000], acc[at + 8192 : at + 8292]
-                together = triton_group_search.TritonGroupSearch(likes)
+                together = triton_group_search.TritonGroupKernel(likes)
                 together.add(likes, [together.topk(likes, likes, [5, 1])], -0.5)
                 names |= check_launches(together, case)
         assert names == set(AT_MOST), capability

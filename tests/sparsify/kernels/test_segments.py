@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"block": 256, "min_blocks": 1}  # the interpreter is sl
 N = 600  # three shares
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
-    from sparsify.kernels.triton_group_search import TritonGroupKernel, TritonGroupSearch
+    from sparsify.kernels.triton_group_search import TritonGroupKernel
 
 
 @QUIET
@@ -45,7 +45,7 @@ class TestTogether:
             made.append(given_data(name, N))
             ks.append(300 if name.startswith("all") else K)
         accs = list(map(torch.zeros_like, made)) if is_added else made
-        kernel = TritonGroupSearch(made, **SMALL)
+        kernel = TritonGroupKernel(made, **SMALL)
         check_joint(kernel, accs, made if is_added else [], ks)
         assert kernel.stats().steps == len(made)
         assert kernel.stats().selected == sum(ks)
@@ -55,7 +55,7 @@ class TestTogether:
         memory = draw(1000, 3)
         accs = [draw(n) for n in (300, 1, 64)]
         whole, single, half = (draw(n, 1) for n in (300, 1, 64))
-        kernel = TritonGroupSearch(accs, **SMALL)
+        kernel = TritonGroupKernel(accs, **SMALL)
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             check_joint(kernel, accs, [grad.to(dtype) for grad in (whole, single, half)], [7, 1, 3])
         for grads, ks in (
@@ -81,14 +81,14 @@ class TestTogether:
         ):
             indices = torch.randperm(space, generator=generator(k))[:k]
             parts.append(SparseVector(indices.to(DEVICE, kind), draw(k, k).to(dtype)))
-        kernel = TritonGroupSearch([draw(n) for n in (1500, 1, 700)], **SMALL)
+        kernel = TritonGroupKernel([draw(n) for n in (1500, 1, 700)], **SMALL)
         for sizes in ([space], [1500, 1, 700], [0, 1, 0, 0, 2000, 199, 1, 0], [1] * 11 + [space - 11]):
             memories = [draw(size, 9) for size in sizes]
             for alpha, clears in ((1 / 3, False), (-0.3, True), (1.0, False)):
                 check_add(kernel, memories, parts, alpha, clears)
 
     def test_memories_that_take_turns_are_described_but_no_more_of_them_are_kept(self) -> None:
-        kernel = TritonGroupSearch([draw(30), draw(40)], **SMALL)
+        kernel = TritonGroupKernel([draw(30), draw(40)], **SMALL)
         memory = torch.zeros(700, device=DEVICE)
         one = torch.ones(1, device=DEVICE)
         for _ in range(2):
@@ -100,7 +100,7 @@ class TestTogether:
 
     def test_what_the_kernels_would_misread_is_refused(self) -> None:
         first, second = draw(8), draw(9)
-        kernel = TritonGroupSearch([first, second], **SMALL)
+        kernel = TritonGroupKernel([first, second], **SMALL)
         for wrong in ([first], [second, first], [first.double(), second], [first, draw(18)[::2]]):
             with pytest.raises(ValueError, match="this kernel was made for"):
                 kernel.topk(wrong, [], [1] * len(wrong))
@@ -112,14 +112,14 @@ class TestTogether:
         with pytest.raises(ValueError, match="memories of 17 elements"):
             kernel.add([draw(16)], [])
         with pytest.raises(ValueError, match=r"at most 2,143,289,344 elements together.*2,200,000,000"):
-            TritonGroupSearch([torch.empty(1, device=DEVICE).expand(1_100_000_000)] * 2)
+            TritonGroupKernel([torch.empty(1, device=DEVICE).expand(1_100_000_000)] * 2)
 
     def test_a_trial_tells_what_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
         trouble = kernels.triton_group_unavailable_reason.__wrapped__
         monkeypatch.setattr(kernels, "TRIAL_NUMEL", 2000)
         assert trouble(DEVICE) is None
-        search = TritonGroupSearch.topk
-        add = TritonGroupSearch.add
+        search = TritonGroupKernel.topk
+        add = TritonGroupKernel.add
 
         def searching_wrongly(self: Any, accs: Any, grads: Any, ks: Any) -> SparseVector:
             found: SparseVector = search(self, accs, grads, ks)
@@ -131,9 +131,9 @@ class TestTogether:
             add(self, into, parts[:1], *others, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(TritonGroupSearch, "topk", searching_wrongly)
+            patch.setattr(TritonGroupKernel, "topk", searching_wrongly)
             assert "other elements than torch.topk" in str(trouble(DEVICE))
-        monkeypatch.setattr(TritonGroupSearch, "add", adding_the_first)
+        monkeypatch.setattr(TritonGroupKernel, "add", adding_the_first)
         assert "do not add as torch does" in str(trouble(DEVICE))
 
     def test_large_buckets_are_searched_by_themselves(self) -> None:
@@ -160,6 +160,6 @@ class TestTogether:
         sizes = [1, 63, 512, 36_864, 589_824, 2_359_296]
         accs = [draw(n) for n in sizes]
         assert isinstance(kernels.make_group_kernel(accs, []), TritonGroupKernel)
-        kernel = TritonGroupSearch(accs)
+        kernel = TritonGroupKernel(accs)
         for step in range(3):
             check_joint(kernel, accs, [draw(n, step) for n in sizes], [max(1, n // 1000) for n in sizes])
