@@ -18,6 +18,8 @@ def desloc(
         first_moment: averages of the parameters for each average of the first moment; 3 in the paper.
         second_moment: averages of the parameters for each average of the second moment; 6 in the paper.
     """
-    moments = ("exp_avg", first_moment), ("exp_avg_sq", second_moment)
-    states = tuple(AveragedState(key, every * factor) for key, factor in moments)
-    return LocalSteps(every, Dense("layer"), PlainStep(1.0), states=states)
+    moments = (
+        AveragedState("exp_avg", every * first_moment),
+        AveragedState("exp_avg_sq", every * second_moment),
+    )
+    return LocalSteps(every, Dense("layer"), PlainStep(1.0), states=moments)

@@ -23,6 +23,7 @@ from sparsify.exchange import (
 from sparsify.feedback import ErrorFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import Sparsifier
+from sparsify.methods.gtopk import zero_rejected
 from sparsify.ranges import (
     Density,
     FloatAtLeast1,
@@ -42,7 +43,6 @@ from sparsify.types import (
     SparseVector,
     accumulation_dtype,
     bytes_between,
-    isin_sorted,
 )
 
 # Shigangli/Ok-Topk: a re-used threshold moves by a factor when it selects fewer or more elements than these
@@ -130,7 +130,7 @@ class ReusedThreshold:
 
     def renew(self, threshold: Tensor, k: NonNegativeInt, every: int) -> None:
         """Set a new threshold for the next `every` steps."""
-        self.threshold = threshold.clone()
+        self.threshold = threshold
         self.k = k
         self.left = every
 
@@ -218,9 +218,7 @@ class SplitReduceBalance(Exchange):
         total = gather_selections(kept, counts, n, comm, self.wire)
         # 7. What is both in this worker's selection and in the total was delivered.
         total_indices = torch.cat([vector.indices for vector in total]).long()
-        rounded = self.wire.round_values(selection)
-        is_delivered = isin_sorted(rounded.indices.long(), total_indices)
-        delivered = SparseVector(rounded.indices, rounded.values.where(is_delivered, 0))
+        delivered = zero_rejected(self.wire.round_values(selection), total_indices)
         return Delivery([*total], [errors, delivered])
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
@@ -257,8 +255,7 @@ class SplitReduceBalance(Exchange):
             masks, threshold = find_globally_largest(kept.values, counts, k, comm)
             state.renew(threshold, k, self.threshold_every if is_due else state.left)
             kept = mask_vector(kept, masks[comm.rank])
-            kept_counts = torch.stack([mask.sum() for mask in masks])
-            counts = [int(count) for count in host_sync.to_host(kept_counts)]
+            counts = host_sync.to_host(torch.stack([mask.sum() for mask in masks]))
         else:
             state.adjust(sum(counts), k, self.drift)
         state.left -= 1
@@ -287,13 +284,8 @@ class SplitReduceBalance(Exchange):
             [len(message) for message in messages],
             [self.wire.nbytes(count, n, dtype) for count in received_counts],
         )
-        vectors = [
-            self.wire.read(message, count, n, dtype)
-            for message, count in zip(received, received_counts, strict=True)
-        ]
-        indices = torch.cat([vector.indices for vector in vectors])
-        values = torch.cat([vector.values for vector in vectors])
-        return SparseVector(indices, values), differences(new_starts)
+        vectors = [self.wire.read_whole(message, n, dtype) for message in received]
+        return SparseVector(*map(torch.cat, zip(*vectors, strict=True))), differences(new_starts)
 
 
 def mask_vector(vector: SparseVector, mask: Tensor) -> SparseVector:
