@@ -24,7 +24,8 @@ from experiments.commands import _terminal as terminal
 from experiments.commands._make import say, told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
-from experiments.launch.local import cores
+from experiments.figures.figure import PUBLISHED, Figure
+from experiments.launch.local import count_usable_cores
 from sparsify.core.spec import BrokenFile
 
 OWN = "this machine's runs"
@@ -55,46 +56,46 @@ class Stored:
     notes: tuple[str, ...] = ()  # what to know of them
 
 
-def draw_local(item: str, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
+def draw_local(figure: Figure, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
     """Draw from this checkout's own runs, and note which they are, so that `redraw` finds them."""
     frames, notes = parquet.newest_frames(folders.store, runs, folders.records)
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
-    index, noted = folders.index / f"{figures.stem(item, profile)}.json", {"runs": list(runs)}
+    index, noted = folders.index / f"{figure.stem(profile)}.json", {"runs": list(runs)}
     if read_json(index) != noted:
         write_json(index, noted)
-    again = not is_up_to_date(item, profile, folders)
-    drawn = draw(item, profile, frames, folders.figures, OWN, notes, again)
-    return replace(drawn, told=figures.in_words(item, frames), sure=summary.precision(frames))
+    again = not is_up_to_date(figure, profile, folders)
+    drawn = draw(figure, profile, frames, folders.figures, OWN, notes, again)
+    return replace(drawn, told=figure.summary_sentences(frames), sure=summary.precision(frames))
 
 
-def sources(item: str, profile: str, folders: Folders) -> list[Path]:
+def sources(figure: Figure, profile: str, folders: Folders) -> list[Path]:
     """The files that a picture follows from: its records, and the code."""
-    own = folders.index / f"{figures.stem(item, profile)}.json"
+    own = folders.index / f"{figure.stem(profile)}.json"
     records = [own, *folders.store.root.glob("*/*/run.json")] if own.is_file() else []
     code = [
-        Path(str(figures.load(item).__file__)),
+        Path(str(figure.module.__file__)),
         *figures.FOLDER.glob("_*.py"),
         *(ROOT / "analysis").rglob("*.py"),
     ]
     return [*records, *folders.shipped.glob("*.parquet"), *code]
 
 
-def is_up_to_date(item: str, profile: str, folders: Folders) -> bool:
+def is_up_to_date(figure: Figure, profile: str, folders: Folders) -> bool:
     """Tell whether a picture was written after all that it follows from, as make sees it."""
     try:
-        picture = folders.figures / f"{figures.stem(item, profile)}.svg"
+        picture = folders.figures / f"{figure.stem(profile)}.svg"
         if picture.is_symlink():
             return False
         written = picture.stat().st_mtime_ns
-        return all(each.stat().st_mtime_ns <= written for each in sources(item, profile, folders))
+        return all(each.stat().st_mtime_ns <= written for each in sources(figure, profile, folders))
     except FileNotFoundError:
         return False
 
 
 def draw(
-    item: str, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = (),
+    figure: Figure, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = (),
     again: bool = True,
 ) -> Drawn:  # fmt: skip
     """Picture, tables, claims and page of one figure, from one set of frames.
@@ -102,26 +103,26 @@ def draw(
     Args:
         again: draw the picture also where there is one.
     """
-    name = figures.stem(item, profile)
+    name = figure.stem(profile)
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / f"{name}.png"
     if again:
-        style.save(figures.load(item).draw(frames, profile), folder, name)
-    numbers = figures.tables(item, frames)
-    tables.save(numbers, folder, name, *_scale(item, frames))
-    if cited := figures.bibtex(item):
+        style.save(figure.draw(frames, profile), folder, name)
+    numbers = figure.tables(frames)
+    tables.save(numbers, folder, name, *_scale(figure, frames))
+    if cited := figure.bibtex:
         write_atomic(folder / f"{name}.bib", cited)
-    judged = figures.judge(item, frames)
+    judged = figure.judge(frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
-    page = figures.page(item, frames, profile, name, judged, numbers)
+    page = figure.page(frames, profile, judged, numbers)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
-    table = verdicts.as_table((item, verdict) for verdict in judged)
-    return Drawn(item, picture, table, numbers, source)
+    table = verdicts.as_table((figure.name, verdict) for verdict in judged)
+    return Drawn(figure.name, picture, table, numbers, source)
 
 
-def _scale(item: str, frames: Frames) -> tuple[str, str]:
+def _scale(figure: Figure, frames: Frames) -> tuple[str, str]:
     """What the numbers of an item are of, in words and in short."""
-    paper = figures.scale(item)
+    paper = figure.scale
     if not len(frames.runs):
         told = [
             f"{SCALE_NAMES[leaf]} {value}"
@@ -148,31 +149,30 @@ def show(drawn: Drawn) -> None:
     print(f"\n{drawn.item}: {drawn.picture} (from {drawn.source})")
 
 
-def sound() -> list[str]:
-    """All items but those whose file is broken, which is said."""
+def load_figures() -> list[Figure]:
+    """Return all figures but those whose file is broken, which is said."""
     found = []
     for item in figures.items():
         try:
-            figures.load(item)
-            found.append(item)
+            found.append(figures.load(item))
         except BrokenFile as broken:
             say(f"left out {item}: {broken}")
     return found
 
 
-def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], bool]:
+def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[Drawn], bool]:
     """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
     ones; and those of published tables. False where one of them can't be written, which is said.
     """
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
-    names = [(item, profile) for item in items for profile in figures.profiles(item)]
+    names = [(figure, profile) for figure in every_figure for profile in figure.profiles]
     every, all_written = list[Drawn](), True
     found = (_or_error(partial(stored, *name, folders, shipped)) for name in names)
     each = draw_each(names, found, folders.figures)
-    for (item, profile), drawn in zip(told_now_and_then(names, "figures"), each, strict=True):
+    for (figure, profile), drawn in zip(told_now_and_then(names, "figures"), each, strict=True):
         if isinstance(drawn, OSError):
             where = drawn.filename2 or drawn.filename or folders.figures
-            say(f"{item}-{profile} can't be written: {where}: {drawn.strerror}")
+            say(f"{figure.name}-{profile} can't be written: {where}: {drawn.strerror}")
             all_written = False
         elif drawn:
             every.append(drawn)
@@ -180,12 +180,12 @@ def redraw_all(folders: Folders, items: Sequence[str]) -> tuple[list[Drawn], boo
 
 
 def draw_each(
-    names: Sequence[tuple[str, str]], found: Iterable[Stored | OSError | None], folder: Path
+    names: Sequence[tuple[Figure, str]], found: Iterable[Stored | OSError | None], folder: Path
 ) -> Iterator[Drawn | OSError | None]:
     """Figures in their order, as many at a time as there are cores.
 
     Args:
-        names: item and profile of each.
+        names: figure and profile of each.
         found: the records of each. None and errors are passed on.
     """
     calls = (partial(_drawn, *name, records, folder) for name, records in zip(names, found, strict=True))
@@ -199,7 +199,7 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
         calls: each is taken when its turn comes: the records of all need not be in memory at once.
         figures: how many there are.
     """
-    processes = min(cores(), MOST_PROCESSES, figures // WORTH_A_PROCESS)
+    processes = min(count_usable_cores(), MOST_PROCESSES, figures // WORTH_A_PROCESS)
     if processes < 2:
         yield from (call() for call in calls)
         return
@@ -248,10 +248,12 @@ class _Begun(Generic[T]):
         return self.call()
 
 
-def _drawn(item: str, profile: str, found: Stored | OSError | None, folder: Path) -> Drawn | OSError | None:
+def _drawn(
+    figure: Figure, profile: str, found: Stored | OSError | None, folder: Path
+) -> Drawn | OSError | None:
     if not isinstance(found, Stored):
         return found
-    return _or_error(partial(draw, item, profile, found.frames, folder, found.source, found.notes))
+    return _or_error(partial(draw, figure, profile, found.frames, folder, found.source, found.notes))
 
 
 def _or_error(do: Callable[[], T]) -> T | OSError:
@@ -261,9 +263,9 @@ def _or_error(do: Callable[[], T]) -> T | OSError:
         return error
 
 
-def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
-    own = or_nothing(lambda: read_as(folders.index / f"{figures.stem(item, profile)}.json", RunIndex))
+    own = or_nothing(lambda: read_as(folders.index / f"{figure.stem(profile)}.json", RunIndex))
     if own:
         frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
         for note in notes:
@@ -272,15 +274,17 @@ def stored(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored
         if not missing:
             valid = filter(None, map(folders.store.newest_valid, own.runs))
             return Stored(frames, OWN, (*notes, *filter(None, [remark(valid)])))
-        say(f"{item}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here")
-    return stored_shipped(item, profile, folders, shipped)
+        say(
+            f"{figure.name}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here"
+        )
+    return stored_shipped(figure, profile, folders, shipped)
 
 
-def stored_shipped(item: str, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+def stored_shipped(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure that the repository carries; None where they do not suffice."""
-    if profile == figures.PUBLISHED:
+    if profile == PUBLISHED:
         return Stored(empty(), TABLES)
-    path = folders.shipped / "figures" / f"{figures.stem(item, profile)}.json"
+    path = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
     index = or_nothing(lambda: read_as(path, RunIndex))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None

@@ -44,9 +44,9 @@ def explain(command: str, words: Sequence[str]) -> str:
 def _titles() -> dict[str, str]:
     """Items and what they show, without importing them."""
     found = {}
-    for item, module in figures.items().items():
+    for item, path in figures.items().items():
         try:
-            title = read_constant(figures.FOLDER / f"{module.rpartition('.')[2]}.py", "TITLE")
+            title = read_constant(path, "TITLE")
         except BrokenFile as broken:
             title = f"can't be read: {broken}"
         found[item] = str(title or "")

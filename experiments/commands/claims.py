@@ -16,6 +16,7 @@ from experiments.commands._make import told_now_and_then
 from experiments.commands._terminal import show
 from experiments.config.folders import Folders
 from experiments.figures import papers
+from experiments.figures.figure import Figure
 
 GROUP = "results"
 NOT_JUDGED = "not judged"
@@ -39,20 +40,20 @@ def claims() -> int:
 
     folders = Folders()
     shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
-    items = told_now_and_then(figures.shipped(), "figures")
-    judged = {item: judged_of(item, folders, shipped) for item in items}
+    items = told_now_and_then(figures.shipped_items(), "figures")
+    judged = {item: judged_of(figures.load(item), folders, shipped) for item in items}
     lines = list(lines_of(papers.statements().values(), judged))
     show(Table("", pd.DataFrame(lines, columns=Answer._fields)))
     print(json.dumps(counted(lines)))
     return 0
 
 
-def judged_of(item: str, folders: Folders, shipped: Frames) -> list[Verdict]:
-    """Verdicts on an item by its best profile that is stored; without one, by no runs."""
+def judged_of(figure: Figure, folders: Folders, shipped: Frames) -> list[Verdict]:
+    """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
     for profile in BEST_FIRST:
-        if profile in figures.profiles(item) and (found := stored(item, profile, folders, shipped)):
-            return figures.judge(item, found.frames)
-    return figures.judge(item, empty())
+        if profile in figure.profiles and (found := stored(figure, profile, folders, shipped)):
+            return figure.judge(found.frames)
+    return figure.judge(empty())
 
 
 def lines_of(

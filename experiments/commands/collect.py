@@ -23,12 +23,13 @@ from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.report.content import MARKS
 from experiments import figures
-from experiments.commands._draw import draw_each, runs_of, sound, stored_shipped
+from experiments.commands._draw import draw_each, load_figures, runs_of, stored_shipped
 from experiments.commands._findings import chosen
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import ROOT, Folders
+from experiments.figures.figure import Figure
 from experiments.figures.runs import configs_of, more_configs_of
-from experiments.launch.local import cores
+from experiments.launch.local import count_usable_cores
 
 GROUP = "results"
 SHIPPED_PROFILES = ("laptop", "paper")
@@ -61,7 +62,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     if left := remove_parts(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
     told = partial(told_now_and_then, what="parts of the runs")
-    counts, notes = parquet.collect(folders.store, folders.records, cores(), told)
+    counts, notes = parquet.collect(folders.store, folders.records, count_usable_cores(), told)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
@@ -89,13 +90,15 @@ def shipping(folders: Folders) -> Iterator[str]:
     parquet.write_parquet(runs_of(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
     drawn_from_runs = (path.stem.rpartition("-") for path in sorted(indexes.glob("*.json")))
-    names = [(figures.of_file(name), profile) for name, _, profile in drawn_from_runs]
-    names += [(item, figures.PUBLISHED) for item in published_items()]
-    found = (stored_shipped(*name, folders, shipped) for name in names)
-    for (item, profile), drawn in zip(names, draw_each(names, found, indexes), strict=True):
+    pictures = [
+        (figures.load(figures.item_of_prefix(prefix)), profile) for prefix, _, profile in drawn_from_runs
+    ]
+    pictures += [(figure, figures.PUBLISHED) for figure in published_figures()]
+    found = (stored_shipped(*picture, folders, shipped) for picture in pictures)
+    for (figure, profile), drawn in zip(pictures, draw_each(pictures, found, indexes), strict=True):
         if isinstance(drawn, OSError):
             raise drawn
-        yield f"{figures.stem(item, profile)}: {drawn.picture if drawn else 'its runs are missing'}"
+        yield f"{figure.stem(profile)}: {drawn.picture if drawn else 'its runs are missing'}"
     rows = shipped_verdicts(folders)
     write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))
@@ -134,11 +137,11 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     """
     if not folders.store.runs():  # composing what all figures need takes its time
         return
-    for item in sound():
+    for figure in load_figures():
         shared = set[frozenset[str]]()  # some figures have the same runs in every profile
         for profile in SHIPPED_PROFILES:
             needed, more = (
-                [run_id(config) for config in of(item, profile)] for of in (configs_of, more_configs_of)
+                [run_id(config) for config in of(figure, profile)] for of in (configs_of, more_configs_of)
             )
             if frozenset(needed) in shared:
                 continue
@@ -146,12 +149,12 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
             here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
             if here and here.union(shipped).issuperset(needed):
                 runs = [*needed, *(run for run in more if run in here or run in shipped)]
-                yield figures.stem(item, profile), list(dict.fromkeys(runs))
+                yield figure.stem(profile), list(dict.fromkeys(runs))
 
 
-def published_items() -> list[str]:
-    """The items that have no runs: what they are drawn from is shipped."""
-    return [item for item in sound() if not figures.has_runs(item)]
+def published_figures() -> list[Figure]:
+    """Return the figures that have no runs: the tables that they are drawn from are shipped."""
+    return [figure for figure in load_figures() if not figure.has_runs]
 
 
 def index_of(path: Path) -> list[str]:
@@ -195,10 +198,10 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
     """The verdict on every claim of every figure that is shipped, from the shipped records."""
     shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.Row]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
-        item = figures.of_file(path.stem.rpartition("-")[0])
-        rows += [(item, verdict) for verdict in figures.judge(item, runs_of(shipped, index_of(path)))]
-    for item in published_items():
-        rows += [(item, verdict) for verdict in figures.judge(item, empty())]
+        figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
+        rows += [(figure.name, verdict) for verdict in figure.judge(runs_of(shipped, index_of(path)))]
+    for figure in published_figures():
+        rows += [(figure.name, verdict) for verdict in figure.judge(empty())]
     return rows
 
 

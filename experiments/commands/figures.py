@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments import figures as every
 from experiments.bench import _select_page, _step_page
-from experiments.commands._draw import redraw_all, show, sound
+from experiments.commands._draw import load_figures, redraw_all, show
 from experiments.commands._make import say
 from experiments.commands._words import Items
 from experiments.config.folders import Folders
@@ -23,10 +23,10 @@ def figures(words: Items) -> int:
         words: the figures to draw; all without words.
     """
     folders = Folders()
-    items = [every.find(word) for word in words if word not in BENCHED]
-    drawn, all_written = redraw_all(folders, items or ([] if words else sound()))
+    asked_figures = [every.load(every.find_item(word)) for word in words if word not in BENCHED]
+    drawn, all_written = redraw_all(folders, asked_figures or ([] if words else load_figures()))
     for figure in drawn:
-        if items:
+        if asked_figures:
             show(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")

@@ -28,6 +28,7 @@ from experiments.commands._findings import findings
 from experiments.commands._make import follow_runs, say, told_now_and_then
 from experiments.config import code_version
 from experiments.config.folders import Folders
+from experiments.figures.figure import Figure, file_prefix
 from experiments.launch.status import RunStatus
 from sparsify.core.spec import BrokenFile
 from sparsify.methods import REGISTRY as METHODS
@@ -179,30 +180,40 @@ def _methods() -> Iterator[pages.MethodCard]:
 def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) -> list[Item]:
     """Every figure that can be drawn; of one that fails, why."""
     found = dict[tuple[str, str], list[Item] | None]()  # None: to be made
-    for item in figures.in_reading_order():
+    loaded = dict[str, Figure]()
+    for item in figures.items_in_reading_order():
         try:
-            figures.load(item)
+            figure = loaded[item] = figures.load(item)
         except BrokenFile as broken:
-            why, stem = str(broken), figures.file_name(item)
-            found[item, ""] = [Item(item, stem, "Its file is broken", damage=why, paper=figures.paper(item))]
+            found[item, ""] = [
+                Item(
+                    item,
+                    file_prefix(item),
+                    "Its file is broken",
+                    damage=str(broken),
+                    paper=figures.paper_label(item),
+                )
+            ]
             continue
-        for profile in figures.profiles(item):
-            _tell_links(figures.stem(item, profile), folders)
-            made_from = _made_from(item, profile, folders, shipped)
-            rows = site.kept(figures.stem(item, profile), made_from, list[Item])
-            is_known = rows is not None and all(_is_page_of(row, item, profile, folders) for row in rows)
+        for profile in figure.profiles:
+            _tell_links(figure.stem(profile), folders)
+            made_from = _made_from(figure, profile, folders, shipped)
+            rows = site.kept(figure.stem(profile), made_from, list[Item])
+            is_known = rows is not None and all(_is_page_of(row, figure, profile, folders) for row in rows)
             found[item, profile] = rows if is_known else None
-    todo = [name for name, known in found.items() if known is None]
+    todo = [(loaded[item], profile) for (item, profile), known in found.items() if known is None]
     calls = (
-        partial(_item_or_why, *name, stored(*name, folders, shipped.frames), folders, draws) for name in todo
+        partial(_item_or_why, *picture, stored(*picture, folders, shipped.frames), folders, draws)
+        for picture in todo
     )
-    for name, made in zip(told_now_and_then(todo, "figures"), over_cores(calls, len(todo)), strict=True):
-        found[name] = own = [made] if made else []
+    pictures = told_now_and_then(todo, "figures")
+    for (figure, profile), made in zip(pictures, over_cores(calls, len(todo)), strict=True):
+        found[figure.name, profile] = own = [made] if made else []
         if made and made.damage:
-            say(f"{name[0]} ({name[1]}) is left out: {made.damage}")
+            say(f"{figure.name} ({profile}) is left out: {made.damage}")
         elif made or shipped.is_whole:
-            made_from = _made_from(*name, folders, shipped)  # a picture may have been drawn
-            site.keep(figures.stem(*name), made_from, [*map(msgspec.to_builtins, own)])
+            made_from = _made_from(figure, profile, folders, shipped)  # a picture may have been drawn
+            site.keep(figure.stem(profile), made_from, [*map(msgspec.to_builtins, own)])
         parquet.release()
     return [item for known in found.values() for item in known or ()]
 
@@ -215,56 +226,57 @@ def _tell_links(stem: str, folders: Folders) -> None:
             say(f"{path} is left out: it {NO_LINK}")
 
 
-def _is_page_of(row: Item, item: str, profile: str, folders: Folders) -> bool:
+def _is_page_of(row: Item, figure: Figure, profile: str, folders: Folders) -> bool:
     """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
-    stem = figures.stem(item, profile)
+    stem = figure.stem(profile)
     places = (folders.figures, folders.shipped / "figures")
     own = {str(folder / f"{stem}.{kind}") for folder in places for kind in KINDS}
     are_plain = all(is_plain_file(Path(path)) for path in row.files.values())
-    return (row.name, row.stem) == (item, stem) and own >= {*row.files.values()} and are_plain
+    return (row.name, row.stem) == (figure.name, stem) and own >= {*row.files.values()} and are_plain
 
 
-def _item_or_why(item: str, profile: str, found: Stored | None, folders: Folders, draws: bool) -> Item | None:
+def _item_or_why(
+    figure: Figure, profile: str, found: Stored | None, folders: Folders, draws: bool
+) -> Item | None:
     """A figure, or why it fails; None of one without records."""
     if found is None:
         return None
-    title = figures.load(item).TITLE
     try:
-        return _item(item, profile, title, found, folders, draws)
+        return _item(figure, profile, found, folders, draws)
     except Exception as error:  # what a figure's file does may raise anything, and stops no other
         why = f"{type(error).__name__}: {error}"
-        stem, paper = figures.stem(item, profile), figures.paper(item)
-        return Item(item, stem, title, source=found.source, damage=why, paper=paper)
+        stem, paper = figure.stem(profile), figures.paper_label(figure.name)
+        return Item(figure.name, stem, figure.title, source=found.source, damage=why, paper=paper)
 
 
-def _item(item: str, profile: str, title: str, found: Stored, folders: Folders, draws: bool) -> Item:
-    frames, stem = found.frames, figures.stem(item, profile)
-    is_drawn, theirs = is_up_to_date(item, profile, folders), folders.shipped / "figures"
+def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: bool) -> Item:
+    frames, stem = found.frames, figure.stem(profile)
+    is_drawn, theirs = is_up_to_date(figure, profile, folders), folders.shipped / "figures"
     is_shipped = found.source != OWN and (theirs / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
-        draw(item, profile, frames, folders.figures, found.source, found.notes)
+        draw(figure, profile, frames, folders.figures, found.source, found.notes)
     folder = theirs if is_shipped and not is_drawn else folders.figures
     return Item(
-        name=item,
+        name=figure.name,
         stem=stem,
-        title=title,
-        caption=figures.caption(item, frames, profile),
+        title=figure.title,
+        caption=figure.caption(frames, profile),
         source=found.source,
         remarks=found.notes,
-        commands=_making(item, profile),
+        commands=_making(figure.name, profile),
         facts=facts(frames),
-        judged=tuple(map(Judged.of, figures.judge(item, frames))),
-        tables=tuple(Numbers(table.title, table.html()) for table in figures.tables(item, frames)),
+        judged=tuple(map(Judged.of, figure.judge(frames))),
+        tables=tuple(Numbers(table.title, table.html()) for table in figure.tables(frames)),
         files={kind: str(path) for kind in KINDS if is_plain_file(path := folder / f"{stem}.{kind}")},
-        bibtex=figures.bibtex(item),
+        bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
-        paper=figures.paper(item),
+        paper=figures.paper_label(figure.name),
     )
 
 
-def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> str:
+def _made_from(figure: Figure, profile: str, folders: Folders, shipped: Shipped) -> str:
     """A digest that changes where an item's page does: its records, its files, the code."""
-    stem = figures.stem(item, profile)
+    stem = figure.stem(profile)
     folders_of_files = (folders.figures, folders.shipped / "figures")
     drawn = [
         path
@@ -273,7 +285,7 @@ def _made_from(item: str, profile: str, folders: Folders, shipped: Shipped) -> s
         if is_plain_file(path := folder / f"{stem}.{kind}")
     ]
     index = folders.shipped / "figures" / f"{stem}.json"
-    return _digest([shipped.made_from, *map(_stat, [*sources(item, profile, folders), *drawn, index])])
+    return _digest([shipped.made_from, *map(_stat, [*sources(figure, profile, folders), *drawn, index])])
 
 
 def _files_of(run: Path) -> list[Path]:

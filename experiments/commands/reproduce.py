@@ -15,8 +15,9 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
+from experiments.figures.figure import Figure
 from experiments.figures.runs import configs_of, more_configs_of, registering
-from experiments.launch.backends import carry_out
+from experiments.launch.backends import execute_runs
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed
 
 GROUP = "here"
@@ -34,22 +35,23 @@ def reproduce(
         force: measure again what is already measured (earlier attempts are kept).
         report: then write the report, of the pictures that are there.
     """
-    items = [figures.find(word) for word in words if "=" not in word]
+    items = [figures.find_item(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if not items:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
-    for item in items:
-        figures.check(item)  # before a run costs hours
-        if overrides and not figures.has_runs(item):
+    asked_figures = [figures.load(item) for item in items]
+    for figure in asked_figures:
+        figure.check_claims()  # before a run costs hours
+        if overrides and not figure.has_runs:
             raise ValueError(
-                f"{item} is drawn from published tables and has no runs, so that {overrides[0]} would "
+                f"{figure.name} is drawn from published tables and has no runs, so that {overrides[0]} would "
                 "change nothing: leave it out"
             )
     how = {"force": is_forced(force), "more": all}
     with told():
-        drawn = [reproduce_item(item, overrides, Folders(), **how) for item in items]
-    for figure in drawn:
-        show(figure)
+        drawn = [reproduce_figure(figure, overrides, Folders(), **how) for figure in asked_figures]
+    for drawn_figure in drawn:
+        show(drawn_figure)
     if report:
         from experiments.commands.report import write_report
 
@@ -57,15 +59,16 @@ def reproduce(
     return 0
 
 
-def reproduce_item(
-    item: str, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
+def reproduce_figure(
+    figure: Figure, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
 ) -> Drawn:
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
-    if not figures.has_runs(item):
-        return draw(item, figures.PUBLISHED, empty(), folders.figures, TABLES)
+    item = figure.name
+    if not figure.has_runs:
+        return draw(figure, figures.PUBLISHED, empty(), folders.figures, TABLES)
     profile = profile_of(overrides)
-    optional = more_configs_of(item, profile, overrides)
-    wanted = configs_of(item, profile, overrides) + (optional if more else [])
+    optional = more_configs_of(figure, profile, overrides)
+    wanted = configs_of(figure, profile, overrides) + (optional if more else [])
     planned = plan_runs(wanted, say)
     todo = planned if force else missing(planned, folders, say)
     if due := _due(planned, folders):
@@ -81,11 +84,11 @@ def reproduce_item(
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     words = [item, *overrides]
     rounds, failures = in_rounds(registering(todo, words)), list[RunFailed]()
-    early = EarlyPictures(item, profile, planned, optional, folders)
+    early = EarlyPictures(figure, profile, planned, optional, folders)
     for number, begun in enumerate(rounds, 1):
         try:
             after = early.draw if len(begun) > 1 else None
-            carry_out(begun, folders, figures.stem(item, profile), words, force, after)
+            execute_runs(begun, folders, figure.stem(profile), words, force, after)
         except Interrupted:
             early.draw(at_once=True)
             raise
@@ -94,13 +97,13 @@ def reproduce_item(
                 raise
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:
-            drawn = draw_local(item, profile, _present(planned, optional, folders), folders)
+            drawn = draw_local(figure, profile, _present(planned, optional, folders), folders)
             sure = f": {drawn.sure}" if drawn.sure else ""
             say(f"{drawn.picture}, from {number} of {len(rounds)} launches{sure}")
     if failures:
         raise failures[0]
     names = dict.fromkeys([*(run_id(run.config) for run in planned), *_present([], optional, folders)])
-    return draw_local(item, profile, list(names), folders)
+    return draw_local(figure, profile, list(names), folders)
 
 
 class EarlyPictures:
@@ -110,13 +113,15 @@ class EarlyPictures:
 
     def __init__(
         self,
-        item: str,
+        figure: Figure,
         profile: str,
         planned: Sequence[PlannedRun],
         optional: Sequence[Config],
         folders: Folders,
     ) -> None:
-        self.item, self.profile, self.folders = item, profile, folders
+        self.figure = figure
+        self.profile = profile
+        self.folders = folders
         self.planned, self.optional = planned, optional
         self.drawn, self.at = len(self._there()), -EARLY_S
 
@@ -133,7 +138,7 @@ class EarlyPictures:
         of_all = f"{len(there)} of {len(self.planned)} runs"
         names = _present(there, self.optional, self.folders)
         try:
-            drawn = draw_local(self.item, self.profile, names, self.folders)
+            drawn = draw_local(self.figure, self.profile, names, self.folders)
         except Exception as error:  # told now, and raised with the last picture: it ends no run
             say(f"no picture of {of_all}: {str(error) or type(error).__name__}")
         else:

@@ -76,10 +76,11 @@ def outdated(folders: Folders) -> Iterator[str]:
     for path in told_now_and_then(_indexes(folders), "shipped figures"):
         name, _, profile = path.stem.rpartition("-")
         try:
-            item, drawn = figures.of_file(name), set(index_of(path))
+            item, drawn = figures.item_of_prefix(name), set(index_of(path))
         except (Damaged, ValueError):
             continue
-        configs = [*configs_of(item, profile), *more_configs_of(item, profile)]
+        figure = figures.load(item)
+        configs = [*configs_of(figure, profile), *more_configs_of(figure, profile)]
         if stale := drawn - set(map(run_id, configs)):
             yield (
                 f"{path.stem} is drawn from {len(stale)} runs that {item} does not ask for any more; "

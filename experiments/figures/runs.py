@@ -10,6 +10,7 @@ from experiments.config import compose, grid
 from experiments.config.config import Config
 from experiments.config.plan import PlannedRun, profile_of
 from experiments.config.run import Run, RunOrWords
+from experiments.figures.figure import Figure, file_prefix
 from experiments.training.settings import Alternate
 
 # What takes turns is launched several times, for launches differ by more than what one of them sees; the seed
@@ -19,25 +20,25 @@ MORE_LAUNCHES = {"smoke": (), "laptop": (3, 4), "paper": (3, 4)}
 BLOCKS = 10  # of each variant in a launch, at least
 
 
-def configs_of(item: str, profile: str, asked: RunOrWords = ()) -> list[Config]:
-    """The configs of the runs that a figure needs, the first launch of all before the second of any.
+def configs_of(figure: Figure, profile: str, asked: RunOrWords = ()) -> list[Config]:
+    """Return the configs of the runs that a figure needs, the first launch of all before the second of any.
 
     Args:
         asked: settings for all of them.
     """
     own = Run.of(asked)
     numbers = LAUNCHES[profile] if "seed" not in own.settings else (own.settings["seed"],)
-    return _resolved(launched(figures.load(item).runs(profile), numbers), own)
+    return _resolved(launched(figure.runs(profile), numbers), own)
 
 
-def more_configs_of(item: str, profile: str, asked: RunOrWords = ()) -> list[Config]:
-    """The configs of the runs that make a figure firmer, with more seeds and launches: drawn where they are
-    there. How long others take turns is none of a training's business.
+def more_configs_of(figure: Figure, profile: str, asked: RunOrWords = ()) -> list[Config]:
+    """Return the configs of the runs that make a figure firmer, with more seeds and launches.
+
+    They are drawn where they are there. How long others take turns is none of a training's business.
     """
-    figure, own = figures.load(item), Run.of(asked)
-    needed = map(Run.of, figure.runs(profile))
-    more = map(Run.of, figure.more_runs(profile) if hasattr(figure, "more_runs") else ())
-    extra = [run for run in needed if is_launched(run) and "seed" not in own.settings]
+    own = Run.of(asked)
+    more = figure.more_runs(profile)
+    extra = [run for run in figure.runs(profile) if is_launched(run) and "seed" not in own.settings]
     trained = [run for run in more if not run.variants]
     timed = [run for run in more if run.variants]
     found = launched([*timed], LAUNCHES[profile]) + launched(extra, MORE_LAUNCHES[profile])
@@ -71,26 +72,29 @@ def name_and_configs(words: Sequence[str], more: bool = False, many: bool = True
     The name is the sweep's (`sweep=thesis`) where the words name one.
     """
     sweep, words = grid.sweep_of(words)
-    items = [figures.find(word) for word in words if "=" not in word]
+    asked_figures = [figures.load(figures.find_item(word)) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
-    for item in items:
-        figures.check(item)
-        if not figures.has_runs(item):
+    for figure in asked_figures:
+        figure.check_claims()
+        if not figure.has_runs:
             raise ValueError(
-                f"{item} has no runs to queue: `reproduce {item}` draws it from published tables"
+                f"{figure.name} has no runs to queue: `reproduce {figure.name}` draws it from published "
+                "tables"
             )
-    if not items:
+    if not asked_figures:
         return sweep or "runs", grid.configs(overrides, many)
     profile, asked = profile_of(overrides), Run.of(overrides)
     sources = (configs_of, more_configs_of) if more else (configs_of,)
-    found = [config for of in sources for item in items for config in of(item, profile, asked)]
-    return sweep or "-".join([*map(figures.file_name, items), profile]), found
+    configs = [
+        config for source in sources for figure in asked_figures for config in source(figure, profile, asked)
+    ]
+    return sweep or "-".join([*(file_prefix(figure.name) for figure in asked_figures), profile]), configs
 
 
 def registering(planned: Sequence[PlannedRun], words: Sequence[str]) -> list[PlannedRun]:
     """These runs, which register the rules of all claims when they begin where the words are of figures."""
     is_of_figures = any("=" not in word for word in words)
-    rules = figures.rules() if planned and is_of_figures else {}  # which takes seconds
+    rules = figures.claim_rules() if planned and is_of_figures else {}  # which takes seconds
     return [replace(run, rules=rules) for run in planned]
 
 

@@ -246,8 +246,8 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
 
 
 def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:
-    for item in figures.shipped():
-        judged = figures.judge(item, empty())
+    for item in figures.shipped_items():
+        judged = figures.load(item).judge(empty())
         assert {each.word for each in judged if not each.claim.rederived} <= {"not run"}, item
         assert all(each.claim.source and each.claim.reason.endswith(".") for each in judged), item
         assert len({each.claim.text for each in judged}) == len(judged), item
@@ -256,7 +256,7 @@ def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_ru
 def check_flip(claim: str, frames: Frames, other: Frames) -> None:
     """Check that the claim on a figure goes in the paper's direction, and on the other data does not."""
     for found, word in ((frames, "same direction"), (other, "other direction")):
-        judged = figures.judge(claim.partition(".")[0], found)
+        judged = figures.load(claim.partition(".")[0]).judge(found)
         assert [each.word for each in judged if each.claim.id == claim] == [word]
 
 

@@ -49,7 +49,7 @@ ITEM = "fig1"  # two runs, drawn in half a second
 PROFILE = "smoke"
 ON_SLURM = ["method=topk", "task=cnn_digits", "profile=smoke", "cluster=devcluster", "container=none"]
 SWEEP = "runs-001"
-CONFIGS = [*configs_of(ITEM, PROFILE), compose.resolve(ON_SLURM)]
+CONFIGS = [*configs_of(figures.load(ITEM), PROFILE), compose.resolve(ON_SLURM)]
 # A figure's two runs, and one of a sweep. What is damaged belongs to the victims, to both of them alike.
 BYSTANDER, *VICTIMS = (run_id(config) for config in CONFIGS)
 

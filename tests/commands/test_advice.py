@@ -10,7 +10,7 @@ from functools import cache
 from experiments import commands
 from experiments.config import compose, grammar
 from experiments.launch.diagnosis import POLICIES
-from slurm.reasons import remedies
+from slurm.reasons import load_remedies
 from tests.conftest import ROOT, fine, process
 
 PARTS = "cluster|task|method|train|timing|launch|data|container|alternate"
@@ -24,7 +24,7 @@ WORDS_IN_A_ROW = 3  # of a message of docs/messages.md, which has gaps where the
 
 
 def sentences_of_tables() -> list[str]:
-    sentences = [*remedies().refuses.values(), *remedies().waits.values()]
+    sentences = [*load_remedies().refuses.values(), *load_remedies().waits.values()]
     for policy in POLICIES.values():
         sentences += [policy.advice, *policy.slurm.values()]
     return sentences

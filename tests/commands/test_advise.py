@@ -9,6 +9,7 @@ import pytest
 from analysis.records import parquet
 from analysis.records.frames import empty
 from analysis.stats import Value
+from experiments import figures
 from experiments.commands import _advice, _draw
 from experiments.commands._advice import Question, Range
 from experiments.config.folders import Folders
@@ -140,7 +141,9 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
     words = (*FAR, "task=gpt_ptbchars", "task.batch_size=8", "methods=dense,topk", "density=0.015625")
     printed = fine(here("advise", "cluster=netns", *words)).stdout
     folders = Folders()
-    shipped = there(_draw.stored("internet-loss", "laptop", folders, parquet.read_parquet(folders.shipped)))
+    shipped = there(
+        _draw.stored(figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped))
+    )
     for name, every, label in (
         ("dense", None, "dense, every step"),
         ("topk", None, "Top-k, every step"),

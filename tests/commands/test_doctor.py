@@ -13,8 +13,8 @@ from experiments.commands import doctor as command
 from experiments.commands._health import Examined, Health
 from experiments.config import compose
 from experiments.launch import examination, probe
-from experiments.launch.examination import Met, Probed
-from experiments.launch.probe import Facts
+from experiments.launch.examination import MeetingResult, NodeProbe
+from experiments.launch.probe import NodeFacts
 from slurm import images, partition
 from slurm.partition import PartitionNode
 from tests.conftest import Command, environment_for, fine, refused
@@ -54,7 +54,7 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
         pytest.skip("a network of its own needs iproute2 and the right to have one")
     if sys.prefix == sys.base_prefix:
         pytest.skip("hiding this Python would hide the system's programs")
-    runtime = images.runtime() if IMAGE.exists() else None
+    runtime = images.find_runtime() if IMAGE.exists() else None
     results = tmp_path / "results"
     results.mkdir()
     own = {
@@ -86,11 +86,11 @@ def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Exa
         "lock": probe.HELD, "container": "", "runtime": None, "at": 100.0,
     }  # fmt: skip
     facts = tuple(
-        Facts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]
+        NodeFacts(**{**well, "rank": rank, "cores": [str(rank)], **changes})  # type: ignore[arg-type]
         for rank, changes in enumerate(tasks)
     )
     usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
-    node = Probed("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
+    node = NodeProbe("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
     nodes = [PartitionNode("n1", "idle", 8, 1, 64000, "gpu:2", 24 * 60)]
     known = {"most_tasks": 1000, "nodes": nodes, **other}
     return Examined(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
@@ -123,9 +123,9 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "works of up to 4000 jobs": examined({}, most_tasks=4000),
     "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
     "note keeps no accounts": examined({}, accounting="accounting_storage/none"),
-    "works meet by ib0": examined({}, met=Met(BOTH, ("ib0", "ib0"))),
-    "works meet by ib0 and ib1": examined({}, met=Met(BOTH, ("ib0", "ib1"))),
-    "FAULT workers of n1 and n2: no way": examined({}, met=Met(BOTH, (), "no way")),
+    "works meet by ib0": examined({}, met=MeetingResult(BOTH, ("ib0", "ib0"))),
+    "works meet by ib0 and ib1": examined({}, met=MeetingResult(BOTH, ("ib0", "ib1"))),
+    "FAULT workers of n1 and n2: no way": examined({}, met=MeetingResult(BOTH, (), "no way")),
 }  # fmt: skip
 FIELDS: dict[str, dict[str, object]] = {  # that follow from some
     "note [--hint=nomultithread] gives each core to one": {"sbatch": ["--hint=nomultithread"]},
@@ -162,13 +162,13 @@ def test_a_python_that_says_no_facts_is_named_with_its_last_words() -> None:
         "Traceback\nModuleNotFoundError: No module named 'msgspec'": "lacks a package",
         "": "fails there: it printed nothing",
     }.items():
-        assert why in examination.of_python(said, "/x/python")
+        assert why in examination.explain_python_failure(said, "/x/python")
 
 
 def test_time_limits_are_read_as_slurm_writes_them() -> None:
     for limit, minutes in {"1-00:00:00": 1440, "30:00": 30, "2:00:00": 120}.items():
-        assert partition.minutes(limit) == minutes
-    assert partition.minutes("infinite") == partition.minutes("n/a") == float("inf")
+        assert partition.parse_minutes(limit) == minutes
+    assert partition.parse_minutes("infinite") == partition.parse_minutes("n/a") == float("inf")
 
 
 def test_this_machine_is_examined_too(here: Command) -> None:

@@ -176,7 +176,7 @@ def test_only_a_file_is_appended_to(
     precious: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.mkfifo(tmp_path / "FIFO")
-    ledger = tmp_path / bad_nodes.LEDGER
+    ledger = tmp_path / bad_nodes.LEDGER_FILE
     env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     for target in (precious / "secret", precious / "new", ledger, tmp_path / "FIFO", None):
         if target is None:
@@ -186,9 +186,9 @@ def test_only_a_file_is_appended_to(
         kind = NOT_FOLLOWED if target else "is a FIFO and no file"
         with pytest.raises(Damaged, match=kind):
             open_for_append(ledger)
-        bad_nodes.note_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
+        bad_nodes.append_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
         assert f"the failure of n1 is not noted: {ledger} {kind}" in capsys.readouterr().err
-        begin = ("sh", str(bad_nodes.BEGIN), "/no/python", "spec", str(ledger))
+        begin = ("sh", str(bad_nodes.BEGIN_SCRIPT), "/no/python", "spec", str(ledger))
         refused(process(*begin, env=env, timeout_s=20), f"{ledger} is a link or no file", code=1)
         if target:
             ledger.unlink()

@@ -17,7 +17,7 @@ from experiments.config import compose
 from experiments.config.config import Config, NamedVariant
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.launch.arrays import JobArray, arrays
+from experiments.launch.arrays import JobArray, group_into_arrays
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, there
 
@@ -159,7 +159,7 @@ def planned(method: Any = "topk", **changes: Any) -> PlannedRun:
 
 
 def array(*runs: PlannedRun) -> JobArray:
-    (found,) = arrays(runs, block=False)
+    (found,) = group_into_arrays(runs, block=False)
     return found
 
 

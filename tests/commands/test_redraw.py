@@ -47,7 +47,9 @@ def test_figures_are_drawn_from_the_shipped_records_without_torch(
     (tmp_path / "site" / "sitecustomize.py").write_text(WITHOUT_TORCH)
     around = environment_for(tmp_path / "results", PYTHONPATH=str(tmp_path / "site"))
     fine(python("-m", "experiments", "figures", *items, env=around))
-    stems = {f"{item}-laptop" if figures.has_runs(item) else item for item in items or figures.shipped()}
+    stems = {
+        f"{item}-laptop" if figures.load(item).has_runs else item for item in items or figures.shipped_items()
+    }
     there = {path.stem for path in SHIPPED.glob("*.tex")}
     assert {"fig1-laptop", "fig4-logs"} <= stems & there
     for stem in stems & there:
@@ -87,7 +89,7 @@ def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
 
 @pytest.mark.usefixtures("two_cores")
 def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Path) -> None:
-    names = [(item, "published") for item in ("eghlidi-table1-published", "fig3-logs") * 4]
+    names = [(figures.load(item), "published") for item in ("eghlidi-table1-published", "fig3-logs") * 4]
     folders = Folders(tmp_path / "results")
     killed = []
 
@@ -126,7 +128,10 @@ def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "runs.parquet").write_bytes(b"PAR1 and then nothing")
     folders = Folders(tmp_path / "results")
-    runs = [synthetic.learned(folders.store, config).run_id for config in configs_of("fig3", "smoke")]
+    runs = [
+        synthetic.learned(folders.store, config).run_id
+        for config in configs_of(figures.load("fig3"), "smoke")
+    ]
     folders.index.mkdir(parents=True)
     write_json(folders.index / "fig3-smoke.json", {"runs": runs})
     done = fine(here("figures", "fig3"))

@@ -91,7 +91,7 @@ def test_what_lies_beside_a_reports_own_folders_stays(here: Command, folders: Fo
 def test_shipped_records_make_a_whole_report_and_the_same_again(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures.load("fig1"), "draw", None)  # shipped pictures are shown
+    monkeypatch.setattr(figures.load("fig1").module, "draw", None)  # shipped pictures are shown
     report = tmp_path / "results" / "report"
     assert fine(here("report")).stdout.strip() == str(report / "index.html")
     assert (report / "index.html").stat().st_size < 5_000_000
@@ -137,7 +137,7 @@ def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Comman
 def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures.load("fig1"), "table", lambda frames: dict[str, str]()["nothing"])
+    monkeypatch.setattr(figures.load("fig1").module, "table", lambda frames: dict[str, str]()["nothing"])
     assert "fig1 (laptop) is left out: KeyError: 'nothing'" in fine(here("report")).stderr
     pages = tmp_path / "results" / "report" / "pages"
     assert "KeyError" in (pages / "item-fig1-laptop.html").read_text()

@@ -110,14 +110,14 @@ def test_a_command_to_type_quotes_the_name_of_a_folder(here: Command, tmp_path: 
 
 def test_no_ledger_writes_a_line_into_a_jobs_script(tmp_path: Path) -> None:
     configs = name_and_configs(("fig3", "cluster=devcluster", "container=none"))[1]
-    array, *_ = arrays.arrays([PlannedRun(config, None) for config in configs], False)
-    ledger = tmp_path / bad_nodes.LEDGER
+    array, *_ = arrays.group_into_arrays([PlannedRun(config, None) for config in configs], False)
+    ledger = tmp_path / bad_nodes.LEDGER_FILE
     bad = ("n1\ntouch owned #", "n1 --wrap=owned", "--help", "$(touch owned)", "n1;touch owned", "", "n1,n2")
     for node in bad:
         for name, at in product((node, "n9"), ("2026-01-01T01:00:00Z", "2026-01-01T02:00:00Z")):
-            bad_nodes.note_failure(ledger, name, "7", at)
+            bad_nodes.append_failure(ledger, name, "7", at)
         write_json(tmp_path / "worker0.json", {"node": node})
-        assert bad_nodes.failed_nodes("7", tmp_path) == {}
+        assert bad_nodes.find_failed_nodes("7", tmp_path) == {}
     text = sbatch_text(tmp_path, array.options("a", tmp_path, tmp_path, ledger), "python", 1)
     assert "#SBATCH --exclude=n9\n" in text
     assert "touch" not in text
@@ -146,7 +146,7 @@ def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:
 def test_a_submission_reads_nothing_that_was_there(tmp_path: Path) -> None:
     (tmp_path / "runs-003").mkdir()
     (tmp_path / "runs-004").symlink_to(tmp_path)
-    assert [submission._new_folder(tmp_path, "runs").name for _ in range(2)] == ["runs-005", "runs-006"]
+    assert [submission._make_numbered_folder(tmp_path, "runs").name for _ in range(2)] == ["runs-005", "runs-006"]
 
 
 # --- what is kept to save time
@@ -176,17 +176,19 @@ def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> 
     folders = Folders(tmp_path)
     site = pages.Site(folders.report)
     shipped = report.Shipped(folders, [])
-    every = [(item, profile) for item in figures.items() for profile in figures.profiles(item)]
-    made_from = {row: report._made_from(*row, folders, shipped) for row in every}
-    for row in every:
-        site.keep(figures.stem(*row), made_from[row], [])
+    made_from = {}
+    for figure in map(figures.load, figures.items()):
+        for profile in figure.profiles:
+            stem = figure.stem(profile)
+            made_from[stem] = report._made_from(figure, profile, folders, shipped)
+            site.keep(stem, made_from[stem], [])
     for forged in (
         {"stem": "../../../owned"},
         {"name": "fig2"},
         {"files": {"png": "/etc/passwd"}},
     ):
         kept = {"name": "fig1", "stem": "fig1-smoke", "title": "A stranger's", **forged}
-        site.keep("fig1-smoke", made_from["fig1", "smoke"], [kept])
+        site.keep("fig1-smoke", made_from["fig1-smoke"], [kept])
         titles = [item.title for item in report._items(site, folders, shipped, draws=False)]
         assert "A stranger's" not in titles
 

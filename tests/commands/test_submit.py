@@ -69,7 +69,7 @@ def speak_to(programs: Programs, name: str, job: str) -> None:
     programs.prints("scontrol", f"ClusterName = {name}")
     programs.prints("squeue", f"{HEAD}\n13|RUNNING|None|n1|N/A|a|/a", unless="--clusters")
     programs.prints("sbatch", job, unless="/a1/")
-    jobs._cluster.cache_clear()
+    jobs._cluster_settings.cache_clear()
 
 
 def test_what_is_missing_is_told_before_anything_is_submitted(

@@ -13,6 +13,7 @@ from analysis.records.attempts import from_attempts
 from analysis.records.files import Damaged, write_json
 from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from analysis.records.store import Attempt
+from experiments import figures
 from experiments.commands import validate as command
 from experiments.commands.collect import drawn, index_of
 from experiments.config.folders import Folders
@@ -27,7 +28,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shipped"
     monkeypatch.setattr(Folders, "shipped", property(lambda self: folder))
     store = Folders(tmp_path / "other").store
-    attempts = [synthetic.in_turns(store, config) for config in configs_of("fig4", "laptop")]
+    attempts = [synthetic.in_turns(store, config) for config in configs_of(figures.load("fig4"), "laptop")]
     write_parquet(from_attempts(attempts)[0], folder)
     (folder / "figures").mkdir()
     write_json(folder / "figures" / "fig4-laptop.json", {"runs": [attempt.run_id for attempt in attempts]})

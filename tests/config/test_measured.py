@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from analysis.records.store import Attempt
+from experiments import figures
 from experiments.config import code_version, compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun, missing, remark
 from experiments.figures.runs import configs_of
-from experiments.launch.attempt import attempt_for
+from experiments.launch.attempt import resume_or_create_attempt
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
 
@@ -69,7 +70,7 @@ def of_other_code(results: Path, *words: str) -> Attempt:
 
 def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    new = attempt_for(compose.resolve([*WORDS]), folders.store)
+    new = resume_or_create_attempt(compose.resolve([*WORDS]), folders.store)
     assert new.manifest["sources"] == code_version.sources()
     assert "sparsify/kernels/native.cpp" in new.manifest["sources"]
     assert remark([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))]) == ""
@@ -88,7 +89,7 @@ def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Pat
 
 def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_path: Path) -> None:
     folders = Folders(tmp_path / "results")
-    for config in configs_of("fig1", "smoke"):
+    for config in configs_of(figures.load("fig1"), "smoke"):
         attempt = synthetic.in_turns(folders.store, config)
     attempt.update(sources={"sparsify/select.py": "0" * 12})
     done = fine(here("reproduce", "fig1", "profile=smoke"))

@@ -21,8 +21,8 @@ def planned(*words: str) -> PlannedRun:
     "profile", ["laptop", *(pytest.param(name, marks=pytest.mark.extended) for name in ("paper", "smoke"))]
 )
 def test_every_figure_composes_its_runs(profile: str) -> None:
-    for item in figures.shipped():
-        assert bool(configs_of(item, profile)) == figures.has_runs(item)
+    for item in figures.shipped_items():
+        assert bool(configs_of(figures.load(item), profile)) == figures.load(item).has_runs
 
 
 def test_virtual_ranks_share_one_process() -> None:
@@ -73,17 +73,19 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
     monkeypatch.setattr(data_root, "find", find)
     runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
-    alike = more_configs_of("local-loss", "laptop", ["seed=3"])  # which words make one run
+    alike = more_configs_of(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run
     assert (len(alike), len(plan_runs(alike, said.append))) == (3 * 11, 11)
     assert said == ["downloading"] * 2
 
 
 def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
     words = ["alternate.limit_min=1", "threads=2"]
-    assert {config["alternate"]["limit_min"] for config in configs_of("slow-links", "laptop", words)} == {1}
-    more = more_configs_of("stable-throughput", "laptop", words)
+    assert {
+        config["alternate"]["limit_min"] for config in configs_of(figures.load("slow-links"), "laptop", words)
+    } == {1}
+    more = more_configs_of(figures.load("stable-throughput"), "laptop", words)
     assert {config["threads"] for config in more} == {2}
     for config in more:
         assert config["alternate"]["limit_min"] == (1 if config.variants else 15)
     with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
-        more_configs_of("fig2", "laptop", words)
+        more_configs_of(figures.load("fig2"), "laptop", words)

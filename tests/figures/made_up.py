@@ -73,11 +73,11 @@ class RecordBuilder:
 
 def verdict(item: str, frames: Frames, begins: str) -> Verdict:
     """Return the verdict on the first claim whose text begins so."""
-    return next(found for found in figures.judge(item, frames) if found.claim.text.startswith(begins))
+    return next(found for found in figures.load(item).judge(frames) if found.claim.text.startswith(begins))
 
 
 def page(item: str, frames: Frames, profile: str = "laptop") -> str:
     """Return an item's page in Markdown, with the verdicts on these frames."""
     has_numbers = len(frames.runs) > 0 or profile == figures.PUBLISHED
-    numbers = figures.tables(item, frames) if has_numbers else []
-    return figures.page(item, frames, profile, item, figures.judge(item, frames), numbers)
+    figure = figures.load(item)
+    return figure.page(frames, profile, figure.judge(frames), figure.tables(frames) if has_numbers else [])

@@ -52,19 +52,19 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
 def test_title_runs_and_draw_are_enough(write: Write) -> None:
     """Functions of its own, imported ones and parameters with defaults are nobody's business."""
     write(LEAST)
-    figures.check("density")
-    assert figures.find("thesis/density") == "density"
-    assert figures.tables("density", empty()) == []
-    assert figures.judge("density", empty()) == []
-    assert figures.bibtex("density") == ""
+    figures.load("density").check_claims()
+    assert figures.find_item("thesis/density") == "density"
+    assert figures.load("density").tables(empty()) == []
+    assert figures.load("density").judge(empty()) == []
+    assert figures.load("density").bibtex == ""
     assert "Nothing here is judged" in page("density", empty())
     more = "def lines(frames): ...\nHEIGHT = 3\nBIBTEX = '@misc{mine}'\n"
     text = LEAST.replace("(frames, profile)", "(frames, profile, axes=None)") + more
     write("from math import sqrt\n" + text, "own_more.py")
-    figures.check("more")
-    assert figures.bibtex("more") == "@misc{mine}"
+    figures.load("more").check_claims()
+    assert figures.load("more").bibtex == "@misc{mine}"
     write(LEAST + QUESTION.replace('"a"', '"Top-k (0.1) ends above"'), "own_claim.py")
-    assert [claim.id for claim in figures.claims("claim")] == ["claim.top-k-0.1-ends-above"]
+    assert [claim.id for claim in figures.load("claim").claims()] == ["claim.top-k-0.1-ends-above"]
 
 
 QUESTION = """
@@ -117,7 +117,9 @@ def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, h
 
 
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
-    texts = [each.claim.text for item in figures.shipped() for each in figures.judge(item, empty())]
+    texts = [
+        each.claim.text for item in figures.shipped_items() for each in figures.load(item).judge(empty())
+    ]
     for paper in papers.names():
         for said in papers.claims(paper).values():
             pattern = re.sub(r"(\\\{)+.*?(\\\})+", ".+", re.escape(said["text"]))
@@ -134,8 +136,8 @@ def renamed(part: Any) -> Any:
 
 
 def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
-    for item in figures.shipped():
-        for claim in figures.claims(item):
+    for item in figures.shipped_items():
+        for claim in figures.load(item).claims():
             other = replace(claim, ours=renamed(claim.ours), of=renamed(claim.of))
             assert other.rule({}) == claim.rule({}), f"{claim.id} lacks a quantity"
 

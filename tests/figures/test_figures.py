@@ -15,12 +15,13 @@ from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
 from experiments import figures
 from experiments.config.run import Run
+from experiments.figures.figure import file_prefix
 from tests.analysis import synthetic
 from tests.conftest import Command, loaded_by, refused
 from tests.figures.made_up import PROFILES, page
 
-ITEMS = sorted(figures.shipped())
-PUBLISHED = [item for item in ITEMS if not figures.has_runs(item)]
+ITEMS = sorted(figures.shipped_items())
+PUBLISHED = [item for item in ITEMS if not figures.load(item).has_runs]
 TIMED = {  # the mode of the runs that show what a step takes
     "serialised": ("fig1", "fig4", "fig4-fast", "straggler", "eghlidi-table2"),
     "production": ("speed", "speed-fast", "speed-protocol", "slow-links"),
@@ -77,8 +78,8 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
     both = (f"{tmp_path}/lin2018_fig4.py", f"{tmp_path}/yoon2022_fig4.py")
     refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for lin2018/fig4 or yoon2022/fig4")
     assert list(figures.items()) == ["lin2018/fig4", "fig4"]  # what does not ask for it goes on
-    assert (figures.find("yoon2022/fig4"), figures.find("lin2018/fig4")) == ("fig4", "lin2018/fig4")
-    assert figures.of_file(figures.stem("lin2018/fig4", "laptop").removesuffix("-laptop")) == "lin2018/fig4"
+    assert (figures.find_item("yoon2022/fig4"), figures.find_item("lin2018/fig4")) == ("fig4", "lin2018/fig4")
+    assert figures.item_of_prefix(file_prefix("lin2018/fig4")) == "lin2018/fig4"
 
 
 def test_listing_and_loading_items_needs_no_torch() -> None:
@@ -103,9 +104,9 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
         if item not in PUBLISHED:
             with pytest.raises(ValueError, match="nothing to draw"):
                 figures.load(item).draw(empty(), "laptop")
-            said = "not run" if figures.claims(item) else "Nothing here is judged"
+            said = "not run" if figures.load(item).claims() else "Nothing here is judged"
             assert said in page(item, empty()), item
-            assert {found.word for found in figures.judge(item, empty())} <= {"not run"}, item
+            assert {found.word for found in figures.load(item).judge(empty())} <= {"not run"}, item
 
 
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Pa
             assert any("simulated" in each.get_xlabel() + each.get_ylabel() for each in axes), item
             text = page(item, frames, "paper")
             assert "*Simulated* times" in text
-            assert ", simulated)" in text or not figures.claims(item)
+            assert ", simulated)" in text or not figures.load(item).claims()
 
 
 def test_a_machine_that_is_not_as_it_was_named_is_told_once(tmp_path: Path) -> None:

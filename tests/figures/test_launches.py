@@ -11,16 +11,18 @@ import pandas as pd
 import pytest
 
 from analysis.records.configs import run_id
+from experiments import figures
 from experiments.commands import reproduce
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
+from experiments.figures.figure import Figure
 from experiments.figures.runs import LAUNCHES, MORE_LAUNCHES, configs_of, more_configs_of
 from tests.analysis import synthetic
 
 
 def planned(item: str, profile: str = "laptop", *words: str) -> list[PlannedRun]:
     """Return the runs of an item."""
-    return [PlannedRun(config, None) for config in configs_of(item, profile, words)]
+    return [PlannedRun(config, None) for config in configs_of(figures.load(item), profile, words)]
 
 
 def seeds(runs: list[PlannedRun]) -> list[int]:
@@ -29,13 +31,14 @@ def seeds(runs: list[PlannedRun]) -> list[int]:
 
 
 def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
-    base, more = configs_of("crossover", "laptop"), more_configs_of("crossover", "laptop")
+    figure = figures.load("crossover")
+    base, more = configs_of(figure, "laptop"), more_configs_of(figure, "laptop")
     assert (len(base), len(more)) == (len(LAUNCHES["laptop"]), len(MORE_LAUNCHES["laptop"]))
     assert {config.alternate.limit_min for config in (*base, *more)} == {4 / 3}
     assert len({run_id(config) for config in (*base, *more)}) == 5
-    (asked,) = configs_of("crossover", "laptop", ["seed=7"])  # who asks for one gets one
+    (asked,) = configs_of(figure, "laptop", ["seed=7"])  # who asks for one gets one
     assert asked.seed == 7
-    assert more_configs_of("crossover", "laptop", ["seed=7"]) == []
+    assert more_configs_of(figure, "laptop", ["seed=7"]) == []
 
 
 @pytest.mark.parametrize(
@@ -73,11 +76,11 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
 ) -> None:
     drawn = list[int]()
 
-    def draw_local(item: str, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
+    def draw_local(figure: Figure, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
         drawn.append(len(names))
         if len(names) == 4:
             raise KeyError("dense")
-        return SimpleNamespace(picture=f"{item}-{profile}.png")
+        return SimpleNamespace(picture=f"{figure.stem(profile)}.png")
 
     monkeypatch.setattr(reproduce, "draw_local", draw_local)
     folders, runs = Folders(tmp_path), planned("local-loss", "smoke")
@@ -86,7 +89,7 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
     early = None
     for run in runs:
         synthetic.ended(folders.store, run.config.as_dict(), 80.0, 0.5)
-        early = early or reproduce.EarlyPictures("local-loss", "smoke", runs, [], folders)
+        early = early or reproduce.EarlyPictures(figures.load("local-loss"), "smoke", runs, [], folders)
         early.draw()
     assert drawn == [*range(2, len(runs), 2)]  # not of the run that was there before; the last is for all
     assert f"no picture of 4 of {len(runs)} runs: 'dense'" in capsys.readouterr().err  # and ends no run

@@ -52,9 +52,9 @@ def measured() -> Frames:
 
 
 def test_aims_are_of_large_messages_only(measured: Frames) -> None:
-    half, most = figures.judge("link-model", measured)
+    half, most = figures.load("link-model").judge(measured)
     assert there(half.ours).value == pytest.approx(25.0)  # between 0 and 50 %
     assert there(half.ours).n == BLOCKS
     assert (half.word, most.word) == ("does not hold", "does not hold")
-    alone = figures.judge("link-model", frames(("dense", LARGE, 1)))
+    alone = figures.load("link-model").judge(frames(("dense", LARGE, 1)))
     assert [verdict.word for verdict in alone] == ["holds", "holds"]

@@ -47,7 +47,7 @@ def test_what_is_simulated_is_drawn_and_told_as_such_and_never_called_reproduced
     assert any("simulated" in axes.get_ylabel() for axes in figure.axes)
     assert "*Simulated*" in page(item, frames())
     if item != "crossover":
-        for verdict in figures.judge(item, frames()):
+        for verdict in figures.load(item).judge(frames()):
             assert verdict.word in ("indicated", "not comparable")
             assert "simulated" in verdict.claim.text
 

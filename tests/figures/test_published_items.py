@@ -12,7 +12,7 @@ from experiments.figures.runs import name_and_configs
 from tests.conftest import Command, refused
 from tests.figures import made_up
 
-ITEMS = [item for item in sorted(figures.shipped()) if not figures.has_runs(item)]
+ITEMS = [item for item in sorted(figures.shipped_items()) if not figures.load(item).has_runs]
 
 
 def page(item: str) -> str:
@@ -27,7 +27,7 @@ def test_each_page_says_that_nothing_was_measured_here_and_names_the_logs() -> N
         assert f"![{item}]({item}.png)" in text
         assert "not measured by this project" in text
         assert not re.search(r"\bnan\b", text.lower())
-        assert "reproduced" not in {judged.word for judged in figures.judge(item, empty())}
+        assert "reproduced" not in {judged.word for judged in figures.load(item).judge(empty())}
         assert ("github.com/kljp/topk_results" in text) == item.endswith("-logs")
 
 

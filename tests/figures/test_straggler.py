@@ -39,7 +39,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
 
 def judged(frames: Frames) -> list[str]:
     """Return the words on the slope, and on what it is caused by."""
-    return [verdict.word for verdict in figures.judge("straggler", frames)]
+    return [verdict.word for verdict in figures.load("straggler").judge(frames)]
 
 
 def test_slope_and_intercept_are_those_of_the_steps(frames: Frames) -> None:

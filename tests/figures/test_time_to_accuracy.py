@@ -54,7 +54,7 @@ def frames(topk_ends: float = ENDS[item.TOPK], topk_step_s: float = STEP_S[item.
 
 def judged(of: Frames) -> Verdict:
     """Return the verdict on the only claim."""
-    (found,) = figures.judge("time-to-accuracy", of)
+    (found,) = figures.load("time-to-accuracy").judge(of)
     return found
 
 
@@ -72,9 +72,9 @@ def test_times_are_seconds_paired_by_seed_over_the_link_that_was_found() -> None
 def test_who_never_gets_there_is_not_sooner_and_is_named() -> None:
     never = frames(topk_ends=70.0)
     assert there(judged(never).ours).value == 0
-    said = figures.caption("time-to-accuracy", never, "laptop")
+    said = figures.load("time-to-accuracy").caption(never, "laptop")
     assert "*Not all get there*: Top-k 0.01, fused with seed 0, Top-k 0.01, fused with seed 1 and" in said
-    assert "Not all" not in figures.caption("time-to-accuracy", frames(), "laptop")
+    assert "Not all" not in figures.load("time-to-accuracy").caption(frames(), "laptop")
     first = item.table(never)[0].frame.iloc[0]
     assert first[["Top-k 0.01, fused", "seeds that get there"]].to_list() == [None, "3 of 3 and 0 of 3"]
 

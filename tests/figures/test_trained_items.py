@@ -29,7 +29,7 @@ End = Callable[[Config], tuple[float, float]]  # accuracy and loss at the end of
 @cache
 def all_configs(item: str) -> list[Config]:
     """Return the configs of all seeds."""
-    return [*configs_of(item, "laptop"), *more_configs_of(item, "laptop")]
+    return [*configs_of(figures.load(item), "laptop"), *more_configs_of(figures.load(item), "laptop")]
 
 
 def trained(folder: Path, item: str, end: End) -> Frames:
@@ -104,7 +104,7 @@ def swept(folder: Path, end: Callable[[int, int, int], float]) -> list[float]:
         own = {"dense": 1.0, "oktopk": 2.0}.get(method["name"])
         return 50.0, own or end(method["block"], method["every"], config["seed"])
 
-    judged = figures.judge("stable-sweep", trained(folder, "stable-sweep", ends))
+    judged = figures.load("stable-sweep").judge(trained(folder, "stable-sweep", ends))
     return [there(each.ours).value for each in judged]
 
 
@@ -149,7 +149,7 @@ def table_1(folder: Path) -> Frames:
 
 
 def test_each_cell_of_table_1_is_its_own_scheme_scope_and_size(tmp_path: Path) -> None:
-    judged = figures.judge("eghlidi-table1", table_1(tmp_path))
+    judged = figures.load("eghlidi-table1").judge(table_1(tmp_path))
     for begins, top1 in {
         "test accuracy, Standard SGD, layer-wise, W = 8": 82.1,  # seeds are a tenth apart
         "test accuracy, Top-k, layer-wise, W = 1": 80.1,

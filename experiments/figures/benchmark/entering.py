@@ -34,7 +34,7 @@ from experiments.figures.benchmark.entries import (
 from experiments.figures.benchmark.held import ENTRIES, folders_of_entries
 from experiments.figures.benchmark.laws import Law, code_of
 from experiments.figures.benchmark.rules import AT, OWN, Tier, digest, rules
-from slurm.emulated.counters import uncounted
+from slurm.emulated.counters import explain_uncounted_bytes
 
 COUNTED = ("sent_bytes", "counted_bytes", "resent", "calls")  # of an interface, in records
 
@@ -294,5 +294,5 @@ def check_bytes(frames: Frames, workers: Mapping[str, int]) -> None:
         found = {name: float(row.get(f"interface.{name}", np.nan)) for name in COUNTED}
         if any(np.isnan(value) for value in found.values()):
             raise Unfair(f"launch {key} has not counted the bytes of its interfaces")
-        if why := uncounted(found, size):
+        if why := explain_uncounted_bytes(found, size):
             raise Unfair(f"in launch {key} {why}")

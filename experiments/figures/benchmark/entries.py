@@ -99,7 +99,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
 def _check_values(method: str, fixed: RunSettings, searched: Mapping[str, Sequence[Any]]) -> None:
     """Refuse values that the method does not take, that it lacks, and rounds that no block has whole."""
     values = {key.removeprefix("method."): value for key, value in fixed.items() if key != "method"}
-    METHODS.check(method, values, "method.")
+    METHODS.check_hyperparameters(method, values, "method.")
     open_ = [name for name, default in METHODS.defaults(method).items() if default == REQUIRED]
     if missing := [name for name in open_ if name not in values and name not in searched]:
         raise ValueError(f"{method} needs {missing[0]}: fix it, method.{missing[0]}=..., or search it")

@@ -1,0 +1,399 @@
+"""A figure or table of a paper as an object, made from its file once and handed on."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import cached_property
+from itertools import product
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from experiments.config.run import Run, RunOrWords
+from experiments.figures import papers
+from sparsify.core.spec import BrokenFile
+from sparsify.ranges import describe_unknown
+
+if TYPE_CHECKING:  # listing the figures must not wait for pandas
+    from analysis import plots
+    from analysis.claims import Claim, Verdict
+    from analysis.pictures.summary import Theirs
+    from analysis.records.frames import Frames
+    from analysis.tables import Table
+
+PROFILES = ("smoke", "laptop", "paper")
+PUBLISHED = "published"  # stands in place of a profile where a figure has no runs of ours
+
+
+class RequiredParts(Protocol):
+    """The parts that every figure's file has; TITLE is the heading."""
+
+    TITLE: str
+
+    def runs(self, profile: str) -> Sequence[RunOrWords]:
+        """Return every run that the figure needs.
+
+        A Run each, or a list of the words that one would type behind `run`; none where the figure is drawn
+        from published tables.
+        """
+
+    def draw(self, frames: Frames, profile: str) -> plots.Figure:
+        """Draw the picture.
+
+        Raises:
+            ValueError: there is nothing to draw.
+        """
+
+
+class OptionalParts(Protocol):
+    """The functions that a figure's file may have besides.
+
+    It may also have SCALE, what the paper ran (`analysis.evidence.reduced`), without which no number of its
+    runs is held to be comparable; and BIBTEX, how a paper is cited that papers/ lacks.
+    """
+
+    def more_runs(self, profile: str) -> Sequence[RunOrWords]:
+        """Return runs that make the figure firmer, mostly with more seeds: made with --all."""
+
+    def table(self, frames: Frames) -> Table | list[Table]:
+        """Return the numbers behind the picture."""
+
+    def claims(self) -> list[Claim]:
+        """Return statements of the paper, each with how our value for it is computed."""
+
+    def caption(self, frames: Frames, profile: str) -> str:
+        """Return words on what is drawn, where it was measured, and how.
+
+        Without this function they are those of the paper's file, or the place of the measurement.
+        """
+
+    def facts(self, frames: Frames) -> Mapping[str, object]:
+        """Return the values of the names in braces that the caption in the paper's file leaves open."""
+
+    def theirs(self) -> Mapping[str, Theirs]:
+        """Return, by `method_id`, what the paper says of the quantities in a summary."""
+
+
+ACCURACY = ("%", "points")  # units that an accuracy, or a difference of two, may have
+REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts", "theirs")
+PARTS = (*REQUIRED, *OPTIONAL)
+VALUES = ("TITLE", "SCALE", "BIBTEX")
+
+
+class Figure:
+    """A figure or table: its runs, picture, tables of numbers, claims and words."""
+
+    def __init__(self, name: str, module: ModuleType) -> None:
+        """Take a figure from the module of its file, which has the parts that are described above.
+
+        Args:
+            name: of the item, `fig4` or `lin2018/fig4`.
+
+        Raises:
+            BrokenFile: the file lacks a part, or has one with other parameters, with wrong runs or with a
+                misspelt name; with the file, and the line where there is one.
+        """
+        _check_parts(module)
+        self.name = name
+        self.module = module
+        self.paper = module.__name__.rpartition(".")[2].partition("_")[0]
+        self.title: str = module.TITLE
+        self.scale: Mapping[str, Any] = getattr(module, "SCALE", {})  # what the paper ran, by columns
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a module travels to no other process
+        from experiments.figures import load
+
+        return load, (self.name,)
+
+    def stem(self, profile: str) -> str:
+        """Return the name of a picture's files, without their endings."""
+        return file_stem(self.name, profile)
+
+    def runs(self, profile: str) -> list[Run]:
+        """Return the runs that the picture needs in this profile."""
+        return [Run.of(run) for run in self.module.runs(profile)]
+
+    def more_runs(self, profile: str) -> list[Run]:
+        """Return the runs that make the picture firmer."""
+        part = getattr(self.module, "more_runs", None)
+        return [Run.of(run) for run in part(profile)] if part else []
+
+    @cached_property
+    def has_runs(self) -> bool:
+        """Whether it is drawn from runs, and not from published tables that the repository carries."""
+        return any(self.runs(profile) for profile in PROFILES)
+
+    @property
+    def profiles(self) -> tuple[str, ...]:
+        """The profiles in which it can be drawn."""
+        return PROFILES if self.has_runs else (PUBLISHED,)
+
+    @property
+    def bibtex(self) -> str:
+        """Citation of its paper; empty where it is of none."""
+        return str(getattr(self.module, "BIBTEX", papers.bibtex(self.paper)))
+
+    def draw(self, frames: Frames, profile: str) -> plots.Figure:
+        """Draw the picture.
+
+        Raises:
+            ValueError: there is nothing to draw.
+        """
+        picture: plots.Figure = self.module.draw(frames, profile)
+        return picture
+
+    def tables(self, frames: Frames) -> list[Table]:
+        """Return the numbers behind the picture; none where the file has no `table`."""
+        part = getattr(self.module, "table", None)
+        tables: Table | list[Table] = part(frames) if part else []
+        return tables if isinstance(tables, list) else [tables]
+
+    def claims(self) -> list[Claim]:
+        """Return its claims with their whole ids.
+
+        The id is the figure's and the claim's own, or one that is derived from the claim's text: letters and
+        digits, in words ('top-k-ends-above'); dots stay.
+        """
+        claims: list[Claim] = self.module.claims() if hasattr(self.module, "claims") else []
+        words = [re.findall(r"[a-z0-9._]+", (claim.id or claim.text).lower()) for claim in claims]
+        slugs = ["-".join(parts).replace("-.", ".") for parts in words]
+        return [replace(claim, id=f"{self.name}.{slug}") for claim, slug in zip(claims, slugs, strict=True)]
+
+    def claim_rules(self) -> dict[str, str]:
+        """Return the digest of each claim's rule by the claim's id."""
+        return {claim.id: claim.rule(self.scale) for claim in self.claims()}
+
+    def check_claims(self) -> None:
+        """Refuse claims that can't be made, that share an id, or that answer statements that no paper makes.
+
+        Without this check, an error in a claim would be seen after the last run.
+
+        Raises:
+            BrokenFile: with the file and the line.
+        """
+        from analysis.claims import Claim
+
+        module = self.module
+        if not hasattr(module, "claims"):
+            return
+        claims = _called(module, "claims")
+        if strangers := [claim for claim in claims if not isinstance(claim, Claim)]:
+            raise BrokenFile(f"{_line(module, 'claims')}: claims() lists {strangers[0]!r}, which is no Claim")
+        ids = Counter(claim.id for claim in self.claims())
+        if twice := [name for name, count in ids.items() if count > 1]:
+            raise BrokenFile(f"{_line(module, 'claims')}: two claims have the id {twice[0]}")
+        statements = papers.statements()
+        if unsaid := [name for claim in claims for name in claim.answers if name not in statements]:
+            raise BrokenFile(
+                f"{_line(module, 'claims')}: a claim answers {unsaid[0]!r}, but no paper states that; see "
+                f"{papers.FOLDER}"
+            )
+        if why := _why_ambiguous(module, claims):
+            raise BrokenFile(f"{_line(module, 'claims')}: {why}")
+
+    def judge(self, frames: Frames) -> list[Verdict]:
+        """Return a verdict on every claim.
+
+        Args:
+            frames: of the figure's own runs and no others.
+        """
+        from analysis.claims import judge
+        from experiments.tasks import chance
+
+        return judge(self.claims(), frames, self.scale, chance)
+
+    def caption(self, frames: Frames, profile: str) -> str:
+        """Return the words of its file or of its paper on the picture, else the place of its runs."""
+        from analysis.pictures import captions
+
+        if hasattr(self.module, "caption"):
+            return str(self.module.caption(frames, profile))
+        if text := papers.words(f"{self.paper}.{self.name}"):
+            facts = self.module.facts(frames) if hasattr(self.module, "facts") else {}
+            return captions.filled(text, frames, facts)
+        return captions.setting(frames) if len(frames.runs) else ""
+
+    def summary_sentences(self, frames: Frames) -> list[str]:
+        """Return what its runs show, in plain sentences, beside what its paper says of the same."""
+        from analysis.pictures import summary
+
+        return summary.in_words(frames, self.module.theirs() if hasattr(self.module, "theirs") else {})
+
+    def page(self, frames: Frames, profile: str, verdicts: list[Verdict], numbers: Sequence[Table]) -> str:
+        """Return its page in Markdown.
+
+        Picture, caption, verdicts, tables of numbers, and the reasons of the tolerances.
+        """
+        from analysis import tables as written
+        from analysis import verdicts as judged
+        from analysis.evidence import links_found
+
+        links = links_found(frames)
+        parts = [f"# {self.name}: {self.title}{f' (found: {links})' if links else ''}\n"]
+        if len(frames.runs) > 0 or profile == PUBLISHED:
+            parts.append(f"![{self.name}]({self.stem(profile)}.png)\n")
+            parts.append(f"{self.caption(frames, profile)}\n")
+        rows = [(self.name, verdict) for verdict in verdicts]
+        parts += ["## Verdicts\n", judged.as_table(rows).markdown() if rows else f"{judged.NOTHING}\n"]
+        if numbers:
+            parts += ["## Numbers\n", written.markdown(numbers)]
+        if verdicts:
+            parts.append("## How each number was read, and when it counts as reproduced\n")
+            parts.append(judged.notes(verdicts))
+        return "\n".join(parts)
+
+
+def file_prefix(item: str) -> str:
+    """Return the beginning of the names of an item's files."""
+    return item.replace("/", "-")
+
+
+def file_stem(item: str, profile: str) -> str:
+    """Return the name of the files of an item's picture in one profile, without their endings."""
+    return file_prefix(item) if profile == PUBLISHED else f"{file_prefix(item)}-{profile}"
+
+
+def _check_parts(module: ModuleType) -> None:
+    missing = [name for name in ("TITLE", *REQUIRED) if not hasattr(module, name)]
+    if missing:
+        raise BrokenFile(f"{module.__file__} has no {', '.join(missing)}, which every figure's file has")
+    for name in PARTS:
+        if hasattr(module, name):
+            _check_parameters(module, name)
+    _check_spelling(module)
+    for profile, name in product(PROFILES, ("runs", "more_runs")):
+        if hasattr(module, name):
+            _check_runs(module, name, profile)
+    _check_scale(module)
+
+
+def _why_ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
+    """Return the first rule that leaves open what it is about, and what to say instead; else nothing."""
+    measured = [claim for claim in claims if not claim.rederived]
+    runs = [Run.of(run) for profile in PROFILES for run in module.runs(profile)]
+    if not runs or not measured:
+        return ""
+    published = [claim for claim in measured if claim.is_published]
+    if published and not hasattr(module, "SCALE"):
+        return (
+            f"{published[0].id or published[0].text!r} has a published number, but the file does not say "
+            "what was run there: give SCALE, the paper's values by column of the records"
+        )
+    is_emulated = any(run.settings.get("cluster") == "netns" for run in runs)
+    linkless = [claim for claim in measured if is_emulated and claim.timed and not claim.link]
+    if linkless:
+        return (
+            f"{linkless[0].id or linkless[0].text!r} is about times over emulated links, but not over which: "
+            "give link, a choice of conf/link"
+        )
+    from experiments.config.choices import options
+    from experiments.tasks import chance, has_accuracy
+
+    for claim in measured:
+        for link in claim.link.lower().split(" to ") if claim.link else ():
+            if link not in options("link"):
+                return f"{claim.id or claim.text!r}: {describe_unknown('link', link, options('link'))}"
+    tasks = {str(run.settings["task"]) for run in runs if "task" in run.settings}
+    levelless = sorted(task for task in tasks if has_accuracy(task) and chance(task) is None)
+    for claim in measured:
+        is_of_accuracy = claim.unit in ACCURACY and not claim.timed
+        if levelless and is_of_accuracy and claim.chance is None:
+            return (
+                f"{claim.id or claim.text!r} may be about accuracies of {levelless[0]}, but nobody knows "
+                "what guessing gives there, by which trainings are told that learned nothing: give chance, "
+                "percent of top-1"
+            )
+    return ""
+
+
+def _check_parameters(module: ModuleType, name: str) -> None:
+    protocol = RequiredParts if name in REQUIRED else OptionalParts
+    expected = list(inspect.signature(getattr(protocol, name)).parameters)[1:]
+    function = getattr(module, name)
+    if not callable(function):
+        raise BrokenFile(f"{module.__file__}: {name} is no function; write def {name}({', '.join(expected)})")
+    parameters = inspect.signature(function).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
+    if required != expected:
+        raise BrokenFile(
+            f"{_line(module, name)}: {name}({', '.join(required)}) is called as "
+            f"{name}({', '.join(expected)}): name its parameters so"
+        )
+
+
+def _check_spelling(module: ModuleType) -> None:
+    """Refuse a name that is nearly a part's: nothing would ask for it."""
+    public_names = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and getattr(value, "__module__", module.__name__) == module.__name__
+    ]
+    for part in (*OPTIONAL, *VALUES):
+        candidates = [name for name in public_names if name.isupper() == part.isupper() and name not in PARTS]
+        close = get_close_matches(part, candidates, n=1, cutoff=0.8)
+        if close and not hasattr(module, part):
+            raise BrokenFile(
+                f"{_line(module, close[0])}: nothing asks a figure for {close[0]}; did you mean {part}? "
+                f"If not, call it _{close[0]}"
+            )
+
+
+def _check_runs(module: ModuleType, name: str, profile: str) -> None:
+    runs = _called(module, name, profile)
+    if not isinstance(runs, Sequence) or not all(isinstance(run, Run) or _are_words(run) for run in runs):
+        raise BrokenFile(
+            f"{_line(module, name)}: {name}({profile!r}) is to list the settings of each run, as in "
+            f"[['method=topk', 'seed=0']], and returned {runs!r:.80}"
+        )
+
+
+def _are_words(run: Any) -> bool:
+    is_list = isinstance(run, Sequence) and not isinstance(run, str)
+    return is_list and all(isinstance(word, str) for word in run)
+
+
+def _check_scale(module: ModuleType) -> None:
+    scale = getattr(module, "SCALE", None)
+    if not scale:
+        return
+    from analysis.evidence import SCALE_NAMES
+
+    strangers = [column for column in scale if column not in SCALE_NAMES]
+    if strangers:
+        raise BrokenFile(
+            f"{module.__file__}: SCALE has {strangers[0]!r}, which no scale knows; there are: "
+            + ", ".join(SCALE_NAMES)
+        )
+
+
+def _called(module: ModuleType, name: str, *arguments: str) -> Any:
+    """Return the result of one of the file's functions.
+
+    Raises:
+        BrokenFile: it raised something.
+    """
+    function: Callable[..., Any] = getattr(module, name)
+    try:
+        return function(*arguments)
+    except Exception as error:  # the file's own code may raise anything
+        steps = traceback.extract_tb(error.__traceback__)
+        line = next((step.lineno for step in reversed(steps) if step.filename == module.__file__), 1)
+        call = f"{name}({', '.join(map(repr, arguments))})"
+        raise BrokenFile(
+            f"{module.__file__}, line {line}: {call} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _line(module: ModuleType, name: str) -> str:
+    """Return the file and line that define a name."""
+    code = getattr(getattr(module, name), "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}, line {code.co_firstlineno}"
+    return str(module.__file__)
