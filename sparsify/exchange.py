@@ -239,6 +239,6 @@ def differences(positions: Sequence[int]) -> list[int]:
     return [int(end) - int(start) for start, end in pairwise(positions)]
 
 
-def rounding_errors(total: SparseVector, rounded: SparseVector) -> SparseVector:
-    """Return the rounding errors of a region's sums, which its owner counts as delivered."""
-    return SparseVector(total.indices, rounded.values - total.values)
+def rounding_errors(exact: SparseVector, rounded: SparseVector) -> SparseVector:
+    """Return the rounded values less the exact ones, which the owner of a region counts as delivered."""
+    return SparseVector(exact.indices, rounded.values - exact.values)

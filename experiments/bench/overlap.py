@@ -50,7 +50,7 @@ class SlowComm(CountingComm):
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
-        collective, _ = self.predict_cost(kind, nbytes, size)
+        collective = self.predict_cost(kind, nbytes, size).cost
         self.asked += collective
         time.sleep(self.link.transfer_seconds(collective))
 

@@ -19,7 +19,7 @@ from analysis.records.files import read_note
 from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
 from slurm.emulated import counters
-from slurm.emulated.network import LONG_S
+from slurm.emulated.network import LONG_DELAY_S
 from sparsify.comm import Comm, CountingComm, gather_json
 from sparsify.comm.direct import DIRECT_KINDS, DirectComm
 from sparsify.cost import TEXTBOOK, CollectiveCost, Link
@@ -85,7 +85,7 @@ def probe(comm: Comm, link: NamedLink, per_node: int, collectives: bool = True) 
     assert link.alpha_s is not None
     first = range(0, comm.size, per_node)
     ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
-    effort = NEAR if link.alpha_s < LONG_S else FAR
+    effort = NEAR if link.alpha_s < LONG_DELAY_S else FAR
     size = round(min(max(max(TRANSFER_S, WAYS * link.alpha_s) / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
     few, many = torch.zeros(1), torch.zeros(size // 4)
     # Over a long way every second node at once, which takes as long as one: none sends to two, or hears two.
@@ -224,7 +224,7 @@ class ProbeCase(NamedTuple):
             "permute": partial(comm.permute, data, [pair]),
         }
         sent = data.nbytes - 4 * share if kind == "all_to_all" else data.nbytes
-        cost, _ = comm.predict_cost(kind, sent, 1 if kind == "permute" else comm.size)
+        cost = comm.predict_cost(kind, sent, 1 if kind == "permute" else comm.size).cost
         return cls(kind, size, do[kind], cost, sent)
 
 
@@ -296,7 +296,7 @@ class Meter(CountingComm):
 
     def __init__(self, comm: Comm) -> None:
         super().__init__(comm)
-        self.began, self.really, self.calls = counters.read(), 0.0, 0
+        self.began, self.really, self.calls = counters.read_counters(), 0.0, 0
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
         self.really += tensor.nbytes * sum(source == self.rank for source, _ in route)
@@ -316,14 +316,13 @@ class Meter(CountingComm):
         if kind == "broadcast":  # each of the others gets it once, from whomever
             self.really += nbytes * (size - 1) / size
         elif kind != "permute":
-            cost, _ = self.predict_cost(kind, nbytes, size)
-            self.really += cost.sent_bytes
+            self.really += self.predict_cost(kind, nbytes, size).cost.sent_bytes
 
     def found(self) -> dict[str, float] | None:
         """Bytes of all workers since this was made, for the record; None where they are on no nodes of their
         own. Collective.
         """
-        now = counters.read()
+        now = counters.read_counters()
         if self.began is None or now is None:
             return None
         own = [

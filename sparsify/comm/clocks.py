@@ -17,49 +17,14 @@ class TimedEvent(Protocol):
         """Return the milliseconds from this event to `end`; the device must have passed both."""
 
 
-class HostClocks:
-    """Clocks of all ranks that the host reads, after it has waited for the device.
+class HostEvent(NamedTuple):
+    """A point in the host's time."""
 
-    Without waiting a rank would be charged for the kernels that another one has queued.
-    """
+    at_s: float
 
-    def __init__(self, size: int, synchronise: Callable[[], None]) -> None:
-        self.synchronise = synchronise
-        self.elapsed_s = [0.0] * size  # of each rank, up to its last switch
-        self.resumed_at_s = [0.0] * size  # when a rank began to compute, on the host's clock
-
-    def resume(self, rank: int) -> None:
-        """Restart the rank's clock: it computes from now on."""
-        self.resumed_at_s[rank] = time.perf_counter()
-
-    def pause(self, rank: int) -> None:
-        """Stop the rank's clock, at a collective."""
-        self.synchronise()
-        self.elapsed_s[rank] += time.perf_counter() - self.resumed_at_s[rank]
-
-    def finish_collective(self, cost_s: float | None) -> None:
-        """Move all clocks to the latest one plus the cost of a collective; None: leave them."""
-        self.synchronise()  # the combining of tensors is charged to no rank
-        if cost_s is not None:
-            self.elapsed_s = [max(self.elapsed_s) + cost_s] * len(self.elapsed_s)
-
-    def charge_all(self, work: Callable[[], T]) -> T:
-        """Do work once that every rank would do, and charge its time to each; no rank waits for others."""
-        start = time.perf_counter()
-        result = work()
-        self.synchronise()
-        work_s = time.perf_counter() - start
-        self.elapsed_s = [elapsed_s + work_s for elapsed_s in self.elapsed_s]
-        return result
-
-    def idle(self, rank: int, seconds: float) -> None:
-        """Advance the rank's clock by seconds in which it does nothing."""
-        self.elapsed_s[rank] += seconds
-
-    def now_s(self, rank: int) -> float:
-        """Return the seconds on the rank's clock."""
-        self.synchronise()
-        return self.elapsed_s[rank] + time.perf_counter() - self.resumed_at_s[rank]
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Return the milliseconds from this event to `end`."""
+        return 1e3 * (end.at_s - self.at_s)
 
 
 @dataclass
@@ -80,7 +45,7 @@ class ComputeSpan:
 class ClockMark:
     """A point in a rank's time."""
 
-    clocks: DeviceClocks
+    clocks: EventClocks
     span: ComputeSpan
     event: TimedEvent
 
@@ -98,8 +63,8 @@ class SpanTransition(NamedTuple):
     compute_starts: Callable[[list[float]], list[float]]  # from the ends of `before`, in seconds
 
 
-class DeviceClocks:
-    """Clocks of all ranks that the device keeps by events; nothing waits until marks are compared."""
+class EventClocks:
+    """Clocks of all ranks that are kept by events; nothing waits until marks are compared."""
 
     def __init__(self, size: int, record_event: Callable[[], TimedEvent]) -> None:
         self.record_event = record_event
@@ -114,11 +79,15 @@ class DeviceClocks:
         """Stop the rank's clock, at a collective."""
         self.spans[rank].end = self.record_event()
 
-    def finish_collective(self, cost_s: float | None) -> None:
-        """Move all clocks to the latest one plus the cost of a collective; None: leave them."""
-        self._begin_spans(lambda ends: ends if cost_s is None else [max(ends) + cost_s] * len(ends))
+    def finish_collective(self, cost_s: float) -> None:
+        """Move all clocks to the latest one plus the cost of a collective."""
+        self._begin_spans(lambda ends: [max(ends) + cost_s] * len(ends))
 
-    def charge_all(self, work: Callable[[], T]) -> T:
+    def finish_unnoticed_collective(self) -> None:
+        """Leave all clocks as they are after a collective that no rank is charged for or waits in."""
+        self._begin_spans(lambda ends: ends)
+
+    def run_and_charge_all(self, work: Callable[[], T]) -> T:
         """Do work once that every rank would do, and charge its time to each; no rank waits for others."""
         start = self.record_event()
         result = work()
@@ -133,10 +102,6 @@ class DeviceClocks:
         after = self.spans[rank] = ComputeSpan()
         self.unresolved.append(SpanTransition([before], [after], lambda ends: [ends[0] + seconds]))
         self.resume(rank)
-
-    def now_s(self, rank: int) -> float:
-        """Return the seconds on the host's clock, which need not wait for the device."""
-        return time.perf_counter()
 
     def record_mark(self, rank: int) -> ClockMark:
         """Return this point in the rank's time."""
@@ -155,3 +120,26 @@ class DeviceClocks:
         before = self.spans
         self.spans = [ComputeSpan() for _ in before]
         self.unresolved.append(SpanTransition(before, self.spans, compute_starts))
+
+
+class HostClocks(EventClocks):
+    """Clocks of all ranks that the host reads at once, after it has waited for the device.
+
+    Without waiting a rank would be charged for the kernels that another one has queued.
+    """
+
+    def __init__(self, size: int, synchronise: Callable[[], None]) -> None:
+        def record_event() -> HostEvent:
+            synchronise()
+            return HostEvent(time.perf_counter())
+
+        super().__init__(size, record_event)
+
+    def now_s(self, rank: int) -> float:
+        """Return the seconds on the rank's clock."""
+        self.resolve_spans()
+        return self.spans[rank].seconds_at(self.record_event())
+
+    def _begin_spans(self, compute_starts: Callable[[list[float]], list[float]]) -> None:
+        super()._begin_spans(compute_starts)
+        self.resolve_spans()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, ForwardingComm, write_back
-from sparsify.cost import ALGORITHMS, CollectiveCost, Link
+from sparsify.comm import Comm, ForwardingComm, PredictedCost, write_back
+from sparsify.cost import Link
 
 DIRECT_ALGORITHM = "direct"  # of `sparsify.cost.ALGORITHMS`
 DIRECT_KINDS = ("all_reduce", "all_gather")
@@ -40,9 +40,8 @@ class DirectComm(ForwardingComm):
         links: Mapping[str, Link] | None = None,
     ) -> None:
         super().__init__(comm)
-        self.algorithm = comm.algorithm
-        self.links = comm.links
-        self.direct_links = links or {}
+        self.algorithm = DIRECT_ALGORITHM
+        self.links = links or {}
         if max_bytes_by_kind is None:
             max_bytes_by_kind = dict.fromkeys(DIRECT_KINDS, math.inf)
         self.max_bytes_by_kind = max_bytes_by_kind
@@ -52,16 +51,15 @@ class DirectComm(ForwardingComm):
             return self.comm.all_reduce(tensor)
         flat = tensor.detach().reshape(-1)
         if self.size == 2:
-            return write_back((flat + self._swap(flat)).view(tensor.shape), tensor)
-        region_numel = -(-flat.numel() // self.size)
-        padded = flat.new_zeros(region_numel * self.size)
-        padded[: flat.numel()] = flat
-        lengths = [region_numel] * self.size
-        first, *others = self.comm.all_to_all(padded, lengths, lengths)
-        region = first.clone()
-        for other in others:
-            region.add_(other)
-        total = torch.cat(self._gather(region))[: flat.numel()]
+            total = flat + self._swap(flat)
+        else:
+            region_numel = -(-flat.numel() // self.size)
+            padded = torch.cat([flat, flat.new_zeros(region_numel * self.size - flat.numel())])
+            lengths = [region_numel] * self.size
+            region, *others = self.comm.all_to_all(padded, lengths, lengths)
+            for other in others:
+                region.add_(other)
+            total = torch.cat(self._gather(region))[: flat.numel()]
         return write_back(total.view(tensor.shape), tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
@@ -73,12 +71,10 @@ class DirectComm(ForwardingComm):
         """Return True if a collective of so many bytes is sent directly. Alike on all workers."""
         return self.size > 1 and nbytes <= self.max_bytes_by_kind.get(kind, -1)
 
-    def predict_cost(self, kind: str, nbytes: int, size: int) -> tuple[CollectiveCost, float]:
-        if not self.is_direct(kind, nbytes):
-            return self.comm.predict_cost(kind, nbytes, size)
-        cost = ALGORITHMS[DIRECT_ALGORITHM][kind](nbytes, size)
-        link = self.direct_links.get(kind)
-        return cost, link.transfer_seconds(cost) if link else 0.0
+    def predict_cost(self, kind: str, nbytes: int, size: int) -> PredictedCost:
+        if self.is_direct(kind, nbytes):
+            return Comm.predict_cost(self, kind, nbytes, size)
+        return self.comm.predict_cost(kind, nbytes, size)
 
     def _gather(self, flat: Tensor) -> list[Tensor]:
         """Return all workers' 1-D tensors, which are equally long."""

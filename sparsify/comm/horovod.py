@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, WorkerLost, write_back
+from sparsify.comm import ProcessComm, WorkerLost, write_back
 from sparsify.comm.torch import wait_for_workers
 from sparsify.core.bucket import INTEGER_BY_NBYTES
 
@@ -43,17 +43,20 @@ MOVABLE_DTYPES = (*SUMMABLE_DTYPES, torch.uint8, torch.int8, torch.int16)
 TIMEOUT = timedelta(minutes=30)
 
 
-class HorovodComm(Comm):
+class HorovodComm(ProcessComm):
     """A communicator over the processes that Horovod knows, or over those of a process set.
 
-    Ranks are those within the set. `join` and `join_at_store` start Horovod, `close` ends it.
+    Ranks are those within the set. `join` and `join_at_store` start Horovod, `close` ends it, and stops
+    `server_to_stop`.
 
     Raises:
         ValueError: this worker does not belong to `process_set`.
     """
 
     def __init__(
-        self, server: RendezvousServer | None = None, process_set: hvd.ProcessSet = hvd.global_process_set
+        self,
+        server_to_stop: RendezvousServer | None = None,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
     ) -> None:
         if not process_set.included():
             raise ValueError(
@@ -62,12 +65,11 @@ class HorovodComm(Comm):
             )
         self.rank = process_set.rank()
         self.size = process_set.size()
-        self._server = server
+        self._server = server_to_stop
         self._process_set = process_set
-        self._pending: int | None = None  # the handle of the `lagged_max` under way
 
     @classmethod
-    def join(cls, device: torch.device, server: RendezvousServer | None = None) -> HorovodComm:
+    def join(cls, device: torch.device, server_to_stop: RendezvousServer | None = None) -> HorovodComm:
         """Join the processes that mpirun or horovodrun started, or that `join_at_store` has described.
 
         Raises:
@@ -85,7 +87,7 @@ class HorovodComm(Comm):
             raise WorkerLost(
                 "Horovod could not bring the workers together; its own words are above"
             ) from error
-        return cls(server)
+        return cls(server_to_stop)
 
     @classmethod
     def join_at_store(
@@ -180,56 +182,38 @@ class HorovodComm(Comm):
         return [*received.view(tensor.dtype).split(list(receive))]
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        n = tensor.numel()
-        send = [0] * self.size
-        receive = [0] * self.size
-        for source, destination in route:
-            if source == self.rank:
-                send[destination] = n
-            if destination == self.rank:
-                receive[source] = n
-        copies = tensor.reshape(-1).repeat(sum(send) // n) if n else tensor.reshape(-1)
-        pieces = self.all_to_all(copies, send, receive)
-        received = [piece for piece, length in zip(pieces, receive, strict=True) if length]
-        return received[0].view_as(tensor) if received else None
+        flat = tensor.reshape(-1)
+        destinations = [destination for source, destination in route if source == self.rank]
+        sources = [source for source, destination in route if destination == self.rank]
+        send = [len(flat) * (rank in destinations) for rank in range(self.size)]
+        receive = [len(flat) * (rank in sources) for rank in range(self.size)]
+        pieces = self.all_to_all(flat.repeat(len(destinations)), send, receive)
+        return pieces[sources[0]].view_as(tensor) if sources else None
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if not tensor.numel():
-            return tensor
+            return
         flat = flatten_movable(tensor)
         is_global = self._process_set is hvd.global_process_set
         global_root = root if is_global else self._process_set.ranks[root]
         self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=global_root), flat)()
-        is_in_place = flat.data_ptr() == tensor.data_ptr() and tensor.is_contiguous()
-        return tensor if is_in_place else write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
+        if not tensor.is_contiguous():
+            write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
             hvd.barrier(self._process_set)
 
-    def lagged_max(self, number: int) -> int:
-        before = self._finish_pending()
+    def _begin_max(self, number: int) -> Callable[[], Any]:
         largest = torch.tensor([number], dtype=torch.int32, device="cpu")  # also beside NCCL
-        with self._collective("vote"):
-            self._pending = hvd.allreduce_async_(
-                largest, name="vote", op=hvd.Max, process_set=self._process_set
-            )
-        return before
+        return self._begin("vote", partial(hvd.allreduce_async_, op=hvd.Max), largest)
 
     def close(self) -> None:
         """End Horovod in this process."""
-        self._finish_pending()
+        self._finish_lagged_max()
         hvd.shutdown()
         if self._server is not None:
             self._server.stop()
-
-    def _finish_pending(self) -> int:
-        """Return the result of the `lagged_max` under way, 0 if there is none."""
-        if self._pending is None:
-            return 0
-        handle = self._pending
-        self._pending = None
-        return int(self._finish("vote", handle))
 
     def _begin(
         self, name: str, collective: Callable[..., int], tensor: Tensor, names_size: bool = True

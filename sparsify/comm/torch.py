@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from sparsify.comm import Comm, JoinCancelled, WorkerLost, write_back
+from sparsify.comm import JoinCancelled, ProcessComm, WorkerLost, write_back
 
 T = TypeVar("T")
 ProcessGroup = dist.ProcessGroup  # for methods that torch hands one to
@@ -43,7 +44,7 @@ CANCEL = "give up"
 TIMED_OUT = "late"
 
 
-class TorchComm(Comm):
+class TorchComm(ProcessComm):
     """A communicator over a process group: torch.distributed's default one, or `group`.
 
     Ranks are those within the group. `join` and `join_at_store` make the default group; `close` ends it.
@@ -57,7 +58,6 @@ class TorchComm(Comm):
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         self._host_group: dist.ProcessGroup | None = None  # made by the first `lagged_max`
-        self._pending: tuple[dist.Work, Tensor] | None = None  # the `lagged_max` under way
         backends = str(dist.get_backend_config(group)).split(",")  # such as cpu:gloo, cuda:nccl
         self.algorithm = "gloo" if "gloo" in str(dist.get_backend(group)) else "textbook"
         backend_names = {name.rpartition(":")[2] for name in backends}
@@ -171,17 +171,17 @@ class TorchComm(Comm):
                 work.wait()
         return received
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         values = tensor.contiguous()
         with self._collective("broadcast"):
             dist.broadcast(values, group=self.group, group_src=root)
-        return write_back(values, tensor)
+        write_back(values, tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
             dist.barrier(self.group)
 
-    def lagged_max(self, number: int) -> int:
+    def _begin_max(self, number: int) -> Callable[[], Tensor]:
         # On a gloo group of its own, also beside nccl: numbers are the host's, so no stream waits for them.
         if self._host_group is None:
             if self.group is not None:
@@ -190,16 +190,14 @@ class TorchComm(Comm):
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             assert isinstance(group, dist.ProcessGroup)  # every worker is in it
             self._host_group = group
-        before = self._finish_pending()
         largest = torch.tensor([number], device="cpu")
         with self._collective("a vote"):
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
-        self._pending = (work, largest)
-        return before
+        return partial(self._wait, "a vote", [work], largest)
 
     def close(self) -> None:
         """End the default group and all others; a group that was given is left to its owner."""
-        self._finish_pending()
+        self._finish_lagged_max()
         if self.group is None:
             dist.destroy_process_group()
 
@@ -212,14 +210,6 @@ class TorchComm(Comm):
         stacked = tensor.new_empty((self.size, *tensor.shape))
         work = all_gather_single(stacked.view(-1), tensor.view(-1), self.group, in_background)
         return list(stacked.unbind()), work
-
-    def _finish_pending(self) -> int:
-        """Return the result of the `lagged_max` under way, 0 if there is none."""
-        if self._pending is None:
-            return 0
-        work, largest = self._pending
-        self._pending = None
-        return int(self._wait("a vote", [work], largest))
 
     def _wait(self, collective: str, works: Sequence[dist.Work], result: T) -> T:
         """Wait for all of `works`, and return `result`, which they have filled."""

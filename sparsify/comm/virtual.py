@@ -12,7 +12,9 @@ Objects that all ranks hold alike need not exist P times: see `VirtualComm.make_
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -20,11 +22,12 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor
 
 from sparsify.comm import Comm, write_back
-from sparsify.comm.clocks import ClockMark, DeviceClocks, HostClocks, TimedEvent
+from sparsify.comm.clocks import ClockMark, EventClocks, HostClocks, TimedEvent
 from sparsify.core.bucket import INTEGER_BY_NBYTES
 from sparsify.core.modes import autocast_devices, set_autocast_devices
 from sparsify.cost import Link, Network
 
+C = TypeVar("C")
 T = TypeVar("T")
 INSTANT_NETWORK = Network(Link(0.0, 0.0))
 PIECE_BYTES = 2**17  # of each rank's tensor: small enough that those of some ranks stay in a core's cache
@@ -37,14 +40,14 @@ class PendingCollective(NamedTuple):
     signature: Any  # must be equal on all ranks
     contribution: Any  # of this rank
     combine: Callable[[Sequence[Any]], Any]
-    cost_s: float | None  # of the network; None: the clocks take no notice
-    is_computing: bool = False  # True: `combine` is work that every rank would do, at the same time
+    network_s: float | None  # that it takes; None: no clock takes notice
+    charges_combine_to_all: bool = False  # True: `combine` is work that every rank would do, at the same time
 
 
 class VirtualCluster:
     """The state that virtual ranks share, and the switching between them. Use `run`."""
 
-    def __init__(self, size: int, network: Network, clocks: HostClocks | DeviceClocks) -> None:
+    def __init__(self, size: int, network: Network, clocks: EventClocks) -> None:
         self.size = size
         self.network = network
         self.clocks = clocks
@@ -62,17 +65,20 @@ class VirtualCluster:
             raise RuntimeError(
                 f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}"
             )
-        names = {rank: call.name for rank, call in self.calls.items()}
-        signatures = {rank: call.signature for rank, call in self.calls.items()}
-        if len(set(names.values())) > 1 or len(set(signatures.values())) > 1:
+        if len({(call.name, call.signature) for call in self.calls.values()}) > 1:
+            names = {rank: call.name for rank, call in self.calls.items()}
+            signatures = {rank: call.signature for rank, call in self.calls.items()}
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {signatures}")
         contributions = [self.calls[rank].contribution for rank in range(self.size)]
-        if first.is_computing:
-            self.result = self.clocks.charge_all(lambda: first.combine(contributions))
+        if first.charges_combine_to_all:
+            self.result = self.clocks.run_and_charge_all(lambda: first.combine(contributions))
         else:
             self.result = first.combine(contributions)
-            costs_s = [call.cost_s for call in self.calls.values() if call.cost_s is not None]
-            self.clocks.finish_collective(max(costs_s, default=None))
+            network_s = [call.network_s for call in self.calls.values() if call.network_s is not None]
+            if network_s:
+                self.clocks.finish_collective(max(network_s))
+            else:
+                self.clocks.finish_unnoticed_collective()
         self.calls.clear()
 
     def wait_for_result(self, rank: int, call: PendingCollective) -> Any:
@@ -109,11 +115,11 @@ class VirtualComm(Comm):
 
     def now_s(self) -> float:
         """Return the seconds on this rank's virtual clock; with events, those of the host's clock."""
-        return self.cluster.clocks.now_s(self.rank)
+        clocks = self.cluster.clocks
+        return clocks.now_s(self.rank) if isinstance(clocks, HostClocks) else time.perf_counter()
 
     def record_mark(self) -> ClockMark:
-        """Return this point in the rank's time, to be compared with others later. Only with events."""
-        assert isinstance(self.cluster.clocks, DeviceClocks)
+        """Return this point in the rank's time, to be compared with others later."""
         return self.cluster.clocks.record_mark(self.rank)
 
     def idle(self, seconds: float) -> None:
@@ -128,67 +134,64 @@ class VirtualComm(Comm):
         """
         outcomes = self.cluster.made_by_rank_0
         index = self.num_made
-        if index == len(outcomes):
-            try:
-                outcomes.append((make(), None))
-            except Exception as error:
-                outcomes.append((None, error))
         self.num_made += 1
-        made: T
-        made, failure = outcomes[index]
+        if index == len(outcomes):
+            outcomes.append(Future())
+            try:
+                outcomes[index].set_result(make())
+            except Exception as error:
+                outcomes[index].set_exception(error)
+        outcome: Future[T] = outcomes[index]
         if self.rank == self.size - 1:
             outcomes[index] = None  # all ranks have it
-        if failure is not None:
-            raise failure
-        return made
+        return outcome.result()
 
     def run_on_rank_0(self, work: Callable[[], None]) -> None:
         """Do work once that all ranks would do alike to an object that they share.
 
         Rank 0's `work` is done when all ranks have called this, and each rank is charged the time.
         """
-        self._join_collective("once", work, lambda works: works[0](), None, is_computing=True)
+        self._join_collective("once", work, lambda works: works[0](), None, charges_combine_to_all=True)
 
     def is_equal_on_all_ranks(self, tensor: Tensor) -> Tensor:
         """Compare a tensor's bits over all ranks, and return () bool on its device, True if equal.
 
         The clocks take no notice: no worker of a real group would ask.
         """
-        is_equal: Tensor = self._join_collective("same", tensor, have_equal_bits, None)
-        return is_equal
+        return self._join_collective("same", tensor, have_equal_bits, None)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        cost_s = self._cost_s("all_reduce", tensor.nbytes)
-        totals: list[Tensor] = self._join_collective("all_reduce", tensor, sum_in_rank_order, cost_s)
+        totals = self._join_collective(
+            "all_reduce", tensor, sum_in_rank_order, self._network_s("all_reduce", tensor.nbytes)
+        )
         return write_back(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
-        cost_s = self._cost_s("all_gather", tensor.nbytes)
-        gathered: list[Tensor] = self._join_collective("all_gather", snapshot, list, cost_s)
-        return gathered
+        network_s = self._network_s("all_gather", tensor.nbytes)
+        return self._join_collective("all_gather", snapshot, list, network_s)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
-        cost_s = self._cost_s("all_to_all", tensor.nbytes - pieces[self.rank].nbytes)
-        pieces_by_sender = self._join_collective("all_to_all", pieces, list, cost_s, str(tensor.dtype))
-        received: list[Tensor] = [sent[self.rank] for sent in pieces_by_sender]
+        network_s = self._network_s("all_to_all", tensor.nbytes - pieces[self.rank].nbytes)
+        pieces_by_sender = self._join_collective("all_to_all", pieces, list, network_s, str(tensor.dtype))
+        received = [sent[self.rank] for sent in pieces_by_sender]
         lengths = [len(piece) for piece in received]
         if lengths != list(receive):
             raise RuntimeError(f"rank {self.rank} expects pieces of {list(receive)}, and gets {lengths}")
         return received
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
-        cost_s = self.cluster.network.permute_seconds(tensor.nbytes, route)
+        network_s = self.cluster.network.permute_seconds(tensor.nbytes, route)
         signature = (tuple(tensor.shape), tuple(route))
-        tensors = self._join_collective("permute", tensor.detach().clone(), list, cost_s, signature)
+        tensors = self._join_collective("permute", tensor.detach().clone(), list, network_s, signature)
         sources = [source for source, destination in route if destination == self.rank]
         return tensors[sources[0]] if sources else None
 
-    def broadcast(self, tensor: Tensor, root: int = 0) -> Tensor:
-        cost_s = self._cost_s("broadcast", tensor.nbytes)
-        values = self._join_collective("broadcast", tensor, lambda tensors: tensors[root].clone(), cost_s)
-        return write_back(values, tensor)
+    def broadcast(self, tensor: Tensor, root: int = 0) -> None:
+        network_s = self._network_s("broadcast", tensor.nbytes)
+        values = self._join_collective("broadcast", tensor, lambda tensors: tensors[root].clone(), network_s)
+        write_back(values, tensor)
 
     def barrier(self) -> None:
         self._join_collective("barrier", None, lambda _: None, 0.0)
@@ -198,24 +201,25 @@ class VirtualComm(Comm):
         self.lagged_result = self._join_collective("lagged_max", number, max, None)
         return before
 
-    def _cost_s(self, kind: str, nbytes: int) -> float:
+    def _network_s(self, kind: str, nbytes: int) -> float:
         """Return the seconds that a collective takes on the cluster's network."""
         return self.cluster.network.collective_seconds(kind, nbytes, self.size)
 
     def _join_collective(
         self,
         name: str,
-        contribution: Any,
-        combine: Callable[[Sequence[Any]], Any],
-        cost_s: float | None,
+        contribution: C,
+        combine: Callable[[Sequence[C]], T],
+        network_s: float | None,
         signature: Any = None,
-        is_computing: bool = False,
-    ) -> Any:
+        charges_combine_to_all: bool = False,
+    ) -> T:
         """Wait for all ranks, and return the result of `combine`; arguments as `PendingCollective`."""
         if isinstance(contribution, Tensor) and signature is None:
             signature = tuple(contribution.shape)
-        call = PendingCollective(name, signature, contribution, combine, cost_s, is_computing)
-        return self.cluster.wait_for_result(self.rank, call)
+        call = PendingCollective(name, signature, contribution, combine, network_s, charges_combine_to_all)
+        result: T = self.cluster.wait_for_result(self.rank, call)
+        return result
 
 
 def run(
@@ -238,7 +242,7 @@ def run(
     """
     if size < 1:
         raise ValueError(f"{size=}: there must be at least one rank")
-    clocks = HostClocks(size, synchronise) if record_event is None else DeviceClocks(size, record_event)
+    clocks = HostClocks(size, synchronise) if record_event is None else EventClocks(size, record_event)
     cluster = VirtualCluster(size, network, clocks)
     result_by_rank = dict[int, T]()
     grad_mode = torch.is_grad_enabled()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import finalize
@@ -37,9 +37,9 @@ from sparsify.wrappers.ddp_buckets import (
     FullDDPBucket,
     check_hook_arguments,
     ddp_comm,
-    densify_ddp_buffer,
     find_supported_ddp,
     register_comm_hook,
+    restore_ddp_format,
     separate_ddp_comm,
 )
 from sparsify.wrappers.double_averaging import AveragedGradientsGuard
@@ -121,9 +121,7 @@ class DDPHook(HookBase):
         debug: bool = False,
     ) -> None:
         model = find_supported_ddp(model)
-        group = resolve_process_group(group)
-        if comm is not None and group is not None:
-            raise ValueError("comm and group both say who averages; give one of them")
+        group = resolve_process_group(group, comm)
 
         def collect_facts() -> dict[str, Any]:
             check_hook_arguments(model, method, optimizer, scaler, overlap)
@@ -140,7 +138,7 @@ class DDPHook(HookBase):
             )
 
         used_comm = comm or ddp_comm(model, group)
-        check_arguments_agree(used_comm, model, collect_facts)
+        check_arguments_agree(used_comm, model.parameters(), collect_facts)
         if overlap and comm is None and not isinstance(method, Dense):
             used_comm = separate_ddp_comm(model, group)
         super().__init__(method, optimizer, used_comm, steps_per_epoch, scaler, check, debug)
@@ -160,7 +158,7 @@ class DDPHook(HookBase):
             ]
         else:
             advice = "take scope='layer', which mixes no types"
-            allocates = not method.group_support.pieces
+            allocates = not method.group_support.accepts_pieces
             buckets = GradientBuckets(averaged, method.scope, advice, allocates).buckets
         self.engine = Engine(method, buckets, used_comm, None, seed, select)
         bucket_by_name = {name: number for number, bucket in enumerate(buckets) for name in bucket.names}
@@ -203,14 +201,16 @@ class DDPHook(HookBase):
         """Return the future average of one of DDP's buckets, which is full."""
         if bucket.index() == 0:  # also after a backward pass that ended in an error
             self._begin_step()
-        buffer, restore_format = densify_ddp_buffer(bucket.buffer())
+        ddp_buffer = bucket.buffer()
+        # The sparse gradient of an embedding lies alone in its bucket, as a sparse tensor.
+        buffer = ddp_buffer.to_dense().view(-1) if ddp_buffer.is_sparse else ddp_buffer
         layout = self._look_up_layout(bucket.index(), buffer, bucket.parameters())
         self._arrived.update(parameter.number for parameter in layout.parameters)
         if bucket.is_last():
             self._check_all_arrived()
             self._averaged_gradients.check_not_averaged_this_step()
         if self._dense is not None:
-            averaged = self._start_all_reduce(buffer, self._dense.group, restore_format)
+            averaged = self._start_all_reduce(buffer, self._dense.group, ddp_buffer)
         else:
             averaged = Future(devices=[buffer.device] if buffer.is_cuda else [])
             # Gradients are taken as they lie in the buffer, whatever their strides. Complex numbers are two
@@ -220,9 +220,7 @@ class DDPHook(HookBase):
             if self._used_parameters is not None:
                 used = [self._used_parameters.pop_flag(parameter.number) for parameter in layout.parameters]
             ready_event = torch.cuda.current_stream(buffer.device).record_event() if buffer.is_cuda else None
-            self._full.append(
-                FullDDPBucket(buffer, numbers, layout, used, averaged, restore_format, ready_event)
-            )
+            self._full.append(FullDDPBucket(ddp_buffer, buffer, numbers, layout, used, averaged, ready_event))
             if self._background is not None:
                 self._background.submit(partial(self._average, self._full))
                 self._full = []
@@ -244,7 +242,8 @@ class DDPHook(HookBase):
             self.check_workers_agree_on_step(self.comm, named, self.parameters[0][1])
         if self._dense is None:
             self.check_step(self.optimizer)
-            self._steps = self.make_step_settings(self.parameters)
+            lr = self.find_learning_rates(self.optimizer, self.parameters)
+            self._steps = self.engine.make_step_settings(self.epoch, lr)
 
     def _end_step(self) -> None:
         """Wait for all averages and report.
@@ -273,7 +272,7 @@ class DDPHook(HookBase):
         return layout
 
     def _start_all_reduce(
-        self, buffer: Tensor, group: dist.ProcessGroup | None, restore_format: Callable[[Tensor], Tensor]
+        self, buffer: Tensor, group: dist.ProcessGroup | None, ddp_buffer: Tensor
     ) -> Future[Tensor]:
         """Start the all-reduce that DDP itself would make."""
         size = self.comm.size
@@ -283,7 +282,7 @@ class DDPHook(HookBase):
         n = buffer.numel()
         self._reports.append(StepReport(n, n, sent.sent_bytes, 0, sent.messages))
         future: Future[Tensor] = work.get_future()
-        return future.then(lambda done: restore_format(done.value()[0]))
+        return future.then(lambda done: restore_ddp_format(ddp_buffer, done.value()[0]))
 
     def _average(self, full: list[FullDDPBucket]) -> None:
         """Average full buckets: all of a step, or with `overlap` one after the other, in a thread."""
@@ -308,7 +307,7 @@ class DDPHook(HookBase):
                 for bucket in full:
                     bucket.buffer.mul_(scale)
         for bucket in full:
-            bucket.averaged.set_result(bucket.restore_format(bucket.buffer))
+            bucket.averaged.set_result(restore_ddp_format(bucket.ddp_buffer, bucket.buffer))
 
     def _average_used(self, full: list[FullDDPBucket], used: list[bool]) -> list[StepReport]:
         """Average the tensors that any worker has used; in buckets of several tensors, all of them."""

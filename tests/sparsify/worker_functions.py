@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import FileStore
 
-from experiments.launch import warm
-from experiments.launch.warm import ForkedWorker
+from experiments.launch import fork_server
+from experiments.launch.fork_server import ForkedWorker
 from slurm import environment
 from slurm.emulated import switch
 from slurm.emulated.network import EmulatedNetwork
@@ -135,7 +135,7 @@ def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
     found = dict[str, torch.Tensor]()
     for dtype in TYPES:
         mine = torch.tensor([[0, 1], [comm.rank, 2]]).to(dtype)
-        both = comm.begin_all_gathers([mine, torch.tensor(comm.rank)])()
+        both = comm.all_gather_several([mine, torch.tensor(comm.rank)])
         assert [int(number) for number in both[1]] == [*range(comm.size)]
         # To each other worker as many as its rank says.
         pieces = comm.all_to_all(torch.arange(6).to(dtype), [1, 2, 3], [comm.rank + 1] * comm.size)
@@ -145,7 +145,7 @@ def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
             "begun sum": comm.begin_all_reduce(mine.t().clone().t())(),  # not contiguous
             "gathered": torch.stack(comm.all_gather(mine)),
             "gathered beside another": torch.stack(both[0]),
-            "broadcast": comm.broadcast(mine.clone(), 2),
+            "broadcast": sent_by(comm, mine.clone(), 2),
             "pieces": torch.cat(pieces),
             "permuted": torch.zeros(0) if moved is None else moved,
         }
@@ -154,6 +154,11 @@ def every_collective(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Te
     found["no elements"] = torch.stack(comm.all_gather(torch.zeros(0, 2)))
     found["one number"] = torch.stack(comm.all_gather(torch.tensor(comm.rank)))
     return found
+
+
+def sent_by(comm: Comm, tensor: torch.Tensor, root: int) -> torch.Tensor:
+    comm.broadcast(tensor, root)
+    return tensor
 
 
 def directly(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
@@ -197,7 +202,7 @@ def any_memory(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
             "sum": comm.all_reduce(laid_out(mine)).clone(),
             "begun sum": comm.begin_all_reduce(laid_out(mine))().clone(),
             "gathered": torch.stack(comm.all_gather(laid_out(mine))),
-            "broadcast": comm.broadcast(laid_out(mine), comm.size - 1).clone(),
+            "broadcast": sent_by(comm, laid_out(mine), comm.size - 1).clone(),
             "permuted": torch.zeros(0) if moved is None else moved,
         }
         found |= prefixed(memory, results)
@@ -369,7 +374,7 @@ def _of_its_own(
 
 
 def _forked(surroundings: Mapping[str, str], orders: Sequence[object]) -> ForkedWorker:
-    process = warm.server(threads=1).Process(target=_work, args=(surroundings, orders))
+    process = fork_server.start_fork_server(threads=1).Process(target=_work, args=(surroundings, orders))
     process.start()
     return ForkedWorker(process)
 
@@ -387,7 +392,7 @@ def main(body: str, rank: int, size: int, at: str, kind: str = "torch") -> None:
         from sparsify.comm.horovod import HorovodComm
 
         store = FileStore(str(folder / "rendezvous"), size)
-        tell, patience = environment.set_for_horovod, timedelta(minutes=1)
+        tell, patience = environment.set_horovod_variables, timedelta(minutes=1)
         cpu = torch.device("cpu")
         comm = HorovodComm.join_at_store(store, "127.0.0.1", rank, size, "here", "lo", tell, cpu, patience)
     else:
