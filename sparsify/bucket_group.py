@@ -29,7 +29,7 @@ class GroupSupport(NamedTuple):
 
     one_search: bool = False  # search them in one pass; each may then be exchanged by itself
     one_message: bool = False  # send them in one message: what is sent and kept of each stays the same
-    pieces: bool = False  # read a bucket's gradient from several tensors
+    accepts_pieces: bool = False  # read a bucket's gradient from several tensors
     shared_k: bool = False  # choose the largest of all of them, each with a state of its own
 
 

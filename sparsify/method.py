@@ -210,7 +210,7 @@ class Sparsifier(BucketGroupMixin, FeedbackMethod):
         return GroupSupport(
             one_search,
             one_message,
-            pieces=sees_all and self.feedback.accepts_pieces,
+            accepts_pieces=sees_all and self.feedback.accepts_pieces,
             shared_k=sees_all and one_search,
         )
 

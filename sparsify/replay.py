@@ -37,7 +37,7 @@ Selections = Sequence[SparseVector]  # of each worker, by rank; may compute an i
 
 
 class ReplayedCollective(NamedTuple):
-    """One collective that all workers call, with the bytes of each worker."""
+    """A collective that all workers call, with the bytes of each worker."""
 
     kind: str  # as in `sparsify.cost.TEXTBOOK`
     input_bytes: list[int]  # of the tensor that each worker brings; of all_to_all, bytes for other workers
@@ -107,7 +107,8 @@ class ExchangeReplay:
     """
 
     def __init__(self, method: Method, n: int, world_size: int) -> None:
-        self.method = check_replayable(method)
+        check_replayable(method)
+        self.method: Any = method
         self.n = n
         self.world_size = world_size
         self.step = 0
@@ -137,11 +138,10 @@ class ExchangeReplay:
         return BucketTraffic(self.world_size, collectives)
 
 
-def check_replayable(method: Method) -> Sparsifier | Dense:
-    """Return the method, or refuse it if it exchanges no selections. Vectors are not treated specially."""
-    if isinstance(method, Sparsifier | Dense):
-        return method
-    raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
+def check_replayable(method: Method) -> None:
+    """Refuse a method that exchanges no selections. Vectors are not treated specially."""
+    if not isinstance(method, Sparsifier | Dense):
+        raise ValueError(f"{method!r} exchanges no selections, so there is none to replay")
 
 
 def _uniform_collective(kind: str, nbytes: int, world_size: int) -> ReplayedCollective:

@@ -165,7 +165,8 @@ class Trainer:
                 report = overlap.finish_step()
             with timer.phase("check"):
                 finite = aggregator.gradients.are_finite()  # of the average, where they overlap
-                if timer.mode == "serialised" and (layer := aggregator.gradients.find_nonfinite(finite)):
+                gradients = aggregator.gradients
+                if timer.mode == "serialised" and (layer := gradients.find_nonfinite_parameter(finite)):
                     raise NonFiniteGradientError(self.comm.rank, step, layer)
             if isinstance(aggregator, LocalReplica):
                 with timer.phase("update"):

@@ -1,1 +1,1 @@
-"""What all parts stand on: buckets, messages, clocks, checks, saved states, the memory below."""
+"""The base of all parts: buckets, messages, clocks, checks, signatures, and memory in huge pages."""

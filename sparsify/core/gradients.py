@@ -30,17 +30,17 @@ class InPlaceGradients(GradientBuckets):
         self.grad_strides = [gradient_strides(p) for _, p in self.parameters]  # strides of their gradients
         self.claim = SupersedableClaim("gradients", (p for _, p in self.parameters))
 
-    def clear(self, to_none: bool = True) -> None:
+    def clear(self, set_to_none: bool = True) -> None:
         """Clear all gradients.
 
         Args:
-            to_none: take them away, rather than setting them to zero.
+            set_to_none: take them away, rather than setting them to zero.
 
         Raises:
             ValueError: as `collect`.
         """
         self.claim.check_not_superseded()
-        if not to_none:
+        if not set_to_none:
             torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
             return
         for _, p in self.parameters:
@@ -145,7 +145,7 @@ class FlatGradients(InPlaceGradients):
         """Clear all gradients in place."""
         self.flat.zero_()
 
-    def clear(self, to_none: bool = True) -> None:
+    def clear(self, set_to_none: bool = True) -> None:
         self.collect()
         self.zero_()
 
@@ -187,15 +187,15 @@ class FlatGradients(InPlaceGradients):
         """Return (number of tensors,) bool on the device: is each gradient finite? See `are_norms_finite`."""
         return are_norms_finite(self.views)
 
-    def find_nonfinite(self, finite: Tensor) -> str | None:
+    def find_nonfinite_parameter(self, finite_flags: Tensor) -> str | None:
         """Find the name of the first parameter whose gradient is not finite.
 
         One host synchronisation, and a second one where a norm is not finite.
 
         Args:
-            finite: as `are_finite` returned of the gradients as they are now.
+            finite_flags: as `are_finite` returned of the gradients as they are now.
         """
-        if all(host_sync.to_host(finite)):
+        if all(host_sync.to_host(finite_flags)):
             return None
         flags = host_sync.to_host(are_elements_finite(self.views))
         names = (name for name, _ in self.parameters)

@@ -122,7 +122,7 @@ class Registry:
         """Return the first line of an entry's docstring."""
         return self.docstring(name).partition("\n")[0]
 
-    def check(self, name: str, values: Mapping[str, Any], prefix: str = "") -> None:
+    def check_hyperparameters(self, name: str, values: Mapping[str, Any], prefix: str = "") -> None:
         """Refuse hyperparameters that the entry does not have, and values that it does not allow.
 
         Args:
@@ -142,7 +142,7 @@ class Registry:
 
     def build(self, name: str, values: Mapping[str, Any]) -> Any:
         """Call the entry's function."""
-        self.check(name, values)
+        self.check_hyperparameters(name, values)
         return self.import_function(name)(**values)
 
 

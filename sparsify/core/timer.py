@@ -46,10 +46,11 @@ class PhaseTimer:
     Args:
         now: a clock in seconds; a virtual rank brings its own.
         synchronise: waits for the device.
-        event: records a point in the device's time, as `record_cuda_event` does, or on virtual ranks `mark`:
-            production steps are then timed by these, and turned into seconds after the window.
+        record_event: records a point in the device's time, as `record_cuda_event` does, or
+            `VirtualComm.record_mark`: production steps are then timed by these, and turned into seconds after
+            the window.
         keep_spans: tells of a step's number whether to keep every single span of it, for a timeline.
-        stops: counts how often this process was stopped and continued until now.
+        count_stops: counts how often this process was stopped and continued until now.
     """
 
     def __init__(
@@ -57,19 +58,19 @@ class PhaseTimer:
         mode: str = "serialised",
         now: Callable[[], float] = time.perf_counter,
         synchronise: Callable[[], None] = lambda: None,
-        event: Callable[[], TimeMark] | None = None,
+        record_event: Callable[[], TimeMark] | None = None,
         keep_spans: Callable[[int], bool] = lambda step: False,
-        stops: Callable[[], int] = lambda: 0,
+        count_stops: Callable[[], int] = lambda: 0,
     ) -> None:
         if mode not in TIMING_MODES:
             raise ValueError(f"no timing mode {mode!r}; there are: {', '.join(TIMING_MODES)}")
         self.mode = mode
         self.now = now
         self.synchronise = synchronise
-        self.event = event if mode == "production" else None
+        self.record_event = record_event if mode == "production" else None
         self.keep_spans = keep_spans
-        self.stops = stops
-        self._stops = stops()  # before the step: others may wait in it for one that was stopped ahead of it
+        self.count_stops = count_stops
+        self._stops = count_stops()  # before the step: others may wait in it for a worker stopped before it
         self.samples: list[StepTimes] = []
         self.num_steps = 0
         self._current = StepTimes(0.0)  # times outside a step are not kept
@@ -82,7 +83,7 @@ class PhaseTimer:
         """Time the block as one step."""
         self._keeps_spans = self.keep_spans(self.num_steps)
         start = self._read_boundary_s()
-        mark = self._record_mark() if self.event else None
+        mark = self._record_mark() if self.record_event else None
         sample = self._current = StepTimes(start)
         try:
             yield
@@ -90,7 +91,7 @@ class PhaseTimer:
             sample.step_s = self._read_boundary_s() - start
             if mark is not None:
                 sample.step_marks = (mark, self._record_mark())
-            stops = self.stops()
+            stops = self.count_stops()
             sample.stops = stops - self._stops
             self._stops = stops
             self.num_steps += 1
@@ -147,7 +148,7 @@ class PhaseTimer:
 
     def _record_mark(self) -> TimeMark:
         """Record a point in the device's time."""
-        return self.event() if self.event else self.now()
+        return self.record_event() if self.record_event else self.now()
 
     def finish_window(self, gather: Callable[[list[float]], list[list[float]]]) -> list[StepTimes]:
         """End a window: turn marks into seconds, split collectives, and return the window's samples.
@@ -160,12 +161,12 @@ class PhaseTimer:
         """
         if self.mode == "production":
             self.synchronise()
-            durations = [elapsed_s(*marks) for sample in self.samples for marks in sample.marks]
+            durations = [_elapsed_s(*marks) for sample in self.samples for marks in sample.marks]
             transfers = [min(of_workers) for of_workers in zip(*gather(durations), strict=True)]
             pairs = iter(zip(durations, transfers, strict=True))
             for sample in self.samples:
                 if sample.step_marks:
-                    sample.step_s = elapsed_s(*sample.step_marks)
+                    sample.step_s = _elapsed_s(*sample.step_marks)
                 for _ in sample.marks:
                     duration, transfer = next(pairs)
                     sample.phases["wait"] = sample.phases.get("wait", 0.0) + duration - transfer
@@ -182,6 +183,6 @@ def record_cuda_event() -> TimeMark:
     return event
 
 
-def elapsed_s(start: TimeMark, end: TimeMark) -> float:
+def _elapsed_s(start: TimeMark, end: TimeMark) -> float:
     """Return the seconds between two marks of the same kind."""
     return float(end - start) if isinstance(end, float) else float(start.elapsed_time(end)) / 1e3

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from sparsify.comm import Comm
 from sparsify.core import host_sync, huge_pages
 from sparsify.core.bucket import GradientBuckets, TensorSpec, local_shard
-from sparsify.core.gradients import are_elements_finite, view_flat_in_memory_order, gradient_strides
+from sparsify.core.gradients import are_elements_finite, gradient_strides, view_flat_in_memory_order
 from sparsify.core.modes import without_torch_modes
 from sparsify.core.timer import PhaseTimer
 from sparsify.kernels.group_kernel import split_like
@@ -88,7 +88,7 @@ class Fragment:
     ) -> None:
         method = strategy.method
         # Then the drift is averaged where it lies.
-        is_averaged_in_pieces = method.group_support.pieces or method.scope == "layer"
+        is_averaged_in_pieces = method.group_support.accepts_pieces or method.scope == "layer"
         self.strategy = strategy
         self.offset = offset
         self.check_comm = check_comm

@@ -32,7 +32,7 @@ def try_fused_exchange(
     """
     method = engine.method
     # A subclass may have a step of its own, which this one would replace.
-    if type(method) is not Sparsifier or not method.group_support.pieces:
+    if type(method) is not Sparsifier or not method.group_support.accepts_pieces:
         return None
     travels_in_several_messages = len(set(engine.kinds)) > 1 or engine.num_elements > MAX_GROUP_ELEMENTS
     if travels_in_several_messages:

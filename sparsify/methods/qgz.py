@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from sparsify import cost
+from sparsify import feedback as feedbacks
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import ProcessGroup, ReduceOp, TorchComm
 from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import differences
-from sparsify.feedback import ErrorFeedback, Feedback, LowPass, NoFeedback
+from sparsify.feedback import Feedback, LowPass, NoFeedback
 from sparsify.kernels import Workspace
 from sparsify.method import FeedbackMethod
 from sparsify.methods._quantise import (
@@ -68,12 +69,8 @@ def qgz(
             arXiv:2407.04480), which keeps e in 8 bits, here as it is.
         beta: weight of the new errors with `low_pass`.
     """
-    feedback_by_name: dict[str, Feedback] = {
-        "none": NoFeedback(),
-        "gradient": ErrorFeedback(),
-        "low_pass": LowPass(beta),
-    }
-    return QuantisedAllReduce(bits, block, feedback_by_name[feedback], scope)
+    kept = LowPass(beta) if feedback == "low_pass" else feedbacks.FEEDBACKS[feedback]
+    return QuantisedAllReduce(bits, block, kept, scope)
 
 
 @dataclass
@@ -121,7 +118,7 @@ class QuantisedAllReduce(FeedbackMethod):
                     self.decode(message, rounded, codes)
             messages = [codes.buffer for codes in state.codes]
         with timer.phase("exchange"):
-            nbytes = [message.numel() for message in messages]
+            nbytes = [len(message) for message in messages]
             outgoing = torch.cat(messages, out=state.outgoing)
             received = comm.all_to_all(outgoing, nbytes, [nbytes[comm.rank]] * comm.size)
             # 2. The gradient has been read, so its buffer can hold the average.
@@ -144,9 +141,8 @@ class QuantisedAllReduce(FeedbackMethod):
                 sent[own_region].sub_(error, alpha=comm.size)
                 self.feedback.retain_undelivered(Delivery([], [DenseSlice(0, sent)]), state.feedback)
         with timer.phase("scatter"):
-            regions = zip(grad.split(lengths), work.split(lengths), gathered, state.codes, strict=True)
-            for values, buffer, message, codes in regions:
-                values.copy_(self.decode(message[: codes.buffer.numel()], buffer, codes))
+            for values, message, codes in zip(grad.split(lengths), gathered, state.codes, strict=True):
+                values.copy_(self.decode(message[: len(codes.buffer)], work[: codes.n], codes))
         return grad.numel()
 
     def make_codes(self, like: Tensor) -> PackedCodes:

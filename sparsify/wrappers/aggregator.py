@@ -47,7 +47,9 @@ class Aggregator(Engine):
         group_buckets: bool = True,
         flat_gradients: bool = True,
     ) -> None:
-        make = FlatGradients if flat_gradients or not method.group_support.pieces else InPlaceGradients
+        make = (
+            FlatGradients if flat_gradients or not method.group_support.accepts_pieces else InPlaceGradients
+        )
         self.source = make(parameters, method.scope)
         self.debug = debug
         self.more_facts: Callable[[], Mapping[str, Any]] = dict  # that `debug` compares
@@ -85,9 +87,9 @@ class Aggregator(Engine):
 
         Arguments as of `aggregate`.
         """
-        step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
+        steps = self.make_step_settings(epoch, lr, selection_hook)
         if self.debug:
-            ks = [num_selected(bucket.flat.numel(), step.step_density) for bucket in self.buckets]
+            ks = [num_selected(size, steps[0].step_density) for size in self.sizes]
             facts = {
                 "method": repr_without_addresses(self.method),
                 "step": self.step,
@@ -97,6 +99,4 @@ class Aggregator(Engine):
             facts |= tensor_facts("parameter", self.source.parameters)
             check_workers_agree(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1
-        if isinstance(lr, Sequence):
-            return [step._replace(lr=rate) for rate in lr]
-        return [step._replace(lr=lr)] * len(self.states)
+        return steps

@@ -31,7 +31,7 @@ from sparsify.kernels import (
 from sparsify.kernels.group_kernel import divide, split_like
 from sparsify.method import Method, Sparsifier
 from sparsify.ranges import repr_without_addresses
-from sparsify.types import BucketContext, SearchStats, SparseVector, StepSettings
+from sparsify.types import BucketContext, SearchStats, SelectionHook, SparseVector, StepSettings
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
 from sparsify.wrappers.saved_states import (
     FORMAT,
@@ -165,6 +165,20 @@ class Engine:
         """True if several buckets travel in one message."""
         return self.method.group_support.one_message and self.groups_buckets
 
+    def make_step_settings(
+        self, epoch: int, lr: float | Sequence[float], selection_hook: SelectionHook | None = None
+    ) -> list[StepSettings]:
+        """Return the settings of a step for each bucket.
+
+        Args:
+            epoch: counted from 0, for the density schedule.
+            lr: the optimizer's, or one for each bucket.
+        """
+        step = StepSettings(self.method.density_at(epoch), selection_hook=selection_hook)
+        if isinstance(lr, Sequence):
+            return [step._replace(lr=rate) for rate in lr]
+        return [step._replace(lr=lr)] * len(self.buckets)
+
     def bucket_gradients(
         self,
         consecutive_tensors: Sequence[Tensor],
@@ -194,7 +208,7 @@ class Engine:
             shares_k: k is that of all buckets together, see `GroupSupport.shared_k`.
         """
         tensors = [*gradients.tensors]
-        if not self.method.group_support.pieces:
+        if not self.method.group_support.accepts_pieces:
             if any(len(pieces) > 1 for pieces in gradients.pieces):
                 return self._average_copies(gradients, shares_k)
             tensors = [piece for pieces in gradients.pieces for piece in pieces]

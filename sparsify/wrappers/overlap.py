@@ -123,10 +123,11 @@ class BackwardOverlap:
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
         gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
         index_by_name = {name: index for index, (name, _) in enumerate(gradients.parameters)}
-        # Groups of buckets that are sent as soon as all of them are full.
-        self.groups = group_buckets_by_bytes(
-            [bucket.flat.nbytes for bucket in gradients.buckets], aggregator.sends_one_message
-        )
+        # Groups of buckets that are sent as soon as all of them are full. A step has a few messages, so that
+        # there is something to overlap.
+        nbytes = [bucket.flat.nbytes for bucket in gradients.buckets]
+        max_bytes = min(MAX_MESSAGE_BYTES, sum(nbytes) / MIN_MESSAGES) if aggregator.sends_one_message else 0
+        self.groups = group_consecutive_indices(nbytes, max_bytes)
         # Parameters are counted as in `gradients.parameters`. Empty ones lie in no bucket.
         self.parameters_by_group = [
             [index_by_name[name] for bucket in group for name in gradients.buckets[bucket].names]
@@ -223,16 +224,3 @@ class BackwardOverlap:
         """Submit a group of buckets to the thread."""
         steps = [self.steps[bucket] for bucket in self.groups[group]]
         self.background.submit(partial(self.aggregate_group, group, steps))
-
-
-def group_buckets_by_bytes(nbytes: Sequence[int], sends_one_message: bool) -> list[list[int]]:
-    """Return groups of consecutive buckets that share a message while backpropagation goes on.
-
-    A step has a few messages, so that there is something to overlap.
-
-    Args:
-        nbytes: of each bucket.
-        sends_one_message: can the method send several buckets in one message? Else each is a group.
-    """
-    max_bytes = min(MAX_MESSAGE_BYTES, sum(nbytes) / MIN_MESSAGES) if sends_one_message else 0
-    return group_consecutive_indices(nbytes, max_bytes)

@@ -91,7 +91,7 @@ def test_the_host_waits_for_the_gpu_exactly_as_often_as_is_said(name: str) -> No
 
 
 def test_device_events_time_what_the_host_only_queued() -> None:
-    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, event=record_cuda_event)
+    timer = PhaseTimer("production", synchronise=torch.cuda.synchronize, record_event=record_cuda_event)
     cycles = 200_000_000  # about 0.1 s on any GPU of these years
     with timer.step(), timer.collective():
         torch.cuda._sleep(cycles)

@@ -126,7 +126,7 @@ def test_parts_of_ones_own_go_bucket_by_bucket_unless_they_say_otherwise() -> No
     halving = replace(topk, feedback=HalvingFeedback())
     assert topk.group_support.one_message
     assert not own_step.group_support.one_message
-    assert not own_step.group_support.pieces
+    assert not own_step.group_support.accepts_pieces
     assert not halving.group_support.one_message
     assert not replace(topk, exchange=OwnExchange()).group_support.one_message
     assert not replace(topk, select=OwnSelector()).group_support.one_search
@@ -207,7 +207,7 @@ def test_parts_are_added_in_their_order_wherever_memories_begin(make: Any) -> No
             make(SIZES).clear_at(apart, parts[0])
             assert torch.equal(torch.cat(apart), expected.index_fill(0, parts[0].indices.long(), 0)), lengths
     ordered = [SparseVector(part.indices.sort().values, part.values) for part in parts]
-    for some in (ordered[:1], ordered):  # two spaces that are alike move alike
+    for some in (ordered[:1], ordered, parts):  # two spaces that are alike move alike
         total = torch.zeros(N)
         for part in some:
             total.index_add_(0, part.indices, part.values * 0.25)

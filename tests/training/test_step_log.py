@@ -26,7 +26,7 @@ class Steps:
     ) -> None:
         self.done = 0
         self.log = Lines()
-        self.timer = PhaseTimer(mode, comm.now_s, stops=stops)
+        self.timer = PhaseTimer(mode, comm.now_s, count_stops=stops)
         self.step_log = StepLog(self.timer, comm, self.log, torch.device("cpu"))
         parameters = [("weight", Parameter(torch.zeros(10)))]
         self.aggregator = Aggregator(sparsify.build("topk", density=0.2), parameters, comm, self.timer)

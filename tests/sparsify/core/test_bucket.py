@@ -36,12 +36,12 @@ def test_a_bucket_that_is_not_the_one_whose_state_is_kept_is_refused() -> None:
 def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:
     for bad in (float("nan"), float("inf"), -float("inf")):
         gradients = bucketed(6, 4, 0, 5)
-        assert gradients.find_nonfinite(gradients.are_finite()) is None
+        assert gradients.find_nonfinite_parameter(gradients.are_finite()) is None
         gradients.flat.fill_(3e38)  # finite, but its norm overflows
         assert not gradients.are_finite().all()
-        assert gradients.find_nonfinite(gradients.are_finite()) is None
+        assert gradients.find_nonfinite_parameter(gradients.are_finite()) is None
         there(gradients.parameters[2][1].grad)[3] = bad
-        assert gradients.find_nonfinite(gradients.are_finite()) == "p1"
+        assert gradients.find_nonfinite_parameter(gradients.are_finite()) == "p1"
 
 
 def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:

@@ -49,11 +49,11 @@ def test_defaults_may_be_expressions_and_annotations_are_ranges(registry: Regist
     allowed = {key: parameter.allowed for key, parameter in registry.parameters("sound").items()}
     assert allowed["rate"] == ranges.PositiveFraction
     assert allowed["warm"] == Sequence[ranges.PositiveFraction]
-    registry.check("sound", {"rate": 1, "turn": "anything", "need": 3})
+    registry.check_hyperparameters("sound", {"rate": 1, "turn": "anything", "need": 3})
     with pytest.raises(ValueError, match=r"method\.rate=2 is out of range: it must be a number in \(0, 1\]"):
-        registry.check("sound", {"rate": 2}, prefix="method.")
+        registry.check_hyperparameters("sound", {"rate": 2}, prefix="method.")
     with pytest.raises(ValueError, match="'sound' needs need, which has no default"):
-        registry.check("sound", registry.defaults("sound"))
+        registry.check_hyperparameters("sound", registry.defaults("sound"))
     (registry.folder / "sound.py").write_text(
         "def sound(a: int = 5):\n    pass\n"
     )  # what is mended is read again
