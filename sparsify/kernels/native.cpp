@@ -955,26 +955,34 @@ void sparsify_add(
     });
 }
 
-// 0 wherever the selection has elements.
-void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Selection* selection) {
-  for_each_element(memories, num_memories, *selection, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
+// 0 wherever a selection has elements.
+void sparsify_clear_at(
+    const Memory* memories, int64_t num_memories, const Selection* selections, int64_t num_selections) {
+  for (const Selection* selection = selections; selection != selections + num_selections; ++selection)
+    for_each_element(memories, num_memories, *selection, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
 }
 
 // Two spaces of memories of the same lengths: the anchor += rate x the sum of (alpha x each selection), with one
-// rounding for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Each selection has the
-// elements of a memory before those of the next.
-void sparsify_move(
+// rounding for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Returns 1 if a
+// selection has not the elements of each memory before those of the next; then nothing was done.
+int32_t sparsify_move(
     const Memory* anchors, const Memory* owns, int64_t num_memories, const Selection* selections,
     int64_t num_selections, float alpha, float rate) {
-  std::vector<Selection> left(selections, selections + num_selections), here(left);
-  for (int64_t memory = 0; memory < num_memories; ++memory) {
-    const int64_t start = anchors[memory].start, end = anchors[memory].end;
-    for (int64_t at = 0; at < num_selections; ++at) {
-      Selection &all = left[at], &some = here[at];
-      some = {all.indices, all.values, 0};
-      while (some.count < all.count && all.indices[some.count] < end) ++some.count;
-      all = {all.indices + some.count, all.values + some.count, all.count - some.count};
+  std::vector<std::vector<Selection>> of_memories(num_memories);
+  for (int64_t at = 0; at < num_selections; ++at) {
+    Selection left = selections[at];
+    for (int64_t memory = 0; memory < num_memories; ++memory) {
+      int64_t count = 0;
+      const auto is_here = [&](int64_t index) { return index >= anchors[memory].start && index < anchors[memory].end; };
+      while (count < left.count && is_here(left.indices[count])) ++count;
+      of_memories[memory].push_back({left.indices, left.values, count});
+      left = {left.indices + count, left.values + count, left.count - count};
     }
+    if (left.count) return 1;
+  }
+  for (int64_t memory = 0; memory < num_memories; ++memory) {
+    const int64_t start = anchors[memory].start;
+    const std::vector<Selection>& here = of_memories[memory];
     float *const anchor = anchors[memory].at, *const own = owns[memory].at;
     const auto each = [&](const auto& act) {
       for (const Selection& selection : here)
@@ -997,6 +1005,7 @@ void sparsify_move(
     each([&](int64_t at, float) { anchor[at] = std::fma(rate, own[at], anchor[at]), own[at] = 0; });  // each sum once
     each([&](int64_t at, float) { own[at] = anchor[at]; });
   }
+  return 0;
 }
 
 // The Euclidean norm of each stretch of so many elements of tensors that follow each other, none of which ends within

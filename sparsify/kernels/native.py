@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,6 @@ KIND_BY_DTYPE = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}  # enum 
 UNREACHABLE_KEY = 0xFFFFFFFF  # a bound that no magnitude reaches
 
 Array = npt.NDArray[Any]
-NO_TENSORS: Array = np.empty((0, 2), dtype=np.int64)  # struct TensorSpan of none
 
 
 class NativeKernel(SelectionKernel):
@@ -55,40 +54,32 @@ class NativeKernel(SelectionKernel):
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
-        if not acc.is_contiguous():
-            return self.topk(accumulate_into_copy(acc, grad), None, k)
         self._check(acc, grad)
-        n = acc.numel()
-        grad, kind = contiguous_with_kind(grad)
-        self.requests[0, :2] = n, k
-        acc_table = np.array([[acc.data_ptr(), n]])
-        grad_table = NO_TENSORS if grad is None else np.array([[grad.data_ptr(), n]])
-        selection, stats = search_buckets(
-            self.requests, acc_table, grad_table, kind, k, self.level, self.forced_bound
-        )
-        assert selection is not None
-        self.search_stats += stats
-        return selection
+        grads = [] if grad is None else [grad.contiguous()]
+        self.requests[0, :2] = acc.numel(), k
+        result = search_buckets(self.requests, address_table([acc]), grads, k, self.level, self.forced_bound)
+        assert result is not None
+        self.search_stats += result.stats
+        return result.selection
 
     def above_threshold(
         self, acc: Tensor, grad: Tensor | None, threshold: Tensor | float, strict: bool = False
     ) -> SparseVector:
-        if not acc.is_contiguous():
-            return self.above_threshold(accumulate_into_copy(acc, grad), None, threshold, strict)
         host_sync.record_syncs()  # for the number of elements
         self._check(acc, grad)
+        grad = None if grad is None else grad.contiguous()
+        address, kind = (None, 0) if grad is None else (grad.data_ptr(), KIND_BY_DTYPE[grad.dtype])
         n = acc.numel()
         num_threads = torch.get_num_threads()
         num_blocks = int(self.library.sparsify_num_blocks(n, num_threads))
         bound = least_key(float(threshold), strict)
         counts = np.zeros(num_blocks, dtype=np.int64)
-        grad, kind = contiguous_with_kind(grad)
         while True:
             capacity = self.block_capacity
             blocks = empty_selection(num_blocks, capacity)
             self.library.sparsify_above(
                 acc.data_ptr(),
-                address_of(grad),
+                address,
                 kind,
                 n,
                 bound,
@@ -104,23 +95,21 @@ class NativeKernel(SelectionKernel):
             self.block_capacity = max(most + most // 4, capacity - capacity // 8)
             if most <= capacity:
                 break
-            grad, kind = None, 0  # it has been added by now
-        indices = list[Tensor]()
-        values = list[Tensor]()
-        for block, count in enumerate(counts.tolist()):
-            indices.append(blocks.indices[block, :count])
-            values.append(blocks.values[block, :count])
+            address, kind = None, 0  # the gradient has been added by now
+        lengths = counts.tolist()
+        indices = [block[:length] for block, length in zip(blocks.indices, lengths, strict=True)]
+        values = [block[:length] for block, length in zip(blocks.values, lengths, strict=True)]
         return drop_nans(SparseVector(torch.cat(indices), torch.cat(values)))
 
     def _check(self, acc: Tensor, grad: Tensor | None) -> None:
         """Refuse tensors that the library would misread."""
-        fits = can_search(acc) and acc.dtype == torch.float32 and acc.dim() == 1
+        fits = can_search(acc) and are_contiguous_on_cpu([acc]) and acc.dim() == 1
         if grad is not None:
             fits &= can_search(grad) and grad.shape == acc.shape
         if not fits:
             raise ValueError(
-                "this kernel takes acc in float32 and as many gradients in float32, bfloat16 or float16, on "
-                f"the CPU; this is {describe_tensors(acc, grad, separator=' and ')}"
+                "this kernel takes acc in float32 without gaps and as many gradients in float32, bfloat16 or "
+                f"float16, on the CPU; this is {describe_tensors(acc, grad, separator=' and ')}"
             )
 
 
@@ -141,7 +130,7 @@ class NativeGroupKernel(GroupKernel):
         self.requests[:, 2] = self.bases
         self.ks = list[int]()
         self.known_tensors = list[Tensor]()
-        self.known_table = NO_TENSORS
+        self.known_table = address_table([])
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
         if ks != self.ks:
@@ -152,37 +141,26 @@ class NativeGroupKernel(GroupKernel):
             self.requests[:, 3] = starts
             self.ks = [*ks]
         acc_table = self._address_table(accs, keeps=True)
-        kind = common_kind(grads)
-        selection = None
-        if acc_table is not None and kind is not None:
-            selection, stats = search_buckets(
-                self.requests, acc_table, address_table(grads), kind, sum(ks), self.level
-            )
-            self.search_stats += stats
-        if selection is None:
+        result = None
+        if acc_table is not None:
+            result = search_buckets(self.requests, acc_table, grads, sum(ks), self.level)
+        if result is None:
             raise ValueError(
                 f"this kernel was made for buckets of {self.sizes} elements, acc in float32 and without "
                 f"gaps, on the CPU; these are {describe_tensors(*accs, *grads)}"
             )
-        return selection
+        self.search_stats += result.stats
+        return result.selection
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
     ) -> None:
-        memories = self._memory_table(into)
-        if memories is None or not are_native_selections(parts):
-            return super().add(into, parts, alpha, clears)
-        table = self._selection_table(parts)
-        self.library.sparsify_add(
-            memories.ctypes.data, len(memories), table.ctypes.data, len(parts), alpha, clears
-        )
+        if not self._try_write("add", [into], parts, alpha, clears):
+            super().add(into, parts, alpha, clears)
 
     def clear_at(self, into: Sequence[Tensor], part: SparseVector) -> None:
-        memories = self._memory_table(into)
-        if memories is None or not are_native_selections([part]):
-            return super().clear_at(into, part)
-        table = self._selection_table([part])
-        self.library.sparsify_clear_at(memories.ctypes.data, len(memories), table.ctypes.data)
+        if not self._try_write("clear_at", [into], [part]):
+            super().clear_at(into, part)
 
     def move(
         self,
@@ -192,21 +170,37 @@ class NativeGroupKernel(GroupKernel):
         alpha: float,
         rate: float,
     ) -> None:
-        memories = self._memory_table(anchors)
-        copies = self._memory_table(owns)
         parts = [SparseVector(indices.int(), values) for indices, values in parts]
-        if memories is None or copies is None or not are_native_selections(parts):
-            return super().move(anchors, owns, parts, alpha, rate)
-        table = self._selection_table(parts)
-        self.library.sparsify_move(
-            memories.ctypes.data,
-            copies.ctypes.data,
-            len(memories),
-            table.ctypes.data,
+        if not self._try_write("move", [anchors, owns], parts, alpha, rate):
+            super().move(anchors, owns, parts, alpha, rate)
+
+    def _try_write(
+        self,
+        function: str,
+        spaces: Sequence[Sequence[Tensor]],
+        parts: Sequence[SparseVector],
+        *numbers: float,
+    ) -> bool:
+        """Let a function of the library write; return False, with nothing written, where it can't.
+
+        Args:
+            spaces: the tensors of each space.
+        """
+        memories = [table for table in map(self._memory_table, spaces) if table is not None]
+        has_native_indices = are_contiguous_on_cpu([part.indices for part in parts], torch.int32)
+        has_native_values = are_contiguous_on_cpu([part.values for part in parts])
+        if not (has_native_indices and has_native_values and len(memories) == len(spaces)):
+            return False
+        rows = [(indices.data_ptr(), values.data_ptr(), len(indices)) for indices, values in parts]
+        selections = np.array(rows, dtype=np.int64)  # struct Selection of each
+        is_refused = getattr(self.library, f"sparsify_{function}")(
+            *[table.ctypes.data for table in memories],
+            len(memories[0]),
+            selections.ctypes.data,
             len(parts),
-            alpha,
-            rate,
+            *numbers,
         )
+        return not is_refused
 
     def _memory_table(self, tensors: Sequence[Tensor]) -> Array | None:
         """Return struct Memory of each tensor; None where the library can't write to them."""
@@ -216,12 +210,6 @@ class NativeGroupKernel(GroupKernel):
         ends = table[:, 1].cumsum()
         assert ends[-1] == self.num_elements
         return np.stack([table[:, 0], ends - table[:, 1], ends], axis=1)
-
-    @staticmethod
-    def _selection_table(parts: Sequence[SparseVector]) -> Array:
-        """Return struct Selection of each selection."""
-        rows = [(indices.data_ptr(), values.data_ptr(), len(indices)) for indices, values in parts]
-        return np.array(rows, dtype=np.int64)
 
     def _address_table(self, tensors: Sequence[Tensor], keeps: bool = False) -> Array | None:
         """Return struct TensorSpan of each tensor; None where one is no float32 without gaps.
@@ -240,30 +228,39 @@ class NativeGroupKernel(GroupKernel):
         return table
 
 
+class SearchResult(NamedTuple):
+    """The selection of a search, and the counts of this search alone."""
+
+    selection: SparseVector
+    stats: SearchStats
+
+
 def search_buckets(
     requests: Array,
     acc_table: Array,
-    grad_table: Array,
-    kind: int,
+    grads: Sequence[Tensor],
     num_selected: int,
     level: int,
     forced_bound: int = -1,
-) -> tuple[SparseVector | None, SearchStats]:
+) -> SearchResult | None:
     """Add gradients and search buckets for their largest elements, in one call of the library.
 
     Args:
         requests: struct SearchRequest of each bucket; the library keeps in it for how many candidates there
             is room.
-        acc_table, grad_table: struct TensorSpan of tensors that follow each other; of gradients there may be
-            none.
-        kind: of the gradients.
+        acc_table: struct TensorSpan of tensors that follow each other.
+        grads: tensors that follow each other; none where nothing is added.
         num_selected: elements of all buckets together.
         forced_bound: the key to take for the bound, instead of a sampled one; negative: none.
 
     Returns:
-        The selection, (num_selected,), bucket after bucket; None where the tensors have not as many elements
-        as the buckets: nothing was done.
+        The selection, (num_selected,), bucket after bucket; None, with nothing done, where the library can't
+        read the gradients, or the tensors have not as many elements as the buckets.
     """
+    kind = common_kind(grads)
+    if kind is None:
+        return None
+    grad_table = address_table(grads)
     selection = empty_selection(num_selected)
     counts = np.zeros(3, dtype=np.int64)  # struct SearchCounts
     is_refused = get_library().sparsify_topk(
@@ -281,9 +278,7 @@ def search_buckets(
         selection.values.data_ptr(),
         counts.ctypes.data,
     )
-    if is_refused:
-        return None, SearchStats()
-    return selection, SearchStats(len(requests), *counts.tolist())
+    return None if is_refused else SearchResult(selection, SearchStats(len(requests), *counts.tolist()))
 
 
 def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
@@ -329,13 +324,6 @@ def are_contiguous_on_cpu(tensors: Sequence[Tensor], dtype: torch.dtype = torch.
     return all(tensor.dtype == dtype and tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
 
 
-def are_native_selections(parts: Sequence[SparseVector]) -> bool:
-    """Tell whether the library can read these selections."""
-    return are_contiguous_on_cpu([part.indices for part in parts], torch.int32) and are_contiguous_on_cpu(
-        [part.values for part in parts]
-    )
-
-
 def empty_selection(*shape: int) -> SparseVector:
     """Allocate so many indices and values, in the types that the library writes."""
     indices = torch.empty(shape, dtype=torch.int32, device="cpu")
@@ -354,23 +342,6 @@ def address_table(tensors: Sequence[Tensor]) -> Array:
 def can_search(like: Tensor) -> bool:
     """Tell whether buckets like this tensor can be searched."""
     return like.device.type == "cpu" and like.dtype in KIND_BY_DTYPE and like.numel() < 2**31
-
-
-def accumulate_into_copy(acc: Tensor, grad: Tensor | None) -> Tensor:
-    """Add the gradient to a view with gaps, which buckets never are, and return a copy without gaps."""
-    if grad is not None:
-        acc.add_(grad)
-    return acc.contiguous()
-
-
-def contiguous_with_kind(grad: Tensor | None) -> tuple[Tensor | None, int]:
-    """Return the gradient without gaps, and its enum Kind."""
-    return (None, 0) if grad is None else (grad.contiguous(), KIND_BY_DTYPE[grad.dtype])
-
-
-def address_of(tensor: Tensor | None) -> int | None:
-    """Return the address of a tensor's first element; None where there is no tensor."""
-    return None if tensor is None else tensor.data_ptr()
 
 
 def least_key(threshold: float, strict: bool) -> int:

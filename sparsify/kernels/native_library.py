@@ -230,10 +230,10 @@ def load_shared_library(path: Path) -> ctypes.CDLL:
             pointer, pointer, int32, long, ctypes.c_uint32, int32, long, pointer, pointer, long, pointer,
         ]),
         ("add", None, [pointer, long, pointer, long, ctypes.c_float, int32]),
-        ("clear_at", None, [pointer, long, pointer]),
+        ("clear_at", None, [pointer, long, pointer, long]),
         ("norms", None, [pointer, pointer, long, int32, int32, long, pointer]),
         ("statistical2", None, [pointer, pointer, long, pointer, pointer]),
-        ("move", None, [pointer, pointer, long, pointer, long, ctypes.c_float, ctypes.c_float]),
+        ("move", int32, [pointer, pointer, long, pointer, long, ctypes.c_float, ctypes.c_float]),
         ("chunks", None, [pointer, long, ctypes.c_float, int32, long, int32, long, pointer, pointer]),
     ):  # fmt: skip
         function = getattr(library, f"sparsify_{name}")
@@ -343,7 +343,7 @@ def check_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]
     assert [i for i in range(TRIAL_NUMEL) if acc[i] != numbers[i]] == largest
     assert not any(acc[i] for i in largest)
     acc[largest[0]] = 1.0
-    library.sparsify_clear_at(address(memories), 2, address(selection))
+    library.sparsify_clear_at(address(memories), 2, address(selection), 1)
     assert not any(acc[i] for i in largest)
     library.sparsify_add(address(memories), 2, 0, 0, 1.0, 1)
     assert not any(acc)
