@@ -67,8 +67,12 @@ class Feedback(MethodPart, ABC):
         """Keep the accumulated gradient less what was delivered of it, as the new residual."""
         residual = self.residual(state)
         if residual is not None:
-            for part in delivery.own_parts:
+            for part in self.parts_to_subtract(delivery):
                 part.add_to(residual, alpha=-1)
+
+    def parts_to_subtract(self, delivery: Delivery) -> list[SparseVector | DenseSlice]:
+        """Return the parts that are subtracted from the residual: those that this worker delivered."""
+        return delivery.own_parts
 
     def prepare_group_accumulation_terms(
         self, gradients: ConsecutiveTensors, lrs: Sequence[float], states: Sequence[Any]
@@ -105,7 +109,7 @@ class Feedback(MethodPart, ABC):
         residuals = [self.residual(state) for state in states]
         kept = [residual for residual in residuals if residual is not None]
         if kept:
-            kernel.add(kept, as_sparse_vectors(delivery.own_parts), alpha=-1)
+            kernel.add(kept, as_sparse_vectors(self.parts_to_subtract(delivery)), alpha=-1)
 
     def residual(self, state: Any) -> Tensor | None:
         """Return the residual (n,), by default the state's field of this name; None where nothing is kept."""
@@ -250,14 +254,8 @@ class LiteralFeedback(LearningRateFeedback):
     residuals together take it back later.
     """
 
-    def retain_undelivered(self, delivery: Delivery, state: ScaledResidual) -> None:
-        for part in delivery.sum_parts:
-            part.add_to(state.residual, alpha=-1)
-
-    def retain_undelivered_of_group(
-        self, delivery: Delivery, states: Sequence[ScaledResidual], kernel: GroupKernel
-    ) -> None:
-        kernel.add([state.residual for state in states], as_sparse_vectors(delivery.sum_parts), alpha=-1)
+    def parts_to_subtract(self, delivery: Delivery) -> list[SparseVector | DenseSlice]:
+        return delivery.sum_parts
 
 
 @dataclass

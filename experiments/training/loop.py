@@ -164,8 +164,8 @@ class Trainer:
             if overlap:
                 report = overlap.finish_step()
             with timer.phase("check"):
-                finite = aggregator.gradients.are_finite()  # of the average, where they overlap
                 gradients = aggregator.gradients
+                finite = gradients.are_finite()  # of the average, where they overlap
                 if timer.mode == "serialised" and (layer := gradients.find_nonfinite_parameter(finite)):
                     raise NonFiniteGradientError(self.comm.rank, step, layer)
             if isinstance(aggregator, LocalReplica):
