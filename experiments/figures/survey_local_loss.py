@@ -6,6 +6,7 @@ Not a figure of a paper; the claims are those of DiLoCo, SparseLoCo and DeMo, at
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,17 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of
-from analysis.stats import Value, curve, final_difference, final_ratio
+from analysis.records.frames import Frames
+from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
-from experiments.figures import _local, papers
-from experiments.figures._runs import TRAINED, scale
+from experiments.figures import _trainings, papers
+from experiments.figures._trainings import COLUMN as COLUMN
+from experiments.figures._trainings import KILO, MEGA, Trainings, outcome
 from experiments.figures.papers import claim
 
 TITLE = "Loss of a small language model against bytes: every step, and every H steps"
-COLUMN = "val_loss"
-# Streaming DiLoCo's smallest model, Table 5, as columns of the records.
-SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
+SCALE = _trainings.SCALE
 SEEDS = {"smoke": [0], "laptop": [0, 1], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [2, 3, 4], "paper": [3, 4]}
 _DATA = papers.item("survey.local-loss")
@@ -34,43 +33,31 @@ EVERY_STEP: Mapping[str, RunSettings] = _DATA["every_step"]
 LOCAL: Mapping[str, RunSettings] = _DATA["local"]
 LOOKS: Mapping[str, style.Look] = {name: style.Look(*look) for name, look in _DATA["looks"].items()}
 DENSE, DILOCO, SPARSELOCO, DEMO = "dense", "diloco", "sparseloco", "demo"
-MEGA = 1e-6
 ENOUGH_ROUNDS = 200  # that a training should have: what is sent of a round is a small part of what has moved
+Named = tuple[str, int | None]  # a method, and its H
 
 
-def runs(profile: str) -> list[Run]:
-    return _trainings(profile, SEEDS[profile])
+def _named(periods: Sequence[int]) -> dict[Named, RunSettings]:
+    named: dict[Named, RunSettings] = {(name, None): own for name, own in EVERY_STEP.items()}
+    for name, own in LOCAL.items():
+        named |= {(name, every): {**own, "method.every": every} for every in periods}
+    return named
 
 
-def more_runs(profile: str) -> list[Run]:
-    return _trainings(profile, MORE_SEEDS[profile])
+TRAININGS = Trainings(
+    "local-loss", _named(sorted({*EVERY["smoke"], *EVERY["paper"]})), ("method", "method.every")
+)
 
 
-def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
-    shared: RunSettings = {**TRAINED, "profile": profile, **scale("local-loss", profile)}
-    methods = [*EVERY_STEP.values()]
-    methods += [{**own, "method.every": every} for own in LOCAL.values() for every in EVERY[profile]]
-    return [Run({**shared, **own, "seed": seed}) for seed in seeds for own in methods]
+def runs(profile: str, seeds: dict[str, list[int]] = SEEDS) -> list[Run]:
+    return TRAININGS.runs(profile, seeds[profile], _named(EVERY[profile]))
+
+
+more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 def keys(frames: Frames, name: str, every: int | None = None) -> list[str]:
-    """The runs of a method, of local steps with this H."""
-    chosen: dict[str, Any] = {"method.name": name}
-    return keys_of(frames, chosen if every is None else {**chosen, "method.every": every})
-
-
-def trained(frames: Frames) -> list[tuple[str, int | None, list[str]]]:
-    """Each method with its H and its runs, where it has any."""
-    asked: list[tuple[str, int | None]] = [(name, None) for name in EVERY_STEP]
-    asked += [(name, int(every)) for name in LOCAL for every in _periods(frames, name)]
-    found = [(name, every, keys(frames, name, every)) for name, every in asked]
-    return [each for each in found if each[2]]
-
-
-def _periods(frames: Frames, name: str) -> list[int]:
-    """Every H that a method's runs have."""
-    own = frames.runs[frames.runs.get("method.name", "") == name] if len(frames.runs) else frames.runs
-    return sorted({int(every) for every in own["method.every"].dropna()}) if "method.every" in own else []
+    return TRAININGS.keys(frames, (name, every))
 
 
 def label(name: str, every: int | None) -> str:
@@ -92,44 +79,42 @@ def sent(frames: Frames, of: Sequence[str]) -> float:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = trained(frames)
+    found = TRAININGS.found(frames)
     if not found:
         raise ValueError(plots.EMPTY)
-    periods = sorted({every for _, every, _ in found if every})
-    lines = {"steps": list[plots.Curve](), "bytes": list[plots.Curve]()}
-    for name, every, own in found:
-        at = curve(frames, own, COLUMN)
-        share = periods.index(every) / max(1, len(periods) - 1) if every else 0.0
-        look = LOOKS[name]._replace(label=label(name, every))
-        how = {"alpha": 1 - 0.65 * share, "ms": 3}
-        lines["steps"].append(plots.Curve(look, at["step"], at, how))
-        lines["bytes"].append(plots.Curve(look, sent_mb(frames, own)[: len(at)], at, how))
+    faint = _trainings.shades(sorted({every for _, every in found if every}), 1.0)
+    ranks = {every: at for at, every in enumerate(faint)}
+    by_bytes, by_steps = list[plots.Curve](), list[plots.Curve]()
+    for named, own in found.items():
+        share = ranks.get(named[1], 0) / max(1, len(ranks) - 1)
+        look, how = LOOKS[named[0]]._replace(label=label(*named)), {"alpha": 1 - 0.65 * share, "ms": 3}
+        by_steps += TRAININGS.along(frames, named, look, how)
+        by_bytes += TRAININGS.along(frames, named, look, how, sent_mb(frames, own))
     panels = [
-        plots.curves(lines["bytes"], xlabel="Megabytes sent by a worker", xscale="log"),
-        plots.curves(lines["steps"], xlabel="Optimiser steps", xlim=(0, None)),
+        plots.curves(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
+        plots.curves(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
     ]
     return plots.picture(panels, 3.8, ylabel="Validation loss (nats a character)", sharey=True)
 
 
 def table(frames: Frames) -> list[Table]:
     """Loss and bytes at the end of each method's trainings; what a worker sent by step and by round."""
-    frames = _local.told(frames)
+    frames = _trainings.told(frames)
+    found, steps = TRAININGS.found(frames), int(frames.epochs["step"].max())
+    dense = found.get((DENSE, None))
     ends, sending = list[dict[str, Any]](), list[dict[str, Any]]()
-    for name, every, own in trained(frames):
-        method = label(name, every)
+    for (name, every), own in found.items():
+        of, whole = partial(outcome, frames, own), TRAININGS.sent(frames, (name, every))
         ends.append({
-            "method": method, **_local.loss(frames, own), "over dense": _over(frames, own),
-            "sent by a worker": sent(frames, own), "times fewer bytes": _fewer(frames, own),
-            "seeds": len(own),
+            "method": label(name, every), **TRAININGS.cells(frames, (name, every)),
+            "over dense": loss_over(frames, name, every), "sent by a worker": sent(frames, own),
+            "times fewer bytes": sent(frames, dense) / sent(frames, own) if dense else None,
+            "seeds": whole["seeds"],
         })  # fmt: skip
-        by_step, messages, of_round = (
-            _local.outcome(frames, own, column) for column in ("wire_bytes", "messages", "round_messages")
-        )
         sending.append({
-            "method": method, "rounds": _steps(frames) // every if every else None,
-            "in a step": None if by_step is None else _local.KILO * by_step,
-            "in a round": _local.round_kb(frames, own),
-            "messages in a step": messages, "messages in a round": of_round,
+            "method": label(name, every), "rounds": steps // every if every else None,
+            "in a step": of("wire_bytes", KILO), "in a round": whole["in a round"],
+            "messages in a step": of("messages"), "messages in a round": of("round_messages"),
         })  # fmt: skip
     note, by_round = (papers.words(f"survey.local-loss.{part}") for part in ("note", "by-round"))
     return [
@@ -138,55 +123,38 @@ def table(frames: Frames) -> list[Table]:
     ]
 
 
-def _over(frames: Frames, own: Sequence[str]) -> Value | None:
-    dense = keys(frames, DENSE)
-    return final_ratio(frames, own, dense, COLUMN) if dense else None
-
-
-def _fewer(frames: Frames, own: Sequence[str]) -> float | None:
-    dense = keys(frames, DENSE)
-    return sent(frames, dense) / sent(frames, own) if dense else None
-
-
-def _steps(frames: Frames) -> int:
-    return int(frames.epochs["step"].max())
-
-
 def facts(frames: Frames) -> dict[str, object]:
-    steps, periods = _steps(frames), _periods(frames, DILOCO)
+    steps, periods = (
+        int(frames.epochs["step"].max()),
+        [every for name, every in TRAININGS.found(frames) if name == DILOCO],
+    )
     rounds = [f"{steps // every:,} with H = {every}" for every in periods]
     few = [str(every) for every in periods if steps // every < ENOUGH_ROUNDS]
     aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.listed(few)}" if few else ""
-    return {
-        "steps": f"{steps:,}", "rounds": captions.listed(rounds) + aim,
-        "seeds": captions.listed(captions.values(frames, "seed")),
-        "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
-    }  # fmt: skip
+    return {**_trainings.facts(frames), "rounds": captions.listed(rounds) + aim}
 
 
 def claims() -> list[Claim]:
-    every = EVERY["laptop"]
+    about, every = "survey.local-loss", EVERY["laptop"]
+    as_good = {each: "as-good-at-30" if each == 30 else "as-good" for each in every}
     return [
         *(
-            claim(f"survey.local-loss.{name}", loss_over, DILOCO, each, case=str(each), every=each)
+            claim(f"{about}.{as_good[each]}", loss_over, DILOCO, each, case=str(each), every=each)
             for each in every
-            for name in (["as-good-at-30"] if each == 30 else ["as-good"])
         ),
         *(
-            claim("survey.local-loss.sparseloco-below", below_diloco, each, case=str(each), every=each)
+            claim(f"{about}.sparseloco-below", below_diloco, each, case=str(each), every=each)
             for each in every
         ),
-        claim("survey.local-loss.demo-as-good", loss_over, DEMO, None),
+        claim(f"{about}.demo-as-good", loss_over, DEMO, None),
     ]
 
 
 def loss_over(frames: Frames, name: str, every: int | None) -> Value | None:
     """A method's loss at the end over that of averaging every step's gradients; paired by seed."""
-    own, dense = keys(frames, name, every), keys(frames, DENSE)
-    return final_ratio(frames, own, dense, COLUMN) if own and dense else None
+    return TRAININGS.over(frames, (name, every), (DENSE, None))
 
 
 def below_diloco(frames: Frames, every: int) -> Value | None:
     """DiLoCo's loss at the end less SparseLoCo's, at the same H; paired by seed."""
-    dense, sparse = keys(frames, DILOCO, every), keys(frames, SPARSELOCO, every)
-    return final_difference(frames, dense, sparse, COLUMN) if dense and sparse else None
+    return TRAININGS.above(frames, (DILOCO, every), (SPARSELOCO, every))
