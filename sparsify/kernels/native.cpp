@@ -627,7 +627,7 @@ double squares_any(const void* x, int32_t kind, int64_t begin, int64_t end, int3
   }
 }
 
-// Elements from `start` on, up to `end`, of a space that several memories make up, one after the other.
+// Elements from `start` up to `end` of a space: memories follow each other.
 struct Memory {
   float* at;
   int64_t start, end;
@@ -643,8 +643,7 @@ struct Selection {
 // 0 everywhere. More than caches hold goes past them: else each line would be read before it is written.
 void clear(const Memory* memories, int64_t num_memories) {
   const Memory* const end = memories + num_memories;
-  int64_t n = 0;
-  for (const Memory* one = memories; one != end; ++one) n += one->end - one->start;
+  const int64_t n = end[-1].end - memories->start;
   for (const Memory* one = memories; one != end; ++one) {
     float *at = one->at, *const last = at + (one->end - one->start);
 #ifdef HAS_X86
@@ -666,7 +665,7 @@ void for_each_element(const Memory* memories, int64_t num_memories, const Select
   const Memory *now = memories, *const end = memories + num_memories;
   for (int64_t i = 0; i < selection.count; ++i) {
     const int64_t index = selection.indices[i];
-    if (index < now->start || index >= now->end)  // indices mostly ascend, so this is rare
+    if (index < now->start || index >= now->end)  // rare: indices mostly ascend
       now = std::upper_bound(memories, end, index, [](int64_t at, const Memory& one) { return at < one.end; });
     act(*now, index - now->start, i);
   }
@@ -815,7 +814,7 @@ struct ChunkSearch {
       const int64_t word = __builtin_ctzll(some);
       for (uint64_t left = marks[word]; left; left &= left - 1) {
         const int64_t place = MARKS_PER_WORD * word + __builtin_ctzll(left);
-        if (place >= size) break;  // zeros that fill the row
+        if (place >= size) break;
         places[found] = static_cast<int32_t>(place);
         rivals[found++] = values[place];
       }
@@ -868,7 +867,7 @@ int32_t sparsify_level() { return best_level(); }
 
 int64_t sparsify_num_blocks(int64_t n, int64_t threads) { return num_blocks(n, threads); }
 
-// Where a tensor's elements lie, and their number.
+// The address and length of a tensor.
 struct TensorSpan {
   void* at;
   int64_t n;
@@ -944,7 +943,7 @@ void sparsify_above(
   for (const Candidates& one : found) *counts++ = one.found;
 }
 
-// The space += alpha x one selection after the other, each product rounded; before that it is cleared, if asked.
+// The space, cleared before if asked, += alpha x one selection after the other, each product rounded.
 void sparsify_add(
     const Memory* memories, int64_t num_memories, const Selection* selections, int64_t num_selections, float alpha,
     int32_t clears) {
@@ -955,16 +954,13 @@ void sparsify_add(
     });
 }
 
-// 0 wherever a selection has elements.
-void sparsify_clear_at(
-    const Memory* memories, int64_t num_memories, const Selection* selections, int64_t num_selections) {
-  for (const Selection* selection = selections; selection != selections + num_selections; ++selection)
-    for_each_element(memories, num_memories, *selection, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
+// 0 wherever the only selection has elements.
+void sparsify_clear_at(const Memory* memories, int64_t num_memories, const Selection* selection, int64_t) {
+  for_each_element(memories, num_memories, *selection, [](const Memory& to, int64_t at, int64_t) { to.at[at] = 0; });
 }
 
-// Two spaces of memories of the same lengths: the anchor += rate x the sum of (alpha x each selection), with one
-// rounding for `rate`, as torch's add has it; the other, which was the anchor, becomes it again. Returns 1 if a
-// selection has not the elements of each memory before those of the next; then nothing was done.
+// Two equal spaces += rate x the sum of (alpha x each selection), with one rounding for `rate`, as torch's add has it.
+// Returns 1, with nothing done, if a selection has not the elements of each memory before those of the next.
 int32_t sparsify_move(
     const Memory* anchors, const Memory* owns, int64_t num_memories, const Selection* selections,
     int64_t num_selections, float alpha, float rate) {
@@ -973,8 +969,8 @@ int32_t sparsify_move(
     Selection left = selections[at];
     for (int64_t memory = 0; memory < num_memories; ++memory) {
       int64_t count = 0;
-      const auto is_here = [&](int64_t index) { return index >= anchors[memory].start && index < anchors[memory].end; };
-      while (count < left.count && is_here(left.indices[count])) ++count;
+      const auto [_, start, end] = anchors[memory];
+      while (count < left.count && left.indices[count] >= start && left.indices[count] < end) ++count;
       of_memories[memory].push_back({left.indices, left.values, count});
       left = {left.indices + count, left.values + count, left.count - count};
     }
