@@ -18,30 +18,32 @@ from pathlib import Path
 from typing import Any
 
 from slurm import images, pyxis
-from slurm.images import ImageChoice
+from slurm.images import ContainerConfig
 
 START_TIMEOUT_S = 120.0  # for a container that does nothing; a file system may be slow at first
 
 # The variables that enter a container: a worker's rank, job, threads and links. All others stay outside: the
 # host's PYTHONPATH or LD_LIBRARY_PATH are useless in the image, or harmful.
-PASSED = re.compile(
+PASSED_VARIABLE = re.compile(
     r"(SPARSIFY|SLURM|SLURMD|OMPI|PRTE|PMI|PMIX|UCX|FI|HOROVOD|NCCL|GLOO|TORCH|PYTORCH|TORCHELASTIC)_\w+"
     r"|(OMP|GOMP|KMP|MKL|OPENBLAS|CUBLAS|CUDNN)_\w+"
     r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING)|NVIDIA_TF32_OVERRIDE"
     r"|(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)|MASTER_(ADDR|PORT)"
     r"|DATA_ROOT|PYTHON(UNBUFFERED|DONTWRITEBYTECODE|HASHSEED|FAULTHANDLER|WARNINGS)|TZ"
 )
-SECRET = re.compile(r"SECRET|TOKEN|PASSWORD|JWT|_KEY$")  # never: all users of a node can read command lines
+SECRET_VARIABLE = re.compile(
+    r"SECRET|TOKEN|PASSWORD|JWT|_KEY$"
+)  # never: all users of a node can read command lines
 
 # Folders that are never mounted: the image's own system, and what the runtime shares by itself.
-SYSTEM = {Path("/"), Path("/usr/local")} | {
+SYSTEM_FOLDERS = {Path("/"), Path("/usr/local")} | {
     Path("/", name)
     for name in ("bin", "dev", "etc", "lib", "lib64", "opt", "proc", "sbin", "sys", "tmp", "usr", "var")
 }
 
 
-def wrap(
-    container: ImageChoice | None,
+def wrap_command(
+    container: ContainerConfig | None,
     command: Sequence[str],
     binds: Sequence[Path],
     cwd: Path,
@@ -64,48 +66,50 @@ def wrap(
     """
     if container is None:
         return [*command]
-    if pyxis.makes(container):
+    if pyxis.is_pyxis(container):
         return [container.python or command[0], *command[1:]]
     if for_people:
-        wanted, image = container.runtime, images.locate(container.image)
-        program = images.runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
+        wanted, image = container.runtime, images.image_path(container.image)
+        program = images.find_runtime(wanted) or ("apptainer" if wanted == "auto" else wanted)
     else:
-        program, image = _program(container), _image(container)
+        program, image = _runtime_program(container), _image_file(container)
     words = [program, "--quiet", "exec", "--cleanenv", "--no-home", "--pwd", str(cwd)]
     # No --contain: ranks of one node communicate through /dev/shm, and each would get its own.
     if os.geteuid() == 0:
         words.append("--userns")  # root in a virtual machine may lack a capability that the runtime needs
     if gpu:
         words.append("--nv")
-    for bind in mounted([*binds, cwd]):
-        words += ["--mount", mount(bind)]
+    for bind in folders_to_mount([*binds, cwd]):
+        words += ["--mount", format_mount(bind)]
     for own in container.binds:
         words += ["--bind", own]
-    assignments = [f"{name}={value}" for name, value in sorted(environment.items()) if passed(name)]
+    assignments = [
+        f"{name}={value}" for name, value in sorted(environment.items()) if can_enter_container(name)
+    ]
     python = container.python or command[0]
     return [*words, *container.options, str(image), "env", *assignments, python, *command[1:]]
 
 
-def srun_words(container: ImageChoice | None, binds: Sequence[Path], cwd: Path) -> list[str]:
+def srun_options(container: ContainerConfig | None, binds: Sequence[Path], cwd: Path) -> list[str]:
     """What srun is told where it makes the container of its tasks; nothing where a worker's command does."""
-    if container is None or not pyxis.makes(container):
+    if container is None or not pyxis.is_pyxis(container):
         return []
-    return pyxis.words(container, mounted([*binds, cwd]), cwd)
+    return pyxis.srun_options(container, folders_to_mount([*binds, cwd]), cwd)
 
 
-def passed(name: str) -> bool:
+def can_enter_container(name: str) -> bool:
     """Tell whether this variable may enter a container."""
-    return PASSED.fullmatch(name) is not None and SECRET.search(name) is None
+    return PASSED_VARIABLE.fullmatch(name) is not None and SECRET_VARIABLE.search(name) is None
 
 
-def mounted(folders: Sequence[Path]) -> list[Path]:
+def folders_to_mount(folders: Sequence[Path]) -> list[Path]:
     """The folders to mount: each once, none inside another; for links their targets as well."""
     paths = {path for folder in folders for path in (Path(os.path.abspath(folder)), folder.resolve())}
-    wanted = paths - SYSTEM
+    wanted = paths - SYSTEM_FOLDERS
     return sorted(path for path in wanted if not set(path.parents) & wanted)
 
 
-def mount(folder: Path) -> str:
+def format_mount(folder: Path) -> str:
     """The value of --mount for a folder: CSV, so that its path may contain commas, colons and quotes."""
     line = io.StringIO()
     fields = ["type=bind", f"source={folder}", f"destination={folder}"]
@@ -113,61 +117,63 @@ def mount(folder: Path) -> str:
     return line.getvalue()
 
 
-def facts(container: ImageChoice) -> dict[str, Any]:
+def image_provenance(container: ContainerConfig) -> dict[str, Any]:
     """Provenance: which image and which runtime."""
-    if pyxis.makes(container):
-        return pyxis.facts(container)
-    program, image = _program(container), _image(container)
-    found = images.inspect(image, program)
+    if pyxis.is_pyxis(container):
+        return pyxis.image_provenance(container)
+    program, image = _runtime_program(container), _image_file(container)
+    found = images.inspect_image(image, program)
     return {
         "name": container.name,
         "file": image.name,
         "sha256": found["sha256"],
-        "arch": images.architecture(image),
+        "arch": images.image_architecture(image),
         "runtime": Path(program).name,
         "runtime_version": images.runtime_version(program),
         "definition": found["labels"].get(images.DEFINITION_LABEL),
     }
 
 
-def check(container: ImageChoice) -> None:
+def check_container(container: ContainerConfig) -> None:
     """Make sure that processes can be started in the container on this machine, by starting one.
 
     Raises:
         ValueError: why they cannot, and what to do.
     """
-    if pyxis.makes(container):
-        return pyxis.check(container)
-    program, image = _program(container), _image(container)
-    built_for = images.architecture(image)
+    if pyxis.is_pyxis(container):
+        return pyxis.check_pyxis(container)
+    program, image = _runtime_program(container), _image_file(container)
+    built_for = images.image_architecture(image)
     if built_for is None:
-        raise ValueError(f"container.image={image} is no SIF image; build one with `{_make(container)}`")
-    if built_for != images.here():
         raise ValueError(
-            f"container.image={image} is for {built_for} machines, but this one is {images.here()}; build it "
-            f"here with `{_make(container)}`"
+            f"container.image={image} is no SIF image; build one with `{_build_command(container)}`"
         )
-    labels = images.inspect(image, program)["labels"]
+    if built_for != images.machine_architecture():
+        raise ValueError(
+            f"container.image={image} is for {built_for} machines, but this one is {images.machine_architecture()}; build it "
+            f"here with `{_build_command(container)}`"
+        )
+    labels = images.inspect_image(image, program)["labels"]
     name, definition = labels.get(images.IMAGE_LABEL), labels.get(images.DEFINITION_LABEL)
     # An image that is not ours has no such label; whoever chose it knows what is in it.
-    if name is not None and definition != (now := images.definition(name)):
+    if name is not None and definition != (now := images.definition_digest(name)):
         raise ValueError(
             f"container.image={image} was built from another definition ({definition}) than the checkout's "
             f"({now}): other packages or another recipe; build it again with `make sif IMAGE={name}`"
         )
-    check_start(container)
+    check_container_starts(container)
 
 
-def check_start(container: ImageChoice) -> None:
+def check_container_starts(container: ContainerConfig) -> None:
     """Start a process in the container that does nothing; needs no checkout.
 
     Raises:
         ValueError: why it does not start, and what to do.
     """
-    if pyxis.makes(container):  # a task that asks is in it
-        return pyxis.check(container)
+    if pyxis.is_pyxis(container):  # a task that asks is in it
+        return pyxis.check_pyxis(container)
     here = [Path(sys.prefix), Path(sys.base_prefix)]
-    command = wrap(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
+    command = wrap_command(container, [sys.executable, "-c", ""], here, images.ROOT, {}, gpu=False)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -182,9 +188,9 @@ def check_start(container: ImageChoice) -> None:
         )
 
 
-def _program(container: ImageChoice) -> str:
+def _runtime_program(container: ContainerConfig) -> str:
     wanted = container.runtime
-    if (program := images.runtime(wanted)) is None:
+    if (program := images.find_runtime(wanted)) is None:
         sought = "neither apptainer nor singularity is" if wanted == "auto" else f"{wanted} is not"
         raise ValueError(
             f"container={container.name} was asked for, but {sought} here; load the cluster's module (and "
@@ -193,17 +199,17 @@ def _program(container: ImageChoice) -> str:
     return program
 
 
-def _image(container: ImageChoice) -> Path:
-    path = images.locate(container.image)
+def _image_file(container: ContainerConfig) -> Path:
+    path = images.image_path(container.image)
     if not path.is_file():
         raise ValueError(
-            f"container={container.name}: there is no image {path}; build it with `{_make(container)}`, "
+            f"container={container.name}: there is no image {path}; build it with `{_build_command(container)}`, "
             "or name another with container.image=FILE"
         )
     return path
 
 
-def _make(container: ImageChoice) -> str:
+def _build_command(container: ContainerConfig) -> str:
     """The command that builds this image; a description of somebody's own has a name of its own."""
     named = (container.name, Path(container.image).stem)
     known = [name for name in named if (images.ROOT / "singularity" / f"{name}.args").exists()]

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, TypeVar
 import pynvml
 
 # Generation -> GB/s of one lane in one direction, after line coding: PCI-SIG base specifications 1.1 to 6.0.
-PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 # What two GPUs have in common on the way to each other, in the words of `nvidia-smi topo -m`.
-ANCESTORS = {
+CONNECTION_BY_ANCESTOR = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two on one board, behind its switch
     pynvml.NVML_TOPOLOGY_SINGLE: "PIX",
     pynvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
@@ -27,7 +27,7 @@ ANCESTORS = {
     pynvml.NVML_TOPOLOGY_SYSTEM: "SYS",
 }
 # What stays as it is where a GPU has no NVLink, or fewer.
-NO_SUCH_LINK = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
+NO_LINK_ERRORS = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
 T = TypeVar("T")
 
 
@@ -57,27 +57,27 @@ class NvLinks(NamedTuple):
 
 
 @cache  # nothing of it changes during the life of a process
-def survey() -> dict[str, NodeGpu]:
+def gpus_by_bus_id() -> dict[str, NodeGpu]:
     """The GPUs that this process may use, by bus id; empty without NVIDIA's driver."""
-    with driver() as is_there:
-        handles = _handles() if is_there else {}
-        driver_version = told(pynvml.nvmlSystemGetDriverVersion) or ""
-        nvlinks = {bus: _nvlinks(handle) for bus, handle in handles.items()}
+    with nvml_session() as is_there:
+        handles = _handles_by_bus_id() if is_there else {}
+        driver_version = try_query(pynvml.nvmlSystemGetDriverVersion) or ""
+        nvlinks = {bus: _query_nvlinks(handle) for bus, handle in handles.items()}
         return {
             bus: NodeGpu(
                 bus,
-                told(pynvml.nvmlDeviceGetName, handle) or "",
+                try_query(pynvml.nvmlDeviceGetName, handle) or "",
                 driver_version,
-                pcie_rate(
-                    told(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-                    told(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+                pcie_gb_s(
+                    try_query(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+                    try_query(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
                 ),
                 own.rates if (own := nvlinks[bus]) else None,
                 own.idle if own else 0,
                 {
                     other: entry
                     for other in handles
-                    if other != bus and (entry := _entry(handles, nvlinks, bus, other))
+                    if other != bus and (entry := _connection(handles, nvlinks, bus, other))
                 },
             )
             for bus, handle in handles.items()
@@ -86,33 +86,33 @@ def survey() -> dict[str, NodeGpu]:
 
 def has_gpu() -> bool:
     """Tell whether NVIDIA's driver lists a GPU. Asked without torch, which takes seconds to import."""
-    with driver() as is_there:
-        return is_there and bool(told(pynvml.nvmlDeviceGetCount))
+    with nvml_session() as is_there:
+        return is_there and bool(try_query(pynvml.nvmlDeviceGetCount))
 
 
-def state(bus: str) -> dict[str, str] | None:
+def gpu_state(bus: str) -> dict[str, str] | None:
     """Clocks, power and temperature of a GPU at this moment, in the words of `nvidia-smi --query-gpu`; None
     where there is none with this bus id.
     """
-    with driver() as is_there:
-        handle = told(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if is_there else None
+    with nvml_session() as is_there:
+        handle = try_query(pynvml.nvmlDeviceGetHandleByPciBusId, bus) if is_there else None
         if handle is None:
             return None
-        power = told(pynvml.nvmlDeviceGetPowerUsage, handle)  # mW
-        reasons = told(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        power = try_query(pynvml.nvmlDeviceGetPowerUsage, handle)  # mW
+        reasons = try_query(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         facts = {
-            "driver_version": told(pynvml.nvmlSystemGetDriverVersion),
-            "clocks.sm": told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            "clocks.mem": told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+            "driver_version": try_query(pynvml.nvmlSystemGetDriverVersion),
+            "clocks.sm": try_query(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+            "clocks.mem": try_query(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
             "power.draw": None if power is None else f"{power / 1000:.2f}",
-            "temperature.gpu": told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            "temperature.gpu": try_query(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             "clocks_throttle_reasons.active": None if reasons is None else f"0x{reasons:016X}",
         }
         return {name: "[N/A]" if fact is None else str(fact) for name, fact in facts.items()}
 
 
 @contextmanager
-def driver() -> Iterator[bool]:
+def nvml_session() -> Iterator[bool]:
     """NVML, opened; False where there is no driver."""
     try:
         pynvml.nvmlInit()
@@ -122,10 +122,10 @@ def driver() -> Iterator[bool]:
     try:
         yield True
     finally:
-        told(pynvml.nvmlShutdown)
+        try_query(pynvml.nvmlShutdown)
 
 
-def told(ask: Callable[..., T], *words: Any) -> T | None:
+def try_query(ask: Callable[..., T], *words: Any) -> T | None:
     """The driver's answer; None where it does not know."""
     try:
         return ask(*words)
@@ -133,59 +133,59 @@ def told(ask: Callable[..., T], *words: Any) -> T | None:
         return None
 
 
-def _handles() -> dict[str, Any]:
+def _handles_by_bus_id() -> dict[str, Any]:
     """NVML's handle of each GPU, by bus id; one that has failed is left out."""
     found = {}
-    for index in range(told(pynvml.nvmlDeviceGetCount) or 0):
-        handle = told(pynvml.nvmlDeviceGetHandleByIndex, index)
-        place = None if handle is None else told(pynvml.nvmlDeviceGetPciInfo, handle)
+    for index in range(try_query(pynvml.nvmlDeviceGetCount) or 0):
+        handle = try_query(pynvml.nvmlDeviceGetHandleByIndex, index)
+        place = None if handle is None else try_query(pynvml.nvmlDeviceGetPciInfo, handle)
         if place is not None:
-            found[bus_id(place.domain, place.bus, place.device)] = handle
+            found[format_bus_id(place.domain, place.bus, place.device)] = handle
     return found
 
 
-def _nvlinks(handle: Any) -> NvLinks | None:
+def _query_nvlinks(handle: Any) -> NvLinks | None:
     """The NVLinks of a GPU; None where the driver knows nothing of any."""
     rates, remotes, idle, kinds = list[float](), list[str | None](), 0, list[int | None]()
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             is_active = pynvml.nvmlDeviceGetNvLinkState(handle, link)
         except pynvml.NVMLError as error:
-            if error.value not in NO_SUCH_LINK:
+            if error.value not in NO_LINK_ERRORS:
                 return None
             continue
         if not is_active:
             idle += 1
             continue
-        place = told(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
-        rates.append(_rate(handle, link))
-        remotes.append(None if place is None else bus_id(place.domain, place.bus, place.device))
-        kinds.append(told(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
+        place = try_query(pynvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, link)
+        rates.append(_nvlink_gb_s(handle, link))
+        remotes.append(None if place is None else format_bus_id(place.domain, place.bus, place.device))
+        kinds.append(try_query(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link))
     return NvLinks(rates, remotes, idle, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH in kinds)
 
 
-def _rate(handle: Any, link: int) -> float:
+def _nvlink_gb_s(handle: Any, link: int) -> float:
     """GB/s of an NVLink in one direction; 0 where the driver does not say. Older drivers have a field for
     each of the first links, newer ones one field for all.
     """
     fields: list[Any] = [(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, link)]
     if older := getattr(pynvml, f"NVML_FI_DEV_NVLINK_SPEED_MBPS_L{link}", None):
         fields.append(older)
-    for answer in told(pynvml.nvmlDeviceGetFieldValues, handle, fields) or ():
+    for answer in try_query(pynvml.nvmlDeviceGetFieldValues, handle, fields) or ():
         if answer.nvmlReturn == pynvml.NVML_SUCCESS and answer.value.uiVal:
             return float(answer.value.uiVal / 1000)
     return 0.0
 
 
-def _entry(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> str | None:
+def _connection(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> str | None:
     """The connection of two GPUs, as in the matrix of `nvidia-smi topo -m`: NV12, PIX, SYS ..."""
-    if count := _joined(handles, nvlinks, one, other):
+    if count := _count_nvlinks_between(handles, nvlinks, one, other):
         return f"NV{count}"
-    level = told(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
-    return None if level is None else ANCESTORS.get(level)
+    level = try_query(pynvml.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
+    return None if level is None else CONNECTION_BY_ANCESTOR.get(level)
 
 
-def _joined(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> int:
+def _count_nvlinks_between(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> int:
     """Number of NVLinks that lead from one GPU to the other: its own that end there, or all of them where
     switches are between. A virtual machine may be shown no switch: then the driver says whether the two can
     reach each other.
@@ -196,27 +196,27 @@ def _joined(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: st
     if direct := mine.remotes.count(other):
         return direct
     by_nvlink = (handles[one], handles[other], pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    reaches = told(pynvml.nvmlDeviceGetP2PStatus, *by_nvlink) == pynvml.NVML_P2P_STATUS_OK
+    reaches = try_query(pynvml.nvmlDeviceGetP2PStatus, *by_nvlink) == pynvml.NVML_P2P_STATUS_OK
     is_switched = (mine.are_switched and others.are_switched) or reaches
     return min(len(mine.rates), len(others.rates)) if is_switched else 0
 
 
-def pcie_rate(generation: int | None, width: int | None) -> float | None:
+def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
     """GB/s in one direction; None where the driver does not know the slot."""
-    return None if width is None or generation not in PCIE_LANE else round(PCIE_LANE[generation] * width, 1)
+    return None if width is None or generation not in PCIE_LANE_GB_S else round(PCIE_LANE_GB_S[generation] * width, 1)
 
 
-def bus_id(domain: int, bus: int, device: int) -> str:
+def format_bus_id(domain: int, bus: int, device: int) -> str:
     """A bus id as nvidia-smi writes it, from CUDA's numbers, or NVML's."""
     return f"{domain:08X}:{bus:02X}:{device:02X}.0"
 
 
-def lanes(entry: str | None) -> int:
+def count_nvlinks(entry: str | None) -> int:
     """The number of NVLinks in an entry of the matrix: 12 for NV12, 0 for PIX."""
     return int(entry[2:]) if entry and re.fullmatch(r"NV\d+", entry) else 0
 
 
-def is_model(claim: str, name: str) -> bool:
+def is_gpu_model(claim: str, name: str) -> bool:
     """Tell whether a config's word names this GPU.
 
     a100 and a100_80gb name 'NVIDIA A100 80GB PCIe'; 3090 and rtx_3090 name 'NVIDIA GeForce RTX 3090'; h200

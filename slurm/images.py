@@ -19,27 +19,30 @@ from typing import Any
 from slurm import environment
 
 ROOT = Path(__file__).parent.parent
-FOLDER = "singularity/images"  # git-ignored; $SPARSIFY_IMAGES replaces it
+IMAGE_FOLDER = "singularity/images"  # git-ignored; $SPARSIFY_IMAGES replaces it
 RUNTIMES = ("apptainer", "singularity")
 
 # A SIF file begins with a line for the shell, a magic word, version, architecture (SIF specification v1).
 LAUNCH_BYTES, MAGIC, VERSION_BYTES, ARCH_BYTES = 32, b"SIF_MAGIC\0", 3, 3
-ARCHITECTURES = {b"02": "amd64", b"04": "arm64", b"06": "ppc64le"}  # others do not occur in clusters
-MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # where images use another word than the kernel
+ARCHITECTURE_BY_CODE = {b"02": "amd64", b"04": "arm64", b"06": "ppc64le"}  # others do not occur in clusters
+ARCHITECTURE_BY_MACHINE = {
+    "x86_64": "amd64",
+    "aarch64": "arm64",
+}  # where images use another word than the kernel
 
-PYTHON = "/opt/sparsify/bin/python"  # in images with a Python environment
+IMAGE_PYTHON = "/opt/sparsify/bin/python"  # in images with a Python environment
 IMAGE_LABEL, DEFINITION_LABEL = "org.sparsify.image", "org.sparsify.definition"
-TEMPLATE = ("singularity/sparsify.def", "singularity/two_ranks.py")
+TEMPLATE_FILES = ("singularity/sparsify.def", "singularity/two_ranks.py")
 # Sources of images with the project's environment, and of those with Horovod.
-PACKAGES = (
+PACKAGE_FILES = (
     "constraints.txt", "requirements/library.txt", "requirements/figures.txt", "requirements/train.txt",
     "requirements/transformers.txt",
 )  # fmt: skip
-HOROVOD = ("singularity/horovod/build",)
+HOROVOD_FILES = ("singularity/horovod/build",)
 
 
 @dataclass(frozen=True)
-class ImageChoice:
+class ContainerConfig:
     """An image that processes are to run in, and how; a choice of conf/container explains the fields."""
 
     name: str
@@ -50,15 +53,15 @@ class ImageChoice:
     options: tuple[str, ...] = ()
 
 
-def unpacked() -> Path:
+def unpacked_runtime_folder() -> Path:
     """The folder into which slurm/devcluster/install-apptainer unpacks a runtime."""
-    return environment.cache_root() / "sparsify" / "apptainer"
+    return environment.cache_folder() / "sparsify" / "apptainer"
 
 
-def runtime(wanted: str = "auto") -> str | None:
-    """The path of the program that runs images, from $PATH or else from `unpacked`; None if there is none."""
+def find_runtime(wanted: str = "auto") -> str | None:
+    """The path of the program that runs images, from $PATH or else from `unpacked_runtime_folder`; None if there is none."""
     names = RUNTIMES if wanted == "auto" else (wanted,)
-    places = (None, str(unpacked() / "usr" / "bin"))  # None: PATH
+    places = (None, str(unpacked_runtime_folder() / "usr" / "bin"))  # None: PATH
     found = (shutil.which(name, path=place) for place in places for name in names)
     return next(filter(None, found), None)
 
@@ -70,34 +73,34 @@ def runtime_version(program: str) -> str:
     return said.strip().replace(" version", "")
 
 
-def folder() -> Path:
+def image_folder() -> Path:
     """The folder of images."""
-    named = Path(environment.folder("SPARSIFY_IMAGES") or ROOT / FOLDER)
-    return environment.as_text(named, "the folder of images (SPARSIFY_IMAGES)")
+    named = Path(environment.folder_from_variable("SPARSIFY_IMAGES") or ROOT / IMAGE_FOLDER)
+    return environment.require_utf8(named, "the folder of images (SPARSIFY_IMAGES)")
 
 
-def locate(image: str) -> Path:
-    """The path of an image: a bare name is in `folder`, another relative path in the checkout."""
+def image_path(image: str) -> Path:
+    """The path of an image: a bare name is in `image_folder`, another relative path in the checkout."""
     path = Path(image).expanduser()
-    return folder() / path if path.name == image else ROOT / path
+    return image_folder() / path if path.name == image else ROOT / path
 
 
-def architecture(path: Path) -> str | None:
+def image_architecture(path: Path) -> str | None:
     """The machines for which an image was built; None if the file is not a SIF file."""
     with path.open("rb") as file:
         file.seek(LAUNCH_BYTES)
         header = file.read(len(MAGIC) + VERSION_BYTES + ARCH_BYTES)
     if not header.startswith(MAGIC):
         return None
-    return ARCHITECTURES.get(header[len(MAGIC) + VERSION_BYTES :].rstrip(b"\0"), "other")
+    return ARCHITECTURE_BY_CODE.get(header[len(MAGIC) + VERSION_BYTES :].rstrip(b"\0"), "other")
 
 
-def here() -> str:
+def machine_architecture() -> str:
     """This machine's architecture, in the words of images."""
-    return MACHINES.get(platform.machine(), platform.machine())
+    return ARCHITECTURE_BY_MACHINE.get(platform.machine(), platform.machine())
 
 
-def arguments(name: str) -> dict[str, str]:
+def read_build_arguments(name: str) -> dict[str, str]:
     """The arguments of an image's definition, from singularity/NAME.args.
 
     Raises:
@@ -111,33 +114,33 @@ def arguments(name: str) -> dict[str, str]:
     return {key: value for key, _, value in (line.partition("=") for line in lines)}
 
 
-def sources(name: str) -> list[str]:
+def source_files(name: str) -> list[str]:
     """The files of the checkout from which an image is built."""
-    words = arguments(name)
+    words = read_build_arguments(name)
     return [
-        *TEMPLATE,
+        *TEMPLATE_FILES,
         f"singularity/{name}.args",
-        *(PACKAGES if words["environment"] == "project" else ()),
-        *(HOROVOD if words["horovod"] == "yes" else ()),
+        *(PACKAGE_FILES if words["environment"] == "project" else ()),
+        *(HOROVOD_FILES if words["horovod"] == "yes" else ()),
     ]
 
 
-def definition(name: str) -> str:
-    """12 hexadecimal digits of the SHA-256 of `sources`: when they change, the image is out of date."""
+def definition_digest(name: str) -> str:
+    """12 hexadecimal digits of the SHA-256 of `source_files`: when they change, the image is out of date."""
     sha = hashlib.sha256()
-    for file in sources(name):
+    for file in source_files(name):
         content = (ROOT / file).read_bytes()
         sha.update(f"{file}\0{len(content)}\0".encode() + content)
     return sha.hexdigest()[:12]
 
 
-def choice(name: str) -> ImageChoice:
+def container_config(name: str) -> ContainerConfig:
     """The choice of one of our images, for code without a configuration."""
-    python = None if arguments(name)["environment"] == "none" else PYTHON
-    return ImageChoice(name, f"{name}.sif", python=python)
+    python = None if read_build_arguments(name)["environment"] == "none" else IMAGE_PYTHON
+    return ContainerConfig(name, f"{name}.sif", python=python)
 
 
-def inspect(path: Path, program: str | None) -> dict[str, Any]:
+def inspect_image(path: Path, program: str | None) -> dict[str, Any]:
     """{"sha256", "labels"} of an image; without a program that reads them no labels.
 
     Reading gigabytes takes seconds. Both are therefore stored in a file beside the image, which is valid as
@@ -156,7 +159,7 @@ def inspect(path: Path, program: str | None) -> dict[str, Any]:
     with path.open("rb") as file:
         while block := file.read(1 << 22):
             sha.update(block)
-    found = {"sha256": sha.hexdigest(), "labels": labels(path, program) if program else {}}
+    found = {"sha256": sha.hexdigest(), "labels": read_labels(path, program) if program else {}}
     part = note.with_name(f"{note.name}.{platform.node()}.{os.getpid()}.part")
     try:
         part.write_text(json.dumps({**seen, **found}))
@@ -166,7 +169,7 @@ def inspect(path: Path, program: str | None) -> dict[str, Any]:
     return found
 
 
-def labels(path: Path, program: str) -> dict[str, str]:
+def read_labels(path: Path, program: str) -> dict[str, str]:
     """The labels that the image was built with; an image may have none."""
     command = [program, "inspect", "--json", "--labels", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

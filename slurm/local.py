@@ -11,7 +11,7 @@ from typing import Protocol
 from slurm.emulated.network import EmulatedNetwork
 from slurm.emulated.switch import INTERFACE
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerStart, exit_code, note_exit
+from slurm.worker_process import WorkerStart, worker_exit_code, write_exit_note
 
 LOOPBACK = "lo"  # where gloo need not look up the host's name, which may fail
 GRACE_S = 10.0  # that the other workers get to end by themselves once one has failed
@@ -37,7 +37,7 @@ class WorkerProcess(Protocol):
         """Return when it has ended."""
 
 
-class Starting(Protocol):
+class WorkerStarter(Protocol):
     """A command that starts workers, such as `WorkerCommand`."""
 
     def start(self, worker: WorkerStart, /) -> WorkerProcess:
@@ -56,7 +56,7 @@ class LocalWorkers:
 
     def __init__(
         self,
-        command: Starting,
+        command: WorkerStarter,
         orders: str,
         folder: Path,
         size: int,
@@ -91,9 +91,9 @@ class LocalWorkers:
         self.has_lost_network = self.has_lost_network or (self.network is not None and self.network.is_gone)
         for rank, process in self.processes.items():
             if rank not in self.codes and (code := process.poll()) is not None:
-                self.codes[rank] = exit_code(code)
+                self.codes[rank] = worker_exit_code(code)
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
-                    note_exit(self.folder, rank, self.codes[rank])
+                    write_exit_note(self.folder, rank, self.codes[rank])
         if len(self.codes) < self.size:
             if not any(self.codes.values()) and not self.has_lost_network:
                 return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from slurm import queue
+from slurm import commands
 
-UNUSABLE = re.compile(r"down|drain|fail|maint|unk|planned_down|power|\*", re.IGNORECASE)
+UNUSABLE_STATE = re.compile(r"down|drain|fail|maint|unk|planned_down|power|\*", re.IGNORECASE)
 MINUTES = (1, 60, 24 * 60)
 
 
@@ -25,30 +25,38 @@ class PartitionNode(NamedTuple):
     @property
     def usable(self) -> bool:
         """Tell whether a job can start there, now or when others have ended."""
-        return UNUSABLE.search(self.state) is None
+        return UNUSABLE_STATE.search(self.state) is None
 
 
-def nodes(partition: str | None) -> list[PartitionNode]:
+def list_nodes(partition: str | None) -> list[PartitionNode]:
     """The nodes of a partition; without one those of the partition that SLURM takes by default.
 
     Raises:
         SlurmError: there is no SLURM here, or no such partition.
     """
     where = [f"--partition={partition}"] if partition else []
-    said = queue.command("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%c|%Z|%m|%G|%l|%P")
+    said = commands.run_command("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%c|%Z|%m|%G|%l|%P")
     rows = [line.strip().split("|") for line in said.splitlines() if line.count("|") == 7]
     if partition is None:
         rows = [row for row in rows if row[7].endswith("*")] or rows
     elif not rows:
-        raise queue.SlurmError(f"sinfo: there is no partition {partition}, or it has no nodes")
+        raise commands.SlurmError(f"sinfo: there is no partition {partition}, or it has no nodes")
     found = (
-        PartitionNode(name, state, _number(cpus), _number(threads), _number(memory), gres, minutes(limit))
+        PartitionNode(
+            name,
+            state,
+            _leading_integer(cpus),
+            _leading_integer(threads),
+            _leading_integer(memory),
+            gres,
+            parse_minutes(limit),
+        )
         for name, state, cpus, threads, memory, gres, limit, _ in rows
     )
     return list({node.name: node for node in found}.values())
 
 
-def minutes(limit: str) -> float:
+def parse_minutes(limit: str) -> float:
     """A time limit as SLURM writes it, 1-00:00:00 or 30:00 or infinite, in minutes."""
     if not re.fullmatch(r"[\d:-]+", limit):
         return float("inf")
@@ -58,13 +66,13 @@ def minutes(limit: str) -> float:
     return int(days or 0) * MINUTES[2] + hours * MINUTES[1] + mins + seconds / 60
 
 
-def setting(name: str) -> str | None:
+def slurm_setting(name: str) -> str | None:
     """A setting of SLURM's own, from `scontrol show config`; None where it has none of this name."""
-    said = queue.command("scontrol", "show", "config")
+    said = commands.run_command("scontrol", "show", "config")
     found = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", said, re.MULTILINE)
     return found[1].strip() if found else None
 
 
-def _number(text: str) -> int:
+def _leading_integer(text: str) -> int:
     """12 of '12+', which sinfo writes where it sums up several."""
     return int(re.sub(r"\D.*", "", text) or 0)

@@ -11,26 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm import images, queue
-from slurm.images import ImageChoice
+from slurm import commands, images
+from slurm.images import ContainerConfig
 
 RUNTIME = "pyxis"
-OPTION = "--container-image"
-FILES = (".sqsh", ".squashfs")
-UNSAYABLE = re.compile(r"[,:\s]")  # in a path: they separate mounts, their parts, and enroot's own fields
+IMAGE_OPTION = "--container-image"
+FILE_SUFFIXES = (".sqsh", ".squashfs")
+SEPARATOR = re.compile(r"[,:\s]")  # in a path: they separate mounts, their parts, and enroot's own fields
 
 
-def makes(container: ImageChoice | None) -> bool:
+def is_pyxis(container: ContainerConfig | None) -> bool:
     """Tell whether it is srun that makes this container."""
     return container is not None and container.runtime == RUNTIME
 
 
-def is_file(image: str) -> bool:
+def is_image_file(image: str) -> bool:
     """Tell whether an image is a file, and not a name in a registry: pyxis takes both."""
-    return image.startswith(("/", ".", "~")) or image.endswith(FILES)
+    return image.startswith(("/", ".", "~")) or image.endswith(FILE_SUFFIXES)
 
 
-def words(container: ImageChoice, folders: Sequence[Path], cwd: Path) -> list[str]:
+def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path) -> list[str]:
     """What srun is told, so that its tasks start in the container.
 
     Args:
@@ -40,43 +40,43 @@ def words(container: ImageChoice, folders: Sequence[Path], cwd: Path) -> list[st
         ValueError: a folder's path can't be said.
     """
     for folder in folders:
-        if UNSAYABLE.search(str(folder)):
+        if SEPARATOR.search(str(folder)):
             raise ValueError(
                 f"container.runtime=pyxis can't mount {str(folder)!r}: its path has a comma, a colon or a "
                 "blank, which --container-mounts takes apart; give the folder another name"
             )
     mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *container.binds])
     return [
-        f"{OPTION}={container.image}", f"--container-mounts={mounts}", f"--container-workdir={cwd}",
+        f"{IMAGE_OPTION}={container.image}", f"--container-mounts={mounts}", f"--container-workdir={cwd}",
         "--no-container-mount-home", *container.options,
     ]  # fmt: skip
 
 
-def check(container: ImageChoice) -> None:
+def check_pyxis(container: ContainerConfig) -> None:
     """Make sure that srun knows of containers here, and that the image is there.
 
     Raises:
         ValueError: why not, and what to do.
     """
-    if is_file(container.image) and not Path(container.image).is_file():
+    if is_image_file(container.image) and not Path(container.image).is_file():
         raise ValueError(
             f"container={container.name}: there is no image {container.image}; make it with `enroot import "
             f"-o {container.image} docker://NAME`, or name another with container.image="
         )
-    if OPTION not in queue.command("srun", "--help"):
+    if IMAGE_OPTION not in commands.run_command("srun", "--help"):
         raise ValueError(
-            f"container.runtime=pyxis is a plugin of srun's, and srun has no {OPTION} here, so this site has "
+            f"container.runtime=pyxis is a plugin of srun's, and srun has no {IMAGE_OPTION} here, so this site has "
             "no pyxis; take container.runtime=auto, for Apptainer or Singularity, or container=none"
         )
 
 
-def facts(container: ImageChoice) -> dict[str, Any]:
+def image_provenance(container: ContainerConfig) -> dict[str, Any]:
     """Provenance: which image. What a registry's name means may change, and nobody says its digest here."""
-    path = Path(container.image) if is_file(container.image) else None
+    path = Path(container.image) if is_image_file(container.image) else None
     return {
         "name": container.name,
         "file": path.name if path else container.image,
-        "sha256": images.inspect(path, None)["sha256"] if path else None,
+        "sha256": images.inspect_image(path, None)["sha256"] if path else None,
         "arch": None,
         "runtime": RUNTIME,
         "runtime_version": None,

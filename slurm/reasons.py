@@ -27,15 +27,15 @@ class Remedies(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @cache
-def remedies() -> Remedies:
+def load_remedies() -> Remedies:
     """What is known of SLURM's words."""
     text = Path(__file__).with_name("remedies.yaml").read_text()
     return msgspec.convert(yaml.safe_load(text), Remedies)
 
 
-def why_waiting(reason: str) -> str:
+def explain_waiting(reason: str) -> str:
     """A waiting job's reason for a person: one that can't pass by itself is called so, with the remedy."""
-    known, word = remedies(), reason.partition(",")[0]  # what follows names nodes
+    known, word = load_remedies(), reason.partition(",")[0]  # what follows names nodes
     if word in ("None", ""):
         return "its turn comes"
     if re.fullmatch(known.held, word):
@@ -47,9 +47,9 @@ def why_waiting(reason: str) -> str:
     return reason
 
 
-def refusal(answer: str) -> str:
+def explain_refusal(answer: str) -> str:
     """A sentence for what sbatch printed, with the field to change."""
-    known, reasons = remedies(), [line for line in answer.splitlines() if line.strip()]
+    known, reasons = load_remedies(), [line for line in answer.splitlines() if line.strip()]
     said = "; ".join(line.removeprefix("sbatch: ").removeprefix("error: ") for line in reasons)
     words = re.findall(r"\w+", said)
     advice = next((f"change {field}" for word in words if (field := known.field(word))), None)

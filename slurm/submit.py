@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from submitit.core.utils import DelayedSubmission, JobPaths
 from submitit.slurm.slurm import _make_sbatch_string
 
-from slurm import environment, jobs, queue
-from slurm.reasons import refusal
+from slurm import commands, environment, jobs
+from slurm.reasons import explain_refusal
 from slurm.task import RunTask
 
 Say = Callable[[str], None]
@@ -24,7 +24,7 @@ OPTION = re.compile(r"#SBATCH --([\w-]+)(?:=(.*))?")
 JOB_ID = re.compile(r"(?:Submitted batch job )?(?P<id>\d+)(?:(?:;| on cluster )(?P<cluster>[\w.-]+))?")
 
 
-class Submitted(NamedTuple):
+class QueuedJob(NamedTuple):
     """What SLURM made of a script."""
 
     id: str  # of a job or an array
@@ -47,7 +47,7 @@ def submit_array(
         Unsure: it may be queued or not.
         ValueError: SLURM refused; its words are in the message, and the field to change.
     """
-    job, cluster = _submit(sbatch_text(folder, options, python, len(tasks)), folder, slurm_conf, say)
+    job, cluster = _submit_script(sbatch_text(folder, options, python, len(tasks)), folder, slurm_conf, say)
     ids = [job] if len(tasks) == 1 else [f"{job}_{number}" for number in range(len(tasks))]
     for identity, task in zip(ids, tasks, strict=True):  # the job waits for these files
         pickled = DelayedSubmission(task)
@@ -66,18 +66,18 @@ def submit_command(
     Raises:
         ValueError: as `submit_array`.
     """
-    check_lines(folder, options)
-    return _submit(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say).id
+    check_no_line_breaks(folder, options)
+    return _submit_script(_make_sbatch_string(command, folder, **options), folder, slurm_conf, say).id
 
 
 def sbatch_text(folder: Path, options: Mapping[str, Any], python: str, tasks: int) -> str:
     """The very text that `submit_array` hands to sbatch; needs no SLURM."""
-    check_lines(folder, options)
+    check_no_line_breaks(folder, options)
     command = " ".join([shlex.quote(python), "-u -m submitit.core._submit", shlex.quote(str(folder))])
     return _make_sbatch_string(command, folder, map_count=tasks if tasks > 1 else None, **options)
 
 
-def check_lines(folder: Path, options: Mapping[str, Any]) -> None:
+def check_no_line_breaks(folder: Path, options: Mapping[str, Any]) -> None:
     """Refuse options of sbatch with a line break: the script's next line would be a command of the shell."""
     given = {"the folder of its logs": str(folder), **options, **options.get("additional_parameters", {})}
     for name, value in given.items():
@@ -85,56 +85,56 @@ def check_lines(folder: Path, options: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} of a job has a line break, which no option of sbatch may: {value!r}")
 
 
-def exported(text: str) -> list[str]:
+def exported_options(text: str) -> list[str]:
     """What a person has exported for sbatch that counts beside this script, such as SBATCH_ACCOUNT=mine."""
-    around, _ = environment.for_sbatch(dict(OPTION.findall(text)), None)
+    around, _ = environment.sbatch_variables(dict(OPTION.findall(text)), None)
     return [f"{name}={value}" for name, value in sorted(around.items()) if name.startswith("SBATCH_")]
 
 
-def _submit(text: str, folder: Path, slurm_conf: str | None, say: Say) -> Submitted:
+def _submit_script(text: str, folder: Path, slurm_conf: str | None, say: Say) -> QueuedJob:
     """The job that this script has become."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / f"{time.time_ns()}.sh"
     script.write_text(text)
-    around, aside = environment.for_sbatch(dict(OPTION.findall(text)), slurm_conf)
+    around, aside = environment.sbatch_variables(dict(OPTION.findall(text)), slurm_conf)
     if aside:
         say(f"exported, and set aside: {'; '.join(aside)}")
     job, refused = None, False
     try:
-        done = queue.run(["sbatch", "--parsable", str(script)], around, SBATCH_S)
+        done = commands.run_program(["sbatch", "--parsable", str(script)], around, SBATCH_S)
         answer = done.stderr.strip() or done.stdout.strip()
-        refused = done.returncode != 0 and not queue.is_no_answer(answer)
-        job = _id_in(done.stdout) if done.returncode == 0 else None
-    except queue.NoAnswer as error:
+        refused = done.returncode != 0 and not commands.is_no_answer(answer)
+        job = _parse_job_id(done.stdout) if done.returncode == 0 else None
+    except commands.NoAnswerError as error:
         answer = str(error)
     if job is None:
-        with environment.speaking_to(slurm_conf):
-            job = _found(script, answer, refused)
+        with environment.temporary_slurm_conf(slurm_conf):
+            job = _look_up_job(script, answer, refused)
         say(f"SLURM has the job {job.id}, of which sbatch said: {answer}")
     script.rename(folder / f"{job.id}_submission.sh")
     return job
 
 
-def _id_in(said: str) -> Submitted | None:
+def _parse_job_id(said: str) -> QueuedJob | None:
     """The job that sbatch named, among whatever a site's own sbatch prints around it; None: not clear."""
     matches = (JOB_ID.fullmatch(line.strip()) for line in said.splitlines())
-    found = {Submitted(match["id"], match["cluster"]) for match in matches if match}
+    found = {QueuedJob(match["id"], match["cluster"]) for match in matches if match}
     return found.pop() if len(found) == 1 else None
 
 
-def _found(script: Path, answer: str, refused: bool) -> Submitted:
+def _look_up_job(script: Path, answer: str, refused: bool) -> QueuedJob:
     """The job that was made of a script, from the queue. A controller that answers too late has
     taken a job of which sbatch says that it failed; a site's own sbatch may hide the id, or the refusal.
     """
     deadline = time.monotonic() + (0 if refused else SETTLE_S)
     while True:
         try:
-            job = jobs.made_of(script)
-        except queue.SlurmError as error:
+            job = jobs.find_job_by_script(script)
+        except commands.SlurmError as error:
             why = f"it is not known whether SLURM has taken the job: {answer}; then {error}"
-            raise queue.Unsure(why) from error
+            raise commands.UncertainSubmissionError(why) from error
         if job is not None:
-            return Submitted(job, None)
+            return QueuedJob(job, None)
         if time.monotonic() > deadline:
-            raise ValueError(refusal(answer))
+            raise ValueError(explain_refusal(answer))
         time.sleep(POLL_S)

@@ -20,17 +20,17 @@ import msgspec
 from slurm import environment
 from slurm.environment import WorkerPlace
 from slurm.worker_process import (
-    ORDERS,
+    ORDERS_FILE,
     STOP_SIGNALS,
     STOPPED,
     JobSpec,
     WorkerCommand,
     WorkerStart,
-    exit_code,
-    exit_codes,
-    note,
-    note_exit,
+    read_exit_codes,
     start_folder,
+    worker_exit_code,
+    write_exit_note,
+    write_note,
 )
 
 POLL_S = 0.1
@@ -55,21 +55,21 @@ class RunTask:
         return cls(str(spec), hashlib.sha256(spec.read_bytes()).hexdigest())
 
     def __call__(self) -> int:
-        where, stop = environment.place_of("srun"), StopSignal()
+        where, stop = environment.read_place("srun"), StopSignal()
         assert where is not None, "srun starts this"
         raw, code = Path(self.spec).read_bytes(), 0
         spec = msgspec.json.decode(raw, type=JobSpec)
         is_same = hashlib.sha256(raw).hexdigest() == self.sha256
         for starts in spec.runs:
-            folder, orders = start_folder(starts), str(Path(starts, ORDERS))
+            folder, orders = start_folder(starts), str(Path(starts, ORDERS_FILE))
             folder.mkdir(parents=True, exist_ok=True)
             if not is_same:
                 why = f"{self.spec} was changed after it was submitted; submit again instead of editing it"
-                note(folder / f"failure{where.rank}.json", rank=where.rank, kind="bad_input", why=why)
+                write_note(folder / f"failure{where.rank}.json", rank=where.rank, kind="bad_input", why=why)
                 ended = BAD_INPUT
             else:
                 ended = STOPPED if stop.told else run_worker(spec.command, orders, folder, where, stop)
-            note_exit(folder, where.rank, ended)
+            write_exit_note(folder, where.rank, ended)
             code = code or ended
         return code
 
@@ -88,12 +88,12 @@ def run_worker(
         while child.poll() is None:
             time.sleep(POLL_S)
             if alone_since is None and any(
-                code for other, code in exit_codes(folder).items() if other != where.rank
+                code for other, code in read_exit_codes(folder).items() if other != where.rank
             ):
                 alone_since = time.monotonic()
             if alone_since is not None and time.monotonic() - alone_since > GRACE_S:
                 child.kill()
-        code = exit_code(child.wait())
+        code = worker_exit_code(child.wait())
         # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
         return STOPPED if stop.told and -code in STOP_SIGNALS else code
     finally:

@@ -24,9 +24,9 @@ import msgspec
 
 from slurm import container, environment, pyxis
 from slurm.environment import WorkerPlace
-from slurm.images import ImageChoice
+from slurm.images import ContainerConfig
 
-ORDERS = "launch.json"  # what a run's workers are told, in the folder of its starts
+ORDERS_FILE = "launch.json"  # what a run's workers are told, in the folder of its starts
 POLL_S = 1.0  # between two looks whether the starter is there
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as told
@@ -49,7 +49,7 @@ class WorkerStart(NamedTuple):
     def note(self, pid: int) -> None:
         """Leave word of the process that was started."""
         rank = self.place.rank
-        note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node())
+        write_note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node_name())
 
 
 class WorkerCommand(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     command: list[str]
     cwd: str
     threads: int
-    container: ImageChoice | None
+    container: ContainerConfig | None
     binds: list[str]
     gpu: bool
     enter: list[str] = []
@@ -79,35 +79,41 @@ class WorkerCommand(msgspec.Struct, frozen=True):
 
     def srun_words(self) -> list[str]:
         """What the srun that starts the tasks is told besides, where it makes their containers."""
-        return container.srun_words(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
+        return container.srun_options(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
 
     @property
     def python(self) -> str:
         """The Python of SLURM's tasks, each of which starts a worker."""
-        return (pyxis.makes(self.container) and self.container and self.container.python) or self.command[0]
+        return (pyxis.is_pyxis(self.container) and self.container and self.container.python) or self.command[
+            0
+        ]
 
     def _wrapped(self, words: list[str], variables: dict[str, str], for_people: bool = False) -> list[str]:
         binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
-        return container.wrap(self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people)
+        return container.wrap_command(
+            self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people
+        )
 
     def start(self, worker: WorkerStart) -> subprocess.Popen[bytes]:
         """Start a worker; leaves worker<rank>.json in its folder.
 
-        It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `lifeline`, which
+        It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `open_lifeline`, which
         enters containers as well. Stop signals wait until it takes them.
         """
-        variables = environment.of_worker(worker.place, self.threads, worker.interface)
+        variables = environment.worker_variables(worker.place, self.threads, worker.interface)
         if worker.interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
-        bare = self.container is None or pyxis.makes(self.container)  # a runtime has to take signals itself
+        bare = self.container is None or pyxis.is_pyxis(
+            self.container
+        )  # a runtime has to take signals itself
         child = subprocess.Popen(
             [*worker.enter, *self.enter, *self._wrapped([worker.orders, str(worker.folder)], variables)],
             cwd=self.cwd,
             env=variables,
-            stdin=lifeline(),
+            stdin=open_lifeline(),
             stdout=worker.stdout,
             stderr=worker.stderr,
-            preexec_fn=partial(before_exec, os.getpid(), STOP_SIGNALS if bare else ()),
+            preexec_fn=partial(prepare_child_process, os.getpid(), STOP_SIGNALS if bare else ()),
         )
         worker.note(child.pid)
         return child
@@ -138,16 +144,16 @@ class JobSpec(msgspec.Struct, frozen=True):
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1))
 
 
-def exit_code(code: int) -> int:
+def worker_exit_code(code: int) -> int:
     """The worker's own exit code, negative for a signal, from what its process ended with: a container says
     128 + signal of a process that was killed in it, as shells do.
     """
     return 128 - code if code > 128 else code
 
 
-def note_exit(folder: Path, rank: int, code: int) -> None:
-    """Leave exit<rank>.json, for `exit_codes`."""
-    note(folder / f"exit{rank}.json", rank=rank, code=code)
+def write_exit_note(folder: Path, rank: int, code: int) -> None:
+    """Leave exit<rank>.json, for `read_exit_codes`."""
+    write_note(folder / f"exit{rank}.json", rank=rank, code=code)
 
 
 class ExitNote(msgspec.Struct):
@@ -157,7 +163,7 @@ class ExitNote(msgspec.Struct):
     code: int
 
 
-def exit_codes(folder: Path) -> dict[int, int]:
+def read_exit_codes(folder: Path) -> dict[int, int]:
     """Exit code by rank, negative for a signal; only of workers that ended by themselves."""
     codes = {}
     for path in folder.glob("exit*.json"):
@@ -167,7 +173,7 @@ def exit_codes(folder: Path) -> dict[int, int]:
     return codes
 
 
-def note(path: Path, **content: Any) -> None:
+def write_note(path: Path, **content: Any) -> None:
     """Leave a note that is either whole or not there."""
     part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     part.write_text(json.dumps(content))
@@ -175,13 +181,13 @@ def note(path: Path, **content: Any) -> None:
 
 
 @cache
-def lifeline() -> int:
+def open_lifeline() -> int:
     """The standard input of workers: nothing comes from it, and it ends when this process does."""
     reading, _writing = os.pipe()
     return reading
 
 
-def before_exec(parent: int, held_back: Sequence[signal.Signals]) -> None:
+def prepare_child_process(parent: int, held_back: Sequence[signal.Signals]) -> None:
     """Prepare a process after fork: let Linux kill it when its parent ends; block these signals."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -192,7 +198,7 @@ def before_exec(parent: int, held_back: Sequence[signal.Signals]) -> None:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def keep_loaded_objects() -> Iterator[None]:
     """What is loaded meanwhile stays for good: Python looks for no garbage in it, neither now, which is a
     sixth of torch's time to load, nor in the middle of a step, which would be late by it.
     """
@@ -207,17 +213,17 @@ def kept() -> Iterator[None]:
 # A worker ends when its starter does, whatever ends that: nobody would watch it any more, or stop it.
 
 
-def end_with_stdin() -> None:
-    """End a worker of our own starters, whose standard input, `lifeline`, ends with them."""
-    end_with(_await_end_of_input)
+def exit_when_stdin_closes() -> None:
+    """End a worker of our own starters, whose standard input, `open_lifeline`, ends with them."""
+    exit_after(_wait_for_end_of_input)
 
 
-def end_with_parent() -> None:
+def exit_with_parent() -> None:
     """End with the process that started this one, as torchrun, mpirun or srun did."""
-    end_with(partial(_await_end, os.getppid()))
+    exit_after(partial(_wait_for_process, os.getppid()))
 
 
-def end_with(wait: Callable[[], None]) -> None:
+def exit_after(wait: Callable[[], None]) -> None:
     """A thread calls `wait`, which returns at the starter's end, and takes no time until then."""
 
     def watch() -> None:
@@ -227,12 +233,12 @@ def end_with(wait: Callable[[], None]) -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-def _await_end_of_input() -> None:
+def _wait_for_end_of_input() -> None:
     while os.read(0, 1):
         pass
 
 
-def _await_end(parent: int) -> None:
+def _wait_for_process(parent: int) -> None:
     try:
         select.select([os.pidfd_open(parent)], [], [])
     except (AttributeError, OSError):  # neither every system nor every Linux has it

@@ -28,7 +28,7 @@ from experiments.config import code_version
 from experiments.config.folders import ROOT, Folders
 from experiments.launch.local import EndSignals
 from slurm import environment, gpus
-from slurm.worker_process import before_exec, lifeline
+from slurm.worker_process import open_lifeline, prepare_child_process
 from sparsify.ranges import describe_unknown
 
 REHEARSAL = "rehearsal-cpu"
@@ -71,13 +71,15 @@ def gpu_first(
     if plan:
         print(planned([part for part in PARTS if not named or part.name in named], rehearsal))
         return 0
-    names = ["CPU"] if rehearsal else [gpu.name for gpu in gpus.survey().values()]  # torch takes seconds
+    names = (
+        ["CPU"] if rehearsal else [gpu.name for gpu in gpus.gpus_by_bus_id().values()]
+    )  # torch takes seconds
     if not names:
         raise ValueError('there is no CUDA device here; rehearse with ARGS="device=cpu"')
     name = names[0]
     slug = REHEARSAL if rehearsal else "-".join(re.findall(r"[a-z0-9]+", name.lower()))
     folder = Folders().results / "gpu-first" / slug
-    variables = environment.variables()
+    variables = environment.all_variables()
     if rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
         variables |= {"CUDA_VISIBLE_DEVICES": "", "SPARSIFY_RESULTS": str(folder / "results")}
     return GpuCall(every, name, rehearsal, folder, variables, named).bench()
@@ -177,9 +179,15 @@ class GpuCall:
         ends_at = time.monotonic() + self.limit_s
         with EndSignals() as signals, log.open("wb") as out:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=self.variables, stdin=lifeline(), stdout=out, stderr=subprocess.STDOUT,
-                start_new_session=True, preexec_fn=partial(before_exec, os.getpid(), ()),
-            )  # fmt: skip
+                command,
+                cwd=ROOT,
+                env=self.variables,
+                stdin=open_lifeline(),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(prepare_child_process, os.getpid(), ()),
+            )
             try:
                 while (code := process.poll()) is None:
                     is_over = signals.told or time.monotonic() > ends_at

@@ -29,7 +29,7 @@ from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import asked_of, network_of, only_emulation
+from experiments.launch.local import emulation_request, hold_emulation_lock, start_network
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
@@ -80,7 +80,7 @@ def link(
         raise ValueError(f"--name {name}: take small letters, digits and _, a letter first, as in office_10g")
     if name and (ROOT / "conf" / "link" / f"{name}.yaml").exists():
         raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
-    if group := environment.joined():
+    if group := environment.find_launcher_group():
         found = joined(config, group, sizes(largest), repeats)
         if group.place.rank:
             return 0
@@ -135,9 +135,9 @@ def sizes(largest: int) -> list[int]:
     return [SMALLEST * STEP**at for at in range(steps + 1)]
 
 
-def joined(config: Config, group: environment.Joined, sizes: list[int], repeats: int) -> list[Record]:
+def joined(config: Config, group: environment.LauncherGroup, sizes: list[int], repeats: int) -> list[Record]:
     """The rows of workers that somebody else started, of which this is one."""
-    worker_process.end_with_parent()
+    worker_process.exit_with_parent()
     device = prepare_device(config, group.place)
     meeting = Folders().scratch / "joined" / environment.step_name()
     comm = connect.join(config, group, meeting, device)
@@ -165,9 +165,9 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
     )  # fmt: skip
     with contextlib.ExitStack() as held:
         folder, planned = Path(held.enter_context(tempfile.TemporaryDirectory())), PlannedRun(config, None)
-        if asked_of(planned):
-            held.enter_context(only_emulation())
-        network, orders = network_of(planned), folder / "orders.json"
+        if emulation_request(planned):
+            held.enter_context(hold_emulation_lock())
+        network, orders = start_network(planned), folder / "orders.json"
         facts = network.facts if network else None
         told = {"config": config.as_dict(), "sizes": sizes, "repeats": repeats, "network": facts}
         write_json(orders, told)
@@ -189,8 +189,8 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
 
 def main(orders_file: Path, folder: Path) -> int:
     """A worker that was started here."""
-    worker_process.end_with_stdin()
-    place, orders = environment.place(), read_json(orders_file)
+    worker_process.exit_when_stdin_closes()
+    place, orders = environment.worker_place(), read_json(orders_file)
     assert orders is not None, orders_file
     config = Config.of(orders["config"])
     device = prepare_device(config, place)

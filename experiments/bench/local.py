@@ -179,7 +179,7 @@ def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
             p.grad = torch.randn(p.shape, generator=draws)
         optimiser.step_locally()
 
-    found["sparseloco"] = stepped, optimiser.exchange
+    found["sparseloco"] = stepped, optimiser.exchange_if_due
     for scope in ("global", "layer"):
         method = sparsify.build("topk", density=asked.density, scope=scope)
         aggregator = Aggregator(method, decoder(asked).named_parameters(), comm, select="fused")

@@ -107,7 +107,7 @@ def function_of(name: str) -> Callable[..., int]:
         ValueError: several processes were given a command that is for one.
         BrokenFile: its file can't be imported.
     """
-    if name in STARTING and (group := environment.joined()) is not None:
+    if name in STARTING and (group := environment.find_launcher_group()) is not None:
         raise ValueError(
             f"{group.starter} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.starter}, or make a single run with `run`"

@@ -25,7 +25,7 @@ from experiments.commands._make import say, told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.figures.figure import PUBLISHED, Figure
-from experiments.launch.local import count_usable_cores
+from experiments.launch.local import usable_cores
 from sparsify.core.spec import BrokenFile
 
 OWN = "this machine's runs"
@@ -199,7 +199,7 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
         calls: each is taken when its turn comes: the records of all need not be in memory at once.
         figures: how many there are.
     """
-    processes = min(count_usable_cores(), MOST_PROCESSES, figures // WORTH_A_PROCESS)
+    processes = min(usable_cores(), MOST_PROCESSES, figures // WORTH_A_PROCESS)
     if processes < 2:
         yield from (call() for call in calls)
         return

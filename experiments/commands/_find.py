@@ -20,7 +20,7 @@ from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch import submission
 from experiments.launch.status import RunStatus, StatusView
-from slurm import environment, queue
+from slurm import commands, environment
 from sparsify.ranges import quote
 
 MOST_LISTED = 20  # names in a refusal
@@ -102,7 +102,7 @@ def sweeps_named(words: Sequence[str], folders: Folders, means: Means = is_part)
     """The sweeps that a word names, or of which it names a run; all without words."""
     return [
         sweep
-        for sweep in submission.sweeps(folders, say)
+        for sweep in submission.read_sweeps(folders, say)
         if not words or any(means(word, name) for word in words for name in (sweep.name, *runs_of(sweep)))
     ]
 
@@ -157,11 +157,11 @@ def speaking_to(conf: str | None) -> Iterator[None]:
     """
     own = {*choices.named_by_clusters("slurm_conf"), *filter(None, [environment.slurm_conf()])}
     if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own):
-        raise queue.SlurmError(
+        raise commands.SlurmError(
             f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
             "file of conf/cluster or SLURM_CONF names it, too: if you know that file, export it as SLURM_CONF"
         )
-    with environment.speaking_to(conf):
+    with environment.temporary_slurm_conf(conf):
         yield
 
 
@@ -173,7 +173,9 @@ def states_of(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, Ru
     for attempt in attempts:
         by_sweep[None if attempt.state == DAMAGED else attempt.manifest.get("sweep")].append(attempt)
     conf_of = {
-        sweep.name: sweep.slurm_conf for sweep in submission.sweeps(folders, say) if by_sweep.keys() - {None}
+        sweep.name: sweep.slurm_conf
+        for sweep in submission.read_sweeps(folders, say)
+        if by_sweep.keys() - {None}
     }
     by_conf = defaultdict[str | None, list[Attempt]](list)
     for name, of_sweep in by_sweep.items():
@@ -189,7 +191,7 @@ def view_of(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> 
     try:
         with speaking_to(conf):
             return StatusView.of(folders, attempts)
-    except queue.SlurmError as error:
+    except commands.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)
 

@@ -10,8 +10,8 @@ from analysis.records import locks
 from experiments.config.config import Config
 from experiments.config.machines import Container, SlurmCluster
 from experiments.launch import probe
-from experiments.launch.examination import Met, Probed
-from experiments.launch.probe import Facts
+from experiments.launch.examination import MeetingResult, NodeProbe
+from experiments.launch.probe import NodeFacts
 from slurm import gpus
 from slurm.partition import PartitionNode
 
@@ -32,8 +32,8 @@ class Examined:
     """All that was found out."""
 
     config: Config
-    probes: Sequence[Probed]
-    met: Met | None = None
+    probes: Sequence[NodeProbe]
+    met: MeetingResult | None = None
     no_container: str = ""  # why runs can't be started in theirs from here
     nodes: Sequence[PartitionNode] = ()  # of the partition, by SLURM
     most_tasks: int | None = None  # of an array, by SLURM
@@ -45,7 +45,7 @@ class Examined:
         return self.config.cluster if isinstance(self.config.cluster, SlurmCluster) else None
 
     @property
-    def facts(self) -> list[Facts]:
+    def facts(self) -> list[NodeFacts]:
         """Those of all tasks."""
         return [facts for each in self.probes for facts in each.facts]
 
@@ -197,7 +197,7 @@ def _gpus(examined: Examined) -> Judged:
         bound = "each worker sees its own" if is_bound else "workers see all of their job"
         yield Finding("works", "GPUs", f"{each.node}: {', '.join(models)}; {bound}"), {}
         wrong = [name for name in models if cluster.gpu not in ("any", "none")]
-        if any(not gpus.is_model(cluster.gpu, name) for name in wrong):
+        if any(not gpus.is_gpu_model(cluster.gpu, name) for name in wrong):
             text = f"it has {', '.join(models)}, and cluster.gpu={cluster.gpu}; change gpu, or the partition"
             yield Finding("FAULT", each.node, text), {}
 
@@ -266,11 +266,11 @@ def _cpus(listed: str) -> int:
     return sum(int(each[-1]) - int(each[0]) + 1 for each in ranges)
 
 
-def _one_a_node(found: Iterable[Facts]) -> list[Facts]:
+def _one_a_node(found: Iterable[NodeFacts]) -> list[NodeFacts]:
     return list({facts.node: facts for facts in found}.values())
 
 
-def _by(found: Iterable[Facts], key: Callable[[Facts], str]) -> dict[str, str]:
+def _by(found: Iterable[NodeFacts], key: Callable[[NodeFacts], str]) -> dict[str, str]:
     """The nodes, listed, by what is found there."""
     nodes: dict[str, list[str]] = {}
     for facts in _one_a_node(found):
@@ -278,7 +278,7 @@ def _by(found: Iterable[Facts], key: Callable[[Facts], str]) -> dict[str, str]:
     return {value: ", ".join(names) for value, names in nodes.items()}
 
 
-def _by_probe(found: Iterable[Probed], key: Callable[[Probed], Any]) -> dict[Any, str]:
+def _by_probe(found: Iterable[NodeProbe], key: Callable[[NodeProbe], Any]) -> dict[Any, str]:
     nodes: dict[Any, list[str]] = {}
     for each in found:
         nodes.setdefault(key(each), []).append(each.node)

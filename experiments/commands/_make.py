@@ -40,7 +40,7 @@ def follow_runs(look: Callable[[], object]) -> None:
 
 def is_forced(force: bool) -> bool:
     """Whether runs are to be measured again, by --force or FORCE=1."""
-    return force or environment.flag("FORCE")
+    return force or environment.is_variable_true("FORCE")
 
 
 @contextmanager

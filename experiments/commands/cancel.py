@@ -18,9 +18,9 @@ from experiments.commands._make import say
 from experiments.commands._words import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import submission
-from experiments.launch.diagnosis import CANCEL
+from experiments.launch.diagnosis import CANCEL_FILE
 from experiments.launch.status import StatusView
-from slurm import jobs, queue
+from slurm import commands, jobs
 from sparsify.ranges import format_value, quote
 
 GROUP = "cluster"
@@ -35,7 +35,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
     """
     folders, means = Folders(), is_part if matching else is_whole
     if not words:
-        names = ", ".join(sweep.name for sweep in submission.sweeps(folders, say))
+        names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
     chosen = sweeps_named(words, folders, means)
     for word in words:
@@ -46,7 +46,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         try:
             with speaking_to(conf):
                 done = _cancel(attempts_of(sweeps, folders, words, means), folders)
-        except queue.SlurmError as error:
+        except commands.SlurmError as error:
             refused.append(str(error))
         else:
             ended, given_up = ended + done.ended, given_up + done.given_up
@@ -98,10 +98,10 @@ def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
     if wanted:
         say(f"ends {listed([attempt.run_id for attempt in wanted])}")
     for attempt in wanted:
-        (folders.launch(attempt) / CANCEL).touch()
-    refused = jobs.cancel(wanted.values())
+        (folders.launch(attempt) / CANCEL_FILE).touch()
+    refused = jobs.cancel_jobs(wanted.values())
     for attempt, report in wanted.items():
         if report in refused:
-            (folders.launch(attempt) / CANCEL).unlink(missing_ok=True)
+            (folders.launch(attempt) / CANCEL_FILE).unlink(missing_ok=True)
     why = [f"{words} (who submitted a job can cancel it)" for words in sorted({*refused.values()})]
     return Cancelled(len({*wanted.values()} - {*refused}), unknown, why)

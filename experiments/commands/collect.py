@@ -29,7 +29,7 @@ from experiments.commands._make import told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.figure import Figure
 from experiments.figures.runs import configs_of, more_configs_of
-from experiments.launch.local import count_usable_cores
+from experiments.launch.local import usable_cores
 
 GROUP = "results"
 SHIPPED_PROFILES = ("laptop", "paper")
@@ -62,7 +62,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     if left := remove_parts(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
     told = partial(told_now_and_then, what="parts of the runs")
-    counts, notes = parquet.collect(folders.store, folders.records, count_usable_cores(), told)
+    counts, notes = parquet.collect(folders.store, folders.records, usable_cores(), told)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 

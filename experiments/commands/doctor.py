@@ -12,9 +12,9 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import profile_of
-from experiments.launch.attempt import image_facts, image_of
-from experiments.launch.examination import Examination, Met
-from slurm import environment, partition, queue
+from experiments.launch.attempt import checked_image_provenance, container_config
+from experiments.launch.examination import Examination, MeetingResult
+from slurm import commands, environment, partition
 from sparsify.ranges import Constraint, PositiveInt, format_argument
 
 GROUP = "cluster"
@@ -76,9 +76,9 @@ def _config(words: Sequence[str]) -> Config:
 
 def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int, wait_s: float) -> Examined:
     """Probes of the nodes of its partition, and a meeting of two of those that are well."""
-    environment.use_slurm(cluster.slurm_conf)
-    known = partition.nodes(cluster.partition)
-    left_out = queue.expand(cluster.exclude) if cluster.exclude else []
+    environment.use_slurm_conf(cluster.slurm_conf)
+    known = partition.list_nodes(cluster.partition)
+    left_out = commands.expand_nodes(cluster.exclude) if cluster.exclude else []
     names = [node.name for node in known if node.usable and node.name not in left_out]
     if not names:
         states = ", ".join(f"{node.name}: {node.state}" for node in known)
@@ -92,21 +92,21 @@ def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int
     examination = Examination(config, folders, wait_s, say)
     probes = examination.nodes(names[:most])
     well = [each.node for each in probes if each.is_well and not any(f.container for f in each.facts)]
-    met: Met | None = None
+    met: MeetingResult | None = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
         met = examination.meet(well[:2])
-    size = partition.setting("MaxArraySize") or ""
+    size = partition.slurm_setting("MaxArraySize") or ""
     return Examined(
         config, probes, met, _no_container(config), known, int(size) - 1 if size.isdigit() else None,
-        partition.setting("AccountingStorageType"),
+        partition.slurm_setting("AccountingStorageType"),
     )  # fmt: skip
 
 
 def _no_container(config: Config) -> str:
     """Why runs in their container can't be started from here; empty where they can."""
     try:
-        image_facts(image_of(config))
+        checked_image_provenance(container_config(config))
     except ValueError as error:
         return str(error)
     return ""

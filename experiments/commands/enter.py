@@ -41,8 +41,8 @@ from experiments.figures.benchmark.entries import BestSettings, Entrant, entry, 
 from experiments.figures.benchmark.held import held as held_runs
 from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
-from experiments.launch.backends import carry_out
-from experiments.launch.local import asked_of, cores
+from experiments.launch.backends import execute_runs
+from experiments.launch.local import usable_cores, emulation_request
 from experiments.worker.cores import cpu_model
 from slurm.emulated import network
 
@@ -241,8 +241,8 @@ def _check_links(own: Mapping[str, Entering]) -> None:
     base, other = (Entering(shipped()[name], first.name, first.folders) for name in (BASELINE, "topk"))
     launches = timed([base, other], {BASELINE: plain, "topk": plain})
     for config in launches[: len(first.tier.links)]:
-        if asked := asked_of(PlannedRun(config, None)):
-            network.check(*asked)
+        if asked := emulation_request(PlannedRun(config, None)):
+            network.check_emulation(*asked)
 
 
 def _settings(best: BestSettings) -> str:
@@ -270,7 +270,7 @@ class Stages:
         todo = self.left(configs, in_real_time)
         say(f"{what}: {len(configs)}, {len(todo)} to make")
         with told():
-            carry_out(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
+            execute_runs(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
 
     def left(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
         """What of a stage is not made, or is to be made again."""
@@ -347,13 +347,13 @@ def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
     }
     entered, _ = by_todays_rules(folders, tier)
     known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
-    took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), cores()))
+    took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), usable_cores()))
     hours, unknown = 0.0, 0
     for what, configs in of_stages.items():
         virtual = what in ("trials", "trainings")
         todo = [run.config for run in stages.left(configs, in_real_time=not virtual)] if configs else []
         seconds = [each.seconds for config in todo if (each := took.estimate(config))]
-        none, at_once = len(todo) - len(seconds), cores() if virtual else 1
+        none, at_once = len(todo) - len(seconds), usable_cores() if virtual else 1
         hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
         told = [f"{len(todo)} to make"] if len(todo) < len(configs) else []
         told += [f"{brief(sum(seconds) / at_once / 60)} min expected"] if seconds else []
@@ -362,7 +362,7 @@ def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
     how = ", besides the start of each run"
     if unknown:
         how += f", and {counted(unknown, 'runs')} of unknown length: nothing like them was made yet"
-    yield f"{brief(hours)} h on {counted(cores(), 'cores')}, while nothing else computes here{how}"
+    yield f"{brief(hours)} h on {counted(usable_cores(), 'cores')}, while nothing else computes here{how}"
 
 
 def _check(path: Path, folders: Folders, draw: int | None) -> int:
@@ -381,6 +381,6 @@ def _carry_one(folders: Folders) -> checking.CarryOut:
     def carry(configs: Sequence[Config]) -> None:
         planned = plan_runs(configs, say)
         with told():
-            carry_out(planned, folders, "enter-check", ["enter", "--check"], force=True)
+            execute_runs(planned, folders, "enter-check", ["enter", "--check"], force=True)
 
     return carry

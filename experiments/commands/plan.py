@@ -16,10 +16,10 @@ from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs
 from experiments.figures.runs import name_and_configs
-from experiments.launch.arrays import JobArray, arrays, sbatch_texts
-from experiments.launch.attempt import lacking
-from experiments.launch.local import cores
-from experiments.launch.progress_bar import labels_of
+from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_texts
+from experiments.launch.attempt import missing_requirements
+from experiments.launch.local import usable_cores
+from experiments.launch.progress_bar import labels_by_run
 from experiments.worker.cores import cpu_model
 
 GROUP = "cluster"
@@ -47,17 +47,17 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
         _print_here(name, planned, missing(planned, folders, say), folders)
         return 0
-    found = arrays(check_on_slurm(planned), block)
+    found = group_into_arrays(check_on_slurm(planned), block)
     if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
         return 0
-    for trouble in lacking(planned):
+    for trouble in missing_requirements(planned):
         say(f"before `submit`: {trouble}")
     todo = missing(planned, folders, say)
     where = planned[0].config["cluster"]["name"]
     print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
-    names, expected = labels_of(todo), Expected(every_run(folders)) if todo else None
-    for number, array in enumerate(arrays(todo, block)):
+    names, expected = labels_by_run(todo), Expected(every_run(folders)) if todo else None
+    for number, array in enumerate(group_into_arrays(todo, block)):
         _print_array(number, array, names)
         if expected is not None:
             print(f"    {expected.sentence(array)}")
@@ -73,7 +73,9 @@ def _print_here(
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
     if todo:
-        for line in _expected_here(todo, Took(every_run(folders), Machine(cpu_model(), cores()))):
+        for line in _expected_here(
+            todo, Took(every_run(folders), Machine(cpu_model(), usable_cores()))
+        ):
             print(f"    {line}")
     print("`run` or `reproduce` with the same words makes them")
 
@@ -84,7 +86,7 @@ def _expected_here(todo: Sequence[PlannedRun], took: Took) -> Iterator[str]:
     known = [(run, estimate) for run, estimate in found if estimate]
     if known:
         # Of the machine a timed run takes all, another what it needs.
-        shares = [1.0 if run.is_timing else min(1.0, run.cores / cores()) for run, _ in known]
+        shares = [1.0 if run.is_timing else min(1.0, run.cores / usable_cores()) for run, _ in known]
         expected_s = sum(share * estimate.seconds for share, (_, estimate) in zip(shares, known, strict=True))
         yield f"expected: {brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {basis([estimate for _, estimate in known])}"

@@ -14,9 +14,9 @@ from experiments.config import grid
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs, profile_of
-from experiments.launch.backends import carry_out
+from experiments.launch.backends import execute_runs
 from slurm import environment
-from slurm.environment import Joined
+from slurm.environment import LauncherGroup
 
 GROUP = "here"
 
@@ -37,7 +37,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
     settings = [word for word in settings if not word.startswith("profile=")]
     settings.append(f"profile={profile_of(words)}")
     configs, force = grid.configs(settings, yes), is_forced(force)
-    if (group := environment.joined()) is not None:
+    if (group := environment.find_launcher_group()) is not None:
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
@@ -51,7 +51,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
         if len(planned) > 1:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
         with told():
-            carry_out(todo, folders, name, settings, force)
+            execute_runs(todo, folders, name, settings, force)
     attempts = [attempt for config in configs if (attempt := folders.store.valid(config))]
     if len(attempts) < len(configs):
         say("a record was removed, or damaged, as soon as it was written")
@@ -74,7 +74,7 @@ def _show(configs: Sequence[Config], sweep: str | None, folders: Folders) -> Non
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 
 
-def _run_together(configs: Sequence[Config], group: Joined, folders: Folders, force: bool) -> int:
+def _run_together(configs: Sequence[Config], group: LauncherGroup, folders: Folders, force: bool) -> int:
     """Run as one of the processes that mpirun, horovodrun, torchrun or srun started."""
     from experiments.launch.external import run_as_worker  # torch comes with it
 

@@ -46,7 +46,7 @@ def status(words: SweepsAndRuns) -> int:
             raise ValueError(
                 f"{listed(here)}: made on this machine, not submitted to a cluster; see `list` and `why`"
             )
-        names = ", ".join(sweep.name for sweep in submission.sweeps(folders, lambda line: None))
+        names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, lambda line: None))
         if names:
             raise ValueError(f"no sweep or run {quote(words[0])}; there are: {names}")
         say("nothing was submitted yet")

@@ -94,8 +94,8 @@ def root_of(given: str | None) -> Path:
     """The folder that should hold all data sets: `given` by data.root, else $DATA_ROOT, else data/ of the
     checkout.
     """
-    named = Path(given or environment.folder("DATA_ROOT") or ROOT / "data")
-    return environment.as_text(named.expanduser().resolve(), "the folder of data (DATA_ROOT)")
+    named = Path(given or environment.folder_from_variable("DATA_ROOT") or ROOT / "data")
+    return environment.require_utf8(named.expanduser().resolve(), "the folder of data (DATA_ROOT)")
 
 
 def has(root: Path, dataset: str) -> bool:

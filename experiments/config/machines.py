@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from experiments.training.settings import Fields, setting
-from slurm.emulated.network import LONG_S
+from slurm.emulated.network import LONG_DELAY_S
 from sparsify.cost import Link, Network
 from sparsify.ranges import Constraint, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -89,7 +89,7 @@ class NamedLink(Fields):
         """
         if self.alpha_s is not None and self.beta_s_per_byte is not None:
             slower = max(self.beta_s_per_byte, self.down_s_per_byte or 0.0)
-            if self.alpha_s < LONG_S:
+            if self.alpha_s < LONG_DELAY_S:
                 return Link(self.alpha_s, slower)
             return Link(START_S, slower, propagation_s=self.alpha_s)
         missing = [name for name in ("alpha_s", "beta_s_per_byte") if getattr(self, name) is None]

@@ -17,10 +17,10 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import plan_runs
 from experiments.figures.runs import name_and_configs, registering
 from experiments.launch import job_hooks
-from experiments.launch.arrays import in_random_order
-from experiments.launch.attempt import begin_attempt
-from experiments.launch.submission import SweepFile, not_under_way, spec_of
-from slurm import environment, queue
+from experiments.launch.arrays import shuffle_runs
+from experiments.launch.attempt import start_attempt
+from experiments.launch.submission import SweepFile, job_spec, select_runs_to_submit
+from slurm import commands, environment
 
 
 def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bool = False) -> int:
@@ -32,13 +32,13 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     Raises:
         ValueError: this is no allocation, or not one for these runs.
     """
-    here = environment.allocation()
+    here = environment.current_allocation()
     if here is None:
         raise ValueError(
             "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use "
             "`submit`, and on this machine `run`"
         )
-    places = environment.places_on_nodes()
+    places = environment.count_task_slots()
     if places not in (None, here.tasks):
         raise ValueError(
             f"the job has places for {places} tasks on {here.nodes} nodes, by --ntasks-per-node and its "
@@ -49,14 +49,14 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     _check_cluster(fitted)
     job, folders = environment.job_id(), Folders()
     configs = name_and_configs(fitted, more)[1]
-    planned = in_random_order(registering(plan_runs(configs, say), fitted))
+    planned = shuffle_runs(registering(plan_runs(configs, say), fitted))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
     for asked in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(
             f"workers={asked} were asked for, but this allocation has {here.tasks} tasks; ask "
             f"sbatch for --ntasks={asked}, or leave out workers="
         )
-    todo = not_under_way(planned, folders, say, own_job=job)
+    todo = select_runs_to_submit(planned, folders, say, own_job=job)
     say(
         f"{len(planned)} runs, {len(todo)} to make on {here.nodes} nodes x {here.tasks // here.nodes} workers"
     )
@@ -64,13 +64,13 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         return 0
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
-    code, exclusive = code_version.copy_into(folders.code), queue.has_nodes_alone(job)
-    begin = partial(begin_attempt, job=job, sweep=folder.name, slurm=environment.cluster_name())
+    code, exclusive = code_version.copy_into(folders.code), commands.has_exclusive_nodes(job)
+    begin = partial(start_attempt, job=job, sweep=folder.name, slurm=environment.cluster_name())
     begun = [begin(run, folders, exclusive=exclusive) for run in todo]
-    path, spec = folder / "task0.json", spec_of(begun, folders, code)
+    path, spec = folder / "task0.json", job_spec(begun, folders, code)
     spec.write(path)
     SweepFile(folder, words, None).note(folder.name, "", here, None, [begun], [job])
-    if job_hooks.begin(spec) == job_hooks.LEAVE:
+    if job_hooks.prepare_job(spec) == job_hooks.LEAVE:
         return 0
     srun = [
         "srun",
@@ -81,11 +81,11 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         *spec.command.srun_words(),
     ]
     tasks = [*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)]
-    around, aside = environment.without_containers()
+    around, aside = environment.drop_container_options()
     if aside:
         say(f"exported, and set aside: {'; '.join(aside)}")
     subprocess.run(tasks, cwd=code, env=around, check=False)
-    return job_hooks.end(spec)
+    return job_hooks.finish_job(spec)
 
 
 def _check_cluster(words: Sequence[str]) -> None:

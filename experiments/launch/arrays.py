@@ -19,22 +19,22 @@ from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import worker_command
-from experiments.launch.bad_nodes import LEDGER, unreliable
+from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
 
-PLAIN_SBATCH = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
+EQUAL_OPTIONS = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
 
 # Options of sbatch that nobody else may give, and what decides them; or the field that does, if it is set.
-DECIDED_BY = {
+DECIDER_BY_OPTION = {
     **dict.fromkeys(("nodes", "ntasks", "ntasks-per-node"), "workers and cluster.workers_per_node"),
     **dict.fromkeys(("job-name", "output", "error", "open-mode", "chdir", "wrap"), "the sweep itself"),
     **dict.fromkeys(("requeue", "no-requeue"), "cluster.requeues"),
     "cpus-per-task": "cluster.cpus_per_worker", "time": "cluster.time_min",
     "signal": "cluster.signal_delay_s", "array": "cluster.array_parallelism",
 }  # fmt: skip
-FIELDS = {"gpus-per-node": "cluster.gres", "mem": "cluster.mem_gb"}
+FIELD_BY_OPTION = {"gpus-per-node": "cluster.gres", "mem": "cluster.mem_gb"}
 
 
-class Shape(NamedTuple):
+class JobShape(NamedTuple):
     """The resources of one job. Jobs of the same shape can be in one array."""
 
     nodes: int
@@ -52,7 +52,7 @@ class JobArray:
     """Jobs of one shape; each carries out one run, or in block mode all of them."""
 
     cluster: SlurmCluster
-    shape: Shape
+    shape: JobShape
     jobs: list[list[PlannedRun]]
 
     @property
@@ -104,12 +104,13 @@ class JobArray:
             # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
             "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *srun, *cluster.srun],
             "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
-            **{option: getattr(cluster, option) for option in PLAIN_SBATCH},
+            **{option: getattr(cluster, option) for option in EQUAL_OPTIONS},
             "mem": cluster.mem_gb and f"{cluster.mem_gb}G",
             "exclusive": cluster.exclusive or None,
             "gres": f"{cluster.gres}:{gpus}" if gpus and cluster.gres else None,
             "gpus_per_node": gpus if gpus and not cluster.gres else None,
-            "exclude": ",".join([*filter(None, [cluster.exclude]), *unreliable(ledger, self.python)]) or None,
+            "exclude": ",".join([*filter(None, [cluster.exclude]), *unreliable_nodes(ledger, self.python)])
+            or None,
         }
         further: dict[str, Any] = {"requeue": True, "chdir": str(cwd)}
         if cluster.reservation is not None:
@@ -117,14 +118,14 @@ class JobArray:
         said = {name.replace("_", "-") for name, value in (options | further).items() if value is not None}
         for word in (*cluster.sbatch, *cluster.more_sbatch):
             option, equals, value = word.removeprefix("--").partition("=")
-            if option in said or option in DECIDED_BY:
-                by = DECIDED_BY.get(option) or FIELDS.get(option, f"cluster.{option}")
+            if option in said or option in DECIDER_BY_OPTION:
+                by = DECIDER_BY_OPTION.get(option) or FIELD_BY_OPTION.get(option, f"cluster.{option}")
                 raise ValueError(f"{word} would replace what sbatch is told by {by}; change that instead")
             further[option] = value if equals else True
         return {**options, "additional_parameters": further}
 
 
-def shape_of(cluster: SlurmCluster, config: Config) -> Shape:
+def job_shape(cluster: SlurmCluster, config: Config) -> JobShape:
     """The workers of a run in equal numbers on as few nodes as possible.
 
     Raises:
@@ -144,10 +145,10 @@ def shape_of(cluster: SlurmCluster, config: Config) -> Shape:
     while config.workers % nodes:
         nodes += 1
     per_node = config.workers // nodes
-    return Shape(nodes, per_node, cluster.cpus_per_worker, per_node if config.device == "cuda" else 0)
+    return JobShape(nodes, per_node, cluster.cpus_per_worker, per_node if config.device == "cuda" else 0)
 
 
-def arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
+def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
     """Runs grouped by what they ask SLURM for: all tasks of an array get the same. No array exceeds the
     cluster's limit.
     """
@@ -161,15 +162,17 @@ def arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
     for group in groups.values():
         cluster = group[0].config.cluster
         assert isinstance(cluster, SlurmCluster), cluster
-        shape = shape_of(cluster, group[0].config)
-        jobs = [in_random_order(group)] if block else [[run] for run in group]
+        shape = job_shape(cluster, group[0].config)
+        jobs = [shuffle_runs(group)] if block else [[run] for run in group]
         size = cluster.max_array
         found += [JobArray(cluster, shape, jobs[start : start + size]) for start in range(0, len(jobs), size)]
-        found[-1].options("", Path(), Path(), Path(LEDGER))  # whoever plans hears of words that can't be, too
+        found[-1].options(
+            "", Path(), Path(), Path(LEDGER_FILE)
+        )  # whoever plans hears of words that can't be, too
     return found
 
 
-def in_random_order(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
+def shuffle_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The order for one allocation: repetition by repetition, the methods of each in a random order.
 
     Within a repetition runs compare on the same nodes at about the same time; a drift falls on each method
@@ -183,14 +186,14 @@ def in_random_order(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list[str]:
     """The texts that `submit` would hand to sbatch, and below each what its tasks start as a worker."""
-    from slurm.submit import exported, sbatch_text  # submitit comes with it
+    from slurm.submit import exported_options, sbatch_text  # submitit comes with it
 
     texts, code = [], folders.code / code_version.digest()
     for number, array in enumerate(found):
         folder = folders.sweeps / name / f"a{number}"
         worker = worker_command(array.jobs[0][0], folders, code)
-        own = f"{name}-a{number}", folder, code, folders.scratch / LEDGER, worker.srun_words()
+        own = f"{name}-a{number}", folder, code, folders.scratch / LEDGER_FILE, worker.srun_words()
         text = sbatch_text(folder, array.options(*own), worker.python, len(array.jobs))
-        around = "".join(f"# Exported for sbatch: {each}\n" for each in exported(text))
+        around = "".join(f"# Exported for sbatch: {each}\n" for each in exported_options(text))
         texts.append(f"{text}\n\n{around}# Each task of srun starts a worker:\n# {worker.text()}\n")
     return texts

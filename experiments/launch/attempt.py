@@ -25,19 +25,23 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import Container, SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.diagnosis import CANCEL, POLICIES
+from experiments.launch.diagnosis import CANCEL_FILE, POLICIES
 from experiments.worker.orders import Orders
 from slurm import container as containers
 from slurm import images, pyxis
-from slurm.images import ImageChoice
-from slurm.worker_process import ORDERS, WorkerCommand
+from slurm.images import ContainerConfig
+from slurm.worker_process import ORDERS_FILE, WorkerCommand
 
 LEAVE_S, POLL_S = 10.0, 0.1  # that the workers of an earlier start get to end
-UNFINISHED = ("submitted", "running", "preempted")
-WORKER = ("-u", "-m", "experiments.worker")  # followed by a run's orders and the folder of this start
+UNFINISHED_STATES = ("submitted", "running", "preempted")
+WORKER_ARGUMENTS = (
+    "-u",
+    "-m",
+    "experiments.worker",
+)  # followed by a run's orders and the folder of this start
 
 
-class Begun(NamedTuple):
+class StartedAttempt(NamedTuple):
     """An attempt whose workers can be started."""
 
     planned: PlannedRun
@@ -47,10 +51,10 @@ class Begun(NamedTuple):
     @property
     def orders(self) -> str:
         """The file of what its workers are told."""
-        return str(self.folder / ORDERS)
+        return str(self.folder / ORDERS_FILE)
 
 
-def begin_attempt(
+def start_attempt(
     planned: PlannedRun,
     folders: Folders,
     *,
@@ -62,7 +66,7 @@ def begin_attempt(
     slurm: str | None = None,
     network: dict[str, Any] | None = None,
     relay: str | None = None,
-) -> Begun:
+) -> StartedAttempt:
     """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
     that nobody else begins it.
 
@@ -80,15 +84,15 @@ def begin_attempt(
         Damaged: a link stands where something would be written.
     """
     if (last := folders.store.last(planned.config)) is not None:
-        check_left(last, PATIENCE_S if sweep else LEAVE_S)
-    attempt = attempt_for(planned.config, folders.store, anew, planned.rules)
+        wait_for_writers(last, PATIENCE_S if sweep else LEAVE_S)
+    attempt = resume_or_create_attempt(planned.config, folders.store, anew, planned.rules)
     folder = folders.launch(attempt)
     check_no_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CANCEL).unlink(missing_ok=True)
-    begun = Begun(planned, attempt, folder)
+    (folder / CANCEL_FILE).unlink(missing_ok=True)
+    begun = StartedAttempt(planned, attempt, folder)
     config = planned.config
     Orders(
         config=config.as_dict(),
@@ -96,7 +100,7 @@ def begin_attempt(
         data_root=str(planned.data_root) if planned.data_root else None,
         same_host=not sweep,
         interface=getattr(config.cluster, "interface", None),
-        image=image_facts(image_of(config)),
+        image=checked_image_provenance(container_config(config)),
         network=network,
         relay=relay,
     ).write(Path(begun.orders))
@@ -113,7 +117,7 @@ def run_lock(folders: Folders, name: str) -> Lock:
     return Lock(folders.scratch / "locks" / f"{name}.lock")
 
 
-def await_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
+def wait_for_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
     """Wait for a run's lock, which another process holds; False where `give_up` ended the wait.
 
     Args:
@@ -126,7 +130,7 @@ def await_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Calla
     return True
 
 
-def attempt_for(
+def resume_or_create_attempt(
     config: Config, store: Store, anew: bool = False, rules: Mapping[str, str] = MappingProxyType({})
 ) -> Attempt:
     """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same.
@@ -135,14 +139,14 @@ def attempt_for(
         rules: that a new one registers.
     """
     last = store.last(config)
-    if not anew and last is not None and _can_go_on(last):
+    if not anew and last is not None and _can_resume(last):
         return last
     attempt = store.begin(config)
     attempt.update(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
     return attempt
 
 
-def check_left(attempt: Attempt, patience_s: float) -> None:
+def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
     """Wait for its writers to end: those of a starter that was just killed, for example.
 
     Raises:
@@ -155,31 +159,31 @@ def check_left(attempt: Attempt, patience_s: float) -> None:
         time.sleep(POLL_S)
 
 
-def _can_go_on(attempt: Attempt) -> bool:
+def _can_resume(attempt: Attempt) -> bool:
     if attempt.state == DAMAGED:
         return False
     manifest = attempt.manifest
     policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is at it: who asks holds the run's lock, or knows that its job is gone.
-    ended_early = manifest["state"] in UNFINISHED or (policy is not None and policy.resumes)
+    ended_early = manifest["state"] in UNFINISHED_STATES or (policy is not None and policy.resumes)
     if not ended_early or manifest.get("code") != code_version.digest():
         return False
     attempt.check_no_links()
     return attempt.saved_step() > 0
 
 
-def image_of(config: Config) -> ImageChoice | None:
+def container_config(config: Config) -> ContainerConfig | None:
     """The image that the workers run in, by its full path: jobs run in a copy of the code, which has none."""
     if not isinstance(config.container, Container):
         return None
     image = config.container.image
-    if config.container.runtime != pyxis.RUNTIME or pyxis.is_file(image):
-        image = str(images.locate(image))
-    return ImageChoice(**{**asdict(config.container), "image": image})
+    if config.container.runtime != pyxis.RUNTIME or pyxis.is_image_file(image):
+        image = str(images.image_path(image))
+    return ContainerConfig(**{**asdict(config.container), "image": image})
 
 
 @cache
-def image_facts(image: ImageChoice | None) -> dict[str, Any] | None:
+def checked_image_provenance(image: ContainerConfig | None) -> dict[str, Any] | None:
     """Facts about an image, for the record; None without one.
 
     Raises:
@@ -187,16 +191,16 @@ def image_facts(image: ImageChoice | None) -> dict[str, Any] | None:
     """
     if image is None:
         return None
-    containers.check(image)
-    return containers.facts(image)
+    containers.check_container(image)
+    return containers.image_provenance(image)
 
 
-def lacking(planned: Sequence[PlannedRun]) -> list[str]:
+def missing_requirements(planned: Sequence[PlannedRun]) -> list[str]:
     """What these runs need and this machine has not, before any of them is begun: a program, an image."""
     found = dict[str, None]()
-    for image in {image_of(run.config) for run in planned}:
+    for image in {container_config(run.config) for run in planned}:
         try:
-            image_facts(image)
+            checked_image_provenance(image)
         except ValueError as error:
             found[str(error)] = None
     return [*found]
@@ -214,10 +218,10 @@ def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerC
     binds = [code, folders.store.root.parent, Path(sys.prefix), Path(sys.base_prefix)]
     binds += [planned.data_root] if planned.data_root else []
     return WorkerCommand(
-        command=[(cluster and cluster.python) or sys.executable, *WORKER],
+        command=[(cluster and cluster.python) or sys.executable, *WORKER_ARGUMENTS],
         cwd=str(code),
         threads=config.threads,
-        container=image_of(config),
+        container=container_config(config),
         binds=[str(bind) for bind in binds],
         gpu=config.device == "cuda",
         enter=[*cluster.enter] if cluster else [],

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.local import Here
-from experiments.launch.progress_bar import ProgressBar, labels_of
-from experiments.launch.submission import Queue
+from experiments.launch.local import LocalBackend
+from experiments.launch.progress_bar import ProgressBar, labels_by_run
+from experiments.launch.submission import SlurmBackend
 
 POLL_S = 0.1
 
 
-def carry_out(
+def execute_runs(
     missing: Sequence[PlannedRun],
     folders: Folders,
     name: str,
@@ -36,13 +36,15 @@ def carry_out(
     """
     there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
     here = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
-    progress, backends, told = ProgressBar(labels_of(missing)), list[Here | Queue](), 0
+    progress, backends, told = ProgressBar(labels_by_run(missing)), list[LocalBackend | SlurmBackend](), 0
     with contextlib.ExitStack() as attended:
         attended.callback(progress.close)
-        if there:  # first: what waits for SLURM ends on any signal, which `Here` only passes to its workers
-            backends.append(Queue(there, folders, progress, name, words, force))
+        if (
+            there
+        ):  # first: what waits for SLURM ends on any signal, which `LocalBackend` only passes to its workers
+            backends.append(SlurmBackend(there, folders, progress, name, words, force))
         if here:
-            backends.append(Here(here, folders, progress, force))
+            backends.append(LocalBackend(here, folders, progress, force))
         for backend in backends:
             attended.enter_context(backend.attended())
         while looks := [look for backend in backends if (look := backend.look())]:

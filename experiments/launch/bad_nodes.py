@@ -20,15 +20,17 @@ from msgspec import Meta, Struct
 from analysis.records.files import Damaged, open_for_append, read_note
 from analysis.records.log import read_lines_as
 from analysis.records.store import now
-from slurm import environment, queue
-from slurm.queue import EndedJob
+from slurm import commands, environment
+from slurm.commands import EndedJob
 
-LEDGER = "node-failures.jsonl"
-FAILS = 2  # of a node, before jobs are kept away from it
-TOGETHER = timedelta(minutes=1)  # jobs whose ends lie closer went down with the same failure of their node
+LEDGER_FILE = "node-failures.jsonl"
+MOST_FAILURES = 2  # of a node, before jobs are kept away from it
+SAME_FAILURE = timedelta(
+    minutes=1
+)  # jobs whose ends lie closer went down with the same failure of their node
 # Results may come from anybody, and these names become words of SLURM's programs and lines of jobs' scripts.
 NodeName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][\w.-]{0,252}\Z")]
-BEGIN = Path(__file__).with_name("begin.sh")
+BEGIN_SCRIPT = Path(__file__).with_name("begin.sh")
 
 
 class WorkerNote(Struct, frozen=True):
@@ -46,7 +48,7 @@ class NodeFailure(Struct, frozen=True):
     python: str | None = None  # that could not be started there
 
 
-def failed_nodes(job: str, start: Path) -> dict[str, str]:
+def find_failed_nodes(job: str, start: Path) -> dict[str, str]:
     """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
     known. A preemption without a warning ends the same way, and is no node's fault.
     """
@@ -54,44 +56,44 @@ def failed_nodes(job: str, start: Path) -> dict[str, str]:
     nodes = sorted({note.node for path in paths if (note := read_note(path, WorkerNote))})
     if not nodes:
         return {}
-    ends = queue.past_ends(job, environment.restarts())
+    ends = commands.await_job_ends(job, environment.restart_count())
     if ends is None:
-        return dict.fromkeys(sorted(queue.down(nodes)), now())
-    blamed = _nodes_that(ends, "NODE_FAIL")
+        return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), now())
+    blamed = _end_by_node(ends, "NODE_FAIL")
     # SLURM 26.05 says REQUEUED of what a node took along as of what a person requeued.
     if suspected := {
-        node: at for node, at in _nodes_that(ends, "REQUEUED").items() if node in {*nodes} - {*blamed}
+        node: at for node, at in _end_by_node(ends, "REQUEUED").items() if node in {*nodes} - {*blamed}
     }:
         begun = min(os.path.getmtime(path) for path in paths)
-        gone = queue.down(suspected) | queue.begun_since(suspected, begun)
+        gone = commands.find_down_nodes(suspected) | commands.find_nodes_restarted_since(suspected, begun)
         blamed |= {node: at for node, at in suspected.items() if node in gone}
     return {node: blamed[node] for node in nodes if node in blamed}
 
 
-def _nodes_that(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
+def _end_by_node(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
     """Nodes of starts that ended so, and when."""
     return {
         node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
         for end in ends
         if end.state == state
-        for node in queue.expand(end.nodes)
+        for node in commands.expand_nodes(end.nodes)
     }
 
 
-def without_python(python: str) -> list[str]:
+def find_nodes_without_python(python: str) -> list[str]:
     """Nodes of this job that can't start this Python. The script that asks has done so on its own.
 
     Raises:
         SlurmError: they can't be asked.
     """
-    here = environment.allocation()
+    here = environment.current_allocation()
     if here is None or here.nodes == 1:
         return []
     asked = ("srun", f"--nodes={here.nodes}", f"--ntasks={here.nodes}", "--ntasks-per-node=1")
-    return sorted(queue.command(*asked, "sh", str(BEGIN), python).split())
+    return sorted(commands.run_command(*asked, "sh", str(BEGIN_SCRIPT), python).split())
 
 
-def note_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
+def append_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
     """Append one line, in one write: jobs on other nodes may be writing theirs. Where the ledger is a link or
     no file, nothing is noted, which is said.
 
@@ -106,7 +108,7 @@ def note_failure(ledger: Path, node: str, job: str, at: str, python: str | None 
         print(f"the failure of {node} is not noted: {damage}", file=sys.stderr)
 
 
-def failures(ledger: Path) -> list[NodeFailure]:
+def read_failures(ledger: Path) -> list[NodeFailure]:
     """All that were noted. A ledger that can't be read tells of none."""
     try:
         found: list[NodeFailure] = read_lines_as(ledger, NodeFailure)[0]
@@ -115,27 +117,31 @@ def failures(ledger: Path) -> list[NodeFailure]:
     return found
 
 
-def unreliable(ledger: Path, python: str) -> list[str]:
+def unreliable_nodes(ledger: Path, python: str) -> list[str]:
     """Nodes that failed under our jobs FAILS times or more, and those that can't start this Python; jobs that
     failed together count once.
     """
-    found = failures(ledger)
+    found = read_failures(ledger)
     times = [(each.at.replace(tzinfo=None), each.node) for each in found if each.python is None]
     counts, last = Counter[str](), dict[str, datetime]()
     for at, node in sorted(times):
-        if node not in last or at - last[node] > TOGETHER:
+        if node not in last or at - last[node] > SAME_FAILURE:
             counts[node] += 1
         last[node] = at
     lacking = {each.node for each in found if each.python == python}
-    return sorted({node for node, times in counts.items() if times >= FAILS} | lacking)
+    return sorted({node for node, times in counts.items() if times >= MOST_FAILURES} | lacking)
 
 
-def no_python(nodes: Iterable[str], python: str) -> str:
+def describe_missing_python(nodes: Iterable[str], python: str) -> str:
     """A sentence on nodes that lack it."""
     return f"{python} can't be started on {', '.join(nodes)}, or lacks packages there"
 
 
-def lacking(ledger: Path, job: str) -> str | None:
+def explain_missing_python(ledger: Path, job: str) -> str | None:
     """The same of the nodes where this job found no Python; None where it found one everywhere."""
-    found = [each for each in failures(ledger) if each.job == job and each.python]
-    return no_python(dict.fromkeys(each.node for each in found), str(found[-1].python)) if found else None
+    found = [each for each in read_failures(ledger) if each.job == job and each.python]
+    return (
+        describe_missing_python(dict.fromkeys(each.node for each in found), str(found[-1].python))
+        if found
+        else None
+    )

@@ -16,13 +16,13 @@ from analysis.records.files import read_note
 from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
-OVERRUN = (
+RELAY_OVERRUN = (
     "the relay, not the link, was the bottleneck; run it again on a quiet machine, or over a slower link"
 )
 DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even leave a note of how it ended
 
 
-class Failure(msgspec.Struct, frozen=True):
+class FailureNote(msgspec.Struct, frozen=True):
     """failure<rank>.json: why a worker ended."""
 
     rank: int
@@ -30,7 +30,7 @@ class Failure(msgspec.Struct, frozen=True):
     why: str
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True):
+class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The policy for a class of failure; failures.yaml explains it."""
 
     requeue: int = 0
@@ -41,10 +41,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 AS_OFTEN_AS_ALLOWED = -1
-OF_NO_MEMORY = (signal.SIGKILL, signal.SIGABRT)  # by the kernel; by C++ that was refused some
-CANCEL = "cancel"  # a file in a run's launch folder: a person wants it ended
+OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT)  # by the kernel; by C++ that was refused some
+CANCEL_FILE = "cancel"  # a file in a run's launch folder: a person wants it ended
 POLICIES = msgspec.convert(
-    yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text()), dict[str, Policy]
+    yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text()), dict[str, FailurePolicy]
 )
 
 
@@ -57,7 +57,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     """
     if not folder.is_dir():
         return "disturbed", f"{folder} was removed while the run was under way"
-    found = [read_note(path, Failure) for path in folder.glob("failure*.json")]
+    found = [read_note(path, FailureNote) for path in folder.glob("failure*.json")]
     notes = [note for note in found if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:
@@ -68,7 +68,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     if killed := {rank: -code for rank, code in codes.items() if code < 0 and rank not in told}:
         rank, number = min(killed.items())
         others = "; the other workers were stopped" if size > 1 else ""
-        hint = " (if nobody did that, memory may have run out)" if number in OF_NO_MEMORY else ""
+        hint = " (if nobody did that, memory may have run out)" if number in OUT_OF_MEMORY_SIGNALS else ""
         return "killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}"
     if silent := sorted(set(range(size)) - set(codes)):
         if shutil.disk_usage(folder).free < DISK_FULL_BYTES:
@@ -80,7 +80,7 @@ def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, st
     return "error", f"a worker ended with exit code {code} and no explanation"
 
 
-def of_job(state: str | None) -> tuple[str, str]:
+def diagnose_job_state(state: str | None) -> tuple[str, str]:
     """The same for a job that is gone and left no note, from its state in the accounting; None without."""
     for kind, policy in POLICIES.items():
         if state in policy.slurm:
@@ -91,10 +91,10 @@ def of_job(state: str | None) -> tuple[str, str]:
     )
 
 
-def crowded(manifest: Mapping[str, Any]) -> list[str]:
+def contention_warnings(manifest: Mapping[str, Any]) -> list[str]:
     """What is to be said of workers that shared cores, and of a relay that had too little of one."""
     machine = (manifest.get("provenance") or {}).get("machine") or {}
-    return [*machine.get("crowded", []), *[OVERRUN] * was_bottleneck(manifest.get("relay") or {})]
+    return [*machine.get("crowded", []), *[RELAY_OVERRUN] * was_bottleneck(manifest.get("relay") or {})]
 
 
 class Interrupted(KeyboardInterrupt):

@@ -26,21 +26,21 @@ from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.arrays import JobArray, Shape, shape_of
-from experiments.launch.attempt import image_of, worker_command
-from experiments.launch.bad_nodes import LEDGER
+from experiments.launch.arrays import JobArray, JobShape, job_shape
+from experiments.launch.attempt import container_config, worker_command
+from experiments.launch.bad_nodes import LEDGER_FILE
 from experiments.launch.diagnosis import diagnose
-from experiments.launch.probe import ASKED, LOCK, Asked, Facts
+from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, NodeFacts, ProbeRequest
 from experiments.worker.orders import Orders
-from slurm import environment, jobs, queue
+from slurm import commands, environment, jobs
 from slurm.local import LocalWorkers
-from slurm.reasons import why_waiting
-from slurm.worker_process import ORDERS, JobSpec, WorkerCommand, exit_codes
+from slurm.reasons import explain_waiting
+from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand, read_exit_codes
 
 TIME_MIN, SIGNAL_S = 10, 30  # of a probe's job, which takes seconds
 POLL_S, ASK_S = 0.5, 5.0
 SETTLE_S = 15.0  # that a file may take from a node to here, once its job has ended
-PROBE = """# Written by `doctor`: one task of a probe.
+PROBE_SCRIPT = """# Written by `doctor`: one task of a probe.
 out={folder}/${{SLURMD_NODENAME:-$(hostname)}}
 mkdir -p "$out"
 {python} -m experiments.launch.probe {folder} >"$out/said$SLURM_PROCID" 2>&1
@@ -49,13 +49,13 @@ echo $? >"$out/exit$SLURM_PROCID"
 
 
 @dataclass
-class Probed:
+class NodeProbe:
     """What became of the probe of one node."""
 
     node: str
     tasks: int
     job: str = ""
-    facts: tuple[Facts, ...] = ()
+    facts: tuple[NodeFacts, ...] = ()
     why: str = ""  # of what it did not tell
     is_over: bool = False
     is_alone: bool | None = None  # has its job the node for itself? None: SLURM was not asked
@@ -68,7 +68,7 @@ class Probed:
         return len(self.facts) == self.tasks
 
 
-class Met(NamedTuple):
+class MeetingResult(NamedTuple):
     """How workers of two nodes, or of one, became a group."""
 
     nodes: tuple[str, ...]
@@ -91,9 +91,9 @@ class Examination:
         self.code = code_version.copy_into(folders.code) if self._slurms else ROOT
         self.command = worker_command(self.planned, folders, self.code)
         ports = config.cluster.open_ports() if isinstance(config.cluster, SlurmCluster) else None
-        asked = Asked(image_of(config), (ports.start, ports.stop) if ports else None)
-        write_atomic(self.folder / ASKED, msgspec.json.encode(asked))
-        (self.folder / LOCK).touch()
+        asked = ProbeRequest(container_config(config), (ports.start, ports.stop) if ports else None)
+        write_atomic(self.folder / REQUEST_FILE, msgspec.json.encode(asked))
+        (self.folder / LOCK_FILE).touch()
 
     @property
     def _slurms(self) -> bool:
@@ -101,11 +101,11 @@ class Examination:
 
     # Here.
 
-    def here(self) -> Probed:
+    def here(self) -> NodeProbe:
         """The probe of this machine."""
-        name = environment.node()
+        name = environment.node_name()
         (own := self.folder / name).mkdir()
-        probed = Probed(name, 1, submitted_at=time.time())
+        probed = NodeProbe(name, 1, submitted_at=time.time())
         with self._locked():
             words = [sys.executable, "-m", "experiments.launch.probe", str(self.folder)]
             done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -114,24 +114,24 @@ class Examination:
         self._gather(probed)
         return probed
 
-    def meet_here(self) -> Met:
+    def meet_here(self) -> MeetingResult:
         """A group of two workers of this machine."""
         orders = self._meeting(True)
         workers = LocalWorkers(self._meeters(), orders, self.folder, 2)
         while (codes := workers.poll()) is None:
             time.sleep(POLL_S)
-        return self._met((environment.node(),), codes, 2, self.folder)
+        return self._met((environment.node_name(),), codes, 2, self.folder)
 
     # By SLURM.
 
-    def nodes(self, names: Sequence[str]) -> list[Probed]:
+    def nodes(self, names: Sequence[str]) -> list[NodeProbe]:
         """The probes of these nodes, once all have ended or the time is over."""
-        shape = shape_of(self._cluster, self.config)
+        shape = job_shape(self._cluster, self.config)
         shape = shape._replace(nodes=1)
-        probes = [Probed(name, shape.tasks_per_node) for name in names]
+        probes = [NodeProbe(name, shape.tasks_per_node) for name in names]
         python = shlex.quote(JobArray(self._cluster, shape, []).python)
         script = self.folder / "probe.sh"
-        script.write_text(PROBE.format(folder=shlex.quote(str(self.folder)), python=python))
+        script.write_text(PROBE_SCRIPT.format(folder=shlex.quote(str(self.folder)), python=python))
         with self._locked(), self._cancelling(probes):
             for probe in probes:
                 try:
@@ -143,17 +143,17 @@ class Examination:
         return probes
 
     @contextlib.contextmanager
-    def _cancelling(self, probes: Sequence[Probed]) -> Iterator[None]:
+    def _cancelling(self, probes: Sequence[NodeProbe]) -> Iterator[None]:
         """Whatever ends the waiting early, no probe is left behind."""
         try:
             yield
         finally:
             if left := [probe.job for probe in probes if probe.job and not probe.is_over]:
-                queue.cancel(left)
+                commands.cancel_jobs(left)
 
-    def meet(self, names: Sequence[str]) -> Met:
+    def meet(self, names: Sequence[str]) -> MeetingResult:
         """A group of workers of these nodes, as many on each as runs have."""
-        shape = shape_of(self._cluster, self.config)._replace(nodes=len(names))
+        shape = job_shape(self._cluster, self.config)._replace(nodes=len(names))
         size = shape.nodes * shape.tasks_per_node
         self._meeting(False, size)
         spec = self.folder / "meet.json"
@@ -162,34 +162,34 @@ class Examination:
         try:
             job = self._submit(shape, ",".join(names), call, self.command.srun_words())
         except ValueError as error:
-            return Met(tuple(names), (), str(error))
+            return MeetingResult(tuple(names), (), str(error))
         deadline, start, waiting = time.monotonic() + self.wait_s, self.folder / f"start-{job}-0", ""
         try:
-            while len(exit_codes(start)) < size and time.monotonic() < deadline:
-                queued = jobs.live([job]).get(job)
+            while len(read_exit_codes(start)) < size and time.monotonic() < deadline:
+                queued = jobs.unfinished_jobs_by_id([job]).get(job)
                 waiting = queued.reason if queued and queued.state == "PENDING" else ""
                 if queued is None:
                     break
                 time.sleep(ASK_S)
         finally:
-            with contextlib.suppress(queue.SlurmError):
-                queue.cancel([job])
+            with contextlib.suppress(commands.SlurmError):
+                commands.cancel_jobs([job])
         if waiting and not start.is_dir():
             why = f"not known: their job waits for more than {self.wait_s / 60:g} min"
-            return Met(tuple(names), (), f"{why} ({why_waiting(waiting)})")
-        time.sleep(0 if len(exit_codes(start)) == size else ASK_S)  # for the last notes
-        return self._met(tuple(names), exit_codes(start), size, start)
+            return MeetingResult(tuple(names), (), f"{why} ({explain_waiting(waiting)})")
+        time.sleep(0 if len(read_exit_codes(start)) == size else ASK_S)  # for the last notes
+        return self._met(tuple(names), read_exit_codes(start), size, start)
 
     @property
     def _cluster(self) -> SlurmCluster:
         assert isinstance(self.config.cluster, SlurmCluster)
         return self.config.cluster
 
-    def _submit(self, shape: Shape, nodes: str, command: str, srun: Sequence[str] = ()) -> str:
+    def _submit(self, shape: JobShape, nodes: str, command: str, srun: Sequence[str] = ()) -> str:
         from slurm.submit import submit_command  # submitit comes with it
 
         cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
-        array, ledger = JobArray(cluster, shape, []), self.folder / LEDGER
+        array, ledger = JobArray(cluster, shape, []), self.folder / LEDGER_FILE
         options = array.options("doctor", self.folder, self.code, ledger, srun)
         further = options["additional_parameters"] | {"no-requeue": True}
         del further["requeue"]
@@ -198,7 +198,7 @@ class Examination:
         options["additional_parameters"] = further
         return submit_command(command, self.folder, options, cluster.slurm_conf, self.say)
 
-    def _await(self, probes: Sequence[Probed]) -> None:
+    def _await(self, probes: Sequence[NodeProbe]) -> None:
         deadline, asked, gone = time.monotonic() + self.wait_s, 0.0, dict[str, float]()
         while waited := [probe for probe in probes if not probe.is_over]:
             for probe in waited:
@@ -207,7 +207,7 @@ class Examination:
                     self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
             now = time.monotonic()
             if now - asked > ASK_S:
-                asked, queued = now, jobs.live(probe.job for probe in waited)
+                asked, queued = now, jobs.unfinished_jobs_by_id(probe.job for probe in waited)
                 for probe in waited:
                     if not probe.is_over and probe.job not in queued:
                         gone.setdefault(probe.job, now)
@@ -217,38 +217,38 @@ class Examination:
                         self._close_waiting(probe, queued)
             time.sleep(POLL_S)
 
-    def _close_silent(self, probe: Probed) -> None:
+    def _close_silent(self, probe: NodeProbe) -> None:
         probe.is_over = True
-        said = end_of(probe.job)
+        said = describe_job_end(probe.job)
         probe.why = (
             f"its job has ended{said} and left nothing in {self.folder}, so the node does not see the "
             "results folder; let SPARSIFY_RESULTS be on a file system that all nodes share with this machine"
         )
 
-    def _close_waiting(self, probe: Probed, queued: dict[str, jobs.Report]) -> None:
+    def _close_waiting(self, probe: NodeProbe, queued: dict[str, jobs.JobReport]) -> None:
         probe.is_over = True
         job = queued.get(probe.job)
         waits = job is not None and job.state == "PENDING"
-        reason = why_waiting(job.reason) if job and waits else "it runs, and says nothing"
+        reason = explain_waiting(job.reason) if job and waits else "it runs, and says nothing"
         probe.why = f"not known: its probe has not answered within {self.wait_s / 60:g} min ({reason})"
-        with contextlib.suppress(queue.SlurmError):
-            queue.cancel([probe.job])
+        with contextlib.suppress(commands.SlurmError):
+            commands.cancel_jobs([probe.job])
 
     # What probes left.
 
-    def _gather(self, probe: Probed) -> None:
+    def _gather(self, probe: NodeProbe) -> None:
         own = self.folder / probe.node
         ends = list(own.glob("exit*"))
         if len(ends) < probe.tasks or not all(path.read_text().strip() for path in ends):
             return
         probe.is_over, probe.seen_at = True, time.time()
         found = sorted(own.glob("facts*.json"))
-        probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=Facts) for path in found)
+        probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=NodeFacts) for path in found)
         if probe.job:
-            probe.is_alone = queue.has_nodes_alone(probe.job)
+            probe.is_alone = commands.has_exclusive_nodes(probe.job)
         if not probe.is_well:
             said = [text for path in sorted(own.glob("said*")) if (text := path.read_text().strip())]
-            probe.why = of_python("".join(said[:1]), self._python)
+            probe.why = explain_python_failure("".join(said[:1]), self._python)
 
     @property
     def _python(self) -> str:
@@ -265,25 +265,27 @@ class Examination:
         config = replace(self.config, workers=size)
         interface = getattr(config.cluster, "interface", None)
         orders = Orders(config.as_dict(), str(self.folder), same_host=here, interface=interface)
-        orders.write(self.folder / ORDERS)
-        return str(self.folder / ORDERS)
+        orders.write(self.folder / ORDERS_FILE)
+        return str(self.folder / ORDERS_FILE)
 
-    def _met(self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path) -> Met:
+    def _met(self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path) -> MeetingResult:
         notes = [read_json(path) or {} for path in sorted(start.glob("met*.json"))]
         if len(notes) == size and all(note.get("met") == size for note in notes):
-            return Met(nodes, tuple(note.get("interface") for note in notes))
-        return Met(nodes, (), diagnose(start, codes, size)[1] if start.is_dir() else "its job left nothing")
+            return MeetingResult(nodes, tuple(note.get("interface") for note in notes))
+        return MeetingResult(
+            nodes, (), diagnose(start, codes, size)[1] if start.is_dir() else "its job left nothing"
+        )
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """A lock that nodes should see."""
-        path = self.folder / LOCK
+        path = self.folder / LOCK_FILE
         with path.open("r+b") as file:  # to lock a file, NFS asks that it may be written
             locks.take(path, file.fileno())  # where it has none, nodes find the same
             yield
 
 
-def of_python(said: str, python: str) -> str:
+def explain_python_failure(said: str, python: str) -> str:
     """Why a probe did not tell its facts, from what its Python printed, or the shell about it."""
     last = (said.splitlines() or ["it printed nothing"])[-1].strip()
     if any(words in last for words in ("No such file", "not found", "Permission denied")):
@@ -299,11 +301,11 @@ def of_python(said: str, python: str) -> str:
     return f"{python} fails there: {last}"
 
 
-def end_of(job: str) -> str:
+def describe_job_end(job: str) -> str:
     """What SLURM still knows of a job's end, as ' (FAILED, exit code 0:53)'; empty where it has forgotten."""
     try:
-        said = queue.command("scontrol", "--oneliner", "show", "job", job).split()
-    except queue.SlurmError:
+        said = commands.run_command("scontrol", "--oneliner", "show", "job", job).split()
+    except commands.SlurmError:
         return ""
     facts = dict(word.partition("=")[::2] for word in said if "=" in word)
     return f" ({facts.get('JobState', '')}, exit code {facts.get('ExitCode', '')})"

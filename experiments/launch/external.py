@@ -20,7 +20,7 @@ from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs
-from experiments.launch.attempt import await_lock, begin_attempt, run_lock
+from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock
 from experiments.launch.diagnosis import Interrupted, diagnose
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import connect
@@ -29,7 +29,7 @@ from experiments.worker.errors import leave_reason
 from experiments.worker.orders import Orders
 from experiments.worker.run import execute
 from slurm import environment, worker_process
-from slurm.environment import Joined, WorkerPlace
+from slurm.environment import LauncherGroup, WorkerPlace
 from sparsify.comm import WorkerLost, gather_json
 
 SETTLE_S = 1.0  # in which the worker that failed first says why, before those who lost it do
@@ -37,13 +37,13 @@ BAD_INPUT = 2
 PATIENCE_IN_TERMINALS_S = 40.0  # with other tasks of a step of `srun --pty`, which may be a shell's alone
 IN_TERMINAL = (
     "srun opened this step for a terminal (--pty) with {size} tasks, and the others do not run this command: "
-    f"`unset {' '.join(environment.STARTERS['srun'])}` and run it again, and the workers are started for you"
+    f"`unset {' '.join(environment.RANK_VARIABLES_BY_LAUNCHER['srun'])}` and run it again, and the workers are started for you"
 )
 TOLD_ALONE = "told to end while it waited for other processes: nothing was begun, run again to begin"
 
 
 def run_as_worker(
-    config: Config, group: Joined, folders: Folders, say: Callable[[str], None], force: bool = False
+    config: Config, group: LauncherGroup, folders: Folders, say: Callable[[str], None], force: bool = False
 ) -> Attempt:
     """Make this run, as one of the group; returns the attempt that holds its record.
 
@@ -51,7 +51,7 @@ def run_as_worker(
         ValueError: these processes can't be the workers of this run.
         SystemExit: the run failed, and `say` has said why.
     """
-    worker_process.end_with_parent()
+    worker_process.exit_with_parent()
     stop = Stop().listen()
     place, meeting = group.place, folders.scratch / "joined" / environment.step_name()
     tell = say if place.rank == 0 else lambda line: None
@@ -107,14 +107,14 @@ def _prepare(
     name = run_id(planned.config)
     lock = held.enter_context(run_lock(folders, name))
     if not lock.acquire(patience_s=0):
-        if not await_lock(lock, name, say, lambda: stop.told):
+        if not wait_for_lock(lock, name, say, lambda: stop.told):
             raise ValueError(TOLD_ALONE)
         force = False  # what it measured meanwhile is as fresh as anything we could measure
     if not force and not missing([planned], folders, say):
         done = folders.store.valid(planned.config)
         assert done is not None
         return {"attempt": str(done.path)}
-    begun = begin_attempt(planned, folders, anew=force)
+    begun = start_attempt(planned, folders, anew=force)
     return {"attempt": str(begun.attempt.path), "orders": begun.orders}
 
 

@@ -21,24 +21,24 @@ from analysis.records.log import Disturbed
 from analysis.records.store import Attempt, now
 from experiments.config import code_version
 from experiments.launch.bad_nodes import (
-    LEDGER,
-    failed_nodes,
-    no_python,
-    note_failure,
-    unreliable,
-    without_python,
+    LEDGER_FILE,
+    append_failure,
+    describe_missing_python,
+    find_failed_nodes,
+    find_nodes_without_python,
+    unreliable_nodes,
 )
-from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL, POLICIES, diagnose
+from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL_FILE, POLICIES, diagnose
 from experiments.worker.orders import Orders
-from slurm import environment, queue
-from slurm.worker_process import ORDERS, STOPPED, JobSpec, exit_codes, start_folder
+from slurm import commands, environment
+from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, read_exit_codes, start_folder
 
-CLOSED = "closed.json"  # in a start's folder: its end was seen
+CLOSED_FILE = "closed.json"  # in a start's folder: its end was seen
 GO_ON, LEAVE = 0, 1
 NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
-def begin(spec: JobSpec) -> int:
+def prepare_job(spec: JobSpec) -> int:
     """Prepare for the workers: code that is not what was submitted runs nothing, and what is no part of it is
     removed; a node that failed under an earlier start of this job is remembered, and a job that landed on one
     that failed twice is sent elsewhere; without an answer of SLURM's it stays.
@@ -50,108 +50,108 @@ def begin(spec: JobSpec) -> int:
     if why := code_version.damage(code):
         print(why, file=sys.stderr, flush=True)
         for run in spec.runs:
-            _attempt_of(run).fail(why, "code")
+            _read_attempt(run).fail(why, "code")
         return LEAVE
     folder, job = Path(spec.runs[0]), environment.job_id()
-    ledger = folder.parent / LEDGER
+    ledger = folder.parent / LEDGER_FILE
     try:
         for start in sorted(folder.glob(f"start-{job}-*")):
-            if start != start_folder(spec.runs[0]) and not (start / CLOSED).exists():
-                for node, at in failed_nodes(job, start).items():
-                    note_failure(ledger, node, job, at)
-                _note_end(start, "unseen")
-        for node in (lacking := without_python(spec.python)):
-            note_failure(ledger, node, job, now(), spec.python)
-        bad = unreliable(ledger, spec.python)
-        avoided = sorted({*queue.expand(environment.node_list())} & {*bad})
-        may_move = environment.restarts() < (POLICIES["python"].requeue if lacking else spec.requeues)
+            if start != start_folder(spec.runs[0]) and not (start / CLOSED_FILE).exists():
+                for node, at in find_failed_nodes(job, start).items():
+                    append_failure(ledger, node, job, at)
+                _write_end(start, "unseen")
+        for node in (lacking := find_nodes_without_python(spec.python)):
+            append_failure(ledger, node, job, now(), spec.python)
+        bad = unreliable_nodes(ledger, spec.python)
+        avoided = sorted({*commands.expand_nodes(environment.node_list())} & {*bad})
+        may_move = environment.restart_count() < (POLICIES["python"].requeue if lacking else spec.requeues)
         if lacking and not may_move:
             for run in spec.runs:
-                _attempt_of(run).fail(no_python(lacking, spec.python), "python")
+                _read_attempt(run).fail(describe_missing_python(lacking, spec.python), "python")
             return LEAVE
         if not avoided or not may_move:
             return GO_ON
         print(f"{', '.join(avoided)} failed before: asking for other nodes", flush=True)
-        _move(job, bad)
-    except queue.SlurmError as error:
+        _requeue_elsewhere(job, bad)
+    except commands.SlurmError as error:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
         return GO_ON
     return LEAVE
 
 
-def _move(job: str, bad: Sequence[str]) -> None:
+def _requeue_elsewhere(job: str, bad: Sequence[str]) -> None:
     """Requeue this job, to other nodes than these."""
     # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process is
     # told to end then, and is forced to after KillWait, 30 seconds.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    queue.requeue(job)
+    commands.requeue_job(job)
     try:
-        queue.keep_away(job, bad)
-    except queue.SlurmError as error:
+        commands.exclude_nodes(job, bad)
+    except commands.SlurmError as error:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
 
 
-def end(spec: JobSpec) -> int:
+def finish_job(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
     has_begun = any(start_folder(run).is_dir() for run in spec.runs)
-    wants = [_close(run, spec.tasks, has_begun) for run in spec.runs]
+    wants = [_judge_run(run, spec.tasks, has_begun) for run in spec.runs]
     limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants]
-    if any(environment.restarts() < limit for limit in limits):
+    if any(environment.restart_count() < limit for limit in limits):
         try:
-            queue.requeue(environment.job_id())
+            commands.requeue_job(environment.job_id())
             return GO_ON
-        except queue.SlurmError as error:
+        except commands.SlurmError as error:
             print(f"this job can't be requeued ({error}); submit again to go on", file=sys.stderr)
-    return GO_ON if all(_attempt_of(run).state == "ok" for run in spec.runs) else LEAVE
+    return GO_ON if all(_read_attempt(run).state == "ok" for run in spec.runs) else LEAVE
 
 
-def _close(folder: str, size: int, has_begun: bool = True) -> int:
+def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
     """Accept the record of a run or say why not; how often a requeue is worth it.
 
     Args:
         has_begun: have workers of this start of the job begun any of its runs?
     """
-    attempt, start = _attempt_of(folder), start_folder(folder)
+    attempt, start = _read_attempt(folder), start_folder(folder)
     if attempt.is_valid():
-        _note_end(start, "ok")
+        _write_end(start, "ok")
         return 0
-    if Path(folder, CANCEL).exists():
+    if Path(folder, CANCEL_FILE).exists():
         attempt.fail("cancelled", "cancelled")
-        _note_end(start, "cancelled")
+        _write_end(start, "cancelled")
         return 0
-    codes = exit_codes(start)
+    codes = read_exit_codes(start)
     if attempt.state == "preempted" or (len(codes) == size and set(codes.values()) == {STOPPED}):
         attempt.update(state="preempted")
-        _note_end(start, "preempted")
+        _write_end(start, "preempted")
         return AS_OFTEN_AS_ALLOWED
     if not start.is_dir() and has_begun:  # of a block: the job was told to stop before this one's turn
         return AS_OFTEN_AS_ALLOWED
     kind, why = diagnose(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
-    _note_end(start, kind)
+    _write_end(start, kind)
     times = POLICIES[kind].requeue
     if kind == "held":  # its manifest is another's
         return times
-    if times == AS_OFTEN_AS_ALLOWED or environment.restarts() < times:
+    if times == AS_OFTEN_AS_ALLOWED or environment.restart_count() < times:
         attempt.update(state="submitted", why=f"{why}; it is started again")
         return times
     attempt.fail(why, kind)
     return 0
 
 
-def _attempt_of(folder: str) -> Attempt:
-    return Attempt(Path(Orders.read(Path(folder, ORDERS)).attempt))
+def _read_attempt(folder: str) -> Attempt:
+    return Attempt(Path(Orders.read(Path(folder, ORDERS_FILE)).attempt))
 
 
-def _note_end(start: Path, end: str) -> None:
+def _write_end(start: Path, end: str) -> None:
     if start.is_dir():
-        write_json(start / CLOSED, {"at": now(), "end": end})
+        write_json(start / CLOSED_FILE, {"at": now(), "end": end})
 
 
 def main(what: str, path: str) -> int:
     """Carry out one of the two hooks."""
     try:
         spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
-        return begin(spec) if what == "begin" else end(spec)
+        return prepare_job(spec) if what == "begin" else finish_job(spec)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise SystemExit(f"{path} can't be read here: does this node see the results folder?") from error
     except (Damaged, Disturbed) as disturbance:

@@ -20,12 +20,12 @@ from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
-from experiments.launch.attempt import await_lock, begin_attempt, run_lock, worker_command
+from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
-from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
-from experiments.launch.warm import WarmCommand
+from experiments.launch.fork_server import ForkingCommand
+from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
 from experiments.worker.cores import spare
-from slurm.emulated.network import By, EmulatedLink, EmulatedNetwork, check
+from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation
 from slurm.local import LocalWorkers
 
 NETWORK_LOST = "the emulated network ended: what joins its nodes was killed; the workers were stopped"
@@ -77,7 +77,7 @@ class EndSignals:
 
 
 @dataclass
-class RunningHere:
+class LocalRun:
     """A run whose workers were started on this machine."""
 
     planned: PlannedRun
@@ -104,7 +104,7 @@ class RunningHere:
         self.folder.close()
 
 
-class Here:
+class LocalBackend:
     """This machine: runs that share it go side by side, one to a core, and on a GPU as many as they say.
 
     A run that fails stops no other, unless what ended it would end them as well; those that failed before
@@ -120,13 +120,13 @@ class Here:
     def __init__(
         self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
     ) -> None:
-        emulated = dict.fromkeys(asked for run in planned if (asked := asked_of(run)))
+        emulated = dict.fromkeys(asked for run in planned if (asked := emulation_request(run)))
         for asked in emulated:
-            check(*asked)
+            check_emulation(*asked)
         self.held = contextlib.ExitStack()  # until all have ended
         if emulated:
-            self.held.enter_context(only_emulation())
-        self.running, self.saved = list[RunningHere](), list[Attempt]()
+            self.held.enter_context(hold_emulation_lock())
+        self.running, self.saved = list[LocalRun](), list[Attempt]()
         self.folders, self.progress, self.force = folders, progress, force
         self.waiting = sorted(planned, key=self._has_failed)
         self.failures = list[RunFailed]()
@@ -163,7 +163,7 @@ class Here:
             if self.failures:
                 raise self.failures[0]
 
-    def look(self) -> UnderWay | None:
+    def look(self) -> UnfinishedRuns | None:
         """Begin the runs that there is room for, accept those that have ended well, and tell what has not
         ended; None once nothing is under way.
 
@@ -174,7 +174,7 @@ class Here:
         while (
             self.waiting
             and not self.signals.told
-            and fits(self.waiting[0], [run.planned for run in self.running])
+            and has_room_for(self.waiting[0], [run.planned for run in self.running])
         ):
             self._begin()
         if self.signals.pass_on():
@@ -194,7 +194,7 @@ class Here:
             raise Interrupted
         if not self.running and not self.waiting:
             return None
-        return UnderWay([run.progress for run in self.running], len(self.waiting))
+        return UnfinishedRuns([run.progress for run in self.running], len(self.waiting))
 
     def _has_stalled(self) -> bool:
         """Tell whether nothing that runs has come any further for SAVE_S."""
@@ -210,7 +210,7 @@ class Here:
         name, size = run_id(planned.config), planned.config.num_processes
         lock = run_lock(self.folders, name)
         if not lock.acquire(patience_s=0):
-            if not await_lock(lock, name, self.progress.say, lambda: self.signals.told):
+            if not wait_for_lock(lock, name, self.progress.say, lambda: self.signals.told):
                 return
             anew = False  # what it measured meanwhile is as fresh as anything we could measure
         with contextlib.ExitStack() as undo:
@@ -219,21 +219,21 @@ class Here:
                 self.progress.finished(name)
                 self.waiting.pop(0)
                 return
-            if network := network_of(planned):
+            if network := start_network(planned):
                 undo.callback(network.close)
-            begun = begin_attempt(
+            begun = start_attempt(
                 planned, self.folders, anew=anew, network=network.facts if network else None,
                 relay=str(network.statistics) if network and network.statistics else None,
             )  # fmt: skip
             command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
-            warm = WarmCommand.of(command) if may_be_forked(planned, self.are_alone) else None
+            warm = ForkingCommand.of(command) if can_be_forked(planned, self.are_alone) else None
             workers = LocalWorkers(warm or command, begun.orders, begun.folder, size, network, per_node)
             undo.pop_all()
         self.waiting.pop(0)
         watched = Watched(begun.attempt.path)
-        self.running.append(RunningHere(planned, begun.attempt, workers, lock, watched))
+        self.running.append(LocalRun(planned, begun.attempt, workers, lock, watched))
 
-    def _ended(self, run: RunningHere, codes: dict[int, int]) -> None:
+    def _ended(self, run: LocalRun, codes: dict[int, int]) -> None:
         try:
             if self._accept(run, codes):
                 ended = run.attempt.manifest.get("diverged") or {}
@@ -247,7 +247,7 @@ class Here:
             if self.waiting or self.running:
                 self.progress.say(f"{run.attempt.run_id} failed: {failure}; the others go on")
 
-    def _accept(self, run: RunningHere, codes: dict[int, int]) -> bool:
+    def _accept(self, run: LocalRun, codes: dict[int, int]) -> bool:
         """Accept a run that ended well; False for one that was told to stop, and did.
 
         Raises:
@@ -285,28 +285,30 @@ class Here:
         return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
 
 
-def may_be_forked(planned: PlannedRun, is_alone: bool) -> bool:
+def can_be_forked(planned: PlannedRun, is_alone: bool) -> bool:
     """Tell whether the workers of a run begin from what one process has loaded for several runs."""
     return not (planned.is_timing or is_alone)
 
 
-def fits(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
+def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
     """Tell whether there is room for one more beside those that are running."""
     if not running:
         return True
     together = [planned, *running]
     if any(run.is_timing for run in together):
         return False
-    return sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= cores()
+    return (
+        sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= usable_cores()
+    )
 
 
-def cores() -> int:
+def usable_cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
-def only_emulation() -> Iterator[None]:
+def hold_emulation_lock() -> Iterator[None]:
     """Nobody else of this user emulates links on this machine inside the block: two runs at once would take
     each other's cores, and neither would find its link.
 
@@ -326,7 +328,7 @@ def only_emulation() -> Iterator[None]:
         lock.release()
 
 
-def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
+def emulation_request(planned: PlannedRun) -> tuple[EmulatedLink, int, DelayMethod] | None:
     """The links, nodes and delaying of a run with cluster=netns; None for other runs."""
     cluster = planned.config.cluster
     if not isinstance(cluster, EmulatedCluster):
@@ -336,10 +338,10 @@ def asked_of(planned: PlannedRun) -> tuple[EmulatedLink, int, By] | None:
     return link, planned.config.num_nodes, cluster.by
 
 
-def network_of(planned: PlannedRun) -> EmulatedNetwork | None:
+def start_network(planned: PlannedRun) -> EmulatedNetwork | None:
     """Begin the network of a run with cluster=netns; None for other runs.
 
     What its workers compute with is theirs; where there is one more core, its relay has that.
     """
-    asked, config = asked_of(planned), planned.config
+    asked, config = emulation_request(planned), planned.config
     return EmulatedNetwork(*asked, spare(config.num_processes * config.threads)) if asked else None

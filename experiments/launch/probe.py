@@ -21,20 +21,20 @@ from experiments.worker import addresses
 from experiments.worker.cores import siblings
 from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
-from slurm.images import ImageChoice
+from slurm.images import ContainerConfig
 
-ASKED, LOCK = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
+REQUEST_FILE, LOCK_FILE = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
 HELD, NOT_HELD, NO_LOCKS = "held", "not held", "no locks"
 
 
-class Asked(msgspec.Struct):
+class ProbeRequest(msgspec.Struct):
     """What a run would need there."""
 
-    container: ImageChoice | None = None
+    container: ContainerConfig | None = None
     ports: tuple[int, int] | None = None  # that are open, as a range
 
 
-class Facts(msgspec.Struct):
+class NodeFacts(msgspec.Struct):
     """What one task found."""
 
     node: str
@@ -61,27 +61,27 @@ class Facts(msgspec.Struct):
         return [shown[int(name)] for name in left if int(name) < len(shown)]
 
 
-def look(folder: Path, asked: Asked, place: WorkerPlace) -> Facts:
+def collect_facts(folder: Path, asked: ProbeRequest, place: WorkerPlace) -> NodeFacts:
     """The facts of this task."""
     why = ""
     if asked.container is not None:
         try:
-            container.check_start(asked.container)
+            container.check_container_starts(asked.container)
         except ValueError as error:
             why = str(error)
-    return Facts(
-        node=environment.node(),
+    return NodeFacts(
+        node=environment.node_name(),
         rank=place.rank,
         python=platform.python_version(),
         name=addresses.of_name(),
         interfaces=addresses.by_interface(),
         closed=addresses.beyond(range(*asked.ports) if asked.ports else None),
         cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
-        gpus={bus: gpu.name for bus, gpu in gpus.survey().items()},
+        gpus={bus: gpu.name for bus, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
-        lock=lock_state(folder / LOCK),
+        lock=lock_state(folder / LOCK_FILE),
         container=why,
-        runtime=images.runtime(),
+        runtime=images.find_runtime(),
         at=time.time(),
     )
 
@@ -97,9 +97,9 @@ def lock_state(path: Path) -> str:
 
 def main(folder: Path) -> None:
     """Be one task."""
-    place = environment.place_of("srun") or environment.place()
-    asked = msgspec.json.decode((folder / ASKED).read_bytes(), type=Asked)
-    facts = look(folder, asked, place)
+    place = environment.read_place("srun") or environment.worker_place()
+    asked = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
+    facts = collect_facts(folder, asked, place)
     (own := folder / facts.node).mkdir(exist_ok=True)
     write_atomic(own / f"facts{place.rank}.json", msgspec.json.encode(facts))
 

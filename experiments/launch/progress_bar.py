@@ -35,7 +35,7 @@ class RunProgress(NamedTuple):
     done: Progress
 
 
-class UnderWay(NamedTuple):
+class UnfinishedRuns(NamedTuple):
     """The runs that have not ended."""
 
     running: list[RunProgress]
@@ -148,7 +148,7 @@ class ProgressBar:
         if steps > total > 0:
             return ", until the ratios are known or the time is over"
         left_s = self.speed.left_s(total - steps, now)
-        return "" if left_s is None else f", about {duration(left_s)} left"
+        return "" if left_s is None else f", about {format_duration(left_s)} left"
 
     def _described(self, one: RunProgress) -> str:
         name, done = self.labels.get(one.run, one.run), one.done
@@ -165,7 +165,7 @@ class ProgressBar:
             steps = done.steps or 0
             bar = Bar(steps or 1, min(done.step, steps), width=BAR)
             left_s = self.speeds[run].left_s(max(0, steps - done.step), now) if steps else None
-            left = "" if left_s is None else duration(left_s)
+            left = "" if left_s is None else format_duration(left_s)
             lines.add_row(Text(self.labels.get(run, run)), bar, _of(done), _measured(done), left)
         others = f"and {len(running) - LISTED} more running; " if len(running) > LISTED else ""
         live.console.width = _columns(self.stream)
@@ -175,13 +175,13 @@ class ProgressBar:
             )
 
 
-def labels_of(runs: Sequence[PlannedRun]) -> dict[str, str]:
+def labels_by_run(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Values that vary among runs, by their ids."""
     configs = [run.config for run in runs]
     return dict(zip(map(run_id, configs), labels(configs), strict=True))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time as coarse as it is known: 45 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{5 * round(seconds / 5)} s"

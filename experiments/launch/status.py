@@ -17,11 +17,11 @@ from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
 from experiments.launch import bad_nodes, diagnosis
-from experiments.launch.attempt import UNFINISHED, run_lock
-from experiments.launch.bad_nodes import LEDGER
+from experiments.launch.attempt import UNFINISHED_STATES, run_lock
+from experiments.launch.bad_nodes import LEDGER_FILE
 from slurm import jobs
-from slurm.jobs import Noted, Report
-from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, why_waiting
+from slurm.jobs import JobReport, SubmittedJob
+from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_waiting
 
 UNDER_WAY = ("queued", "running", "requeued")
 SUSPENDED = "suspended"  # a class of running jobs: their processes are stopped
@@ -58,7 +58,7 @@ class StatusView:
     """SLURM's answers, asked once for the jobs of runs that have not ended as records tell."""
 
     folders: Folders
-    reports: Mapping[Attempt, Report] | None  # None: SLURM can't be asked
+    reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
 
     @classmethod
     def of(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
@@ -67,9 +67,11 @@ class StatusView:
         Raises:
             SlurmError: there is no SLURM here, or its controller does not answer.
         """
-        open_ = [attempt for attempt in attempts if attempt.state in UNFINISHED and not _is_here(attempt)]
+        open_ = [
+            attempt for attempt in attempts if attempt.state in UNFINISHED_STATES and not _is_here(attempt)
+        ]
         noted = {attempt: _noted(attempt, folders) for attempt in open_}
-        reports = jobs.ask(noted.values())
+        reports = jobs.query_jobs(noted.values())
         return cls(folders, {attempt: reports[job] for attempt, job in noted.items()})
 
     @classmethod
@@ -96,9 +98,9 @@ class StatusView:
         ago = report.ended_ago_s()
         return ago is None or ago < SETTLE_S
 
-    def report(self, attempt: Attempt) -> Report:
+    def report(self, attempt: Attempt) -> JobReport:
         """What SLURM says of its job."""
-        return (self.reports or {}).get(attempt, Report("forgotten"))
+        return (self.reports or {}).get(attempt, JobReport("forgotten"))
 
     def of_attempt(self, attempt: Attempt) -> RunStatus:
         """The status of the run that an attempt is for."""
@@ -110,7 +112,7 @@ class StatusView:
         state, step = manifest["state"], int(manifest.get("step") or 0)
         if state == "ok":
             other = [with_other(files)] if (files := other_code(attempt)) else []
-            notes = [*other, *diagnosis.crowded(manifest)]
+            notes = [*other, *diagnosis.contention_warnings(manifest)]
             if ended := manifest.get("diverged"):
                 return RunStatus("done", "; ".join([ended["why"], *notes]), DIVERGED, ended["step"])
             return RunStatus("done", "; ".join(notes))
@@ -127,8 +129,10 @@ class StatusView:
             return self._queued(attempt, report, step)
         if report.known == "unknown":
             return RunStatus("unknown", f"{report.reason}{self._last_sign(attempt)}; {HOW_ON}", step=step)
-        is_by_us = (self.folders.launch(attempt) / diagnosis.CANCEL).exists()
-        kind, why = ("cancelled", "by `cancel`") if is_by_us else diagnosis.of_job(report.state or None)
+        is_by_us = (self.folders.launch(attempt) / diagnosis.CANCEL_FILE).exists()
+        kind, why = (
+            ("cancelled", "by `cancel`") if is_by_us else diagnosis.diagnose_job_state(report.state or None)
+        )
         if state == "preempted" and kind == "cancelled":
             return RunStatus("stopped", f"{why}; saved at step {step}", kind, step)
         if state == "preempted":
@@ -137,8 +141,8 @@ class StatusView:
             return RunStatus("failed", why, kind, step)
         if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
             kind, why = "code", lack
-        ledger, job = self.folders.scratch / LEDGER, attempt.job.id
-        if kind == "killed" and job and (lacking := bad_nodes.lacking(ledger, job)):
+        ledger, job = self.folders.scratch / LEDGER_FILE, attempt.job.id
+        if kind == "killed" and job and (lacking := bad_nodes.explain_missing_python(ledger, job)):
             kind, why = "python", lacking  # there nobody could leave a note
         return RunStatus("failed", why, kind, step)
 
@@ -158,7 +162,7 @@ class StatusView:
         is_copy = manifest.get("sweep") and manifest.get("code")
         return code_version.damage(self.folders.code / Path(str(manifest["code"])).name) if is_copy else ""
 
-    def _queued(self, attempt: Attempt, job: Report, step: int) -> RunStatus:
+    def _queued(self, attempt: Attempt, job: JobReport, step: int) -> RunStatus:
         manifest = attempt.manifest
         is_held = job.state in ("SUSPENDED", "STOPPED")
         until = f", {UNTIL_RESUMED}: `scontrol resume {job.id}` does" if is_held else ""
@@ -168,7 +172,7 @@ class StatusView:
             done = self.progress(attempt)
             kind = SUSPENDED if is_held else ""
             return RunStatus("running", f"on {job.nodes}{until}", kind, done.step, done.steps)
-        why = why_waiting(job.reason)
+        why = explain_waiting(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
         if manifest.get("why"):
@@ -191,12 +195,14 @@ class StatusView:
         return f" (its last sign of life is {(time.time() - notes[-1].stat().st_mtime) / 60:.0f} min old)"
 
 
-def _noted(attempt: Attempt, folders: Folders) -> Noted:
+def _noted(attempt: Attempt, folders: Folders) -> SubmittedJob:
     """Its job as SLURM may know it: by id, or by script where the submitting process died too early."""
     job, manifest = attempt.job, attempt.manifest
     name, _, number = str(manifest.get("array") or "").partition(":")
     script = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
-    return Noted(job.id, name or None, script if name else None, int(number or 0), job.cluster, job.user)
+    return SubmittedJob(
+        job.id, name or None, script if name else None, int(number or 0), job.cluster, job.user
+    )
 
 
 def _is_here(attempt: Attempt) -> bool:
@@ -204,7 +210,7 @@ def _is_here(attempt: Attempt) -> bool:
     return not attempt.job.id and not attempt.manifest.get("sweep")
 
 
-def stuck(states: Iterable[RunStatus]) -> set[str]:
+def stuck_reasons(states: Iterable[RunStatus]) -> set[str]:
     """Reasons of jobs that wait and will not begin, or go on, unless somebody does something."""
     under_way = {run.why for run in states if run.under_way}
     return {

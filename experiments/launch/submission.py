@@ -26,13 +26,13 @@ from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing
-from experiments.launch.arrays import JobArray, Shape, arrays
-from experiments.launch.attempt import Begun, begin_attempt, lacking, worker_command
-from experiments.launch.bad_nodes import LEDGER, unreliable
+from experiments.launch.arrays import JobArray, JobShape, group_into_arrays
+from experiments.launch.attempt import StartedAttempt, missing_requirements, start_attempt, worker_command
+from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
 from experiments.launch.diagnosis import RunFailed
-from experiments.launch.progress_bar import ProgressBar, RunProgress, UnderWay
-from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck
-from slurm import environment, jobs, queue
+from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
+from experiments.launch.status import ASK_S, SETTLE_S, StatusView, stuck_reasons
+from slurm import commands, environment, jobs
 from slurm.task import RunTask
 from slurm.worker_process import JobSpec
 
@@ -41,7 +41,7 @@ ENDED = ("failed", "stopped", "unknown")  # as nobody wants it: it is told when 
 LOOK_S = 1.0  # between two looks at the records, which are files
 
 
-class Queue:
+class SlurmBackend:
     """SLURM: submits runs that are neither measured nor queued, and watches until none is under way.
 
     Its jobs go on without anybody who watches; the same command goes on watching them.
@@ -58,7 +58,7 @@ class Queue:
         self.done, self.told, self.bad = set[str](), set[str](), list[Attempt]()
         self.looked = self.asked = 0.0
         self.quiet_since: float | None = None  # nothing runs or waits any more
-        self.last: UnderWay | None = UnderWay([], 0)
+        self.last: UnfinishedRuns | None = UnfinishedRuns([], 0)
 
     @contextlib.contextmanager
     def attended(self) -> Iterator[None]:
@@ -76,7 +76,7 @@ class Queue:
             others = f" ({len(self.bad) - 1} more failed: `status` lists them)" if len(self.bad) > 1 else ""
             raise RunFailed(f"{first.why}{others}", first.kind, self.bad[0])
 
-    def look(self) -> UnderWay | None:
+    def look(self) -> UnfinishedRuns | None:
         """Look at the records now and then, and ask SLURM more rarely; None once nothing is under way."""
         now_s = time.monotonic()
         if now_s - self.looked > LOOK_S:
@@ -90,7 +90,7 @@ class Queue:
         """A controller that does not answer for a while says nothing of the jobs, which go on."""
         try:
             self.view = StatusView.of(self.folders, self.attempts)
-        except queue.SlurmError as error:
+        except commands.SlurmError as error:
             answered, said = False, f"SLURM is asked again until it answers: {error}"
         else:
             answered, said = True, "SLURM answers again"
@@ -98,13 +98,13 @@ class Queue:
             self.progress.say(said)
         self.is_answered = answered
 
-    def _under_way(self, now_s: float) -> UnderWay | None:
+    def _under_way(self, now_s: float) -> UnfinishedRuns | None:
         states = {attempt: self.view.of_attempt(attempt) for attempt in self.attempts}
         for attempt, run in states.items():
             if run.state == "done" and attempt.run_id not in self.done:
                 self.done.add(attempt.run_id)
                 self.progress.finished(attempt.run_id, run.why if run.kind == DIVERGED else "")
-        for why in stuck(states.values()) - self.told:
+        for why in stuck_reasons(states.values()) - self.told:
             self.told.add(why)
             self.progress.say(f"waiting: {why}")
         running = [
@@ -116,10 +116,10 @@ class Queue:
         self.bad = [attempt for attempt, run in states.items() if run.state in ENDED]
         if running or waiting:
             self.quiet_since = None
-            return UnderWay(running, waiting)
+            return UnfinishedRuns(running, waiting)
         self.quiet_since = self.quiet_since or now_s
         silent = any(attempt.state in ("submitted", "running") for attempt in self.bad)
-        return UnderWay([], 0) if silent and now_s - self.quiet_since <= SETTLE_S else None
+        return UnfinishedRuns([], 0) if silent and now_s - self.quiet_since <= SETTLE_S else None
 
 
 def submit_missing(
@@ -137,25 +137,25 @@ def submit_missing(
     Raises:
         ValueError: SLURM refused, or there is none. What an earlier array of the sweep queued stays queued.
     """
-    conf = cluster_of(planned[0]).slurm_conf
-    with _alone(folders, say):
-        environment.use_slurm(conf)
-        todo = not_under_way(planned, folders, say, force)
+    conf = slurm_cluster(planned[0]).slurm_conf
+    with _submission_lock(folders, say):
+        environment.use_slurm_conf(conf)
+        todo = select_runs_to_submit(planned, folders, say, force)
         if not todo:
             return None
-        if troubles := lacking(todo):
+        if troubles := missing_requirements(todo):
             raise ValueError("; ".join(troubles))
-        found = arrays(todo, block=todo[0].config.launch.block)
-        ledger = folders.scratch / LEDGER
-        if bad := {node for array in found for node in unreliable(ledger, array.python)}:
+        found = group_into_arrays(todo, block=todo[0].config.launch.block)
+        ledger = folders.scratch / LEDGER_FILE
+        if bad := {node for array in found for node in unreliable_nodes(ledger, array.python)}:
             names = ", ".join(sorted(bad))
             say(f"avoiding {names}, which failed before; without {ledger} they are used again")
         code = code_version.copy_into(folders.code)
-        sweep = SweepFile(_new_folder(folders.sweeps, name), words, conf)
+        sweep = SweepFile(_make_numbered_folder(folders.sweeps, name), words, conf)
         for number, array in enumerate(found):
             try:
                 _submit_array(array, sweep, f"a{number}", folders, code, force, cache(say))
-            except queue.Unsure:  # it may be queued
+            except commands.UncertainSubmissionError:  # it may be queued
                 raise
             except ValueError as error:
                 if number == 0:  # nothing was queued, so there is no sweep
@@ -176,8 +176,8 @@ class SweepFile:
         self.head = {"name": folder.name, "words": [*words], "created": now(), "slurm_conf": conf}
 
     def note(
-        self, name: str, folder: str, shape: Shape | environment.Allocation, time_min: int | None,
-        jobs: Sequence[Sequence[Begun]], ids: Sequence[str | None],
+        self, name: str, folder: str, shape: JobShape | environment.Allocation, time_min: int | None,
+        jobs: Sequence[Sequence[StartedAttempt]], ids: Sequence[str | None],
     ) -> None:  # fmt: skip
         """Note an array and the ids of its jobs, which are None as long as SLURM has given it none."""
         noted = [
@@ -200,22 +200,28 @@ def _submit_array(
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
     cluster, worker = array.cluster, worker_command(array.jobs[0][0], folders, code)
-    options = array.options(name, folder, code, folders.scratch / LEDGER, worker.srun_words())
-    begun, tasks = list[list[Begun]](), list[RunTask]()
+    options = array.options(name, folder, code, folders.scratch / LEDGER_FILE, worker.srun_words())
+    begun, tasks = list[list[StartedAttempt]](), list[RunTask]()
     begin = partial(
-        begin_attempt, anew=force, exclusive=cluster.exclusive, sweep=sweep.folder.name, slurm=jobs.cluster()
+        start_attempt,
+        anew=force,
+        exclusive=cluster.exclusive,
+        sweep=sweep.folder.name,
+        slurm=jobs.cluster_name(),
     )
     for index, job in enumerate(array.jobs):
         begun.append([begin(planned, folders, array=f"{name}:{index}") for planned in job])
         path = folder / f"task{index}.json"
-        spec_of(begun[-1], folders, code).write(path)
+        job_spec(begun[-1], folders, code).write(path)
         tasks.append(RunTask.of(path))
     note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, begun)
     note([None] * len(begun))
     try:
         ids, taken_by = submit_array(tasks, folder, options, worker.python, cluster.slurm_conf, say)
-    except queue.Unsure as error:
-        raise queue.Unsure(f"{error}; `status {sweep.folder.name}` tells once SLURM answers") from error
+    except commands.UncertainSubmissionError as error:
+        raise commands.UncertainSubmissionError(
+            f"{error}; `status {sweep.folder.name}` tells once SLURM answers"
+        ) from error
     except ValueError as error:
         for attempt in (run.attempt for job in begun for run in job):
             if attempt.saved_step():
@@ -231,7 +237,7 @@ def _submit_array(
             run.attempt.note_job(structs.replace(noted, id=identity, cluster=taken_by or noted.cluster))
 
 
-def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:
+def job_spec(runs: Sequence[StartedAttempt], folders: Folders, code: Path) -> JobSpec:
     """The work of one SLURM job: these runs, one after the other, all of the shape of the first.
 
     Args:
@@ -239,16 +245,16 @@ def spec_of(runs: Sequence[Begun], folders: Folders, code: Path) -> JobSpec:
     """
     first = runs[0].planned
     command, tasks = worker_command(first, folders, code), first.config.num_processes
-    return JobSpec([str(run.folder) for run in runs], command, tasks, cluster_of(first).requeues)
+    return JobSpec([str(run.folder) for run in runs], command, tasks, slurm_cluster(first).requeues)
 
 
-def cluster_of(planned: PlannedRun) -> SlurmCluster:
+def slurm_cluster(planned: PlannedRun) -> SlurmCluster:
     """The cluster that a run is for."""
     assert isinstance(planned.config.cluster, SlurmCluster), planned.config.cluster
     return planned.config.cluster
 
 
-def not_under_way(
+def select_runs_to_submit(
     planned: Sequence[PlannedRun],
     folders: Folders,
     say: Callable[[str], None],
@@ -285,7 +291,7 @@ def not_under_way(
     return [run for name, run in by_id.items() if name not in under_way]
 
 
-def _new_folder(root: Path, name: str) -> Path:
+def _make_numbered_folder(root: Path, name: str) -> Path:
     """<name>-001, -002, ...; two processes never get the same one."""
     root.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(len(list(root.glob(f"{name}-*"))) + 1):
@@ -296,7 +302,7 @@ def _new_folder(root: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
+def _submission_lock(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
     """While nobody else submits."""
     lock = locks.Lock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
@@ -313,7 +319,7 @@ def _alone(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
         lock.release()
 
 
-def sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:
+def read_sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:
     """All sweeps that were submitted, the oldest first; says which are left out."""
     found = list[Sweep]()
     for path in sorted(folders.sweeps.glob("*/sweep.json")):

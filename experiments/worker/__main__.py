@@ -22,17 +22,17 @@ from slurm import environment, worker_process
 def main(
     orders_file: Path,
     start_folder: Path,
-    end_with_starter: Callable[[], None] = worker_process.end_with_stdin,
+    end_with_starter: Callable[[], None] = worker_process.exit_when_stdin_closes,
 ) -> int:
     """Be the worker that this process is; returns its exit code."""
     end_with_starter()
     stop = Stop().listen()  # before torch is loaded, which takes seconds
-    place, folder = environment.place(), Watched(start_folder)
+    place, folder = environment.worker_place(), Watched(start_folder)
     orders = Orders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
-        with worker_process.kept():
+        with worker_process.keep_loaded_objects():
             from experiments.training.task import prepare_optimisers  # torch comes with it
             from experiments.worker.run import execute
 

@@ -31,7 +31,7 @@ from experiments.worker import hardware
 from experiments.worker.addresses import addresses, beyond, interface_with, listen, own_address_to
 from experiments.worker.orders import Orders
 from slurm import environment
-from slurm.environment import Joined, WorkerPlace
+from slurm.environment import LauncherGroup, WorkerPlace
 from sparsify.comm import JoinCancelled, WorkerLost
 from sparsify.comm.torch import TorchComm, wait_for_workers
 
@@ -74,7 +74,7 @@ def connect(
 
 def join(
     config: Config,
-    group: Joined,
+    group: LauncherGroup,
     folder: Path,
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
@@ -161,9 +161,9 @@ def open_group(
         refuse_shared_gpu(store, rank, size, hardware.identity(device), give_up)
     if not here and not interface:
         interface = found_interface(meeting, rank, size, give_up)
-        environment.offer({"GLOO_SOCKET_IFNAME": interface} if interface else {})
+        environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface} if interface else {})
     elif interface:
-        environment.offer({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
+        environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
     if config.comm == "torch":
         try:
             return TorchComm.join_at_store(store, rank, size, device, PATIENCE, give_up)
@@ -173,8 +173,8 @@ def open_group(
             ) from error
     from sparsify.comm.horovod import HorovodComm
 
-    interface, tell = "lo" if here else interface, environment.set_for_horovod
-    node = environment.node()
+    interface, tell = "lo" if here else interface, environment.set_horovod_variables
+    node = environment.node_name()
     return HorovodComm.join_at_store(
         store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
     )
@@ -298,7 +298,7 @@ def open_store(
             with listen(ports) as listener:  # which is then the store's
                 how |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
         store = TCPStore("localhost", **how)
-        where = {"host": platform.node(), "node": environment.node()}
+        where = {"host": platform.node(), "node": environment.node_name()}
         write_json(folder / NOTE, {"addresses": listed, "port": store.port, **where})
         return MeetingPlace(store, listed[0])
     deadline, tried = time.monotonic() + patience.total_seconds(), None
@@ -308,7 +308,7 @@ def open_store(
             for address in tried["addresses"]:
                 if (own := own_address_to(address, tried["port"])) is not None:
                     store = TCPStore(address, tried["port"], is_master=False, timeout=ANSWER)
-                    beside = tried["node"] == environment.node()
+                    beside = tried["node"] == environment.node_name()
                     return MeetingPlace(store, address, None if beside else own)
         if time.monotonic() > deadline or give_up():
             raise WorkerLost(_in_vain(place, folder, tried))

@@ -58,7 +58,7 @@ def settings(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
 
     A node without NVLink is left to NCCL, which uses peer-to-peer below one PCIe switch.
     """
-    has_nvlink = any(gpu.nvlinks or any(map(gpus.lanes, gpu.links.values())) for gpu in node.values())
+    has_nvlink = any(gpu.nvlinks or any(map(gpus.count_nvlinks, gpu.links.values())) for gpu in node.values())
     return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
 
 
@@ -74,7 +74,7 @@ def prepare(
         per_node, of_relay = config.workers_per_node, (network or {}).get("relay_cpus", ())
         take_cores(place.rank // per_node, -(-place.size // per_node), of_relay)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
-        environment.offer(settings(config.cluster.link.name, gpus.survey()))
+        environment.set_default_variables(settings(config.cluster.link.name, gpus.gpus_by_bus_id()))
 
 
 def check(
@@ -133,7 +133,7 @@ def facts(device: torch.device) -> Worker:
     """The machine as this worker sees it."""
     own, mine = torch.cuda.get_device_properties(device), bus(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
-    told = gpus.survey().get(mine)
+    told = gpus.gpus_by_bus_id().get(mine)
     by_driver = {name: getattr(told, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")}
     return Worker(
         host=platform.node(),
@@ -186,7 +186,7 @@ def fingerprint(group: WorkerGroup) -> dict[str, Any]:
 def bus(index: int) -> str:
     """The name of a CUDA device that the driver knows too, whatever renumbers them."""
     own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
-    return gpus.bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
+    return gpus.format_bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
 
 
 def identity(device: torch.device) -> str:

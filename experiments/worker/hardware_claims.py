@@ -69,7 +69,9 @@ def without_peers(worker: Worker) -> bool:
 def mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
     """A sentence for each of the two claims that does not hold: what was asked, what there is, what to do."""
     found = []
-    wrong = [worker for worker in group.workers if gpu not in NO_CLAIM and not gpus.is_model(gpu, worker.gpu)]
+    wrong = [
+        worker for worker in group.workers if gpu not in NO_CLAIM and not gpus.is_gpu_model(gpu, worker.gpu)
+    ]
     if wrong:
         models, hosts = sorted({worker.gpu for worker in wrong}), WorkerGroup(wrong, None).hosts
         there = f"{', '.join(hosts)} has {' and '.join(models)}"
@@ -94,7 +96,7 @@ def _nvlink(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         if b not in _reached(a, group):
             ranks = f"{group.workers.index(a)} and {group.workers.index(b)}"
             entry = between(a, b) or "no NVLink"
-            refused = " without peer access" if gpus.lanes(entry) else ""
+            refused = " without peer access" if gpus.count_nvlinks(entry) else ""
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
     if any(map(without_peers, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
@@ -107,7 +109,7 @@ def _nvlink(group: WorkerGroup) -> Iterator[tuple[str, str]]:
 def _pcie(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if not group.pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
-    free = [a.host for a, b in group.pairs if gpus.lanes(between(a, b)) and not without_peers(a)]
+    free = [a.host for a, b in group.pairs if gpus.count_nvlinks(between(a, b)) and not without_peers(a)]
     if free:
         yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
     if group.slot and group.measured and group.measured > group.slot:
@@ -153,7 +155,7 @@ def _neighbours(a: Worker, b: Worker) -> bool:
     entry = between(a, b)
     if entry is None:  # SLURM may show each task its own GPU only; then at least both have NVLinks
         return a.nvlinks != [] and b.nvlinks != []
-    return gpus.lanes(entry) > 0 and a.peers.get(b.bus) is not False
+    return gpus.count_nvlinks(entry) > 0 and a.peers.get(b.bus) is not False
 
 
 def _nvlink_rate(worker: Worker, group: WorkerGroup) -> float:
@@ -161,5 +163,5 @@ def _nvlink_rate(worker: Worker, group: WorkerGroup) -> float:
 
     NV12 to each of seven others is twelve links in all, through switches.
     """
-    used = sum(gpus.lanes(between(worker, other)) for other in group.workers)
+    used = sum(gpus.count_nvlinks(between(worker, other)) for other in group.workers)
     return sum(sorted(worker.nvlinks or [])[:used])

@@ -19,8 +19,8 @@ from slurm import environment, worker_process
 
 def main(orders_file: Path, start_folder: Path) -> int:
     """Be the worker that this process is; returns its exit code."""
-    worker_process.end_with_stdin()
-    place = environment.place()
+    worker_process.exit_when_stdin_closes()
+    place = environment.worker_place()
     try:
         import torch
 
@@ -37,7 +37,12 @@ def main(orders_file: Path, start_folder: Path) -> int:
         leave_reason(error, place.rank, Watched(start_folder))
         return 1
     interface = environment.gloo_interface()
-    note = {"node": environment.node(), "met": met, "interface": interface, "torch": str(torch.__version__)}
+    note = {
+        "node": environment.node_name(),
+        "met": met,
+        "interface": interface,
+        "torch": str(torch.__version__),
+    }
     write_json(start_folder / f"met{place.rank}.json", note)
     return 0
 

@@ -38,8 +38,8 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "versions": {"python": platform.python_version(), **versions()},
         **code_version.origin(),
         "data": {"name": data_name, "digest": data_digest},
-        "slurm": environment.recorded("SLURM"),
-        "horovod": environment.recorded("HOROVOD"),
+        "slurm": environment.recorded_variables("SLURM"),
+        "horovod": environment.recorded_variables("HOROVOD"),
         "image": None,  # no container
     }
 
@@ -49,7 +49,7 @@ def state(device: torch.device) -> dict[str, Any]:
     return {
         "load": round(os.getloadavg()[0], 2),
         # Users of clusters can't lock clocks, so we note them.
-        "gpu": gpus.state(bus(device.index)) if device.type == "cuda" else None,
+        "gpu": gpus.gpu_state(bus(device.index)) if device.type == "cuda" else None,
     }
 
 

@@ -169,7 +169,7 @@ def metered(meter: Meter, config: Config) -> dict[str, float] | None:
             launch.on_mismatch=label.
     """
     found = meter.found()
-    if found and (why := counters.uncounted(found, meter.size)):
+    if found and (why := counters.explain_uncounted_bytes(found, meter.size)):
         if config.launch.on_mismatch == "stop":
             raise hardware.MachineMismatch(f"{why}: please report it, {OTHERWISE}")
         if meter.rank == 0:
@@ -198,7 +198,7 @@ def train(
         trained, diverged = training.run(told), None
     except NonFiniteGradientError as error:
         # Made for its learning curve, it has shown one; not all workers may know of what one saw alone.
-        if error.noticed is None or not training.validates:
+        if error.noticed_after is None or not training.validates:
             raise
         trained = training.give_up()
         diverged = {"step": error.step, "made": training.done, "why": error.where}

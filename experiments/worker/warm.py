@@ -1,12 +1,12 @@
-"""What a process loads once, for the workers that are forked from it (`experiments.launch.warm`)."""
+"""What a process loads once, for the workers that are forked from it (`experiments.launch.fork_server`)."""
 
 from __future__ import annotations
 
 import signal
 
-from slurm.worker_process import STOP_SIGNALS, kept
+from slurm.worker_process import STOP_SIGNALS, keep_loaded_objects
 
-with kept():
+with keep_loaded_objects():
     from experiments.worker import run as run
 
 # Workers take them once they listen; this process ends with the one that started it.

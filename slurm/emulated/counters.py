@@ -8,33 +8,38 @@ from typing import NamedTuple
 
 from slurm.emulated.switch import INTERFACE
 
-DEVICES, PROTOCOLS = Path("/proc/net/dev"), Path("/proc/net/snmp")  # of the network namespace of who reads
+DEVICES_FILE, PROTOCOLS_FILE = (
+    Path("/proc/net/dev"),
+    Path("/proc/net/snmp"),
+)  # of the network namespace of who reads
 
 # Headers of a packet over what it carries (Ethernet's, IP's and TCP's, 66 bytes of 1,448), and half as many
 # acknowledgements; gloo's words and TCP's acknowledgements of a small message to one other worker.
-HEADERS, SMALL_BYTES = 0.08, 1024
+HEADER_SHARE, SMALL_BYTES = 0.08, 1024
 LARGEST_SEGMENT = 2**16
 
 
-class Counters(NamedTuple):
+class InterfaceCounters(NamedTuple):
     """Counters of one node, since it was made."""
 
     sent_bytes: int  # with all headers that the interface saw
     resent: int  # segments that TCP sent once more
 
 
-def read() -> Counters | None:
+def read_counters() -> InterfaceCounters | None:
     """The counters of this process's node; None where it is on none."""
-    lines = [line.partition(":") for line in DEVICES.read_text().splitlines()]
+    lines = [line.partition(":") for line in DEVICES_FILE.read_text().splitlines()]
     found = {name.strip(): numbers.split() for name, _, numbers in lines}
     if INTERFACE not in found:
         return None
-    names, numbers = (line.split() for line in PROTOCOLS.read_text().splitlines() if line.startswith("Tcp:"))
+    names, numbers = (
+        line.split() for line in PROTOCOLS_FILE.read_text().splitlines() if line.startswith("Tcp:")
+    )
     of_tcp = dict(zip(names, numbers, strict=True))
-    return Counters(int(found[INTERFACE][8]), int(of_tcp["RetransSegs"]))
+    return InterfaceCounters(int(found[INTERFACE][8]), int(of_tcp["RetransSegs"]))
 
 
-def uncounted(found: Mapping[str, float], size: int) -> str:
+def explain_uncounted_bytes(found: Mapping[str, float], size: int) -> str:
     """A sentence where an interface has sent other bytes than were counted, by more than headers and resent
     segments explain; else nothing.
 
@@ -43,7 +48,7 @@ def uncounted(found: Mapping[str, float], size: int) -> str:
         size: number of workers.
     """
     sent, counted = found["sent_bytes"], found["counted_bytes"]
-    more = HEADERS * counted + SMALL_BYTES * size * found["calls"] + LARGEST_SEGMENT * found["resent"]
+    more = HEADER_SHARE * counted + SMALL_BYTES * size * found["calls"] + LARGEST_SEGMENT * found["resent"]
     if counted <= sent <= counted + more:
         return ""
     return (

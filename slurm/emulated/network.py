@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from slurm.emulated import switch
-from slurm.emulated.relay import program
+from slurm.emulated.relay import relay_program
 
-PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-NAMESPACES = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
-BY_RELAY = "take cluster.by=relay, which needs none"
-MOST_RELAYED = 10e9  # bits a second: of one it takes a tenth of a core
+PACKAGE_BY_PROGRAM = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+UNSHARE_COMMANDS = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
+RELAY_ADVICE = "take cluster.by=relay, which needs none"
+MOST_RELAYED_BIT_S = 10e9  # bits a second: of one it takes a tenth of a core
 # Beyond these the probe, which sends some MB and waits for a hundred ways, takes hours or never ends: TCP
 # waits twice as long after each answer that does not come.
-MOST = {"alpha_s": 10.0, "loss": 0.3, "beta_s_per_byte": 8e-6, "down_s_per_byte": 8e-6}
-INSTEAD = "take cluster=virtual, which simulates the link, or another machine"
-By = Literal["auto", "netem", "relay"]
-LONG_S = 1e-3  # from there on, a delay is not what starting a message takes anyway
-END_S = 10.0  # that the holder gets to end by itself
+LARGEST_VALUE_BY_FIELD = {"alpha_s": 10.0, "loss": 0.3, "beta_s_per_byte": 8e-6, "down_s_per_byte": 8e-6}
+VIRTUAL_ADVICE = "take cluster=virtual, which simulates the link, or another machine"
+DelayMethod = Literal["auto", "netem", "relay"]
+LONG_DELAY_S = 1e-3  # from there on, a delay is not what starting a message takes anyway
+HOLDER_GRACE_S = 10.0  # that the holder gets to end by itself
 
 
 class EmulatedLink(NamedTuple):
@@ -44,10 +44,10 @@ class EmulatedLink(NamedTuple):
     @property
     def is_long(self) -> bool:
         """Does it matter that its packets take their time, or are lost?"""
-        return (self.alpha_s or 0) >= LONG_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
+        return (self.alpha_s or 0) >= LONG_DELAY_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
 
 
-class MadeNetwork(NamedTuple):
+class NetworkDescription(NamedTuple):
     """The network as its holder says that it made it."""
 
     pid: int  # of the holder
@@ -75,21 +75,23 @@ class EmulatedNetwork:
     """
 
     def __init__(
-        self, link: EmulatedLink, nodes: int, by: By = "auto", relay_cpus: Sequence[int] = ()
+        self, link: EmulatedLink, nodes: int, by: DelayMethod = "auto", relay_cpus: Sequence[int] = ()
     ) -> None:
-        from slurm.worker_process import before_exec  # needs more than Python alone, which `main` has
+        from slurm.worker_process import (
+            prepare_child_process,  # needs more than Python alone, which `main` has
+        )
 
-        asked = asked_of(link, nodes, by, relay_cpus)
-        as_root = has_root()
+        asked = holder_request(link, nodes, by, relay_cpus)
+        as_root = has_namespace_privilege()
         self.in_user_namespace = not as_root
-        command = [*NAMESPACES[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
+        command = [*UNSHARE_COMMANDS[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
         self.holder = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the starter, which lets workers save before this ends
-            preexec_fn=partial(before_exec, os.getpid(), ()),
+            preexec_fn=partial(prepare_child_process, os.getpid(), ()),
         )
         try:
             self.made = self._wait()
@@ -97,14 +99,14 @@ class EmulatedNetwork:
             self.close()
             raise
 
-    def _wait(self) -> MadeNetwork:
+    def _wait(self) -> NetworkDescription:
         assert self.holder.stdout is not None
         assert self.holder.stderr is not None
         told = json.loads(self.holder.stdout.readline() or b"{}")
         if "pid" in told:
-            return MadeNetwork(**told)
+            return NetworkDescription(**told)
         why = told.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
-        raise ValueError(f"cluster=netns can't have its network here ({why}); {INSTEAD}")
+        raise ValueError(f"cluster=netns can't have its network here ({why}); {VIRTUAL_ADVICE}")
 
     def enter(self, node: int) -> list[str]:
         """The words before a command that let it run on this node."""
@@ -135,13 +137,13 @@ class EmulatedNetwork:
             if stream is not None:
                 stream.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.holder.wait(END_S)
+            self.holder.wait(HOLDER_GRACE_S)
         self.holder.kill()
         self.holder.wait()
 
 
-def asked_of(
-    link: EmulatedLink, nodes: int, by: By = "auto", relay_cpus: Sequence[int] = ()
+def holder_request(
+    link: EmulatedLink, nodes: int, by: DelayMethod = "auto", relay_cpus: Sequence[int] = ()
 ) -> dict[str, Any]:
     """What the holder of such a network is told, see `slurm.emulated.switch`.
 
@@ -149,17 +151,19 @@ def asked_of(
         ValueError: as `EmulatedNetwork`.
     """
     check_link(link, nodes)
-    as_root = has_root()
+    as_root = has_namespace_privilege()
     asked: dict[str, Any] = {name: value for name, value in link._asdict().items() if value is not None}
     if by == "netem" and not has_netem(as_root):
-        raise ValueError(f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {BY_RELAY}")
+        raise ValueError(
+            f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {RELAY_ADVICE}"
+        )
     if by == "relay" or (link.is_long and not has_netem(as_root)):
-        check_rate(link)
-        asked |= {"relay": str(program()), "relay_cpus": [*relay_cpus]}
+        check_relay_rate(link)
+        asked |= {"relay": str(relay_program()), "relay_cpus": [*relay_cpus]}
     return {"nodes": nodes, **asked}
 
 
-def described(path: Path) -> EmulatedLink:
+def read_link(path: Path) -> EmulatedLink:
     """The link that a file of conf/link describes: its numbers, a line each."""
     found = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
     numbers: dict[str, Any] = {name: float(number) for name, number in found if name in EmulatedLink._fields}
@@ -177,7 +181,7 @@ def check_link(link: EmulatedLink, nodes: int) -> None:
             f"link={link.name} has beta_s_per_byte={link.beta_s_per_byte}, so there is no bandwidth to "
             "emulate; choose a link with a number above 0, such as link=ethernet_1g"
         )
-    for name, most in MOST.items():
+    for name, most in LARGEST_VALUE_BY_FIELD.items():
         if (asked := getattr(link, name) or 0) > most:
             raise ValueError(
                 f"link={link.name} has {name}={asked:g}, and no run would end over it; take {most:g} at most"
@@ -194,23 +198,23 @@ def check_link(link: EmulatedLink, nodes: int) -> None:
         )
 
 
-def check_rate(link: EmulatedLink) -> None:
+def check_relay_rate(link: EmulatedLink) -> None:
     """Check that a relay can carry what a node of this link sends and receives.
 
     Raises:
         ValueError: it can't.
     """
     assert link.beta_s_per_byte is not None
-    rate = switch.bandwidth(min(link.beta_s_per_byte, link.down_s_per_byte or link.beta_s_per_byte))
-    if rate > MOST_RELAYED:
+    rate = switch.bandwidth_bit_s(min(link.beta_s_per_byte, link.down_s_per_byte or link.beta_s_per_byte))
+    if rate > MOST_RELAYED_BIT_S:
         raise ValueError(
-            f"link={link.name} has {rate / 1e9:g} Gbit/s, and a relay carries {MOST_RELAYED / 1e9:g} at "
+            f"link={link.name} has {rate / 1e9:g} Gbit/s, and a relay carries {MOST_RELAYED_BIT_S / 1e9:g} at "
             "most; take a slower link, or alpha_s below 1 ms without jitter and loss, which needs no relay"
         )
 
 
 @cache
-def has_root() -> bool:
+def has_namespace_privilege() -> bool:
     """May this process make network namespaces as it is, rather than in a user namespace of its own?
 
     Raises:
@@ -218,36 +222,47 @@ def has_root() -> bool:
     """
     if sys.platform != "linux":
         raise ValueError(
-            f"cluster=netns needs Linux's network namespaces, and this is {sys.platform}; {INSTEAD}"
+            f"cluster=netns needs Linux's network namespaces, and this is {sys.platform}; {VIRTUAL_ADVICE}"
         )
-    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    missing = [program for program in PACKAGE_BY_PROGRAM if shutil.which(program) is None]
     if missing:
-        packages = " and ".join(dict.fromkeys(PROGRAMS[program] for program in missing))
+        packages = " and ".join(dict.fromkeys(PACKAGE_BY_PROGRAM[program] for program in missing))
         raise ValueError(
-            f"cluster=netns needs the programs {', '.join(PROGRAMS)}, and {', '.join(missing)} is not on the "
-            f"PATH; install {packages}, or {INSTEAD}"
+            f"cluster=netns needs the programs {', '.join(PACKAGE_BY_PROGRAM)}, and {', '.join(missing)} is not on the "
+            f"PATH; install {packages}, or {VIRTUAL_ADVICE}"
         )
     said = []
-    for words in NAMESPACES:
+    for words in UNSHARE_COMMANDS:
         done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
         if done.returncode == 0:
-            return words == NAMESPACES[0]
+            return words == UNSHARE_COMMANDS[0]
         said.append(done.stderr.strip())
     raise ValueError(
         f"cluster=netns needs network namespaces, and this machine allows none, neither as this user "
         f"({said[0]}) nor in a user namespace ({said[1]}); run it as root, in a container with "
-        f"--cap-add=SYS_ADMIN, or allow user namespaces (sysctl user.max_user_namespaces), or {INSTEAD}"
+        f"--cap-add=SYS_ADMIN, or allow user namespaces (sysctl user.max_user_namespaces), or {VIRTUAL_ADVICE}"
     )
 
 
 @cache
 def has_netem(as_root: bool) -> bool:
     """Can this kernel delay packets?"""
-    words = [*NAMESPACES[not as_root], "tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    words = [
+        *UNSHARE_COMMANDS[not as_root],
+        "tc",
+        "qdisc",
+        "add",
+        "dev",
+        "lo",
+        "root",
+        "netem",
+        "delay",
+        "1ms",
+    ]
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def check(link: EmulatedLink, nodes: int, by: By = "auto") -> None:
+def check_emulation(link: EmulatedLink, nodes: int, by: DelayMethod = "auto") -> None:
     """Try it, before anything is begun.
 
     Raises:
@@ -260,7 +275,7 @@ def check(link: EmulatedLink, nodes: int, by: By = "auto") -> None:
 def main(path: str, nodes: str) -> int:
     """For the development cluster: what its holder is told of a link's file."""
     try:
-        print(json.dumps(asked_of(described(Path(path)), int(nodes))))
+        print(json.dumps(holder_request(read_link(Path(path)), int(nodes))))
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

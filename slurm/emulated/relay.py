@@ -16,7 +16,7 @@ COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 60.0
 
 
-def program() -> Path:
+def relay_program() -> Path:
     """The relay's program, from the cache or compiled now.
 
     Raises:
@@ -28,11 +28,11 @@ def program() -> Path:
     if not os.access(path, os.X_OK):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
-            compiled(Path(place) / "relay").replace(path)
+            compile_relay(Path(place) / "relay").replace(path)
     return path
 
 
-def compiled(path: Path) -> Path:
+def compile_relay(path: Path) -> Path:
     """relay.cpp compiled to this path, which is returned."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:

@@ -60,41 +60,41 @@ WINDOWS, LEAST_WINDOW = 4, 2**18
 QUEUE_WAYS = 4
 
 
-def bandwidth(beta_s_per_byte: float) -> int:
+def bandwidth_bit_s(beta_s_per_byte: float) -> int:
     """Bits per second of a link."""
     return round(8 / beta_s_per_byte)
 
 
-def bundle(rate: int) -> int:
+def bundle_bytes(rate: int) -> int:
     """Bytes that travel at once at a rate of so many bits per second."""
     return round(min(max(BUNDLE_S * rate / 8, LEAST_BUNDLE), MOST_BUNDLE))
 
 
-def long_bundle(rate: int, delay_s: float) -> int:
+def long_bundle_bytes(rate: int, delay_s: float) -> int:
     """The same over a long link, with its headers."""
-    return round(min(max(BUNDLE_SHARE * delay_s * rate / 8, bundle(rate)), MOST_BUNDLE))
+    return round(min(max(BUNDLE_SHARE * delay_s * rate / 8, bundle_bytes(rate)), MOST_BUNDLE))
 
 
-def window(rate: int, delay_s: float) -> int:
+def tcp_window_bytes(rate: int, delay_s: float) -> int:
     """Bytes that TCP may have under way over a link, so that it is the link that limits it."""
     return round(max(WINDOWS * 2 * delay_s * rate / 8, LEAST_WINDOW))
 
 
-def bucket(rate: int) -> str:
+def token_bucket_options(rate: int) -> str:
     """The words of tc for the buckets of this rate, in bits per second."""
-    least = HEADERS * bundle(rate)
+    least = HEADERS * bundle_bytes(rate)
     burst, peak_burst = (round(max(seconds * rate / 8, least)) for seconds in (BURST_S, PEAK_BURST_S))
     queue = round(max(QUEUE_S * rate / 8, LEAST_QUEUE))
     peak = f"peakrate {round(PEAK * rate)}bit mtu {peak_burst}"
     return f"tbf rate {rate}bit burst {burst} {peak} limit {queue}"
 
 
-def address(node: int) -> str:
+def node_address(node: int) -> str:
     """Address of a node, counted from 0."""
     return f"{NETWORK}.{(node + 1) // 256}.{(node + 1) % 256}"
 
 
-class Cable(NamedTuple):
+class LinkRequest(NamedTuple):
     """What was asked for: `conf/link`, and the relay."""
 
     alpha_s: float  # of a packet's way
@@ -106,42 +106,42 @@ class Cable(NamedTuple):
     relay: str = ""  # the program; without it, the kernel makes cables slow
 
 
-class SetUpFailed(Exception):
+class SetUpError(Exception):
     """A program said why something can't be made."""
 
 
-def run(program: str, lines: Iterable[str]) -> None:
+def run_batch(program: str, lines: Iterable[str]) -> None:
     """Let `ip` or `tc` carry out these lines in the namespace that this process is in."""
     done = subprocess.run(
         [program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SetUpFailed(f"{program}: {' '.join(done.stderr.split())}")
+        raise SetUpError(f"{program}: {' '.join(done.stderr.split())}")
 
 
-def enter(descriptor: int) -> None:
+def enter_namespace(descriptor: int) -> None:
     """Go into the network namespace of this descriptor."""
-    _call("setns", descriptor, CLONE_NEWNET)
+    _call_libc("setns", descriptor, CLONE_NEWNET)
 
 
-def new_namespace() -> int:
+def enter_new_namespace() -> int:
     """Go into a new one; returns the descriptor that keeps it."""
-    _call("unshare", CLONE_NEWNET)
-    return this_namespace()
+    _call_libc("unshare", CLONE_NEWNET)
+    return open_current_namespace()
 
 
-def this_namespace() -> int:
+def open_current_namespace() -> int:
     """A descriptor of the network namespace that this process is in."""
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
-def _call(name: str, *arguments: int) -> None:
+def _call_libc(name: str, *arguments: int) -> None:
     library = ctypes.CDLL(None, use_errno=True)
     if getattr(library, name)(*arguments):
-        raise SetUpFailed(f"{name}: {os.strerror(ctypes.get_errno())}")
+        raise SetUpError(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def prepare_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[str, Any]:
+def configure_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[str, Any]:
     """No IPv6, short queues, the usual congestion control where there is it, and, if `raised`, windows for
     the delay, which a pause between two exchanges does not close; returns what there is.
     """
@@ -150,11 +150,11 @@ def prepare_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[st
     for path in windows if raised else ():
         least, usual, most = path.read_text().split()
         with contextlib.suppress(OSError):  # as below
-            path.write_text(f"{least} {usual} {max(int(most), window(rate, delay_s))}")
+            path.write_text(f"{least} {usual} {max(int(most), tcp_window_bytes(rate, delay_s))}")
     asked = {
         "ipv6/conf/all/disable_ipv6": 1,
         **({"ipv4/tcp_slow_start_after_idle": 0} if raised else {}),
-        "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle(rate))),
+        "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle_bytes(rate))),
         "ipv4/tcp_congestion_control": CONGESTION,
     }
     for name, value in asked.items():
@@ -166,17 +166,17 @@ def prepare_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[st
     }  # fmt: skip
 
 
-def relayed(nodes: int, asked: Cable) -> tuple[dict[str, Any], list[str]]:
+def make_relayed_nodes(nodes: int, asked: LinkRequest) -> tuple[dict[str, Any], list[str]]:
     """Nodes with long cables; and the words of the relay that has the other ends."""
-    slow, fast = sorted(map(bandwidth, (asked.beta_s_per_byte, asked.down_s_per_byte)))
-    kept, devices, tcp, size = [], [], {}, long_bundle(slow, asked.alpha_s)
+    slow, fast = sorted(map(bandwidth_bit_s, (asked.beta_s_per_byte, asked.down_s_per_byte)))
+    kept, devices, tcp, size = [], [], {}, long_bundle_bytes(slow, asked.alpha_s)
     for node in range(nodes):
-        kept.append(new_namespace())
-        devices.append(device(INTERFACE))
-        tcp = prepare_tcp(fast, asked.alpha_s, asked.windows == "raised")
-        run("ip", [
+        kept.append(enter_new_namespace())
+        devices.append(open_tun_device(INTERFACE))
+        tcp = configure_tcp(fast, asked.alpha_s, asked.windows == "raised")
+        run_batch("ip", [
             "link set lo up",
-            f"addr add {address(node)}/16 dev {INTERFACE}",
+            f"addr add {node_address(node)}/16 dev {INTERFACE}",
             f"link set {INTERFACE} mtu {size} txqueuelen 10000 up",
             f"route change {NETWORK}.0.0/16 dev {INTERFACE} initcwnd {max(1, round(FIRST_BYTES / size))}",
         ])  # fmt: skip
@@ -192,7 +192,7 @@ def relayed(nodes: int, asked: Cable) -> tuple[dict[str, Any], list[str]]:
     return {**made, "statistics": statistics}, [*words, *map(str, (statistics, *devices))]
 
 
-def device(name: str) -> int:
+def open_tun_device(name: str) -> int:
     """A new TUN device of this namespace: what is written to its descriptor comes out of it as if a wire had
     brought it.
     """
@@ -203,46 +203,46 @@ def device(name: str) -> int:
         advice = f"load the module (modprobe tun), or give the container --device={TUN}"
         if isinstance(error, PermissionError):
             advice = f"let all users have it, as most systems do (as root: chmod 666 {TUN})"
-        raise SetUpFailed(
+        raise SetUpError(
             f"a long link needs TUN devices, and {TUN} gives none: {error.strerror}; {advice}"
         ) from error
     return descriptor
 
 
-def bridged(nodes: int, asked: Cable) -> dict[str, Any]:
+def make_bridged_nodes(nodes: int, asked: LinkRequest) -> dict[str, Any]:
     """Nodes with slow cables to a bridge."""
-    rate, switch = bandwidth(asked.beta_s_per_byte), this_namespace()
-    down, alpha_s = bandwidth(asked.down_s_per_byte), asked.alpha_s
-    run("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
+    rate, switch = bandwidth_bit_s(asked.beta_s_per_byte), open_current_namespace()
+    down, alpha_s = bandwidth_bit_s(asked.down_s_per_byte), asked.alpha_s
+    run_batch("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
     kept, tcp, delay_s = [], {}, alpha_s
     for node in range(nodes):
-        kept.append(new_namespace())
-        tcp = prepare_tcp(rate, alpha_s, asked.windows == "raised")
+        kept.append(enter_new_namespace())
+        tcp = configure_tcp(rate, alpha_s, asked.windows == "raised")
         pipe = f"/proc/{os.getpid()}/fd/{switch}"
-        run("ip", [
+        run_batch("ip", [
             "link set lo up",
             f"link add {INTERFACE} type veth peer name port{node} netns {pipe}",
-            f"addr add {address(node)}/16 dev {INTERFACE}",
-            f"link set {INTERFACE} gso_max_size {bundle(rate)} up",
+            f"addr add {node_address(node)}/16 dev {INTERFACE}",
+            f"link set {INTERFACE} gso_max_size {bundle_bytes(rate)} up",
         ])  # fmt: skip
-        run("tc", [f"qdisc add dev {INTERFACE} root handle 1: {bucket(rate)}"])
-        delay_s = delay_s and delay(delay_s, asked.jitter_s, asked.loss)
-    enter(switch)
+        run_batch("tc", [f"qdisc add dev {INTERFACE} root handle 1: {token_bucket_options(rate)}"])
+        delay_s = delay_s and add_delay(delay_s, asked.jitter_s, asked.loss)
+    enter_namespace(switch)
     ports = [f"port{node}" for node in range(nodes)]
-    run("ip", [f"link set {port} gso_max_size {bundle(rate)} master switch up" for port in ports])
-    run("tc", [f"qdisc add dev {port} root {bucket(down)}" for port in ports])
+    run_batch("ip", [f"link set {port} gso_max_size {bundle_bytes(rate)} master switch up" for port in ports])
+    run_batch("tc", [f"qdisc add dev {port} root {token_bucket_options(down)}" for port in ports])
     return {"nodes": kept, "by": "netem" if delay_s else "buckets", "delay_s": delay_s, **tcp}
 
 
-def delay(seconds: float, jitter_s: float = 0.0, loss: float = 0.0) -> float:
+def add_delay(seconds: float, jitter_s: float = 0.0, loss: float = 0.0) -> float:
     """Delay what this node sends; returns by how much: 0 where the kernel has no netem."""
     words = [f"delay {seconds * 1e6:g}us"]
     words += [f"{jitter_s * 1e6:g}us"] if jitter_s else []
     words += [f"loss {100 * loss:g}%"] if loss else []
     packets = 10_000  # more than are ever under way
     try:
-        run("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {' '.join(words)} limit {packets}"])
-    except SetUpFailed:
+        run_batch("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {' '.join(words)} limit {packets}"])
+    except SetUpError:
         return 0.0
     return seconds
 
@@ -253,17 +253,17 @@ def main(words: str, stay: bool = False) -> int:
     for, "relay_cpus" as well; or {"why"}.
     """
     told = json.loads(words)
-    asked = Cable(**{name: told[name] for name in Cable._fields if name in told})
+    asked = LinkRequest(**{name: told[name] for name in LinkRequest._fields if name in told})
     asked = asked._replace(down_s_per_byte=asked.down_s_per_byte or asked.beta_s_per_byte)
     try:
         if asked.relay:
-            made, relay = relayed(told["nodes"], asked)
+            made, relay = make_relayed_nodes(told["nodes"], asked)
             if cpus := told.get("relay_cpus"):
                 os.sched_setaffinity(0, cpus)  # it keeps them as this process goes on as it
                 made["relay_cpus"] = cpus
         else:
-            made, relay = bridged(told["nodes"], asked), []
-    except (SetUpFailed, OSError) as error:
+            made, relay = make_bridged_nodes(told["nodes"], asked), []
+    except (SetUpError, OSError) as error:
         print(json.dumps({"why": str(error)}), flush=True)
         return 2
     print(json.dumps({"pid": os.getpid(), **made}), flush=True)

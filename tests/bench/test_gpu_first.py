@@ -221,9 +221,9 @@ def test_a_call_that_is_ended_leaves_its_records_whole_and_no_process(tmp_path: 
 
 def test_without_a_gpu_it_says_what_to_do(here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     drive(monkeypatch, None)
-    gpus.survey.cache_clear()
+    gpus.gpus_by_bus_id.cache_clear()
     refused(here("bench", "gpu_first"), 'there is no CUDA device here; rehearse with ARGS="device=cpu"')
-    gpus.survey.cache_clear()
+    gpus.gpus_by_bus_id.cache_clear()
 
 
 @pytest.mark.extended

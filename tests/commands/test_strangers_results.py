@@ -146,7 +146,10 @@ def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:
 def test_a_submission_reads_nothing_that_was_there(tmp_path: Path) -> None:
     (tmp_path / "runs-003").mkdir()
     (tmp_path / "runs-004").symlink_to(tmp_path)
-    assert [submission._make_numbered_folder(tmp_path, "runs").name for _ in range(2)] == ["runs-005", "runs-006"]
+    assert [submission._make_numbered_folder(tmp_path, "runs").name for _ in range(2)] == [
+        "runs-005",
+        "runs-006",
+    ]
 
 
 # --- what is kept to save time

@@ -32,7 +32,7 @@ def planned(*words: str) -> list[PlannedRun]:
 
 def text_of(cluster: str) -> str:
     """Return what sbatch is given for fig3, without what differs from machine to machine."""
-    found = arrays.arrays(planned("fig3", f"cluster={cluster}"), block=False)
+    found = arrays.group_into_arrays(planned("fig3", f"cluster={cluster}"), block=False)
     folders = Folders(Path("/RESULTS"))
     text = "\n".join(arrays.sbatch_texts(found, folders, "fig3-001"))
     text = text.replace(sys.executable, "PYTHON").replace(code_version.digest(), "DIGEST")
@@ -64,7 +64,7 @@ def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> No
         "method=topk seed=range(0,25) workers=2,4 cluster=generic_slurm cluster.max_array=10 profile=smoke"
     )
     sweep = planned(*words.split())
-    found = arrays.arrays(sweep, block=False)
+    found = arrays.group_into_arrays(sweep, block=False)
     assert [len(array.jobs) for array in found] == [10, 10, 5, 10, 10, 5]
     assert len({array.shape for array in found}) == 2
     everything = [run for array in found for job in array.jobs for run in job]
@@ -73,14 +73,14 @@ def test_an_array_has_one_shape_and_no_more_tasks_than_the_cluster_takes() -> No
 
 def test_a_block_holds_each_repetition_of_all_methods_in_an_order_of_its_own() -> None:
     sweep = planned("method=dense,topk,randomk,dgc", "seed=range(0,6)", "cluster=devcluster", "profile=smoke")
-    (array,) = arrays.arrays(sweep, block=True)
+    (array,) = arrays.group_into_arrays(sweep, block=True)
     (job,) = array.jobs
     seeds = [run.config.seed for run in job]
     assert seeds == sorted(seeds)
     orders = {tuple(run.config.method.name for run in job if run.config.seed == seed) for seed in range(6)}
     assert {*map(frozenset, orders)} == {frozenset({"dense", "dgc", "randomk", "topk"})}
     assert len(orders) > 1
-    assert arrays.arrays(list(reversed(sweep)), block=True)[0].jobs[0] == job
+    assert arrays.group_into_arrays(list(reversed(sweep)), block=True)[0].jobs[0] == job
 
 
 def described(**changes: Any) -> SlurmCluster:
@@ -98,10 +98,10 @@ def test_workers_are_spread_evenly_and_warned_after_they_began() -> None:
         (1, 8, 1, 1), (8, 8, 1, 8), (12, 8, 2, 6), (6, 4, 2, 3), (5, 4, 5, 1),
     ]:  # fmt: skip
         cluster = described(workers_per_node=per_node)
-        shape = arrays.shape_of(cluster, run_of(workers, "cuda"))
+        shape = arrays.job_shape(cluster, run_of(workers, "cuda"))
         assert shape == (nodes, tasks, cluster.cpus_per_worker, tasks)
     with pytest.raises(ValueError, match="told to stop as they start"):
-        arrays.shape_of(described(signal_delay_s=7200), run_of(2))
+        arrays.job_shape(described(signal_delay_s=7200), run_of(2))
 
 
 def test_ports_that_need_no_root_may_be_open() -> None:
@@ -112,7 +112,7 @@ def test_odd_values_stay_values() -> None:
     """A directive is a comment to the shell; quotes, semicolons and $(...) arrive in SLURM as they are."""
     odd = "a b; $(touch x) `y` \"q\" 'z'"
     cluster = described(comment=odd, account="a;b", python="/py thon")
-    array = arrays.JobArray(cluster, arrays.shape_of(cluster, run_of(2)), [])
+    array = arrays.JobArray(cluster, arrays.job_shape(cluster, run_of(2)), [])
     options = array.options("name", Path("/a folder"), Path("/a folder/$(x)"), Path("/it's"))
     text = sbatch_text(Path("/a folder"), options, array.python, 3)
     odd_lines = [line for line in text.splitlines() if re.search(r"touch x|a;b|/\$\(x\)", line)]
@@ -125,9 +125,13 @@ def test_odd_values_stay_values() -> None:
 def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submission, "LOCK_TIMEOUT_S", 0.1)
     busy = pytest.raises(ValueError, match=f"process {os.getpid()} of this machine has been submitting")
-    with submission._alone(Folders(tmp_path), print), busy, submission._alone(Folders(tmp_path), print):
+    with (
+        submission._submission_lock(Folders(tmp_path), print),
+        busy,
+        submission._submission_lock(Folders(tmp_path), print),
+    ):
         pytest.fail("two at a time")
-    with submission._alone(Folders(tmp_path), print):  # the first has left
+    with submission._submission_lock(Folders(tmp_path), print):  # the first has left
         pass
 
 

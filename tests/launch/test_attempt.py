@@ -10,8 +10,8 @@ from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.launch.attempt import attempt_for, begin_attempt, worker_command
-from experiments.launch.diagnosis import CANCEL
+from experiments.launch.attempt import resume_or_create_attempt, start_attempt, worker_command
+from experiments.launch.diagnosis import CANCEL_FILE
 from experiments.worker.orders import Orders
 
 WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local")
@@ -32,25 +32,25 @@ def end_with_checkpoint(attempt: Attempt, **changes: Any) -> None:
 def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:
     run = planned("train.validate=never")
     folders = Folders(tmp_path)
-    begun = begin_attempt(run, folders)
+    begun = start_attempt(run, folders)
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
     assert begun.folder == folders.launch(begun.attempt)
     orders = Orders.read(Path(begun.orders))
     assert Config.of(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
-    shared = begin_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
+    shared = start_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes
     assert shared.attempt.manifest["alone"] is False
     # One that is there for its curve shares the machine.
-    curve = begin_attempt(planned("train.validate=epoch"), folders)
+    curve = start_attempt(planned("train.validate=epoch"), folders)
     assert curve.attempt.manifest["alone"] is False
 
 
 def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3").attempt
+    first = start_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3").attempt
     end_with_checkpoint(first, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
-    again = begin_attempt(run, folders).attempt
+    again = start_attempt(run, folders).attempt
     assert again == first
     assert again.manifest["state"] == "submitted"
     assert [again.manifest[key] for key in ("why", "failure", "sweep", "array")] == [None] * 4
@@ -59,24 +59,26 @@ def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_
 
 def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    assert begin_attempt(run, folders).attempt.number == 1
-    second = attempt_for(run.config, folders.store)
+    assert start_attempt(run, folders).attempt.number == 1
+    second = resume_or_create_attempt(run.config, folders.store)
     assert second.number == 2  # the first has no checkpoint
-    end_with_checkpoint(attempt_for(run.config, folders.store), state="failed", failure="bad_input")
-    assert begin_attempt(run, folders).attempt.number == 4
+    end_with_checkpoint(
+        resume_or_create_attempt(run.config, folders.store), state="failed", failure="bad_input"
+    )
+    assert start_attempt(run, folders).attempt.number == 4
 
 
 def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> None:
     run, folders = planned(), Folders(tmp_path)
-    first = begin_attempt(run, folders, job="12", sweep="a")
+    first = start_attempt(run, folders, job="12", sweep="a")
     end_with_checkpoint(first.attempt, state="preempted")
     (first.folder / "start-12-0").mkdir()
-    (first.folder / CANCEL).touch()
-    again = begin_attempt(run, folders, job="13", sweep="a")
+    (first.folder / CANCEL_FILE).touch()
+    again = start_attempt(run, folders, job="13", sweep="a")
     assert (again.folder / "start-12-0").is_dir()
-    assert not (again.folder / CANCEL).exists()
+    assert not (again.folder / CANCEL_FILE).exists()
     assert again.attempt.job.id == "13"
-    begin_attempt(run, folders)  # on this machine: one start, in a clean folder
+    start_attempt(run, folders)  # on this machine: one start, in a clean folder
     assert not (again.folder / "start-12-0").exists()
 
 

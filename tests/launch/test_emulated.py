@@ -62,7 +62,7 @@ def test_a_run_s_workers_meet_over_the_link_and_its_record_says_what_they_found(
     assert max(link["pairs_gbit_s"]) < 1.2
     found = manifest["interface"]
     assert 0 < found["counted_bytes"] <= found["sent_bytes"]
-    assert counters.uncounted(found, 3) == ""
+    assert counters.explain_uncounted_bytes(found, 3) == ""
 
 
 @pytest.mark.extended
@@ -103,12 +103,12 @@ def test_a_relay_that_is_killed_ends_the_run_with_a_sentence(tmp_path: Path) -> 
 @needs_namespaces
 def test_two_at_once_are_refused_before_anything_is_begun(here: Command, tmp_path: Path) -> None:
     """The next one may begin when one has ended."""
-    with local.only_emulation():
+    with local.hold_emulation_lock():
         refused(
             here("run", *RUN, "method=dense"), "has a run with cluster=netns under way", "cluster=virtual"
         )
     assert not (tmp_path / "results" / "runs").exists()
-    with local.only_emulation():
+    with local.hold_emulation_lock():
         pass
 
 
@@ -128,4 +128,4 @@ def test_bad_numbers_of_a_link_are_refused_before_anything_is_begun(here: Comman
 def test_a_timed_run_on_emulated_links_is_alone_on_the_machine() -> None:
     run = PlannedRun(compose.resolve([*RUN, "method=dense"]), None)
     assert run.config.num_processes == 3
-    assert not local.fits(run, [run])
+    assert not local.has_room_for(run, [run])

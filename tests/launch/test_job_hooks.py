@@ -11,9 +11,9 @@ from analysis.records.files import write_json
 from analysis.records.store import Store
 from experiments.config import code_version
 from experiments.launch import job_hooks
-from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, OVERRUN, crowded, diagnose
+from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, RELAY_OVERRUN, contention_warnings, diagnose
 from experiments.worker.orders import Orders
-from slurm.worker_process import ORDERS, JobSpec, WorkerCommand
+from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand
 from tests.analysis import synthetic
 
 
@@ -26,14 +26,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder = tmp_path / "launch"
     (folder / "start-7-0").mkdir(parents=True)
     write_json(folder / "start-7-0" / "failure0.json", {"rank": 0, "kind": "held", "why": "by another"})
-    Orders({}, str(attempt.path)).write(folder / ORDERS)
+    Orders({}, str(attempt.path)).write(folder / ORDERS_FILE)
     return str(folder)
 
 
 def test_an_attempt_that_another_process_writes_is_left_to_it(run: str, tmp_path: Path) -> None:
     (manifest,) = tmp_path.glob("runs/*/*/run.json")
     before = manifest.read_text()
-    assert job_hooks._close(run, 1) == AS_OFTEN_AS_ALLOWED
+    assert job_hooks._judge_run(run, 1) == AS_OFTEN_AS_ALLOWED
     assert manifest.read_text() == before
 
 
@@ -47,13 +47,13 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     copy = code_version.copy_into(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
-    assert job_hooks.begin(spec_of(run, copy)) == job_hooks.GO_ON
+    assert job_hooks.prepare_job(spec_of(run, copy)) == job_hooks.GO_ON
     assert not (copy / "yaml.py").exists()
     assert "it is no part of the code: yaml.py" in capsys.readouterr().err
 
     (tmp_path / "7").mkdir()
-    assert job_hooks.begin(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
-    attempt = job_hooks._attempt_of(run)
+    assert job_hooks.prepare_job(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
+    attempt = job_hooks._read_attempt(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "code")
     assert f"{tmp_path / '7'} is no whole copy of the code" in attempt.manifest["why"]
 
@@ -64,16 +64,16 @@ def test_a_job_whose_workers_do_not_even_begin_is_started_once_more_and_not_for_
 ) -> None:
     monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
     shutil.rmtree(Path(run, "start-7-0"))
-    assert job_hooks._close(run, 1, has_begun=False) == wants
-    attempt = job_hooks._attempt_of(run)
+    assert job_hooks._judge_run(run, 1, has_begun=False) == wants
+    attempt = job_hooks._read_attempt(run)
     assert attempt.state == state
     assert "no worker has begun" in attempt.manifest["why"]
     # Another run of its block had its turn.
-    assert job_hooks._close(run, 1, has_begun=True) == AS_OFTEN_AS_ALLOWED
+    assert job_hooks._judge_run(run, 1, has_begun=True) == AS_OFTEN_AS_ALLOWED
 
 
 def test_orders_that_were_removed_are_missed_in_a_sentence(run: str, tmp_path: Path) -> None:
-    Path(run, ORDERS).unlink()
+    Path(run, ORDERS_FILE).unlink()
     spec_of(run, Path()).write(tmp_path / "task0.json")
     with pytest.raises(SystemExit, match="was removed or damaged while its job was under way"):
         job_hooks.main("end", str(tmp_path / "task0.json"))
@@ -105,4 +105,4 @@ def test_the_first_cause_is_told_and_not_its_consequences(
 @pytest.mark.parametrize(("late", "is_told"), [(9, False), (11, True)])
 def test_a_run_whose_relay_was_the_bottleneck_says_so(late: int, is_told: bool) -> None:
     relay = {"cpu_s": 1.0, "seconds": 60.0, "packets": 100, "late": late}
-    assert crowded({"relay": relay}) == [OVERRUN] * is_told
+    assert contention_warnings({"relay": relay}) == [RELAY_OVERRUN] * is_told

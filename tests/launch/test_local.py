@@ -16,9 +16,9 @@ from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.launch import attempt as attempts
 from experiments.launch import local
-from experiments.launch.attempt import begin_attempt
+from experiments.launch.attempt import start_attempt
 from experiments.launch.diagnosis import Interrupted
-from experiments.launch.local import END_SIGNALS, EndSignals, Here
+from experiments.launch.local import END_SIGNALS, EndSignals, LocalBackend
 from tests.conftest import Command, refused
 from tests.launch import trouble_here
 from tests.worker.runs import wait_for
@@ -29,7 +29,7 @@ RUN = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=virtual", "tr
 def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(local, "cores", lambda: 3)
+    monkeypatch.setattr(local, "usable_cores", lambda: 3)
 
     def planned(*words: str) -> PlannedRun:
         return PlannedRun(compose.resolve(["task=cnn_cifar10", "device=cuda", *words]), None)
@@ -37,17 +37,17 @@ def test_runs_share_a_gpu_as_far_as_they_say_and_never_with_what_is_timed(
     curve = planned()
     four = planned("launch.runs_per_gpu=4")
     on_cpu = planned("device=cpu")
-    assert not local.fits(curve, [curve])  # one to a GPU, unless asked for
-    assert local.fits(four, [four, four])
-    assert not local.fits(four, [four, four, four])  # there are three cores
-    assert not local.fits(four, [curve])
-    assert local.fits(on_cpu, [curve])
-    assert local.fits(curve, [on_cpu])
+    assert not local.has_room_for(curve, [curve])  # one to a GPU, unless asked for
+    assert local.has_room_for(four, [four, four])
+    assert not local.has_room_for(four, [four, four, four])  # there are three cores
+    assert not local.has_room_for(four, [curve])
+    assert local.has_room_for(on_cpu, [curve])
+    assert local.has_room_for(curve, [on_cpu])
     for words in ("train.validate=never", "cluster=local"):  # it is timed, or has several processes
         alone = planned(words, "launch.runs_per_gpu=4")
-        assert not local.fits(alone, [four])
-        assert not local.fits(four, [alone])
-        assert local.fits(alone, [])
+        assert not local.has_room_for(alone, [four])
+        assert not local.has_room_for(four, [alone])
+        assert local.has_room_for(alone, [])
 
 
 def test_a_run_in_trouble_leaves_no_process_and_does_each_step_once(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     """Not even where its starter is gone, and with it the lock of those who start."""
     monkeypatch.setattr(attempts, "LEAVE_S", 0.2)
     run, folders = PlannedRun(compose.resolve([*RUN]), None), Folders(tmp_path)
-    first = begin_attempt(run, folders).attempt
+    first = start_attempt(run, folders).attempt
     for anew in (False, True):
         with (
             RankLog(first.rank_path(1)),
             pytest.raises(Held, match=f"process {os.getpid()} .* is still writing"),
         ):
-            begin_attempt(run, folders, anew=anew)
-    assert begin_attempt(run, folders).attempt.number == 2
+            start_attempt(run, folders, anew=anew)
+    assert start_attempt(run, folders).attempt.number == 2
 
 
 def test_the_first_signal_is_noted_and_the_second_one_ends() -> None:
@@ -112,15 +112,15 @@ def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "SAVE_S", 0.0)
-    begin = Here._begin
+    begin = LocalBackend._begin
 
-    def begin_and_stop_one(backend: Here) -> None:
+    def begin_and_stop_one(backend: LocalBackend) -> None:
         begin(backend)
         stopped = backend.running[0].workers.processes[1].pid
         os.kill(stopped, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Here, "_begin", begin_and_stop_one)
+    monkeypatch.setattr(LocalBackend, "_begin", begin_and_stop_one)
     done = here("run", "method=topk", "task=vector", "profile=smoke", "cluster=local", "workers=2")
     refused(done, "no step for 0 s", "interrupted: ", code=1)
     store = Folders(tmp_path / "results").store

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from analysis.records.files import read_json
-from experiments.launch.bad_nodes import note_failure
-from slurm import jobs, queue
+from experiments.launch.bad_nodes import append_failure
+from slurm import commands, jobs
 from tests.conftest import fine, refused, there
 from tests.launch.trouble_there import Bench
 from tests.slurm.devcluster import say
@@ -39,7 +39,7 @@ def has_image() -> bool:
     from slurm import container, images
 
     try:
-        container.check(images.choice("thin"))
+        container.check_container(images.container_config("thin"))
     except ValueError:
         return False
     return True
@@ -115,7 +115,7 @@ visible = environment.visible_gpus()
 torch.cuda.is_available, torch.cuda.set_device = lambda: True, print
 torch.cuda.device_count, torch.cuda.get_device_capability = lambda: len(visible), lambda device: (9, 0)
 config = compose.resolve(["cluster=devcluster", "device=cuda", "precision=fp32"])
-device = prepare_device(config, environment.place_of("srun"))
+device = prepare_device(config, environment.read_place("srun"))
 print("found", visible[device.index])
 """
 
@@ -145,12 +145,12 @@ def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(benc
     (attempt,) = bench.newest()
     ledger = bench.folders.scratch / "node-failures.jsonl"
     for job, day in (("1", 1), ("2", 2), ("3", 2)):  # two times, the second time under two jobs
-        note_failure(ledger, "n3", job, f"2026-01-0{day}T00:00:0{job}")
+        append_failure(ledger, "n3", job, f"2026-01-0{day}T00:00:0{job}")
     name = submit(bench, "method=dense", HOLD)
     (script,) = (bench.folders.sweeps / name / "a0").glob("*_submission.sh")
     assert "#SBATCH --exclude=n3\n" in script.read_text()
     fine(bench.command("cancel", name))
-    queue.command("scontrol", "release", str(attempt.job.id))
+    commands.run_command("scontrol", "release", str(attempt.job.id))
     bench.await_end([attempt])
     assert attempt.is_valid(verify=True)
     notes = bench.folders.launch(attempt).glob("start-*/worker*.json")
@@ -192,7 +192,9 @@ def test_two_that_submit_the_same_queue_each_run_once(bench: Bench) -> None:
     attempts = bench.newest()
     assert [(attempt.number, attempt.state) for attempt in attempts] == [(1, "submitted")] * 2
     ids = {str(attempt.job.id) for attempt in attempts}
-    assert {*jobs.live(f"{job.partition('_')[0]}_{number}" for job in ids for number in range(3))} == ids
+    assert {
+        *jobs.unfinished_jobs_by_id(f"{job.partition('_')[0]}_{number}" for job in ids for number in range(3))
+    } == ids
 
     refused(bench.command("cancel", name[:3]), "is part of a name", name, "--matching")
     assert "cancelled 2 jobs" in bench.command("cancel", name).stdout

@@ -17,12 +17,12 @@ from analysis.records.files import write_json
 from analysis.records.schema import SCHEMA, JobNote, Progress
 from analysis.records.store import Attempt
 from experiments.config.folders import Folders
-from experiments.launch.diagnosis import CANCEL
-from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, Speed, duration
-from experiments.launch.status import StatusView, stuck
-from experiments.launch.submission import Queue
+from experiments.launch.diagnosis import CANCEL_FILE
+from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, Speed, format_duration
+from experiments.launch.status import StatusView, stuck_reasons
+from experiments.launch.submission import SlurmBackend
 from slurm import jobs
-from slurm.jobs import Report
+from slurm.jobs import JobReport
 from tests.analysis import synthetic
 from tests.conftest import ROOT
 from tests.slurm.programs import Programs, programs
@@ -47,16 +47,16 @@ def test_a_job_that_will_not_begin_by_itself_is_told(tmp_path: Path) -> None:
         ("PartitionTimeLimit", "change cluster.time_min", True),
         ("JobHeldUser", "scontrol release", True),
     ]:
-        report = Report("queued", "7", "PENDING", reason)
+        report = JobReport("queued", "7", "PENDING", reason)
         run = StatusView(folders, {attempt: report}).of_attempt(attempt)
         assert run.state == "queued"
         assert said in run.why
-        assert stuck([run]) == ({run.why} if is_stuck else set())
+        assert stuck_reasons([run]) == ({run.why} if is_stuck else set())
 
 
 RESUME = "`scontrol resume 7`"
 # By state in its record, what SLURM knows, its word, was it cancelled by us: the word that is said, and why.
-SEEN: list[tuple[str, jobs.Known, str, bool, str, str]] = [
+SEEN: list[tuple[str, jobs.JobStatus, str, bool, str, str]] = [
     ("running", "queued", "RUNNING", False, "running", "on n1"),
     ("running", "queued", "SUSPENDED", False, "suspended", RESUME),
     ("submitted", "queued", "SUSPENDED", False, "queued", RESUME),
@@ -76,12 +76,12 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
         attempt = begun(folders, state=state, step=5)
         if is_by_us:
             folders.launch(attempt).mkdir(parents=True)
-            (folders.launch(attempt) / CANCEL).touch()
-        report = Report(known, "7", job_state, nodes="n1")
+            (folders.launch(attempt) / CANCEL_FILE).touch()
+        report = JobReport(known, "7", job_state, nodes="n1")
         run = StatusView(folders, {attempt: report}).of_attempt(attempt)
         assert run.word == word
         assert why in run.why
-        assert stuck([run]) == ({run.why} if why == RESUME else set())
+        assert stuck_reasons([run]) == ({run.why} if why == RESUME else set())
 
 
 def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_bl
     attempt = begun(folders, state="submitted")
     heading = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND"
     programs.prints("squeue", f"{heading}\n7|PENDING|Priority||N/A|a|/a")
-    watched = Queue([], folders, ProgressBar({}), "a", [])
+    watched = SlurmBackend([], folders, ProgressBar({}), "a", [])
     watched.attempts = [attempt]
     told = []
     for is_up in (True, False, False, True):
         programs.prints("scontrol", "Unable to contact slurm controller", code=0 if is_up else 1)
-        jobs._cluster.cache_clear()
+        jobs._cluster_settings.cache_clear()
         watched._ask()
         assert watched.view.of_attempt(attempt).state == "queued"
         told.append(capsys.readouterr().err)
@@ -190,7 +190,7 @@ def test_the_time_left_forgets_what_was_long_ago_and_never_counts_what_resuming_
 
 def test_times_are_as_coarse_as_they_are_known() -> None:
     told = {0: "0 s", 3: "5 s", 88: "90 s", 91: "2 min", 5000: "83 min", 6000: "1.7 h"}
-    assert {seconds: duration(seconds) for seconds in told} == told
+    assert {seconds: format_duration(seconds) for seconds in told} == told
 
 
 SHOW = """

@@ -19,7 +19,7 @@ import pytest
 from analysis.records.files import read_json
 from analysis.records.store import Attempt
 from experiments.config.folders import Folders
-from experiments.launch.attempt import UNFINISHED
+from experiments.launch.attempt import UNFINISHED_STATES
 from experiments.launch.status import StatusView
 from slurm import environment, jobs
 from tests.conftest import environment_for, fine, process, python, there
@@ -79,7 +79,7 @@ class Bench:
 
     def await_job(self, job: str, log: Path) -> None:
         """Until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""
-        await_(lambda: job not in jobs.live([job]), "the end of the job", pause=0.5)
+        await_(lambda: job not in jobs.unfinished_jobs_by_id([job]), "the end of the job", pause=0.5)
         assert "ExitCode=0:0" in say(self.environment, "scontrol", "show", "job", job), log.read_text()
 
     def submit(self, *words: str) -> list[Attempt]:
@@ -112,7 +112,7 @@ class Bench:
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
         """Until none is under way."""
-        environment.use_slurm(self.slurm_conf)
+        environment.use_slurm_conf(self.slurm_conf)
         quiet_since: float | None = None
 
         def ended() -> bool:
@@ -123,7 +123,7 @@ class Bench:
                 return False
             # A job whose node died is not in the queue for a moment, until SLURM has requeued it.
             quiet_since = quiet_since or time.monotonic()
-            silent = any(attempt.state in UNFINISHED for attempt in attempts)
+            silent = any(attempt.state in UNFINISHED_STATES for attempt in attempts)
             return not silent or time.monotonic() - quiet_since > SETTLE_S
 
         await_(ended, f"the end of {len(attempts)} runs", patience(attempts), pause=0.3)
@@ -131,7 +131,7 @@ class Bench:
 
 def state_of(job: str) -> str:
     """SLURM's word for it; empty once it has ended."""
-    report = jobs.live([job]).get(job)
+    report = jobs.unfinished_jobs_by_id([job]).get(job)
     return report.state if report else ""
 
 
@@ -208,7 +208,7 @@ def kill_its_node(bench: Bench, attempt: Attempt) -> None:
         lambda: bench.was_interrupted(attempt) or attempt.state == "ok", f"a new start of {attempt.run_id}"
     )
     await_(
-        lambda: attempt.state not in UNFINISHED or not goes_on(attempt),
+        lambda: attempt.state not in UNFINISHED_STATES or not goes_on(attempt),
         f"the end of {attempt.run_id}",
         patience([attempt]),
         pause=0.5,

@@ -15,7 +15,7 @@ import pytest
 
 from experiments.worker.hardware_claims import Worker
 from slurm import gpus
-from slurm.gpus import bus_id
+from slurm.gpus import format_bus_id
 
 
 def printed(name: str) -> str:
@@ -81,14 +81,16 @@ class Driver:
         self.rows, self.is_switched, self.without = topology(matrix), is_switched, without
         self.rates = rates or [
             [25.0] * (max(counts, default=0) if is_switched else sum(counts))
-            for counts in ([gpus.lanes(entry) for entry in row.values()] for row in self.rows.values())
+            for counts in (
+                [gpus.count_nvlinks(entry) for entry in row.values()] for row in self.rows.values()
+            )
         ]
         self.generation, self.lost = generation, lost
 
     def answers(self) -> dict[str, Callable[..., Any]]:
         """By the name of nvidia-ml-py's function."""
         switch, gpu = pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH, pynvml.NVML_NVLINK_DEVICE_TYPE_GPU
-        levels = {entry: level for level, entry in gpus.ANCESTORS.items()}
+        levels = {entry: level for level, entry in gpus.CONNECTION_BY_ANCESTOR.items()}
         known: dict[str, Callable[..., Any]] = {
             "Init": lambda: None,
             "Shutdown": lambda: None,
@@ -107,7 +109,7 @@ class Driver:
             "DeviceGetTopologyCommonAncestor": lambda one, other: levels.get(
                 self.rows[one][other], pynvml.NVML_TOPOLOGY_SYSTEM
             ),
-            "DeviceGetP2PStatus": lambda one, other, _: 0 if gpus.lanes(self.rows[one][other]) else 5,
+            "DeviceGetP2PStatus": lambda one, other, _: 0 if gpus.count_nvlinks(self.rows[one][other]) else 5,
             "DeviceGetClockInfo": lambda _, which: 1980 if which == pynvml.NVML_CLOCK_SM else 3201,
             "DeviceGetPowerUsage": lambda _: 121_456,
             "DeviceGetTemperature": lambda *_: 31,
@@ -137,7 +139,7 @@ class Driver:
         return SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=round(1000 * rate)))
 
     def _remote(self, index: int, link: int) -> SimpleNamespace:
-        ends = [other for other, entry in self.rows[index].items() for _ in range(gpus.lanes(entry))]
+        ends = [other for other, entry in self.rows[index].items() for _ in range(gpus.count_nvlinks(entry))]
         return place(SWITCH if self.is_switched else 16 + ends[link])
 
 
@@ -151,13 +153,13 @@ def refuse(why: str) -> Any:
 
 def drive(monkeypatch: pytest.MonkeyPatch, driver: Driver | None) -> None:
     """From now on this is the driver, asked anew by each survey of the test; None: there is none."""
-    monkeypatch.setattr(gpus, "survey", cache(gpus.survey.__wrapped__))
+    monkeypatch.setattr(gpus, "gpus_by_bus_id", cache(gpus.gpus_by_bus_id.__wrapped__))
     for name, function in (driver or Driver("", without=["Init"])).answers().items():
         monkeypatch.setattr(pynvml, name, function)
 
 
 def bus(index: int) -> str:
-    return bus_id(0, 16 + index, 0)
+    return format_bus_id(0, 16 + index, 0)
 
 
 def workers(

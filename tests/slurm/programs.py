@@ -75,6 +75,6 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Progra
             monkeypatch.delenv(name)
     found = Programs(tmp_path / "programs")
     monkeypatch.setenv("PATH", str(found.folder), prepend=os.pathsep)
-    jobs._cluster.cache_clear()
+    jobs._cluster_settings.cache_clear()
     yield found
-    jobs._cluster.cache_clear()
+    jobs._cluster_settings.cache_clear()

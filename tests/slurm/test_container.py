@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 from slurm import container, images
-from slurm.images import ImageChoice
+from slurm.images import ContainerConfig
 from tests.conftest import ROOT, there
 
 IMAGES = sorted(path.stem for path in (ROOT / "singularity").glob("*.args"))
@@ -69,19 +69,19 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def choice(image: Path | str, **more: Any) -> ImageChoice:
-    return replace(images.choice("thin"), image=str(image), **more)
+def choice(image: Path | str, **more: Any) -> ContainerConfig:
+    return replace(images.container_config("thin"), image=str(image), **more)
 
 
 def wrapped(
-    image: ImageChoice,
+    image: ContainerConfig,
     *words: str,
     binds: tuple[Path, ...] = (),
     variables: Mapping[str, str] | None = None,
 ) -> list[str]:
     """This Python, with these words, in the image."""
     command = [sys.executable, *words]
-    return container.wrap(image, command, [*HERE, *binds], ROOT, variables or {}, gpu=False)
+    return container.wrap_command(image, command, [*HERE, *binds], ROOT, variables or {}, gpu=False)
 
 
 # fmt: off
@@ -99,7 +99,7 @@ STAY = [
 
 
 def test_ranks_jobs_threads_and_links_enter_and_nothing_else_of_the_environment() -> None:
-    assert [name for name in [*ENTER, *STAY] if container.passed(name)] == ENTER
+    assert [name for name in [*ENTER, *STAY] if container.can_enter_container(name)] == ENTER
 
 
 def test_folders_are_mounted_once_and_systems_never(tmp_path: Path) -> None:
@@ -107,20 +107,22 @@ def test_folders_are_mounted_once_and_systems_never(tmp_path: Path) -> None:
     for folder in (inner, other):
         folder.mkdir(parents=True)
     link.symlink_to(other)
-    found = container.mounted([inner, tmp_path / "a", link, Path("/usr"), Path("/"), Path("/usr/local")])
+    found = container.folders_to_mount(
+        [inner, tmp_path / "a", link, Path("/usr"), Path("/"), Path("/usr/local")]
+    )
     assert found == [tmp_path / "a", other, link]
 
 
 def test_the_gpu_is_asked_for_and_the_image_s_own_python_taken(runtime: Path, tmp_path: Path) -> None:
     sif = a_sif(tmp_path / "x.sif")
     mine = choice(sif, python="/opt/python", binds=["/scratch:/data:ro"], options=["--ipc"])
-    command = container.wrap(mine, ["/host/python", "-c", "x"], [], ROOT, {}, gpu=True)
+    command = container.wrap_command(mine, ["/host/python", "-c", "x"], [], ROOT, {}, gpu=True)
     assert command[0] == str(runtime)
     assert "--nv" in command
     assert command[command.index("--bind") + 1] == "/scratch:/data:ro"
     assert command[-6:] == ["--ipc", str(sif), "env", "/opt/python", "-c", "x"]
     other = runtime.rename(runtime.with_name("singularity"))  # does as well
-    command = container.wrap(choice(sif), ["python"], [], ROOT, {}, gpu=False)
+    command = container.wrap_command(choice(sif), ["python"], [], ROOT, {}, gpu=False)
     assert command[0] == str(other)
     assert "--nv" not in command
 
@@ -129,16 +131,16 @@ def test_bare_names_of_images_are_in_their_folder_and_relative_ones_in_the_check
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SPARSIFY_IMAGES", raising=False)
-    assert images.locate("x.sif") == ROOT / "singularity" / "images" / "x.sif"
-    assert images.locate("some/x.sif") == ROOT / "some" / "x.sif"
-    assert images.locate("/some/x.sif") == Path("/some/x.sif")
+    assert images.image_path("x.sif") == ROOT / "singularity" / "images" / "x.sif"
+    assert images.image_path("some/x.sif") == ROOT / "some" / "x.sif"
+    assert images.image_path("/some/x.sif") == Path("/some/x.sif")
     monkeypatch.setenv("SPARSIFY_IMAGES", str(tmp_path))
-    assert images.locate("x.sif") == tmp_path / "x.sif"
+    assert images.image_path("x.sif") == tmp_path / "x.sif"
 
 
-def says(image: ImageChoice, *words: str) -> None:
+def says(image: ContainerConfig, *words: str) -> None:
     with pytest.raises(ValueError, match=".*".join(map(re.escape, words))):
-        container.check(image)
+        container.check_container(image)
 
 
 def test_a_machine_without_a_program_for_images_is_told(
@@ -160,11 +162,11 @@ def test_images_that_can_not_be_used_are_named_and_what_to_do(
     unlabelled: list[dict[str, Any]] = [{"labels": {}}, {"labels": None}, {}]
     for attributes in unlabelled:  # somebody's own
         give_labels(runtime, attributes)
-        container.check(choice(a_sif(tmp_path / "x.sif")))
+        container.check_container(choice(a_sif(tmp_path / "x.sif")))
     labels = {images.IMAGE_LABEL: "cpu", images.DEFINITION_LABEL: "0" * 12}
     give_labels(runtime, {"labels": labels})
     ours = choice(a_sif(tmp_path / "ours.sif"))
-    says(ours, "another definition (000000000000)", images.definition("cpu"), "make sif IMAGE=cpu")
+    says(ours, "another definition (000000000000)", images.definition_digest("cpu"), "make sif IMAGE=cpu")
 
 
 def give_labels(runtime: Path, attributes: Mapping[str, Any]) -> None:
@@ -174,19 +176,19 @@ def give_labels(runtime: Path, attributes: Mapping[str, Any]) -> None:
 
 def test_an_image_is_read_once(runtime: Path, tmp_path: Path) -> None:
     sif = a_sif(tmp_path / "x.sif")
-    first = there(container.facts(choice(sif)))
+    first = there(container.image_provenance(choice(sif)))
     assert (first["runtime_version"], first["arch"]) == ("apptainer 9.9.9", "amd64")
-    assert container.facts(choice(sif)) == first
+    assert container.image_provenance(choice(sif)) == first
     assert runtime.with_name("apptainer.log").read_text().count("inspect") == 1
     a_sif(sif, b"04")
     os.utime(sif, ns=(1, 1))  # a clock of coarse ticks must not hide that it is another file now
-    second = there(container.facts(choice(sif)))
+    second = there(container.image_provenance(choice(sif)))
     assert second["sha256"] != first["sha256"]
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_definitions_are_whole_and_their_sections_shell(name: str) -> None:
-    words = {**images.arguments(name), "definition": "0" * 12, "mirror": "none"}
+    words = {**images.read_build_arguments(name), "definition": "0" * 12, "mirror": "none"}
     text = (ROOT / "singularity" / "sparsify.def").read_text()
     declared = text.partition("\n%arguments\n")[2].partition("\n%")[0].split()
     for key, value in {**dict(word.split("=", 1) for word in declared), **words}.items():
@@ -207,29 +209,31 @@ def test_the_definition_s_digest_follows_what_goes_in(
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
     shutil.copy(ROOT / "constraints.txt", tmp_path)
     monkeypatch.setattr(images, "ROOT", tmp_path)
-    thin, cpu = images.definition("thin"), images.definition("cpu")
+    thin, cpu = images.definition_digest("thin"), images.definition_digest("cpu")
     (tmp_path / "constraints.txt").write_text("torch==1\n")
-    assert images.definition("thin") == thin  # holds no packages
-    assert images.definition("cpu") != cpu
+    assert images.definition_digest("thin") == thin  # holds no packages
+    assert images.definition_digest("cpu") != cpu
     (tmp_path / "singularity" / "sparsify.def").write_text("another")
-    assert images.definition("thin") != thin
+    assert images.definition_digest("thin") != thin
     with pytest.raises(ValueError, match="no image 'fat'; there are: cpu, gpu, thin"):
-        images.definition("fat")
+        images.definition_digest("fat")
 
 
 @pytest.fixture(scope="module")
-def thin() -> ImageChoice:
-    image = images.choice("thin")
-    if images.runtime() is None:
+def thin() -> ContainerConfig:
+    image = images.container_config("thin")
+    if images.find_runtime() is None:
         pytest.skip("neither apptainer nor singularity is here (slurm/devcluster/install-apptainer)")
-    if not images.locate(image.image).is_file():
+    if not images.image_path(image.image).is_file():
         pytest.skip("there is no thin image (make sif)")
-    container.check(image)
+    container.check_container(image)
     return image
 
 
 @pytest.mark.extended
-def test_words_variables_and_exit_codes_come_through_to_the_letter(thin: ImageChoice, tmp_path: Path) -> None:
+def test_words_variables_and_exit_codes_come_through_to_the_letter(
+    thin: ContainerConfig, tmp_path: Path
+) -> None:
     body = (
         "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sys.prefix])); "
         "sys.exit(75)"
@@ -250,7 +254,7 @@ def test_words_variables_and_exit_codes_come_through_to_the_letter(thin: ImageCh
 
 
 @pytest.mark.extended
-def test_odd_folders_are_there_and_home_is_not(thin: ImageChoice, tmp_path: Path, private: Path) -> None:
+def test_odd_folders_are_there_and_home_is_not(thin: ContainerConfig, tmp_path: Path, private: Path) -> None:
     odd = tmp_path / "a,b:c \"d\" '$(id)'"
     odd.mkdir()
     body = "import os, sys; open(sys.argv[1] + '/written', 'w').write(str(os.path.exists(sys.argv[2])))"
@@ -281,7 +285,7 @@ sys.exit(75)
 
 
 @contextlib.contextmanager
-def started(thin: ImageChoice) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def started(thin: ContainerConfig) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A worker in a container, and its own process id."""
     with subprocess.Popen(wrapped(thin, "-u", "-c", WORKER), stdout=subprocess.PIPE, text=True) as outer:
         try:
@@ -293,13 +297,13 @@ def started(thin: ImageChoice) -> Iterator[tuple[subprocess.Popen[str], int]]:
 @pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
 def test_the_stop_signal_reaches_the_worker_and_leaves_the_image_in_place(
-    thin: ImageChoice, number: signal.Signals
+    thin: ContainerConfig, number: signal.Signals
 ) -> None:
     """Also where every process of a step gets it. Whether a file server bears signals is up to this machine's
     apptainer, but for the one that we unpack.
     """
     with started(thin) as (outer, inner):
-        if images.unpacked() in Path(images.runtime() or "").parents:
+        if images.unpacked_runtime_folder() in Path(images.find_runtime() or "").parents:
             for child in psutil.Process(outer.pid).children():  # squashfuse, where images are mounted by it
                 if child.pid != inner:
                     child.send_signal(number)
@@ -309,7 +313,7 @@ def test_the_stop_signal_reaches_the_worker_and_leaves_the_image_in_place(
 
 
 @pytest.mark.extended
-def test_a_killed_container_leaves_no_worker(thin: ImageChoice) -> None:
+def test_a_killed_container_leaves_no_worker(thin: ContainerConfig) -> None:
     with started(thin) as (outer, inner):
         worker = psutil.Process(inner)
         outer.kill()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm import queue
+from slurm import commands
 from tests.conftest import fine
 from tests.launch import trouble_there
 from tests.launch.trouble_there import Bench
@@ -32,8 +32,8 @@ def test_only_an_exclusive_job_has_its_nodes_alone(bench: Bench, words: list[str
     call = ["sbatch", "--parsable", "--output=/dev/null", *words, "--wrap", "sleep 60"]
     job = say(bench.environment, *call).strip()
     await_(lambda: trouble_there.state_of(job) == "RUNNING", "a running job", pause=0.1)
-    assert queue.has_nodes_alone(job) == (words == ["--exclusive"])
-    queue.cancel([job])
+    assert commands.has_exclusive_nodes(job) == (words == ["--exclusive"])
+    commands.cancel_jobs([job])
 
 
 SBATCH = """#!/bin/sh

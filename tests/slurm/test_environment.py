@@ -40,13 +40,13 @@ STARTED = [
 def test_a_process_knows_whether_it_is_one_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     for variables, expected in STARTED:
         monkeypatch.setattr(os, "environ", variables)
-        found = environment.joined()
+        found = environment.find_launcher_group()
         assert (found and (found.starter, found.place.rank, found.place.size)) == expected
     monkeypatch.setattr(os, "environ", OF_TORCHRUN)
     with pytest.raises(
         ValueError, match=r"RANK, WORLD_SIZE, LOCAL_RANK are set, .* unset them, or start .*torchrun"
     ):
-        environment.joined()
+        environment.find_launcher_group()
 
 
 def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
@@ -54,7 +54,7 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
 ) -> None:
     told = {"HOROVOD_CYCLE_TIME": "0.1", "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_RANK": "1"}
     monkeypatch.setattr(os, "environ", told)
-    assert environment.recorded("HOROVOD") == {"HOROVOD_CYCLE_TIME": "0.1"}
+    assert environment.recorded_variables("HOROVOD") == {"HOROVOD_CYCLE_TIME": "0.1"}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
     [
         ("SPARSIFY_RESULTS", Folders),
         ("DATA_ROOT", lambda: data_root.root_of(None)),
-        ("SPARSIFY_IMAGES", images.folder),
+        ("SPARSIFY_IMAGES", images.image_folder),
         ("SPARSIFY_CONF", environment.conf_folders),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_folder_whose_name_is_not_utf8_is_refused(
 
 
 OF_PTY_STEP = {**OF_SRUN, "SLURM_PTY_PORT": "40000", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
-ASK = "from slurm import environment; print(environment.joined() is not None)"
+ASK = "from slurm import environment; print(environment.find_launcher_group() is not None)"
 
 
 TYPED = ["bash", "-c", 'set -m; "$@"; true', "shell"]  # as in a shell that a person types in

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from slurm import jobs, queue
-from slurm.jobs import Noted, Report
+from slurm import commands, jobs
+from slurm.jobs import JobReport, SubmittedJob
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
 ME, SOMEBODY = 1000, 1001
 FOLDER = Path("/results/sweeps/s/a0")
-JOB = Noted("12_1", "s-a0", FOLDER, 1, "here", ME)
+JOB = SubmittedJob("12_1", "s-a0", FOLDER, 1, "here", ME)
 THEIRS, NAMELESS = JOB._replace(user=SOMEBODY), JOB._replace(id=None)
 HERE = "ClusterName             = here\nPrivateData             = none"
 PRIVATE = HERE.replace("none", "accounts,jobs,users")
@@ -66,8 +66,8 @@ def test_what_slurm_does_not_show_is_over_only_where_it_would_show_it(
         programs.prints("squeue", squeue)
         programs.prints("sacct", sacct)
         programs.prints("scontrol", config)
-        jobs._cluster.cache_clear()
-        report = jobs.ask([job])[job]
+        jobs._cluster_settings.cache_clear()
+        report = jobs.query_jobs([job])[job]
         assert (report.known, report.state) == (known, state), row
         if known in ("queued", "ended"):
             assert report.id == "12_1", row
@@ -77,7 +77,7 @@ def test_a_cluster_that_can_not_be_asked_from_here_leaves_its_jobs_unknown(progr
     programs.prints("scontrol", HERE)
     programs.prints("squeue", "squeue: error: No cluster 'there' known by database.", code=1)
     job = JOB._replace(cluster="there")
-    report = jobs.ask([job])[job]
+    report = jobs.query_jobs([job])[job]
     assert report.known == "unknown"
     assert "on the cluster there, and SLURM here is here" in report.reason
     assert "--clusters=there" in programs.words("squeue")
@@ -87,18 +87,18 @@ def test_an_error_is_no_answer_except_that_there_is_no_such_job(programs: Progra
     programs.prints("scontrol", HERE)
     programs.prints("sacct", "Slurm accounting storage is disabled", code=1)
     programs.prints("squeue", "slurm_load_jobs error: Invalid job id specified", code=1)
-    assert jobs.ask([JOB]) == {JOB: Report("forgotten", "12_1")}
+    assert jobs.query_jobs([JOB]) == {JOB: JobReport("forgotten", "12_1")}
     for error in (
         "slurm_load_jobs error: Unable to contact slurm controller",
         "slurm_load_jobs error: Socket timed out on send/recv operation",
         "This cluster is in maintenance until Monday.",
     ):
         programs.prints("squeue", error, code=1)
-        with pytest.raises(queue.SlurmError, match=error):
-            jobs.ask([JOB])
+        with pytest.raises(commands.SlurmError, match=error):
+            jobs.query_jobs([JOB])
     programs.prints("squeue", "   id  user      state    (of 5 minutes ago)\n   13  somebody  running")
-    with pytest.raises(queue.SlurmError, match="squeue of this machine does not answer as SLURM's does"):
-        jobs.ask([JOB])
+    with pytest.raises(commands.SlurmError, match="squeue of this machine does not answer as SLURM's does"):
+        jobs.query_jobs([JOB])
 
 
 def test_what_a_person_exported_hides_no_job(programs: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,19 +110,19 @@ def test_what_a_person_exported_hides_no_job(programs: Programs, monkeypatch: py
     }  # fmt: skip
     for name in (*exported, "LOGNAME", "USER"):
         monkeypatch.setenv(name, "x")
-    assert jobs.ask([JOB])[JOB].known == "queued"
+    assert jobs.query_jobs([JOB])[JOB].known == "queued"
     assert {"--jobs=12", "--all", "--array", "--states=all"} <= {*programs.words("squeue")}
     assert not {*programs.environment("squeue")} & exported
 
 
 def test_what_goes_on_after_scancel_is_told_with_its_words(programs: Programs) -> None:
-    mine, theirs = Report("queued", "11", "RUNNING"), Report("queued", "12", "RUNNING")
+    mine, theirs = JobReport("queued", "11", "RUNNING"), JobReport("queued", "12", "RUNNING")
     programs.prints("scontrol", HERE)
     programs.prints("squeue", HEAD + "11|CANCELLED|None|n1|N/A|a|/a\n12|RUNNING|None|n1|N/A|a|/a")
     programs.prints(
         "scancel", "scancel: error: Kill job error on job id 12: Access/permission denied", code=1
     )
-    refused = jobs.cancel([mine, theirs])
+    refused = jobs.cancel_jobs([mine, theirs])
     assert [*refused] == [theirs]
     assert "permission denied" in refused[theirs]
 
@@ -135,17 +135,17 @@ def test_nodes_are_a_jobs_alone_where_its_version_of_slurm_says_so(programs: Pro
     ]  # fmt: skip
     for fields in (*alone, *others):
         programs.prints("scontrol", f"JobId=7 JobName=a {fields} Contiguous=0 Requeue=1")
-        assert queue.has_nodes_alone("7") is (fields in alone)
+        assert commands.has_exclusive_nodes("7") is (fields in alone)
 
 
 def test_a_job_is_requeued_once_the_controller_is_back(programs: Programs) -> None:
     down = "scontrol: error: Unable to contact slurm controller (connect failure)"
     programs.prints("scontrol", down, code=1, once=True)
-    queue.requeue("7")
+    commands.requeue_job("7")
     assert programs.words("scontrol") == ["requeue", "7"]
 
 
 def test_a_requeue_that_is_refused_is_not_tried_again(programs: Programs) -> None:
     programs.prints("scontrol", "Requested operation is presently disabled for job 7", code=1, once=True)
-    with pytest.raises(queue.SlurmError, match="presently disabled"):
-        queue.requeue("7")
+    with pytest.raises(commands.SlurmError, match="presently disabled"):
+        commands.requeue_job("7")

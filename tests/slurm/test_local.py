@@ -16,7 +16,7 @@ import pytest
 
 from slurm import local
 from slurm.local import LocalWorkers
-from slurm.worker_process import WorkerCommand, exit_codes
+from slurm.worker_process import WorkerCommand, read_exit_codes
 from tests.conftest import ROOT, there
 
 Start = Callable[..., LocalWorkers]
@@ -62,7 +62,7 @@ def end_of(workers: LocalWorkers) -> dict[int, int]:
 
 def test_all_workers_end_well_and_leave_notes_and_logs(start: Start, tmp_path: Path) -> None:
     ended = end_of(start("0", "0"))
-    assert ended == exit_codes(tmp_path) == {0: 0, 1: 0}
+    assert ended == read_exit_codes(tmp_path) == {0: 0, 1: 0}
     for rank in (0, 1):
         assert json.loads((tmp_path / f"worker{rank}.json").read_text())["rank"] == rank
         assert (tmp_path / f"worker{rank}_log.out").read_text() == f"rank {rank} of 2: 0,0\n"
@@ -77,7 +77,7 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
         assert workers.poll() is None
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ended = end_of(workers)
-    assert ended == exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
+    assert ended == read_exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
     assert all(process.poll() is not None for process in workers.processes.values())
 
 

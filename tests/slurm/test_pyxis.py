@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from experiments.config import compose
-from experiments.launch.attempt import image_of
+from experiments.launch.attempt import container_config
 from slurm import container, pyxis
 from slurm.environment import WorkerPlace
-from slurm.images import ImageChoice
+from slurm.images import ContainerConfig
 from slurm.worker_process import WorkerCommand, WorkerStart
 from tests.conftest import Command, fine, refused, there
 from tests.slurm.programs import Programs, programs
@@ -31,8 +31,8 @@ HELP = """      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH
 """
 
 
-def choice(image: str, **more: object) -> ImageChoice:
-    return ImageChoice("mine", image, runtime="pyxis", **more)  # type: ignore[arg-type]  # as they are written
+def choice(image: str, **more: object) -> ContainerConfig:
+    return ContainerConfig("mine", image, runtime="pyxis", **more)  # type: ignore[arg-type]  # as they are written
 
 
 def test_srun_is_told_in_documented_words_and_the_worker_s_command_is_itself(here: Command) -> None:
@@ -58,16 +58,16 @@ def test_an_image_is_a_file_or_a_name_in_a_registry() -> None:
     named = [REGISTRY, "ubuntu", "ubuntu:24.04", "user@host#a/b"]
     files = ["/images/x", "./x", "x.sqsh", "~/x.squashfs"]
     for image in (*named, *files):
-        assert pyxis.is_file(image) == (image in files)
+        assert pyxis.is_image_file(image) == (image in files)
         words = [*ON_SLURM, "container.runtime=pyxis", f'container.image="{image}"']
-        found = there(image_of(compose.resolve(words))).image
+        found = there(container_config(compose.resolve(words))).image
         assert Path(found).is_absolute() if image in files else found == image
 
 
 def test_a_folder_that_pyxis_would_take_apart_is_refused() -> None:
     for folder in ("/a,b", "/a:b", "/a b"):
         with pytest.raises(ValueError, match="a comma, a colon or a blank"):
-            container.srun_words(choice(REGISTRY), [Path(folder)], Path("/code"))
+            container.srun_options(choice(REGISTRY), [Path(folder)], Path("/code"))
 
 
 def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_a_worker_takes_its_signals_itself(tmp_path: Path) -> None:
 def test_where_srun_knows_no_container_nothing_is_queued(tmp_path: Path, programs: Programs) -> None:
     programs.prints("srun", "Usage: srun [OPTIONS(0)...]")
     with pytest.raises(ValueError, match="srun has no --container-image here, so this site has no pyxis"):
-        container.check(choice(REGISTRY))
+        container.check_container(choice(REGISTRY))
     programs.prints("srun", HELP)
-    container.check(choice(REGISTRY))
+    container.check_container(choice(REGISTRY))
     with pytest.raises(ValueError, match=r"there is no image .*x.sqsh; make it with `enroot import -o "):
-        container.check(choice(str(tmp_path / "x.sqsh")))
+        container.check_container(choice(str(tmp_path / "x.sqsh")))
     (tmp_path / "x.sqsh").write_bytes(b"hsqs")
-    container.check(choice(str(tmp_path / "x.sqsh")))
-    assert len(container.facts(choice(str(tmp_path / "x.sqsh")))["sha256"]) == 64
+    container.check_container(choice(str(tmp_path / "x.sqsh")))
+    assert len(container.image_provenance(choice(str(tmp_path / "x.sqsh")))["sha256"]) == 64
 
 
 def test_without_slurm_there_is_no_pyxis(here: Command) -> None:

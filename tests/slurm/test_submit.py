@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm import queue
-from slurm.submit import exported, sbatch_text, submit_array
+from slurm import commands
+from slurm.submit import exported_options, sbatch_text, submit_array
 from slurm.task import RunTask
 from tests.slurm.programs import Programs, programs
 
@@ -88,7 +88,7 @@ def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
             assert (name in programs.environment("sbatch")) == (not aside), exports
             assert said == ([f"exported, and set aside: {exports} ({aside})"] if aside else [])
             if value:
-                assert exported(planned) == ([] if aside else [exports])
+                assert exported_options(planned) == ([] if aside else [exports])
     monkeypatch.setenv("SBATCH_PARTITION", "gpu")  # as the configuration has it
     assert submitted(tmp_path / "same") == (["7"], [])
 
@@ -132,7 +132,10 @@ def test_a_job_is_neither_refused_nor_queued_as_long_as_nobody_can_tell(
 ) -> None:
     programs.prints("sbatch", "sbatch: error: Unable to contact slurm controller", code=1)
     programs.prints("squeue", "slurm_load_jobs error: Unable to contact slurm controller", code=1)
-    with pytest.raises(queue.Unsure, match=r"not known whether SLURM has taken the job.*Unable to contact"):
+    with pytest.raises(
+        commands.UncertainSubmissionError,
+        match=r"not known whether SLURM has taken the job.*Unable to contact",
+    ):
         submitted(tmp_path)
 
 

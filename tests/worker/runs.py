@@ -23,7 +23,7 @@ from experiments.training.stop import Preempted, Stop
 from experiments.worker import run
 from experiments.worker.orders import Orders
 from slurm.environment import WorkerPlace
-from slurm.worker_process import STOP_SIGNALS, lifeline
+from slurm.worker_process import STOP_SIGNALS, open_lifeline
 from tests.conftest import ROOT, environment_for
 
 CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what differs from run to run
@@ -144,7 +144,7 @@ def start_workers(told: Orders, folder: Path, size: int) -> Workers:
                     command,
                     cwd=ROOT,
                     env=common | place,
-                    stdin=lifeline(),
+                    stdin=open_lifeline(),
                     stderr=errors,
                     preexec_fn=hold_signals_back,
                 )

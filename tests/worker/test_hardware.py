@@ -24,7 +24,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 def surveyed(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> dict[str, gpus.NodeGpu]:
     drive(monkeypatch, driver)
-    return gpus.survey()
+    return gpus.gpus_by_bus_id()
 
 
 def test_pcie_is_made_true_where_there_is_nvlink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytes
     monkeypatch.setattr(
         "os.environ", {"NCCL_P2P_DISABLE": "0", "NCCL_TOPO_FILE": "/etc/topo.xml", "HOME": "/"}
     )
-    environment.offer(NO_PEERS)
+    environment.set_default_variables(NO_PEERS)
     told = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0"}
     assert environment.nccl_settings() == {**told, "NCCL_TOPO_FILE": "a file"}
 
@@ -111,7 +111,7 @@ SILENT = cast(Comm, SimpleNamespace(rank=0, size=2))  # must not be used
 
 
 def test_on_cpus_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "driver", lambda: pytest.fail("the driver was asked"))
+    monkeypatch.setattr(gpus, "nvml_session", lambda: pytest.fail("the driver was asked"))
     for where, link in (("local", "loopback"), ("slurm", "ethernet_1g"), ("virtual", "ethernet")):
         asked = config(where=where, gpu="none", link={"name": link})
         hardware.prepare(asked, WorkerPlace(0, 2, 0), CPU)
@@ -153,6 +153,6 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_what_the_driver_says() -> None:
-    seen, node = hardware.facts(GPU), gpus.survey()
+    seen, node = hardware.facts(GPU), gpus.gpus_by_bus_id()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver

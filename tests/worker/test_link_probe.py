@@ -15,7 +15,7 @@ from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
 from experiments.worker.link_probe import Meter, ProbedLink, mismatches
 from slurm.emulated import counters
-from slurm.emulated.counters import Counters
+from slurm.emulated.counters import InterfaceCounters
 from sparsify.comm import Comm, CountingComm, virtual
 from sparsify.comm.direct import DIRECT_KINDS, DirectComm
 from sparsify.cost import TEXTBOOK
@@ -149,7 +149,7 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
 
 
 def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "read", lambda: Counters(1000, 3))
+    monkeypatch.setattr(counters, "read_counters", lambda: InterfaceCounters(1000, 3))
 
     def body(comm: virtual.VirtualComm) -> Any:
         meter = Meter(comm)
@@ -167,14 +167,14 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
 
 
 def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "read", lambda: None)
+    monkeypatch.setattr(counters, "read_counters", lambda: None)
     assert virtual.run(2, lambda comm: Meter(comm).found()) == [None, None]
 
 
 def test_more_than_headers_is_told_and_so_is_less_than_was_counted() -> None:
     def told(sent_bytes: float, resent: float = 0) -> str:
         counted = {"sent_bytes": sent_bytes, "counted_bytes": 1e6, "resent": resent, "calls": 5.0}
-        return counters.uncounted(counted, 2)
+        return counters.explain_uncounted_bytes(counted, 2)
 
     assert told(1_000_000) == told(1_070_000) == told(1_300_000, resent=4) == ""
     for sent in (1_300_000, 990_000):

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from slurm.emulated import switch
-from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_root
+from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check_emulation, has_namespace_privilege
 from tests.conftest import ROOT, there
 from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, opened, processes
 
@@ -53,9 +53,9 @@ subprocess.run(wait, stdin=lifeline())
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Ask anew what this machine allows, which is asked once in a process's life."""
-    has_root.cache_clear()
+    has_namespace_privilege.cache_clear()
     yield
-    has_root.cache_clear()
+    has_namespace_privilege.cache_clear()
 
 
 def python(made: EmulatedNetwork, node: int, code: str, *words: str) -> subprocess.Popen[str]:
@@ -68,7 +68,7 @@ def seconds_to_send(made: EmulatedNetwork, senders: list[int], num_bytes: int) -
     with python(made, 0, RECEIVE, str(len(senders))) as receiver:
         assert there(receiver.stdout).readline() == "ready\n"
         began = time.perf_counter()
-        ends = [python(made, node, SEND, switch.address(0), str(num_bytes)) for node in senders]
+        ends = [python(made, node, SEND, switch.node_address(0), str(num_bytes)) for node in senders]
         for end in ends:
             with end:
                 assert end.wait(30) == 0
@@ -147,7 +147,7 @@ def test_links_over_which_no_run_would_end_are_refused(
     link: tuple[Any, ...], nodes: int, sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        check(EmulatedLink(*link), nodes)
+        check_emulation(EmulatedLink(*link), nodes)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_machine_that_can_have_no_networks_is_told_why(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
     with pytest.raises(ValueError, match=sentence):
-        has_root()
+        has_namespace_privilege()
 
 
 @pytest.mark.parametrize("allowed", [("unshare", "--net"), ("unshare", "--map-root-user", "--net"), None])
@@ -177,12 +177,12 @@ def test_root_comes_first_then_a_user_namespace_then_the_reasons(
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     if allowed:
-        assert has_root() == (len(allowed) == 2)
+        assert has_namespace_privilege() == (len(allowed) == 2)
     else:
         with pytest.raises(
             ValueError, match=r"\(3 words: not permitted\).*\(4 words: not permitted\); run it as root"
         ):
-            has_root()
+            has_namespace_privilege()
 
 
 @needs_namespaces
@@ -195,10 +195,10 @@ def test_what_the_kernel_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     with pytest.raises(
         ValueError, match=r"\(tc: Error: Specified qdisc kind is unknown.\); take cluster=virtual"
     ):
-        check(a_link(FAST), 2)
+        check_emulation(a_link(FAST), 2)
 
 
 def test_nodes_have_different_addresses_of_one_network() -> None:
-    addresses = {switch.address(node) for node in range(switch.MOST_NODES)}
+    addresses = {switch.node_address(node) for node in range(switch.MOST_NODES)}
     assert len(addresses) == switch.MOST_NODES
-    assert switch.address(255) == "10.77.1.0"
+    assert switch.node_address(255) == "10.77.1.0"

@@ -15,8 +15,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from slurm.emulated import relay, switch
-from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check, has_netem, has_root
-from slurm.worker_process import lifeline
+from slurm.emulated.network import (
+    EmulatedLink,
+    EmulatedNetwork,
+    check_emulation,
+    has_namespace_privilege,
+    has_netem,
+)
+from slurm.worker_process import open_lifeline
 from tests.conftest import ROOT
 from tests.launch.troubled import await_
 from tests.slurm.emulated.links import await_gone, needs_namespaces, needs_tun, opened
@@ -30,9 +36,9 @@ from slurm.worker_process import end_with_stdin
 end_with_stdin()
 asked = json.loads(sys.argv[1])
 def at(node):
-    switch.enter(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
-at(0); server = socket.create_server((switch.address(0), 5000))
-at(1); out = socket.create_connection((switch.address(0), 5000))
+    switch.enter_namespace(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
+at(0); server = socket.create_server((switch.node_address(0), 5000))
+at(1); out = socket.create_connection((switch.node_address(0), 5000))
 back = server.accept()[0]
 for end in (out, back):
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -73,7 +79,9 @@ def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
     """Measure what sending takes."""
     asked = json.dumps({"pid": made.made.pid, "nodes": made.made.nodes, "bytes": num_bytes})
     command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
-    done = subprocess.run(command, stdin=lifeline(), capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, stdin=open_lifeline(), capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     return Taken(**json.loads(done.stdout))
 
@@ -139,7 +147,7 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
 def test_a_machine_without_tun_devices_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(switch, "relayed", lambda nodes, asked: switch.device("eth0"))
+    monkeypatch.setattr(switch, "make_relayed_nodes", lambda nodes, asked: switch.open_tun_device("eth0"))
     monkeypatch.setattr(switch, "TUN", "/dev/null")  # no device of that kind
     assert switch.main('{"nodes": 2, "alpha_s": 0.05, "beta_s_per_byte": 8e-8, "relay": "none"}') == 2
     why = json.loads(capsys.readouterr().out)["why"]
@@ -153,9 +161,9 @@ def test_a_user_who_may_not_have_tun_devices_is_told(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(
-        switch.SetUpFailed, match=r"Permission denied; let all users have it.*chmod 666 /dev/net/tun"
+        switch.SetUpError, match=r"Permission denied; let all users have it.*chmod 666 /dev/net/tun"
     ):
-        switch.device("eth0")
+        switch.open_tun_device("eth0")
 
 
 def packet(node: int, size: int) -> bytes:
@@ -173,7 +181,7 @@ def test_an_acknowledgement_does_not_wait_for_the_data_of_its_own_pair() -> None
         node.send(packet(1, size))
     shared = (os.memfd_create("statistics"), from_node.fileno(), to_other.fileno())
     words = ["0.01", "0", "0", "1e-6", "1e-6", "1", "0"]
-    program = [str(relay.program()), *words, *map(str, shared)]
+    program = [str(relay.relay_program()), *words, *map(str, shared)]
     running = subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=shared)
     found = [len(other.recv(1 << 16)) for _ in sizes]
     running.communicate(timeout=30)
@@ -186,18 +194,18 @@ def test_an_acknowledgement_does_not_wait_for_the_data_of_its_own_pair() -> None
 
 @needs_namespaces
 def test_what_a_kernel_can_not_do_is_refused() -> None:
-    if not has_netem(has_root()):
+    if not has_netem(has_namespace_privilege()):
         with pytest.raises(
             ValueError, match=r"cluster.by=netem: this kernel has none.*take cluster.by=relay"
         ):
-            check(far(), 2, by="netem")
+            check_emulation(far(), 2, by="netem")
 
 
 def test_a_machine_without_a_compiler_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"no compiler for its relay: none of c\+\+, g\+\+, clang\+\+"):
-        relay.program()
+        relay.relay_program()
 
 
 @needs_namespaces
@@ -207,7 +215,7 @@ def test_a_relay_that_is_to_stay_outlives_its_starter() -> None:
     asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     told = json.loads(asked)
     assert told["jitter_s"] == 0.005
-    if not told.get("relay") or not has_root():
+    if not told.get("relay") or not has_namespace_privilege():
         pytest.skip("this kernel delays by itself, or this user has no network namespaces of the machine's")
     command = ["unshare", "--net", sys.executable, switch.__file__, asked, "stay"]
     holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)

@@ -21,18 +21,18 @@ from typing import Any, NamedTuple
 
 from slurm import environment
 from slurm.environment import WorkerPlace
-from slurm.worker_process import WorkerCommand, WorkerStart, end_with
+from slurm.worker_process import WorkerCommand, WorkerStart, exit_after
 
-LOADED = "experiments.worker.warm"
+PRELOADED_MODULE = "experiments.worker.warm"
 
 
-class WarmCommand(NamedTuple):
+class ForkingCommand(NamedTuple):
     """Starts workers as `WorkerCommand` does, but by forking."""
 
     command: WorkerCommand
 
     @classmethod
-    def of(cls, command: WorkerCommand) -> WarmCommand | None:
+    def of(cls, command: WorkerCommand) -> ForkingCommand | None:
         """None where workers are to have an environment of their own: a container, a GPU, another Python."""
         is_plain = command.container is None and not command.gpu and not command.enter
         return cls(command) if is_plain and command.command[0] == sys.executable else None
@@ -40,13 +40,13 @@ class WarmCommand(NamedTuple):
     def start(self, worker: WorkerStart) -> ForkedWorker:
         """Start a worker; it ends with this process. See `WorkerCommand.start`."""
         assert not worker.enter, "only a program of its own can enter another network"
-        variables = environment.of_worker(worker.place, self.command.threads, worker.interface)
+        variables = environment.worker_variables(worker.place, self.command.threads, worker.interface)
         variables["CUDA_VISIBLE_DEVICES"] = ""
-        process = server(self.command.threads).Process(
-            target=_work,
+        process = start_fork_server(self.command.threads).Process(
+            target=_run_worker,
             args=(
                 variables, self.command.cwd, worker.orders, str(worker.folder),
-                _Handed(worker.stdout), _Handed(worker.stderr),
+                _PassedDescriptor(worker.stdout), _PassedDescriptor(worker.stderr),
             ),
         )  # fmt: skip
         process.start()
@@ -85,29 +85,31 @@ class ForkedWorker(NamedTuple):
         return self.poll()
 
 
-class _Handed:
+class _PassedDescriptor:
     """A file descriptor that goes along to a process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _taken, (DupFd(self.number),)
+        return _detach_descriptor, (DupFd(self.number),)
 
 
-def _taken(handed: Any) -> int:
+def _detach_descriptor(handed: Any) -> int:
     return int(handed.detach())
 
 
 @cache
-def server(threads: int) -> ForkServerContext:
+def start_fork_server(threads: int) -> ForkServerContext:
     """The process that others are forked from. It has the environment of the first, for libraries look at
     their variables when they are loaded.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([LOADED])
+    context.set_forkserver_preload([PRELOADED_MODULE])
     ours = dict(os.environ)
-    os.environ.update(environment.of_worker(WorkerPlace(0, 1, 0), threads, None), CUDA_VISIBLE_DEVICES="")
+    os.environ.update(
+        environment.worker_variables(WorkerPlace(0, 1, 0), threads, None), CUDA_VISIBLE_DEVICES=""
+    )
     try:
         forkserver.ensure_running()
     finally:
@@ -116,7 +118,9 @@ def server(threads: int) -> ForkServerContext:
     return context
 
 
-def _work(variables: dict[str, str], cwd: str, orders: str, folder: str, stdout: int, stderr: int) -> None:
+def _run_worker(
+    variables: dict[str, str], cwd: str, orders: str, folder: str, stdout: int, stderr: int
+) -> None:
     """Be a worker: python -m experiments.worker ORDERS FOLDER, forked."""
     from experiments.worker.__main__ import main
 
@@ -131,4 +135,4 @@ def _work(variables: dict[str, str], cwd: str, orders: str, folder: str, stdout:
     os.chdir(cwd)
     starter = multiprocessing.parent_process()
     assert starter is not None, "a worker is somebody's"
-    sys.exit(main(Path(orders), Path(folder), lambda: end_with(starter.join)))
+    sys.exit(main(Path(orders), Path(folder), lambda: exit_after(starter.join)))
