@@ -252,14 +252,14 @@ def check_library(library: ctypes.CDLL) -> None:
     largest = largest_indices(numbers, range(TRIAL_NUMEL), TRIAL_K)
     for level in range(library.sparsify_level() + 1):
         for kind in ITEMSIZE_BY_KIND:
-            check_searches(library, numbers, largest, level, kind)
+            check_topk_and_above(library, numbers, largest, level, kind)
         check_norms(library, numbers, level)
         check_chunks(library, numbers, level)
-    check_writes(library, numbers, largest)
+    check_add_clear_move(library, numbers, largest)
     check_statistical2(library)
 
 
-def check_searches(
+def check_topk_and_above(
     library: ctypes.CDLL, numbers: array[float], largest: list[int], level: int, kind: int
 ) -> None:
     """Assert that the largest elements are found, by their number and by a threshold."""
@@ -267,44 +267,20 @@ def check_searches(
     grad = array("B", bytes(TRIAL_NUMEL * itemsize))
     acc = array("f", numbers)
     counts = array("q", bytes(24))
-    indices, values = empty_selection(TRIAL_K)
+    indices, values = allocate_selection(TRIAL_K)
     first = TRIAL_NUMEL // 2 + 1  # elements of the first of two pieces
     accs = array("q", [address(acc), TRIAL_NUMEL])
     grads = array("q", [address(grad), first, address(grad) + first * itemsize, TRIAL_NUMEL - first])
     request = array("q", [TRIAL_NUMEL, TRIAL_K, 7, 0, 0])
-    assert not library.sparsify_topk(
-        address(request),
-        1,
-        address(accs),
-        1,
-        address(grads),
-        2,
-        kind,
-        level,
-        1,
-        -1,
-        address(indices),
-        address(values),
-        address(counts),
-    )
+    topk_arguments = (request, 1, accs, 1, grads, 2, kind, level, 1, -1, indices, values, counts)
+    assert not call(library.sparsify_topk, *topk_arguments)
     assert [index - 7 for index in indices] == largest, (level, kind)
     assert list(values) == [numbers[i] for i in largest], (level, kind)
     border = min(abs(value) for value in values)
     key = int.from_bytes(array("f", [border]).tobytes(), sys.byteorder)
-    indices, values = empty_selection(TRIAL_NUMEL)
-    library.sparsify_above(
-        address(acc),
-        address(grad),
-        kind,
-        TRIAL_NUMEL,
-        key,
-        level,
-        1,
-        address(indices),
-        address(values),
-        TRIAL_NUMEL,
-        address(counts),
-    )
+    indices, values = allocate_selection(TRIAL_NUMEL)
+    above_arguments = (acc, grad, kind, TRIAL_NUMEL, key, level, 1, indices, values, TRIAL_NUMEL, counts)
+    call(library.sparsify_above, *above_arguments)
     assert list(indices[: counts[0]]) == largest, (level, kind)
     assert acc == numbers, (level, kind)
 
@@ -313,7 +289,7 @@ def check_norms(library: ctypes.CDLL, numbers: array[float], level: int) -> None
     """Assert that the norm of a tensor is right."""
     norm = array("f", [0.0])
     tensor = array("q", [address(numbers), TRIAL_NUMEL])
-    library.sparsify_norms(address(tensor), address(tensor) + 8, 1, 1, level, 1, address(norm))
+    call(library.sparsify_norms, tensor, tensor[1:], 1, 1, level, 1, norm)
     expected = sum(number * number for number in numbers) ** 0.5
     assert abs(norm[0] - expected) < 1e-3 * expected, level
 
@@ -322,51 +298,45 @@ def check_chunks(library: ctypes.CDLL, numbers: array[float], level: int) -> Non
     """Assert that the 7 largest are found of each chunk, 4 x 1000, of those that lie side by side."""
     columns = TRIAL_NUMEL // 4
     grid = array("q", [address(numbers), 0, 0, 0, columns, 4, 1000, 1, columns // 1000, 7, 0])
-    indices, values = empty_selection(7 * (columns // 1000))
-    library.sparsify_chunks(
-        address(grid), 1, 1.0, 0, TRIAL_NUMEL, level, 1, address(indices), address(values)
-    )
+    indices, values = allocate_selection(7 * (columns // 1000))
+    call(library.sparsify_chunks, grid, 1, 1.0, 0, TRIAL_NUMEL, level, 1, indices, values)
     assert [numbers[i] for i in indices] == list(values), level
     for chunk, start in enumerate(range(0, columns, 1000)):
         members = [row + i for row in range(start, TRIAL_NUMEL, columns) for i in range(1000)]
         assert list(indices[7 * chunk :][:7]) == largest_indices(numbers, members, 7), level
 
 
-def check_writes(library: ctypes.CDLL, numbers: array[float], largest: list[int]) -> None:
+def check_add_clear_move(library: ctypes.CDLL, numbers: array[float], largest: list[int]) -> None:
     """Assert that a selection is added, cleared and moved where it lies, in memory of two pieces."""
     indices = array("i", [7 + index for index in largest])
     values = array("f", [numbers[i] for i in largest])
     selection = array("q", [address(indices), address(values), TRIAL_K])
+    expected = array("f", numbers)
+    for i in largest:
+        expected[i] = 0.0
     acc = array("f", numbers)
     memories = memory_table(acc)
-    library.sparsify_add(address(memories), 2, address(selection), 1, -1.0, 0)
-    assert [i for i in range(TRIAL_NUMEL) if acc[i] != numbers[i]] == largest
-    assert not any(acc[i] for i in largest)
+    call(library.sparsify_add, memories, 2, selection, 1, -1.0, 0)
+    assert acc == expected
     acc[largest[0]] = 1.0
-    library.sparsify_clear_at(address(memories), 2, address(selection), 1)
-    assert not any(acc[i] for i in largest)
-    library.sparsify_add(address(memories), 2, 0, 0, 1.0, 1)
+    call(library.sparsify_clear_at, memories, 2, selection, 1)
+    assert acc == expected
+    call(library.sparsify_add, memories, 2, selection, 0, 1.0, 1)
     assert not any(acc)
-    selections = selection * 2
     for num_selections, alpha in ((1, 1.0), (2, 0.5)):
         spaces = array("f", numbers), array("f", numbers)
-        tables = memory_table(spaces[0]), memory_table(spaces[1])
-        library.sparsify_move(
-            address(tables[0]), address(tables[1]), 2, address(selections), num_selections, alpha, -1.0
-        )
-        assert spaces[0] == spaces[1]
-        assert [i for i in range(TRIAL_NUMEL) if spaces[0][i] != numbers[i]] == largest
-        assert not any(spaces[0][i] for i in largest)
+        tables = map(memory_table, spaces)
+        assert not call(library.sparsify_move, *tables, 2, selection * 2, num_selections, alpha, -1.0)
+        assert spaces == (expected, expected)
 
 
 def check_statistical2(library: ctypes.CDLL) -> None:
     """Assert that two tensors are coded."""
     # The deviation of the first one is 0.82, so that -1, 0 and 1 are in three bins.
     values = array("f", [-1, -1, 0, 0, 0, 1, 1, 9])
-    counts = array("q", [7, 1])
     means = array("f", bytes(32))
     codes = array("B", bytes(8))
-    library.sparsify_statistical2(address(values), address(counts), 2, address(means), address(codes))
+    call(library.sparsify_statistical2, values, array("q", [7, 1]), 2, means, codes)
     assert list(means) == [0, -1, 0, 1, 0, 0, 9, 0]
     assert list(codes) == [1, 1, 2, 2, 2, 3, 3, 2]
 
@@ -382,9 +352,14 @@ def memory_table(space: array[float]) -> array[int]:
     return array("q", [address(space), 7, 7 + first, address(space) + 4 * first, 7 + first, 7 + TRIAL_NUMEL])
 
 
-def empty_selection(size: int) -> tuple[array[int], array[float]]:
+def allocate_selection(size: int) -> tuple[array[int], array[float]]:
     """Allocate so many indices and values."""
     return array("i", bytes(4 * size)), array("f", bytes(4 * size))
+
+
+def call(function: Any, *arguments: Any) -> Any:
+    """Call a function of the library, which gets the addresses of arrays."""
+    return function(*[address(value) if isinstance(value, array) else value for value in arguments])
 
 
 def address(numbers: array[Any]) -> int:
