@@ -171,7 +171,7 @@ class StepLog:
         if bad_step >= len(flags):
             return None
         steps = [values["step"] for values in self.waiting]
-        return NonFiniteGradientError(rank, steps[bad_step], self.names[bad_tensor], noticed=steps[-1])
+        return NonFiniteGradientError(rank, steps[bad_step], self.names[bad_tensor], noticed_after=steps[-1])
 
     def _gather(self, mine: list[float]) -> list[list[float]]:
         gathered = self.comm.all_gather(torch.tensor(mine, dtype=torch.float64, device=self.device))

@@ -22,7 +22,6 @@ from sparsify.wrappers.sharded.checks import check_is_unwrapped_optimizer, unwra
 from sparsify.wrappers.sharded.grid import ShardGrid
 from sparsify.wrappers.sharded.hook import (
     broadcast_first_replica,
-    local_parameter,
     make_grid,
     named_unit_parameters,
 )
@@ -90,8 +89,8 @@ class ShardedLocalOptimizer(LocalOptimizer):
     def _check_arguments_agree(
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
     ) -> None:
-        shards = nn.ParameterList(map(local_parameter, named_unit_parameters(self.units)))
-        check_arguments_agree(self.grid.all_workers_comm(), shards, collect_facts)
+        parameters = [p for _, p in named_unit_parameters(self.units)]
+        check_arguments_agree(self.grid.all_workers_comm(), parameters, collect_facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         fragments = list[Fragment]()
@@ -121,7 +120,7 @@ class ShardedLocalOptimizer(LocalOptimizer):
     def _global_rank(self, replica: int) -> int:
         return replica * self.grid.shard_comm.size + self.grid.shard_comm.rank
 
-    def _make_check_comm(self) -> Comm:
+    def _make_nan_check_comm(self) -> Comm:
         return self.grid.all_workers_comm()
 
     def _reshard(self) -> None:

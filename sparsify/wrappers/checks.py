@@ -19,11 +19,14 @@ from sparsify.method import Method
 from sparsify.wrappers.saved_states import check_no_wrapper_state_loaded
 
 
-def resolve_process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.ProcessGroup | None:
+def resolve_process_group(
+    group: dist.ProcessGroup | DeviceMesh | None, comm: Comm | None = None
+) -> dist.ProcessGroup | None:
     """Return the process group of a one-dimensional DeviceMesh; a process group, or None, as it is.
 
     Raises:
-        ValueError: this worker is not a member, or the mesh has several dimensions.
+        ValueError: this worker is not a member, the mesh has several dimensions, or there is a communicator
+            as well.
     """
     is_outside = isinstance(group, DeviceMesh) and group.get_coordinate() is None
     if is_outside or group == dist.GroupMember.NON_GROUP_MEMBER:
@@ -31,23 +34,21 @@ def resolve_process_group(group: dist.ProcessGroup | DeviceMesh | None) -> dist.
             f"this worker, rank {dist.get_rank()} of all, is not in the group that was handed over; let only "
             "its members call this, or hand over a group that has this worker"
         )
-    if not isinstance(group, DeviceMesh):
-        if group is not None and not isinstance(group, dist.ProcessGroup):
-            raise ValueError(f"{group!r} is no process group; take what torch.distributed.new_group returns")
-        return group
-    if group.ndim != 1:
+    if not isinstance(group, DeviceMesh | dist.ProcessGroup | None):
+        raise ValueError(f"{group!r} is no process group; take what torch.distributed.new_group returns")
+    if isinstance(group, DeviceMesh) and group.ndim != 1:
         raise ValueError(
             f"this DeviceMesh has a group for each of its {group.ndim} dimensions; hand over the one whose "
             "workers hold the same model, such as mesh['replicate']"
         )
-    return group.get_group()
+    if comm is not None and group is not None:
+        raise ValueError("comm and group both say who averages; give one of them")
+    return group.get_group() if isinstance(group, DeviceMesh) else group
 
 
 def resolve_comm(comm: Comm | None, group: dist.ProcessGroup | DeviceMesh | None) -> Comm:
     """Return `comm`, or else a communicator of `group`, by default torch.distributed's default group."""
-    group = resolve_process_group(group)
-    if comm is not None and group is not None:
-        raise ValueError("comm and group both say who averages; give one of them")
+    group = resolve_process_group(group, comm)
     if comm is not None:
         return comm
     if not dist.is_initialized():

@@ -35,7 +35,7 @@ from sparsify.wrappers.ddp_buckets import (
     DDPBucketLayout,
     DDPParameter,
     FullDDPBucket,
-    check_hook_arguments,
+    check_register_arguments,
     ddp_comm,
     find_supported_ddp,
     register_comm_hook,
@@ -124,7 +124,7 @@ class DDPHook(HookBase):
         group = resolve_process_group(group, comm)
 
         def collect_facts() -> dict[str, Any]:
-            check_hook_arguments(model, method, optimizer, scaler, overlap)
+            check_register_arguments(model, method, optimizer, scaler, overlap)
             return wrapping_facts(
                 model.module,
                 optimizer,
@@ -191,7 +191,7 @@ class DDPHook(HookBase):
         return type(None), ()
 
     def __call__(self, bucket: Any) -> Future[Tensor]:
-        with self._overhead.measure():
+        with self._overhead.measure_averaging():
             averaged = self._average_ddp_bucket(bucket)
         if bucket.is_last() and self._dense is None:
             self._overhead.end_step(self.last_report)
@@ -241,7 +241,7 @@ class DDPHook(HookBase):
             named = tensor_facts("parameter", self.parameters)
             self.check_workers_agree_on_step(self.comm, named, self.parameters[0][1])
         if self._dense is None:
-            self.check_step(self.optimizer)
+            self.check_momentum_and_epoch(self.optimizer)
             lr = self.find_learning_rates(self.optimizer, self.parameters)
             self._steps = self.engine.make_step_settings(self.epoch, lr)
 
@@ -331,7 +331,7 @@ class DDPHook(HookBase):
             parameters = bucket.layout.parameters
             flags = [next(is_used) for _ in parameters]
             if all(flags):
-                grads.append(bucket.numbers)
+                grads.append(bucket.reals)
                 numbers += [p.bucket for p in parameters if p.bucket is not None]
                 continue
             for parameter, grad, flag in zip(parameters, bucket.grads(), flags, strict=True):
@@ -348,7 +348,7 @@ class DDPHook(HookBase):
         parameters = [parameter for bucket in full for parameter in bucket.layout.parameters]
         is_in_order = [parameter.number for parameter in parameters] == [*range(len(self.parameters))]
         if is_in_order and all(used):
-            tensors = [bucket.numbers for bucket in full]
+            tensors = [bucket.reals for bucket in full]
             return self.engine.average(self.engine.bucket_gradients(tensors, self._steps))
         grads = [grad for bucket in full for grad in bucket.grads()]
         ordered = sorted(zip(parameters, grads, used, strict=True), key=lambda entry: entry[0].number)
@@ -376,7 +376,7 @@ class DDPHook(HookBase):
         if self._used_parameters is not None:
             used_here = [is_used for bucket in full for is_used in bucket.used or []]
         return self.engine.check_finite_and_find_used(
-            [bucket.numbers for bucket in full],
+            [bucket.reals for bucket in full],
             [parameter.name for bucket in full for parameter in bucket.layout.parameters],
             sizes,
             used_here,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -69,32 +68,24 @@ class DDPBucketLayout(NamedTuple):
 class FullDDPBucket(NamedTuple):
     """One of DDP's buckets whose gradients have all arrived."""
 
-    buffer: Tensor  # (n,)
-    numbers: Tensor  # the buffer as real numbers
+    ddp_buffer: Tensor  # as DDP handed it over, which may be sparse
+    buffer: Tensor  # (n,) that, dense
+    reals: Tensor  # the buffer as real numbers
     layout: DDPBucketLayout
     used: list[bool] | None  # of each tensor, has this worker used it since the last step? None: it must
     averaged: Future[Tensor]
-    restore_format: Callable[[Tensor], Tensor]  # turns the average into the format of DDP's buffer
     ready_event: Any  # on the stream that filled the buffer; None on the CPU
 
     def grads(self) -> Sequence[Tensor]:
         """Return views (m,) of the gradient of each tensor."""
-        return torch.split(self.numbers, self.layout.sizes)
+        return torch.split(self.reals, self.layout.sizes)
 
 
-def densify_ddp_buffer(buffer: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Return a bucket's gradients as (n,), and a function that restores the buffer's format.
-
-    The sparse gradient of an embedding lies alone in its bucket, as a sparse tensor.
-    """
-    if not buffer.is_sparse:
-        return buffer, lambda average: average
-    return buffer.to_dense().view(-1), partial(sparse_like, buffer)
-
-
-def sparse_like(like: Tensor, average: Tensor) -> Tensor:
-    """Return (n,) in the shape of the sparse tensor `like`; rows of zeros are left out."""
-    return average.view(like.shape).to_sparse(like.sparse_dim())
+def restore_ddp_format(ddp_buffer: Tensor, average: Tensor) -> Tensor:
+    """Return (n,) in the format of a DDP buffer; a sparse one leaves out rows of zeros."""
+    if not ddp_buffer.is_sparse:
+        return average
+    return average.view(ddp_buffer.shape).to_sparse(ddp_buffer.sparse_dim())
 
 
 def find_supported_ddp(model: nn.Module) -> DistributedDataParallel:
@@ -113,11 +104,11 @@ def find_supported_ddp(model: nn.Module) -> DistributedDataParallel:
     for option, refusal in REFUSAL_BY_DDP_OPTION.items():
         if getattr(ddp, option, None):
             raise ValueError(refusal)
-    check_ddp_ignored_parameters(ddp)
+    _check_ddp_ignored_parameters(ddp)
     return ddp
 
 
-def check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
+def _check_ddp_ignored_parameters(model: DistributedDataParallel) -> None:
     """Refuse parameters that DDP was told to ignore, and averages nevertheless.
 
     Raises:
@@ -153,7 +144,7 @@ def register_comm_hook(model: DistributedDataParallel, state: Any, hook: Callabl
         ) from error
 
 
-def check_hook_arguments(
+def check_register_arguments(
     model: DistributedDataParallel,
     method: Method,
     optimizer: torch.optim.Optimizer | None,
@@ -197,10 +188,10 @@ def check_hook_arguments(
     check_gradient_dtypes(model.module.named_parameters())
     if overlap and not isinstance(method, Dense):
         check_scaler_allows_overlap(scaler)
-        check_method_allows_overlap(method)
+        _check_method_allows_overlap(method)
 
 
-def check_method_allows_overlap(method: Method) -> None:
+def _check_method_allows_overlap(method: Method) -> None:
     """Refuse to overlap a method that needs gradients of several of DDP's buckets."""
     check_needs_no_whole_gradient(method)
     if method.scope not in ("layer", "bucket"):

@@ -20,7 +20,6 @@ from sparsify.method import Method
 from sparsify.types import StepSettings
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.checks import (
-    bucket_learning_rates,
     check_distribute_arguments,
     check_scaler_allows_overlap,
 )
@@ -190,7 +189,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 those of any worker have overflowed, all workers' become infinite, so that every scaler skips
                 the step; residuals are untouched.
         """
-        with self._overhead.measure():
+        with self._overhead.measure_averaging():
             report = self._average(scale)
         self._overhead.end_step(report)
         return report
@@ -377,14 +376,10 @@ class DistributedOptimizer(OptimizerWrapper):
         self._averaged_gradients.check_not_averaged_this_step()
         if not self._used_parameters.used:
             self._averaged_gradients.check_model_still_has_parameters(self._model)
-        self.check_step(self.inner_optimizer)
+        self.check_momentum_and_epoch(self.inner_optimizer)
 
     def _learning_rates(self) -> float | list[float]:
-        """Return the learning rate of each bucket; 1 where the method does not follow them."""
-        if not self.aggregator.method.needs_lr:
-            return 1.0
-        source = self.aggregator.source
-        return bucket_learning_rates(source.parameters, source.buckets, self.inner_optimizer)
+        return self.find_learning_rates(self.inner_optimizer, self.aggregator.source.parameters)
 
     def worker_state_dict(self) -> dict[str, Any]:
         return self.aggregator.state_dict()

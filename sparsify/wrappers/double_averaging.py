@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
-# Modules of this process that average gradients, see `track_averaging_modules`.
+# Modules of this process that average gradients, see `_track_averaging_modules`.
 AVERAGING_MODULES: WeakSet[nn.Module] = WeakSet()
 EQUAL_STEPS = 20  # steps with equal gradients before the warning
 FSDP1_NAME = "FullyShardedDataParallel"  # the class need not be imported
 log = logging.getLogger(__name__)
 
 
-def record_if_averaging(parent: nn.Module, *_: Any) -> None:
+def _record_if_averaging(parent: nn.Module, *_: Any) -> None:
     """Add a module to `AVERAGING_MODULES` if it averages gradients.
 
     As a hook on the registration of submodules this sees every wrapper when it gets its model, also the
@@ -34,15 +34,15 @@ def record_if_averaging(parent: nn.Module, *_: Any) -> None:
 
 
 @cache
-def track_averaging_modules() -> None:
+def _track_averaging_modules() -> None:
     """Fill `AVERAGING_MODULES` with the wrappers that exist, and from now on with each that is made.
 
     Torch lists no existing modules, so the objects of the garbage collector are searched, once a process.
     """
-    register_module_module_registration_hook(record_if_averaging)
+    register_module_module_registration_hook(_record_if_averaging)
     for candidate in gc.get_objects():
         if issubclass(type(candidate), nn.Module):  # isinstance may run the object's own code
-            record_if_averaging(candidate)
+            _record_if_averaging(candidate)
 
 
 class EqualGradientsMonitor:
@@ -89,7 +89,7 @@ class AveragedGradientsGuard:
     def __init__(
         self, parameters: Iterable[nn.Parameter], allowed_ddp: DistributedDataParallel | None = None
     ) -> None:
-        track_averaging_modules()
+        _track_averaging_modules()
         self.parameter_ids = set(map(id, parameters))
         # Modules that share no parameter, or may average.
         self.harmless: WeakSet[nn.Module] = WeakSet([] if allowed_ddp is None else [allowed_ddp])

@@ -52,22 +52,23 @@ class NonFiniteGradientError(ArithmeticError):
     """The error that a gradient is NaN or infinite.
 
     Args:
-        noticed: the step after which it was noticed, where that was too late to keep it out.
+        noticed_after: the step after which it was noticed, where that was too late to keep it out.
     """
 
+    sentence: ClassVar[str] = "rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
     consequence: ClassVar[str] = ""  # the end of the message
 
-    def __init__(self, rank: int, step: int, layer: str, noticed: int | None = None) -> None:
+    def __init__(self, rank: int, step: int, layer: str, noticed_after: int | None = None) -> None:
         self.rank = rank
         self.step = step
-        self.noticed = noticed
+        self.noticed_after = noticed_after
         consequence = self.consequence
-        if noticed is not None:
+        if noticed_after is not None:
             consequence = (
-                f"; noticed after step {noticed}, so weights and residuals may hold it: go back to the last "
-                "checkpoint"
+                f"; noticed after step {noticed_after}, so weights and residuals may hold it: go back to the "
+                "last checkpoint"
             )
-        self.where = f"rank {rank}, step {step}: the gradient of {layer} has a NaN or Inf"
+        self.where = self.sentence.format(rank=rank, step=step, layer=layer)
         super().__init__(self.where + consequence)
 
 

@@ -63,24 +63,24 @@ def check_scale_known(aggregated_scale: float | None, scaler_scale: Tensor | Non
 
 
 def all_reduce_used_and_overflow(
-    comm: Comm, grads: Sequence[Tensor], used: Sequence[bool], overflows: Sequence[Tensor] | None
+    comm: Comm, grads: Sequence[Tensor], used_here: Sequence[bool], overflow_flags: Sequence[Tensor] | None
 ) -> tuple[list[bool], bool]:
     """Return, of each gradient, whether any worker used it; and whether any worker's overflows.
 
     Costs one all-reduce of a few numbers.
 
     Args:
-        used: of each gradient, has this worker used it?
-        overflows: a scaler's flags, see `unscale_and_find_overflows`, which are set to those of all workers;
+        used_here: of each gradient, has this worker used it?
+        overflow_flags: a scaler's, see `unscale_and_find_overflows`, which are set to those of all workers;
             None: the gradients are searched.
     """
-    if overflows is None:
+    if overflow_flags is None:
         overflow = ~are_norms_finite(grads).all()
     else:
-        overflow = torch.stack([flag.to(grads[0].device) for flag in overflows]).sum()
-    used_here = host_sync.to_device(used, grads[0], torch.float32)
-    facts = torch.cat([overflow.float().reshape(1), used_here])
+        overflow = torch.stack([flag.to(grads[0].device) for flag in overflow_flags]).sum()
+    is_used = host_sync.to_device(used_here, grads[0], torch.float32)
+    facts = torch.cat([overflow.float().reshape(1), is_used])
     num_overflows, *num_users = host_sync.to_host(comm.all_reduce(facts))
-    for flag in overflows or ():
+    for flag in overflow_flags or ():
         flag.fill_(min(num_overflows, 1.0))  # so every worker's scaler lowers its scale
     return [bool(number) for number in num_users], num_overflows > 0

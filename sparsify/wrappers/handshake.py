@@ -45,18 +45,18 @@ def check_workers_agree(comm: Comm, facts: Mapping[str, Any], like: Tensor) -> N
     facts_by_rank = gather_json(comm, texts, like.device)
     longest_first = sorted(facts_by_rank, key=len, reverse=True)
     for name in dict.fromkeys(chain.from_iterable(longest_first)):
-        check_values_equal(name, [facts_of_rank.get(name, "none") for facts_of_rank in facts_by_rank])
+        _check_values_equal(name, [facts_of_rank.get(name, "none") for facts_of_rank in facts_by_rank])
     for names in zip(*facts_by_rank, strict=True):
-        check_values_equal("the order; in one place", list(names))
+        _check_values_equal("the order; in one place", list(names))
 
 
-def check_values_equal(name: str, values: Sequence[str]) -> None:
+def _check_values_equal(name: str, values: Sequence[str]) -> None:
     """Raise `WorkerMismatch` unless the values, by rank, are equal."""
     ranks_by_value: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_by_value.setdefault(value, []).append(rank)
     if len(ranks_by_value) > 1:
-        excerpts = excerpt_differences(list(ranks_by_value))
+        excerpts = _excerpt_differences(list(ranks_by_value))
         values_by_ranks = "; ".join(
             f"ranks {ranks} have {excerpt}"
             for ranks, excerpt in zip(ranks_by_value.values(), excerpts, strict=True)
@@ -64,26 +64,29 @@ def check_values_equal(name: str, values: Sequence[str]) -> None:
         raise WorkerMismatch(f"the workers disagree on {name}: {values_by_ranks}. {ADVICE}")
 
 
-def excerpt_differences(texts: list[str]) -> list[str]:
+def _excerpt_differences(texts: list[str]) -> list[str]:
     """Return the words in which long texts differ; short texts as they are."""
     if max(map(len, texts)) < LONG_TEXT:
         return texts
     words_by_text = [text.split() for text in texts]
-    num_first = common_prefix_length(words_by_text)
-    num_last = common_prefix_length([words[:num_first:-1] for words in words_by_text])
+    num_first = _common_prefix_length(words_by_text)
+    num_last = _common_prefix_length([words[:num_first:-1] for words in words_by_text])
     excerpts = [words[num_first : len(words) - num_last] for words in words_by_text]
     return [" ".join([*["..."][:num_first], *words, *["..."][:num_last]]) for words in excerpts]
 
 
-def common_prefix_length(sequences: Sequence[Sequence[str]]) -> int:
+def _common_prefix_length(sequences: Sequence[Sequence[str]]) -> int:
     """Return how many places, from the first, hold equal items in all sequences."""
     return sum(1 for _ in takewhile(lambda items: len(set(items)) == 1, zip(*sequences, strict=False)))
 
 
-def check_arguments_agree(comm: Comm, model: Any, collect_facts: Callable[[], Mapping[str, Any]]) -> None:
+def check_arguments_agree(
+    comm: Comm, parameters: Iterable[Tensor], collect_facts: Callable[[], Mapping[str, Any]]
+) -> None:
     """Check that all workers wrap equal arguments. Where one worker refuses its arguments, all raise.
 
     Args:
+        parameters: on the device of the first one, facts travel.
         collect_facts: refuses wrong arguments, or returns what must be equal on all workers.
 
     Raises:
@@ -96,8 +99,7 @@ def check_arguments_agree(comm: Comm, model: Any, collect_facts: Callable[[], Ma
     except ValueError as error:
         refusal = error
         facts = {"whether this can be wrapped": f"no: {error}"}
-    tensors = model.parameters() if isinstance(model, nn.Module) else ()
-    like = next((tensor for tensor in tensors if not tensor.is_meta), None)
+    like = next((local_shard(p) for p in parameters if not p.is_meta), None)
     if like is not None and comm.size > 1:
         check_workers_agree(comm, facts, like)
     if refusal is not None:
@@ -132,12 +134,12 @@ def tensor_facts(
             continue
         fact = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
         if tensor.requires_grad:
-            fact += ", trained" + describe_gradient_strides(tensor)
+            fact += ", trained" + _describe_gradient_strides(tensor)
         facts[f"{kind} {name}"] = fact
     return facts
 
 
-def describe_gradient_strides(tensor: Tensor) -> str:
+def _describe_gradient_strides(tensor: Tensor) -> str:
     """Return the strides of a tensor's gradient, in whose order elements are exchanged, in words.
 
     Returns "" where elements lie row by row. Strides of sides of length 1 are given as 1.

@@ -161,7 +161,8 @@ class OptimizerWrapper(WrapperBase, torch.optim.Optimizer):
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
     ) -> None:
         """Compare what is wrapped over all workers."""
-        check_arguments_agree(comm, model, collect_facts)
+        parameters = model.parameters() if isinstance(model, nn.Module) else ()
+        check_arguments_agree(comm, parameters, collect_facts)
 
     def _broadcast_model(self, model: nn.Module) -> None:
         """Give all workers the parameters and buffers of the first one."""

@@ -36,7 +36,7 @@ class AveragingOverheadMonitor:
         self.samples: list[tuple[float, float]] | None = []
 
     @contextmanager
-    def measure(self) -> Iterator[None]:
+    def measure_averaging(self) -> Iterator[None]:
         """Count the time within as averaging."""
         started_s = time.perf_counter()
         try:

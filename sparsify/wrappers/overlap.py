@@ -70,7 +70,7 @@ TOO_LATE = (
 )
 
 
-class InFlightGradient(Tensor):
+class _InFlightGradient(Tensor):
     """A stand-in for a gradient between backward and step, which refuses every operation.
 
     It is needed because writing to `p.grad.data` goes past autograd's count of changes. Autograd itself calls
@@ -141,7 +141,7 @@ class BackwardOverlap:
         self.stand_in_by_parameter = dict[int, Tensor]()
         self.version = 0  # autograd's count of the gradients' changes, when the last gradient arrived
         for index in self.group_by_parameter:
-            hook = weak_callback(self.on_gradient, index)
+            hook = weak_callback(self._on_gradient, index)
             gradients.parameters[index][1].register_post_accumulate_grad_hook(hook)
 
     @property
@@ -188,7 +188,7 @@ class BackwardOverlap:
             self._start(group)
         return StepReport.total(self.background.wait_for_results())
 
-    def on_gradient(self, index: int, _: Tensor) -> None:
+    def _on_gradient(self, index: int, _: Tensor) -> None:
         """Take the gradient of a parameter, and start all groups that are full, in their order."""
         if not self.is_step_open:
             self.on_unbegun_step()
@@ -208,7 +208,7 @@ class BackwardOverlap:
         # torch.compile may trace this. It looks at local variables that it finds at a call such as the one
         # above, so none may hold the stand-in, or `p`, which has it.
         p = gradients.parameters[index][1]
-        p.grad = self.stand_in_by_parameter[index] = gradients.grads[index].as_subclass(InFlightGradient)
+        p.grad = self.stand_in_by_parameter[index] = gradients.grads[index].as_subclass(_InFlightGradient)
         group = len(self.background.futures)
         while group < len(self.pending) and not self.pending[group]:
             self._start(group)

@@ -55,22 +55,22 @@ def redistribute(saved: Sequence[Mapping[str, Any]], size: int) -> list[dict[str
         for state in states:
             check_keys("an optimizer's saved state", state, ("method", "epoch"), None)
     methods = [state["method"] for state in states] if is_optimizer else states
-    check_one_state_per_rank(methods)
+    _check_one_state_per_rank(methods)
     if size == len(states):
         return [dict(state) for state in states]
     buckets = list[dict[str, Any]]()
     for alike in zip(*(state["buckets"] for state in methods), strict=True):
-        merged = merge_states([bucket["state"] for bucket in alike], methods[0])
+        merged = _merge_states([bucket["state"] for bucket in alike], methods[0])
         buckets.append({**alike[0], "state": merged})
     merged_methods = [{**methods[0], "rank": rank, "size": size, "buckets": buckets} for rank in range(size)]
     if not is_optimizer:
         return merged_methods
     inner_states = [{name: part for name, part in state.items() if name != "method"} for state in states]
-    check_equal_trees("the optimizers' saved states", inner_states)
+    _check_equal_trees("the optimizers' saved states", inner_states)
     return [{**inner_states[0], "method": method} for method in merged_methods]
 
 
-def check_one_state_per_rank(states: Sequence[Mapping[str, Any]]) -> None:
+def _check_one_state_per_rank(states: Sequence[Mapping[str, Any]]) -> None:
     """Refuse states that are not those of all workers in one step, in the order of their ranks."""
     for rank, state in enumerate(states):
         check_saved_layout(state)
@@ -80,10 +80,10 @@ def check_one_state_per_rank(states: Sequence[Mapping[str, Any]]) -> None:
                 f"{rank} of {len(states)} is that of rank {state['rank']}"
             )
         check_saved_matches(state, {**states[0], "rank": rank})
-    check_equal_trees("the saved states' step", [state["step"] for state in states])
+    _check_equal_trees("the saved states' step", [state["step"] for state in states])
 
 
-def merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bool = False) -> Any:
+def _merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bool = False) -> Any:
     """Return one state for all workers, of all workers' states of a bucket: residuals are averaged.
 
     Args:
@@ -96,7 +96,7 @@ def merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bo
     first = parts[0]
     if isinstance(first, Mapping):
         return {
-            name: merge_states([part[name] for part in parts], saved, is_residual or name in RESIDUAL_PARTS)
+            name: _merge_states([part[name] for part in parts], saved, is_residual or name in RESIDUAL_PARTS)
             for name in first
         }
     if is_residual and isinstance(first, Tensor):
@@ -111,7 +111,7 @@ def merge_states(parts: Sequence[Any], saved: Mapping[str, Any], is_residual: bo
     return copy.deepcopy(first)
 
 
-def check_equal_trees(where: str, trees: Sequence[Any]) -> None:
+def _check_equal_trees(where: str, trees: Sequence[Any]) -> None:
     """Refuse trees, by rank, that are not equal on all workers."""
     for rank, tree in enumerate(trees):
         if not are_equal_trees(tree, trees[0]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -137,14 +137,12 @@ def check_saved_matches(saved: Mapping[str, Any], expected: Mapping[str, Any]) -
     saved_names = [bucket["names"] for bucket in saved["buckets"]]
     expected_names = [bucket["names"] for bucket in expected["buckets"]]
     if saved_names != expected_names:
-        why = f"this has {len(expected_names)} buckets, and it has {len(saved_names)}"
-        for saved_bucket_names, expected_bucket_names in zip(saved_names, expected_names, strict=False):
-            if saved_bucket_names != expected_bucket_names:
-                why = (
-                    f"where this has {format_value(expected_bucket_names)}, it has "
-                    f"{format_value(saved_bucket_names)}"
-                )
-                break
+        differences = (
+            f"where this has {format_value(expected_bucket_names)}, it has {format_value(saved_bucket_names)}"
+            for saved_bucket_names, expected_bucket_names in zip(saved_names, expected_names, strict=False)
+            if saved_bucket_names != expected_bucket_names
+        )
+        why = next(differences, f"this has {len(expected_names)} buckets, and it has {len(saved_names)}")
         raise StateMismatch(
             f"the saved state is of a model with other parameters, or of other buckets: {why}"
         )
@@ -159,23 +157,23 @@ def check_saved_matches(saved: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 
 def check_saved_part(
-    where: str, saved: Any, expected: Any, allowed: Any = Any, any_size: bool = False
+    where: str, saved: Any, expected: Any, allowed: Any = Any, any_length: bool = False
 ) -> None:
     """Refuse a part of a saved state that has another type or shape than this worker's.
 
     Args:
         where: the path to the part, for messages.
         allowed: the range of a value, by the annotation of its field.
-        any_size: the number of elements changes while training, by the metadata of the field.
+        any_length: the number of elements changes while training, by the metadata of the field.
     """
     if isinstance(expected, Generator):
-        check_saved_finite_tensor(where, saved, expected.get_state(), any_size=False)
+        _check_saved_finite_tensor(where, saved, expected.get_state(), any_length=False)
         try:
             Generator(expected.device).set_state(saved.cpu())
         except RuntimeError as error:
             raise StateMismatch(f"{where} is no state of a random generator: {error}") from error
     elif isinstance(expected, Tensor):
-        check_saved_finite_tensor(where, saved, expected, any_size)
+        _check_saved_finite_tensor(where, saved, expected, any_length)
     else:
         parts = saved_parts_by_name(expected)
         if parts is None:
@@ -200,12 +198,12 @@ def resizable_fields(state: Any) -> set[str]:
     return {field.name for field in state_fields if field.metadata.get("any_size")}
 
 
-def check_saved_finite_tensor(where: str, saved: Any, expected: Tensor, any_size: bool) -> None:
+def _check_saved_finite_tensor(where: str, saved: Any, expected: Tensor, any_length: bool) -> None:
     """Refuse a value that is no finite tensor of the shape and dtype of `expected`."""
-    wanted = f"a tensor of {'any number' if any_size else tuple(expected.shape)} of {expected.dtype}"
+    wanted = f"a tensor of {'any number' if any_length else tuple(expected.shape)} of {expected.dtype}"
     if not isinstance(saved, Tensor) or saved.layout is not torch.strided or saved.is_meta:
         raise StateMismatch(f"{where} is {format_value(type(saved).__name__)}, and must be {wanted}")
-    is_shaped = saved.dim() == expected.dim() if any_size else saved.shape == expected.shape
+    is_shaped = saved.dim() == expected.dim() if any_length else saved.shape == expected.shape
     if not is_shaped or saved.dtype != expected.dtype:
         raise StateMismatch(f"{where} has {tuple(saved.shape)} of {saved.dtype}, and must be {wanted}")
     check_finite(where, saved)
@@ -225,10 +223,12 @@ def check_value(where: str, saved: Any, allowed: Any) -> None:
     try:
         ranges.check_value(where, saved, allowed)
     except ValueError as error:
-        raise StateMismatch(f"{error}") from error
+        raise StateMismatch(str(error)) from error
 
 
-def check_keys(where: str, saved: Any, needed: Any, optional: Any = ()) -> None:
+def check_keys(
+    where: str, saved: Any, needed: Collection[str], optional: Collection[str] | None = ()
+) -> None:
     """Refuse a value that is no dict, lacks a needed key, or has an unknown one.
 
     Args:
@@ -246,11 +246,13 @@ def check_keys(where: str, saved: Any, needed: Any, optional: Any = ()) -> None:
         raise StateMismatch(f"{where} has {format_value(unknown[0])!r}, which no state like it has")
 
 
-def check_all_can_load(comm: Comm, device: torch.device, check: Callable[[], Mapping[str, Any]]) -> None:
+def check_all_can_load(
+    comm: Comm, device: torch.device, check_and_collect_facts: Callable[[], Mapping[str, Any]]
+) -> None:
     """Let every worker check its own saved state, before any worker loads its own.
 
     Args:
-        check: raises `StateMismatch`, or returns what must be equal on all workers, by name.
+        check_and_collect_facts: raises `StateMismatch`, or returns by name what must be equal on all workers.
 
     Raises:
         StateMismatch: on all workers: a worker has refused its state, or the states differ.
@@ -258,7 +260,7 @@ def check_all_can_load(comm: Comm, device: torch.device, check: Callable[[], Map
     refusal: Exception | None = None
     result: dict[str, Any] = {}
     try:
-        result["facts"] = dict(check())
+        result["facts"] = dict(check_and_collect_facts())
     except Exception as error:  # of any type: the other workers must know
         refusal = error
         result["why"] = str(error) if isinstance(error, StateMismatch) else repr(error)
@@ -335,7 +337,7 @@ def load_inner_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> 
         key for key in optimizer.defaults if all(key in group for group in optimizer.param_groups)
     ]
     try:
-        states = state_by_parameter_number(saved)
+        states = _state_by_parameter_number(saved)
         optimizer.load_state_dict({**saved, "state": states})
     except Exception as error:  # of any type that an optimizer may raise
         raise StateMismatch(f"{name} can't load its part of the saved state: {error!r}") from error
@@ -360,7 +362,7 @@ def load_inner_optimizer_state(optimizer: torch.optim.Optimizer, saved: Any) -> 
                 check_finite(where, local_shard(part))
 
 
-def state_by_parameter_number(saved: Mapping[str, Any]) -> dict[int, Any]:
+def _state_by_parameter_number(saved: Mapping[str, Any]) -> dict[int, Any]:
     """Return an optimizer's state of each parameter, by the parameter's number.
 
     torch.distributed.checkpoint turns the numbers into words, which torch would skip, and drops empty dicts.

@@ -68,7 +68,7 @@ class WrapperBase:
             raise ValueError(f"{epoch=} is out of range: epochs are counted from 0")
         self.user_epoch = operator.index(epoch)
 
-    def check_step(self, optimizer: torch.optim.Optimizer | None) -> None:
+    def check_momentum_and_epoch(self, optimizer: torch.optim.Optimizer | None) -> None:
         """Refuse a step with momentum applied twice, or of an unknown epoch."""
         if optimizer is not None:
             check_momentum_applied_once(optimizer, self.engine.method)  # schedulers may bring it
@@ -97,6 +97,19 @@ class WrapperBase:
                 "before each one, or pass steps_per_epoch=len(batches)"
             )
 
+    def find_learning_rates(
+        self, optimizer: torch.optim.Optimizer | None, parameters: Sequence[tuple[str, nn.Parameter]]
+    ) -> float | list[float]:
+        """Return the learning rate of each bucket; 1 where the method does not follow them.
+
+        Args:
+            parameters: all that lie in buckets, with their names.
+        """
+        if not self.engine.method.needs_lr:
+            return 1.0
+        assert optimizer is not None  # such a method is refused without one
+        return bucket_learning_rates(parameters, self.engine.buckets, optimizer)
+
 
 class HookBase(WrapperBase):
     """The base of hooks, which average gradients during the backward pass; the user steps the optimizer.
@@ -122,20 +135,6 @@ class HookBase(WrapperBase):
         self.debug = debug
         self._steps = list[StepSettings]()  # of this step, by the engine's buckets
         self._reports = list[StepReport]()  # of this step
-
-    def make_step_settings(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> list[StepSettings]:
-        """Return the settings of a step of each bucket.
-
-        Args:
-            parameters: all that lie in buckets, with their names.
-        """
-        step = StepSettings(self.method.density_at(self.epoch))
-        buckets = self.engine.buckets
-        if not self.method.needs_lr:
-            return [step] * len(buckets)
-        assert self.optimizer is not None  # such a method is refused without one
-        rates = bucket_learning_rates(parameters, buckets, self.optimizer)
-        return [step._replace(lr=rate) for rate in rates]
 
     def check_workers_agree_on_step(self, comm: Comm, more_facts: Mapping[str, Any], like: Tensor) -> None:
         """Compare method, step, epoch, optimizer and more over the workers of `comm`."""

@@ -57,7 +57,9 @@ def check_is_unwrapped_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_shardable(method: Method, optimizer: torch.optim.Optimizer, parameters: NamedParameters) -> None:
+def check_shard_arguments(
+    method: Method, optimizer: torch.optim.Optimizer, parameters: NamedParameters
+) -> None:
     """Refuse a method that can't average unit by unit, or does not fit the optimizer or the model."""
     check_is_method(method)
     check_momentum_applied_once(optimizer, method)

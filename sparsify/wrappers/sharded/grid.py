@@ -64,7 +64,7 @@ class ShardGrid(NamedTuple):
 
     def all_workers_comm(self) -> Comm:
         """Return a communicator of all workers."""
-        return cast(Comm, GatherOnlyGridComm(self.replica_comm, self.shard_comm))
+        return cast(Comm, _GatherOnlyGridComm(self.replica_comm, self.shard_comm))
 
     def stack_workers(self, tensor: Tensor) -> DTensor:
         """Return a DTensor (replicas, shards, *shape) of every worker's tensor, of one shape on all workers.
@@ -77,7 +77,7 @@ class ShardGrid(NamedTuple):
         return stacked
 
 
-class GatherOnlyGridComm:
+class _GatherOnlyGridComm:
     """A communicator of all workers of a grid, numbered row by row, that can only all-gather.
 
     It gathers first in rows, then in columns.

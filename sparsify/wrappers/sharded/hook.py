@@ -27,7 +27,7 @@ from sparsify.wrappers.overhead import AveragingOverheadMonitor
 from sparsify.wrappers.sharded.checks import (
     NamedParameters,
     check_is_unwrapped_optimizer,
-    check_shardable,
+    check_shard_arguments,
     reduce_scatter_of,
     unwrap_optimizer,
 )
@@ -112,7 +112,7 @@ class ShardHook(HookBase):
 
         def collect_facts() -> dict[str, Any]:
             check_is_unwrapped_optimizer(optimizer)
-            check_shardable(method, optimizer, parameters)
+            check_shard_arguments(method, optimizer, parameters)
             reduce_scatter_of(within)
             unit_facts = {f"unit {unit.name}": f"{unit.names} in {unit.dtype}" for unit in self.units}
             options = wrapping_facts(
@@ -127,11 +127,10 @@ class ShardHook(HookBase):
             )
             return {**options, **unit_facts}
 
-        shards = nn.ParameterList(map(local_parameter, parameters))
-        check_arguments_agree(self._all_workers, shards, collect_facts)
+        check_arguments_agree(self._all_workers, [p for _, p in parameters], collect_facts)
         super().__init__(method, optimizer, grid.replica_comm, steps_per_epoch, None, check, debug)
         broadcast_first_replica(model, grid)
-        buckets, self._buckets_by_unit = make_unit_buckets(self.units, method)
+        buckets, self._buckets_by_unit = _make_unit_buckets(self.units, method)
         self.engine = Engine(method, buckets, grid.replica_comm, None, seed, select)
         self._parameters = parameters
         self._frozen = [(name, p) for name, p in model.named_parameters() if not p.requires_grad]
@@ -165,7 +164,7 @@ class ShardHook(HookBase):
             self._deferred_by_unit[index] = grad.clone()
             grad.zero_()
             return
-        with self._overhead.measure():
+        with self._overhead.measure_averaging():
             self._average(index, grad)
 
     def _average(self, index: int, grad: Tensor) -> None:
@@ -188,10 +187,11 @@ class ShardHook(HookBase):
     def _begin_step(self) -> None:
         """Begin a step: check it, and set each bucket's density and learning rate."""
         self._check_model()
-        self.check_step(self.optimizer)
+        self.check_momentum_and_epoch(self.optimizer)
         if self.debug:
             self.check_workers_agree_on_step(self._all_workers, {}, self.engine.buckets[0].flat)
-        self._steps = self.make_step_settings(self._parameters)
+        lr = self.find_learning_rates(self.optimizer, self._parameters)
+        self._steps = self.engine.make_step_settings(self.epoch, lr)
 
     def _end_step(self, *_: Any) -> None:
         """Count and report a step that the optimizer has made.
@@ -244,11 +244,6 @@ def named_unit_parameters(units: Sequence[ShardedUnit]) -> NamedParameters:
     return [named for unit in units for named in zip(unit.names, unit.parameters, strict=True)]
 
 
-def local_parameter(named: tuple[str, nn.Parameter]) -> nn.Parameter:
-    """Return a parameter's shard as a plain parameter, in the same memory."""
-    return nn.Parameter(local_shard(named[1]), requires_grad=False)
-
-
 def broadcast_first_replica(model: nn.Module, grid: ShardGrid) -> None:
     """Broadcast the parameters and buffers of the first replica. All travel on one device."""
     tensors = map(local_shard, (*model.parameters(), *model.buffers()))
@@ -288,7 +283,7 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
     return ShardGrid.from_groups(own_replicas or replicas, first.shard_group, first.device)
 
 
-def make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:
+def _make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:
     """Return the buckets of all units, without memory behind them, and the numbers of each unit's buckets."""
     buckets = list[Bucket]()
     numbers_by_unit = list[list[int]]()

@@ -52,7 +52,7 @@ class OptimizerStateExtension:
         grid: ShardGrid,
         check_between_steps: Callable[[str], None],
     ) -> None:
-        check_no_sparsify_state_loaded(optimizer)
+        _check_no_sparsify_state_loaded(optimizer)
         self.wrapper = wrapper
         self.optimizer = optimizer
         self.parameters = parameters
@@ -63,11 +63,6 @@ class OptimizerStateExtension:
             optimizer.register_load_state_dict_pre_hook(weak_callback(self._load_states)),
         ):
             finalize(self, handle.remove)
-
-    def _first_parameters(self) -> list[int]:
-        """Return the optimizer's number of each bucket's first parameter."""
-        numbers = {id(p): number for number, p in enumerate(parameters_of(self.optimizer))}
-        return [numbers[id(self.parameters[bucket.names[0]])] for bucket in self.wrapper.engine.buckets]
 
     def _facts(self) -> Tensor:
         """Return what must be equal: (4,) a digest of method and buckets, the step, the epoch, the format."""
@@ -86,11 +81,13 @@ class OptimizerStateExtension:
         """Add the states of all buckets to a state that the optimizer has saved."""
         self.check_between_steps("state_dict()")
         engine = self.wrapper.engine
-        numbers = self._first_parameters()
+        number_by_id = {id(p): number for number, p in enumerate(parameters_of(self.optimizer))}
+        # The optimizer's number of each bucket's first parameter.
+        numbers = [number_by_id[id(self.parameters[bucket.names[0]])] for bucket in engine.buckets]
         for number, bucket, state in zip(numbers, engine.buckets, engine.states, strict=True):
             parts = {
                 f"{KEY_PREFIX}{bucket.names[0]}{path}": part
-                for path, part in flatten_state(state, bucket.flat.numel(), self.grid.device)
+                for path, part in _flatten_state(state, bucket.flat.numel(), self.grid.device)
             }
             self._add_parts(saved, number, parts)
         self._add_parts(saved, numbers[0], {FACTS: self._facts()})
@@ -153,7 +150,7 @@ class OptimizerStateExtension:
         saved["step"] = step
         for bucket in saved["buckets"]:
             path = f"{KEY_PREFIX}{bucket['names'][0]}"
-            bucket["state"] = unflatten_state(bucket["state"], path, own_parts)
+            bucket["state"] = _unflatten_state(bucket["state"], path, own_parts)
         checked["epoch"] = None if epoch == NO_EPOCH else epoch
         checked["state"] = saved
         return {**engine.check_state_and_collect_facts(saved), "epoch": epoch}
@@ -176,8 +173,8 @@ class OptimizerStateExtension:
         return part[self.grid.replica_comm.rank, self.grid.shard_comm.rank]
 
 
-def flatten_state(
-    state: Any, max_size: int, device: torch.device, any_size: bool = False
+def _flatten_state(
+    state: Any, max_size: int, device: torch.device, any_length: bool = False
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parts of a bucket's state, each with its path, as tensors of shapes that never change.
 
@@ -189,7 +186,7 @@ def flatten_state(
     parts = saved_parts_by_name(state)
     if isinstance(state, Generator):
         yield "", state.get_state()
-    elif isinstance(state, Tensor) and any_size:
+    elif isinstance(state, Tensor) and any_length:
         yield "", torch.cat([state, state.new_zeros(max_size - len(state))])
         yield LENGTH, torch.tensor(len(state), device=device)
     elif isinstance(state, Tensor):
@@ -197,19 +194,19 @@ def flatten_state(
     elif parts is not None:
         resizable = resizable_fields(state)
         for name, part in parts.items():
-            for path, leaf in flatten_state(part, max_size, device, name in resizable):
+            for path, leaf in _flatten_state(part, max_size, device, name in resizable):
                 yield f".{name}{path}", leaf
     elif isinstance(state, list | tuple):
         for index, part in enumerate(state):
-            for path, leaf in flatten_state(part, max_size, device):
+            for path, leaf in _flatten_state(part, max_size, device):
                 yield f".{index}{path}", leaf
     else:  # a number, or None, which is saved as NaN
         dtype = torch.int64 if isinstance(state, int) else torch.float64
         yield "", torch.tensor(torch.nan if state is None else state, dtype=dtype, device=device)
 
 
-def unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_size: bool = False) -> Any:
-    """Return the tree that `saved_states.dump` would have made, from the parts that `flatten_state` yielded.
+def _unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_length: bool = False) -> Any:
+    """Return the tree that `saved_states.dump` would have made, from the parts that `_flatten_state` yielded.
 
     Args:
         state: one with the types of the saved state.
@@ -222,24 +219,24 @@ def unflatten_state(state: Any, path: str, leaves: Mapping[str, Tensor], any_siz
     if parts is not None:
         resizable = resizable_fields(state)
         tree = {
-            name: unflatten_state(part, f"{path}.{name}", leaves, name in resizable)
+            name: _unflatten_state(part, f"{path}.{name}", leaves, name in resizable)
             for name, part in parts.items()
         }
         return tree or None
     if isinstance(state, list | tuple):
-        return [unflatten_state(part, f"{path}.{index}", leaves) for index, part in enumerate(state)]
+        return [_unflatten_state(part, f"{path}.{index}", leaves) for index, part in enumerate(state)]
     if path not in leaves:
         raise StateMismatch(f"the saved state lacks {path!r}; it was broken, or saved by another version")
     saved = leaves[path]
     if isinstance(state, Tensor | Generator):
-        return saved[: int(leaves[path + LENGTH])] if any_size else saved
+        return saved[: int(leaves[path + LENGTH])] if any_length else saved
     number = saved.item()
     if isinstance(state, bool):
         return bool(number)
     return None if math.isnan(number) else number
 
 
-def check_no_sparsify_state_loaded(optimizer: torch.optim.Optimizer) -> None:
+def _check_no_sparsify_state_loaded(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that has itself loaded the parts of an `OptimizerStateExtension`.
 
     Raises:

@@ -89,14 +89,14 @@ class ShardedUnit:
         HOOK_BY_MODULE[self.module] = hook
         self.module.set_all_reduce_hook(hook)
 
-    def move_to_shard_mesh(self, shards: DeviceMesh) -> None:
+    def move_to_shard_mesh(self, shard_mesh: DeviceMesh) -> None:
         """Keep gradients, and the arithmetic of optimizers, within the replica.
 
-        Parameters on a mesh of replicas and shards become DTensors on `shards`, the mesh of this replica.
+        Parameters on a mesh of replicas and shards become DTensors on `shard_mesh`, the mesh of this replica.
         """
         self.replace_all_reduce(lambda grad: None)
         for fsdp_param in self.group.fsdp_params:
-            fsdp_param._sharding_spec = spec_without_replicas(fsdp_param._sharding_spec, shards)
+            fsdp_param._sharding_spec = _spec_without_replicas(fsdp_param._sharding_spec, shard_mesh)
             fsdp_param.sharded_param._spec = fsdp_param._sharding_spec
 
     def check_hook_not_replaced(self) -> None:
@@ -116,11 +116,17 @@ class ShardedUnit:
         """Remove the all-reduce of a unit on a mesh of replicas and shards; other units have none."""
         if self.replica_group is None:
             return
+        from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
         group = self.group
-        mesh_info = mesh_info_without_replicas(group.mesh_info)
-        if group.post_forward_mesh_info is group.mesh_info:  # else parameters would move between two meshes
-            group.post_forward_mesh_info = mesh_info
-        group.mesh_info = mesh_info
+        grid_info = group.mesh_info
+        shards_info: Any = FSDPMeshInfo(grid_info.mesh, shard_mesh_dim=grid_info.shard_mesh_dim)
+        for name in ("dp_mesh_dims", "spmd_mesh", "is_spmd_mesh", "reduce_scatter_process_group"):
+            if hasattr(grid_info, name):
+                setattr(shards_info, name, getattr(grid_info, name))
+        if group.post_forward_mesh_info is grid_info:  # else parameters would move between two meshes
+            group.post_forward_mesh_info = shards_info
+        group.mesh_info = shards_info
 
     def check_gradient_complete(self, grad: Tensor) -> None:
         """Refuse a gradient that is not of all trained parameters.
@@ -144,10 +150,10 @@ class ShardedUnit:
 
     def replace_reduce_scatter(self, scatter: Any) -> None:
         """Reduce within the shards by `scatter`, a ReduceScatter of `torch.distributed.fsdp`."""
-        self.module.set_custom_reduce_scatter(ReduceScatterOutsideAutocast(scatter))
+        self.module.set_custom_reduce_scatter(_ReduceScatterOutsideAutocast(scatter))
 
 
-class ReduceScatterOutsideAutocast:
+class _ReduceScatterOutsideAutocast:
     """A reduce-scatter that computes outside of autocast, in which a backward pass may run."""
 
     def __init__(self, scatter: Any) -> None:
@@ -159,33 +165,22 @@ class ReduceScatterOutsideAutocast:
         return self.scatter(*args, **options)
 
 
-def mesh_info_without_replicas(mesh_info: Any) -> Any:
-    """Return what FSDP knows of a mesh of replicas and shards, for the shards alone."""
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-
-    shards_info: Any = FSDPMeshInfo(mesh_info.mesh, shard_mesh_dim=mesh_info.shard_mesh_dim)
-    for name in ("dp_mesh_dims", "spmd_mesh", "is_spmd_mesh", "reduce_scatter_process_group"):
-        if hasattr(mesh_info, name):
-            setattr(shards_info, name, getattr(mesh_info, name))
-    return shards_info
-
-
-def spec_without_replicas(spec: Any, shards: DeviceMesh) -> Any:
+def _spec_without_replicas(spec: Any, shard_mesh: DeviceMesh) -> Any:
     """Return a DTensor's spec on a mesh of replicas and shards, in this order, for the shards alone."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     if spec.mesh.ndim == 1:
         return spec
-    return DTensorSpec(shards, spec.placements[1:], spec.tensor_meta)
+    return DTensorSpec(shard_mesh, spec.placements[1:], spec.tensor_meta)
 
 
-def move_grads_and_optimizer_state_to_mesh(optimizer: torch.optim.Optimizer, shards: DeviceMesh) -> None:
+def move_grads_and_optimizer_state_to_mesh(optimizer: torch.optim.Optimizer, shard_mesh: DeviceMesh) -> None:
     """Move gradients and an optimizer's state to the mesh of shards, see `ShardedUnit.move_to_shard_mesh`."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             for tensor in (p.grad, *optimizer.state.get(p, {}).values()):
                 if hasattr(tensor, "_spec"):
-                    tensor._spec = spec_without_replicas(tensor._spec, shards)
+                    tensor._spec = _spec_without_replicas(tensor._spec, shard_mesh)
 
 
 def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[ShardedUnit]:
@@ -198,7 +193,7 @@ def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[Shar
         ValueError: the model has no units, or units that hand no gradients over; or this library does not
             know the version of torch.
     """
-    check_torch_version()
+    _check_torch_version()
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -208,18 +203,18 @@ def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[Shar
     units = list[ShardedUnit]()
     for name, module in model.named_modules():
         unit = (
-            make_unit_of_trained(name or "the whole model", module, names)
+            _make_unit_of_trained(name or "the whole model", module, names)
             if isinstance(module, FSDPModule)
             else None
         )
         if unit is not None:
             units.append(unit)
             unit.hook = HOOK_BY_MODULE.get(module) if allow_library_hooks else None
-    check_model_sharded(model, units)
+    _check_model_sharded(model, units)
     return units
 
 
-def make_unit_of_trained(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
+def _make_unit_of_trained(name: str, module: Any, names: Mapping[int, str]) -> ShardedUnit | None:
     """Return the unit of one module; None where the module has no trained parameters."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
@@ -250,7 +245,7 @@ def make_unit_of_trained(name: str, module: Any, names: Mapping[int, str]) -> Sh
     )
 
 
-def check_torch_version() -> None:
+def _check_torch_version() -> None:
     """Refuse a version of torch that this library was not tried with.
 
     Raises:
@@ -265,7 +260,7 @@ def check_torch_version() -> None:
         )
 
 
-def check_model_sharded(model: nn.Module, units: list[ShardedUnit]) -> None:
+def _check_model_sharded(model: nn.Module, units: list[ShardedUnit]) -> None:
     """Refuse a model with trained parameters that no unit has, or that something else averages."""
     if not units:
         kind = type(model).__name__
