@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, exchange_pieces, gather_uneven
+from sparsify.comm import Comm, exchange_pieces, gather_padded, gather_uneven
 from sparsify.core import host_sync
 from sparsify.core.wire import Wire, concat_bytes, split_bytes
 from sparsify.types import (
@@ -186,12 +186,6 @@ def split_and_reduce(
     return sum_in_rank_order([wire.read_whole(piece, n, selection.values.dtype) for piece in pieces])
 
 
-def gather_counts(comm: Comm, selection: SparseVector) -> list[int]:
-    """All-gather the number of elements that each worker selected. One host synchronisation."""
-    count = host_sync.to_device([selection.indices.numel()], selection.indices)
-    return [int(count) for count in host_sync.to_host(torch.cat(comm.all_gather(count)))]
-
-
 def gather_selections(
     selection: SparseVector, counts: Sequence[int], n: int, comm: Comm, wire: Wire
 ) -> list[SparseVector]:
@@ -200,12 +194,8 @@ def gather_selections(
     lengths = [wire.nbytes(count, n, dtype) for count in counts]
     if not max(lengths):
         return [selection]
-    message = wire.write(selection, n)
-    messages = comm.all_gather(torch.cat([message, message.new_zeros(max(lengths) - len(message))]))
-    return [
-        wire.read(message[:length], count, n, dtype)
-        for message, length, count in zip(messages, lengths, counts, strict=True)
-    ]
+    messages = gather_padded(comm, wire.write(selection, n), lengths)
+    return [wire.read(message, count, n, dtype) for message, count in zip(messages, counts, strict=True)]
 
 
 def sum_in_rank_order(selections: Sequence[SparseVector]) -> SparseVector:

@@ -174,8 +174,7 @@ def format_value(value: object) -> str:
     """Return a value as messages write it: on one line, shortened, with control characters escaped."""
     text = value[: 2 * MAX_VALUE_CHARS] if isinstance(value, str) else format_argument(value)
     text = text if text.isprintable() and text == text.strip() else repr(text)
-    is_cut = len(text) > MAX_VALUE_CHARS or (isinstance(value, str) and len(value) > 2 * MAX_VALUE_CHARS)
-    return text[: MAX_VALUE_CHARS - 3] + "..." if is_cut else text
+    return text[: MAX_VALUE_CHARS - 3] + "..." if len(text) > MAX_VALUE_CHARS else text
 
 
 def repr_without_addresses(value: object) -> str:

@@ -175,11 +175,20 @@ def gather_uneven(comm: Comm, tensor: Tensor) -> list[Tensor]:
     the longest sets the pace anyway. One host synchronisation, for the lengths. If all are empty, only the
     lengths are sent. `cost.gather_uneven` has the bytes.
     """
+    lengths = gather_lengths(comm, tensor)
+    return gather_padded(comm, tensor, lengths) if max(lengths) else [tensor] * comm.size
+
+
+def gather_lengths(comm: Comm, tensor: Tensor) -> list[int]:
+    """Return the length of every worker's 1-D tensor, by rank. One host synchronisation."""
     length = host_sync.to_device([tensor.numel()], tensor)
-    lengths = [int(length) for length in host_sync.to_host(cat(comm.all_gather(length)))]
+    lengths: list[int] = host_sync.to_host(cat(comm.all_gather(length)))
+    return lengths
+
+
+def gather_padded(comm: Comm, tensor: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Return every worker's 1-D tensor, of these lengths, by rank; they travel padded to the longest."""
     longest = max(lengths)
-    if not longest:
-        return [tensor] * comm.size
     padded = tensor if len(tensor) == longest else cat([tensor, tensor.new_zeros(longest - len(tensor))])
     return [other[:length] for other, length in zip(comm.all_gather(padded), lengths, strict=True)]
 

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from sparsify import cost
-from sparsify.comm import Comm
+from sparsify.comm import Comm, gather_lengths
 from sparsify.core import host_sync
 from sparsify.core.wire import Wire
 from sparsify.exchange import (
     Exchange,
     differences,
     even_borders,
-    gather_counts,
     gather_selections,
     rounding_errors,
     split_and_reduce,
@@ -65,9 +64,9 @@ def oktopk(
     index: Literal["int32", "int64"] = "int32",
     value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """Ok-Topk: thresholds that are re-used, regions that are balanced, split and reduce.
+    """Ok-Topk: re-used thresholds, balanced regions. Li and Hoefler 2022 (PPoPP), algorithms 1 and 2.
 
-    Li and Hoefler 2022 (PPoPP), arXiv:2201.07598, algorithms 1 and 2. A step of a worker:
+    arXiv:2201.07598. A step of a worker:
 
     1. acc = residual + gradient
     2. Local threshold: the k-th largest magnitude of acc, computed every tau' steps and re-used meanwhile.
@@ -104,7 +103,8 @@ def oktopk(
             and a number of selected elements further from k.
         regions_every: tau, steps between new borders of the regions: 64.
         local_drift, global_drift: the factor by which a re-used threshold moves when it selects less than
-            2k/3 or more than 5k/4: 1.012 and 1.008; 1.025 and 1.036 for BERT.
+            2k/3 or more than 5k/4: 1.012 and 1.008; 1.025 and 1.036 for BERT. Higher: back near k sooner, and
+            further beyond.
         balance: share the remaining sums out equally before the all-gather, however equal they are already.
             The public code does so for BERT alone.
         index: how indices travel: `int32` or `int64`; delta16 has a header for every message, too long for
@@ -248,7 +248,7 @@ class SplitReduceBalance(Exchange):
         is_due = state.is_due(k)
         if not is_due:
             kept = mask_vector(reduced, reduced.values.abs() >= state.threshold)
-        counts = gather_counts(comm, kept)
+        counts = gather_lengths(comm, kept.indices)
         if not sum(counts):
             state.k = 0  # there is nothing to compute a threshold from: try again in the next step
         elif is_due or sum(counts) > RENEWAL_RATIO * k:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from sparsify import cost
-from sparsify.comm import Comm
+from sparsify.comm import Comm, gather_lengths
 from sparsify.core.wire import Wire
 from sparsify.exchange import (
     Exchange,
     differences,
     even_borders,
-    gather_counts,
     gather_selections,
     rounding_errors,
     split_and_reduce,
@@ -47,9 +46,9 @@ def sparcml(
     index: Literal["int32", "int64"] = "int32",
     value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """SparCML (TopkDSA): owners of regions sum the selections and send the sums, dense where they fill up.
+    """SparCML (TopkDSA): owners of regions sum the selections and send the sums. Renggli et al. 2019 (SC).
 
-    Renggli et al. 2019 (SC), arXiv:1802.08021: DSAR_Split_allgather. A step of a worker:
+    DSAR_Split_allgather, arXiv:1802.08021. A step of a worker:
 
     1. acc = residual + gradient; select the k largest elements of acc. The residual keeps the rest.
     2. Split: the bucket is divided into P equal regions. Worker r receives all selected elements of region r,
@@ -141,7 +140,7 @@ class SplitAllGather(Exchange):
         borders = even_borders(n, comm.size)
         reduced = split_and_reduce(selection, borders, n, comm, self.wire)
         # 3. All-gather
-        counts = gather_counts(comm, reduced)
+        counts = gather_lengths(comm, reduced.indices)
         total: list[SparseVector | DenseSlice]
         if self.is_dense(counts, n, selection.values.dtype):
             total = [*self.gather_regions(reduced, borders, comm)]
