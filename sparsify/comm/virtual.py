@@ -59,26 +59,26 @@ class VirtualCluster:
 
     def carry_out_collective(self) -> None:
         """Carry out the collective in which all ranks wait, and move their clocks."""
-        first = self.calls[min(self.calls)]
-        if len(self.calls) < self.size:
+        calls = list(self.calls.values())  # in rank order
+        first = calls[0]
+        if len(calls) < self.size:
             ended = [rank for rank in range(self.size) if rank not in self.calls]
             raise RuntimeError(
                 f"rank {min(self.calls)} waits in {first.name}, but ended already: ranks {ended}"
             )
-        if len({(call.name, call.signature) for call in self.calls.values()}) > 1:
+        if len({(call.name, call.signature) for call in calls}) > 1:
             names = {rank: call.name for rank, call in self.calls.items()}
             signatures = {rank: call.signature for rank, call in self.calls.items()}
             raise RuntimeError(f"the ranks do not stand at the same collective: {names}, shapes {signatures}")
-        contributions = [self.calls[rank].contribution for rank in range(self.size)]
+        contributions = [call.contribution for call in calls]
         if first.charges_combine_to_all:
             self.result = self.clocks.run_and_charge_all(lambda: first.combine(contributions))
         else:
             self.result = first.combine(contributions)
-            network_s = [call.network_s for call in self.calls.values() if call.network_s is not None]
-            if network_s:
-                self.clocks.finish_collective(max(network_s))
-            else:
+            if first.network_s is None:
                 self.clocks.finish_unnoticed_collective()
+            else:
+                self.clocks.finish_collective(max(call.network_s or 0.0 for call in calls))
         self.calls.clear()
 
     def wait_for_result(self, rank: int, call: PendingCollective) -> Any:
@@ -244,33 +244,28 @@ def run(
         raise ValueError(f"{size=}: there must be at least one rank")
     clocks = HostClocks(size, synchronise) if record_event is None else EventClocks(size, record_event)
     cluster = VirtualCluster(size, network, clocks)
-    result_by_rank = dict[int, T]()
     grad_mode = torch.is_grad_enabled()
     autocast_modes = autocast_devices()
     greenlets = [greenlet(body) for _ in range(size)]
+    results = list[T]()  # by rank; None of ranks that have not ended
     try:
-        while len(result_by_rank) < size:
+        for rank, worker in enumerate(greenlets):
+            torch.set_grad_enabled(grad_mode)
+            set_autocast_devices(autocast_modes)
+            clocks.resume(rank)
+            results.append(worker.switch(VirtualComm(cluster, rank)))
+        while cluster.calls:
+            cluster.carry_out_collective()
             for rank, worker in enumerate(greenlets):
-                if worker.dead:
-                    continue
-                torch.set_grad_enabled(grad_mode)  # for a rank that starts; others restore their own
-                set_autocast_devices(autocast_modes)
-                if worker:
-                    result = worker.switch()
-                else:
-                    clocks.resume(rank)
-                    result = worker.switch(VirtualComm(cluster, rank))
-                if worker.dead:
-                    result_by_rank[rank] = result
-            if cluster.calls:
-                cluster.carry_out_collective()
+                if not worker.dead:
+                    results[rank] = worker.switch()
     finally:
         for worker in greenlets:
             if not worker.dead:  # another rank failed: this one's `finally` blocks run, then it ends
                 worker.throw(GreenletExit)
         torch.set_grad_enabled(grad_mode)
         set_autocast_devices(autocast_modes)
-    return [result_by_rank[rank] for rank in range(size)]
+    return results
 
 
 def sum_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:

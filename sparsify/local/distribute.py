@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, overload
 
 import torch
@@ -47,8 +48,10 @@ def distribute(
             mean and what is refused. A strategy of local steps averages every H steps how far the workers
             have moved, and then `LocalOptimizer` does.
     """
-    wrapper: Any = LocalOptimizer if isinstance(method, LocalSteps) else DistributedOptimizer
-    wrapped: DistributedOptimizer | LocalOptimizer = wrapper(
+    wrapper: Callable[..., DistributedOptimizer | LocalOptimizer] = (
+        LocalOptimizer if isinstance(method, LocalSteps) else DistributedOptimizer
+    )
+    return wrapper(
         optimizer,
         model,
         method,
@@ -62,4 +65,3 @@ def distribute(
         scaler=scaler,
         overlap=overlap,
     )
-    return wrapped

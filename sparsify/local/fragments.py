@@ -28,7 +28,6 @@ from sparsify.wrappers.engine import Engine, NonFiniteGradientError, StepReport
 from sparsify.wrappers.handshake import check_workers_agree
 from sparsify.wrappers.saved_states import (
     StateMismatch,
-    check_finite,
     check_keys,
     check_saved_part,
     dump,
@@ -43,13 +42,11 @@ NamedParameters = Sequence[tuple[str, Parameter]]
 class NonFiniteDriftError(NonFiniteGradientError):
     """The error that parameters are NaN or infinite after local steps; nothing of the round was exchanged."""
 
-    def __init__(self, rank: int, step: int, layer: str) -> None:
-        super().__init__(rank, step, layer)
-        self.where = f"rank {rank}, round {step}: {layer} has a NaN or Inf after the local steps"
-        self.args = (
-            f"{self.where}; nothing of it was exchanged, and the anchor is as it was: go on from it "
-            "(`with optimizer.at_anchor():`) or from a checkpoint, with a lower learning rate",
-        )
+    sentence = "rank {rank}, round {step}: {layer} has a NaN or Inf after the local steps"
+    consequence = (
+        "; nothing of it was exchanged, and the anchor is as it was: go on from it "
+        "(`with optimizer.at_anchor():`) or from a checkpoint, with a lower learning rate"
+    )
 
 
 class FragmentState(NamedTuple):
@@ -68,8 +65,8 @@ class Fragment:
     The drift lies in the parameters' own memory, unless some of them outlives the exchange.
 
     Args:
-        offset: steps by which it is due before the end of a round.
-        check_comm: of all workers who must know of a NaN, where these are more than those who average.
+        steps_early: it is due so many steps before the end of a round.
+        nan_check_comm: of all workers who must know of a NaN, where these are more than those who average.
 
     Attributes:
         on_average: called with each average of the drift, tensors (n,).
@@ -83,15 +80,15 @@ class Fragment:
         timer: PhaseTimer | None,
         seed: int,
         select: str,
-        offset: int,
-        check_comm: Comm | None,
+        steps_early: int,
+        nan_check_comm: Comm | None,
     ) -> None:
         method = strategy.method
         # Then the drift is averaged where it lies.
         is_averaged_in_pieces = method.group_support.accepts_pieces or method.scope == "layer"
         self.strategy = strategy
-        self.offset = offset
-        self.check_comm = check_comm
+        self.steps_early = steps_early
+        self.nan_check_comm = nan_check_comm
         self.all_names = [name for name, _ in named]
         gradients = GradientBuckets(
             [(name, shard_as_parameter(p)) for name, p in named],
@@ -124,9 +121,9 @@ class Fragment:
 
     def is_due(self, step: int) -> bool:
         """Return True if this fragment is exchanged after a local step, counted from 1."""
-        return (step + self.offset) % self.strategy.every == 0
+        return (step + self.steps_early) % self.strategy.every == 0
 
-    def is_awaited(self, step: int) -> bool:
+    def is_average_due(self, step: int) -> bool:
         """Return True if the average that was begun `delay` steps before is applied after a local step."""
         return 0 < self.strategy.delay < step and self.is_due(step - self.strategy.delay)
 
@@ -159,10 +156,14 @@ class Fragment:
 
     @torch.no_grad()
     @without_torch_modes
-    def average_drift(self, epoch: int, check: bool, debug: bool) -> StepReport:
+    def average_drift(self, epoch: int, check_finite: bool, check_agreement: bool) -> StepReport:
         """Average the drift of the captured parameters: steps 2 and 3 of `sparsify.local.strategy`.
 
-        Collective.
+        Collective. The average waits for `apply_average_if_any`.
+
+        Args:
+            check_finite: look for NaN and Inf first.
+            check_agreement: compare strategy, round and density over the workers first.
 
         Raises:
             NonFiniteDriftError: on all workers, where any has a NaN or Inf; nothing has changed.
@@ -172,16 +173,16 @@ class Fragment:
         drift = self.drift
         self.drift = []
         step = StepSettings(strategy.method.density_at(epoch), lr=strategy.outer.lr)
-        if debug:
+        if check_agreement:
             facts = {
                 "strategy": repr_without_addresses(strategy),
                 "round": engine.step,
                 "density": step.step_density,
             }
             check_workers_agree(engine.comm, facts, drift[0])
-        if check and self.check_comm is not None:
-            self._check_finite(drift, self.check_comm)
-        elif check:
+        if check_finite and self.nan_check_comm is not None:
+            self._check_finite(drift, self.nan_check_comm)
+        elif check_finite:
             engine.check_finite_and_find_used(drift, self.names, self.sizes, None, error=NonFiniteDriftError)
         engine.step += 1
         if strategy.can_fuse_exchange and self.on_average is None:
@@ -220,8 +221,11 @@ class Fragment:
 
     @torch.no_grad()
     @without_torch_modes
-    def apply_average(self) -> None:
-        """Move the anchor by the average drift, and the parameters to the anchor: step 4."""
+    def apply_average_if_any(self) -> None:
+        """Move the anchor by the average drift, and the parameters to the anchor: step 4.
+
+        Nothing moves where no average waits.
+        """
         drift = self.drift
         self.drift = []
         if not drift:  # the fused exchange has moved both; or averaging has failed, and somebody goes on
@@ -239,7 +243,7 @@ class Fragment:
             torch._foreach_copy_(parameters, self.anchor)
 
     @torch.no_grad()
-    def average_optimizer_states(self, step: int, inner: torch.optim.Optimizer) -> list[StepReport]:
+    def average_due_optimizer_states(self, step: int, inner: torch.optim.Optimizer) -> list[StepReport]:
         """Average the entries of the inner optimizer's state that are due after a local step. Collective.
 
         Raises:
@@ -282,8 +286,8 @@ class Fragment:
         engines = [engine.state_dict() for engine in self.engines()]
         return {"engines": engines, "names": self.names, "state": dump(self.current_state())}
 
-    def check_state(self, where: str, saved: Any) -> list[dict[str, Any]]:
-        """Refuse what is no state of this fragment; return what must be alike on all workers.
+    def check_state_and_collect_facts(self, where: str, saved: Any) -> list[dict[str, Any]]:
+        """Refuse what is no state of this fragment; return what must be alike on all workers, by engine.
 
         Args:
             where: the path of `saved` in the whole saved state, for error messages.
@@ -310,16 +314,12 @@ class Fragment:
                     f"{where}.{field} has {len(tensors)} tensors, and must have {len(expected_tensors)}"
                 )
             for index, (tensor, like) in enumerate(zip(tensors, expected_tensors, strict=True)):
-                if tensor.shape != like.shape:
-                    raise StateMismatch(
-                        f"{where}.{field}[{index}] has {tuple(tensor.shape)}, not {tuple(like.shape)}"
-                    )
-                check_finite(f"{where}.{field}[{index}]", tensor)
+                check_saved_part(f"{where}.{field}[{index}]", tensor, like)
         return facts
 
     @torch.no_grad()
     def restore_state(self, saved: dict[str, Any]) -> None:
-        """Load a state that `check_state` has accepted, this worker's parameters among it."""
+        """Load a state, this worker's parameters among it, that `check_state_and_collect_facts` accepted."""
         for engine, saved_engine in zip(self.engines(), saved["engines"], strict=True):
             engine.restore_state(saved_engine)
         restored = restore(self.current_state(), saved["state"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -21,15 +21,15 @@ from sparsify.core.gradients import view_flat_in_memory_order
 
 NamedParameters = Sequence[tuple[str, Parameter]]
 ArrayKind = tuple[torch.device, torch.dtype]
-# Elements of all parameters as integers of the same bits, one array for each kind: numpy's on the host.
-SamplesByKind = dict[ArrayKind, Any]
+# Elements of all parameters as integers of the same bits, one tensor for each kind.
+SamplesByKind = dict[ArrayKind, Tensor]
 # Modules whose forward pass writes to their own weights, as a part of training.
 WRITES_IN_FORWARD = (nn.Embedding, nn.EmbeddingBag)
 NUM_LIBRARY_HOOKS = 1  # that the library has on each step: see `DirectStepGuard`
 MAX_SAMPLES = 64  # elements of each parameter that are compared
 
 
-class ParameterGuard:
+class ParameterChangeGuard:
     """A guard of parameters that only the optimizer's own step, and its wrapper, may change.
 
     Between two exchanges a worker's parameters are the anchor and the steps since. What somebody else writes
@@ -61,15 +61,15 @@ class ParameterGuard:
         self._samples_by_kind = self._sampler.gather()
         self._versions = self._read_versions()
 
-    def check(
-        self, anchors: Callable[[], Mapping[str, tuple[Tensor, Tensor]]], may_be_anchor: bool = True
+    def check_or_defer(
+        self, parameters_and_anchors: Callable[[], Sequence[tuple[Tensor, Tensor]]], allows_anchor: bool
     ) -> None:
-        """Refuse parameters that somebody else has changed since `remember`.
+        """Refuse parameters that somebody else has changed since `remember`, now or in `check_deferred`.
 
         Args:
-            anchors: returns each parameter as it is now, and its anchor, by name, but for empty ones; may
-                refuse parameters itself.
-            may_be_anchor: True: the parameters may have been given the anchor's values.
+            parameters_and_anchors: returns each parameter as it is now, and its anchor, but for empty ones;
+                may refuse parameters itself.
+            allows_anchor: True: the parameters may have been given the anchor's values.
 
         Raises:
             ValueError: names the first parameter that was changed.
@@ -80,18 +80,18 @@ class ParameterGuard:
             self._gpu_flags += [
                 (samples != self._samples_by_kind[kind]).any()
                 for kind, samples in samples_by_kind.items()
-                if isinstance(samples, Tensor)
+                if not samples.is_cpu
             ]
             return
         if are_samples_equal(samples_by_kind, self._samples_by_kind):
             return
-        pairs = anchors()
-        if not may_be_anchor or not all(torch.equal(*pair) for pair in pairs.values()):
+        pairs = parameters_and_anchors()
+        if not allows_anchor or not all(torch.equal(*pair) for pair in pairs):
             raise_changed_parameter(self._find_changed(samples_by_kind))
         self.remember()
 
     def check_deferred(self) -> None:
-        """Refuse parameters that changed on a GPU, where `check` left the decision to this call.
+        """Refuse parameters that changed on a GPU, where `check_or_defer` left the decision to this call.
 
         Raises:
             ValueError: a parameter was changed in one of the steps before.
@@ -147,20 +147,16 @@ class ParameterSampler:
         """Return copies of the elements as they are now."""
         # numpy's takes a seventh of the time of torch.cat for many small tensors.
         return {
-            kind: np.concatenate(views) if kind[0].type == "cpu" else torch.cat(views)
+            kind: torch.from_numpy(np.concatenate(views)) if kind[0].type == "cpu" else torch.cat(views)
             for kind, views in self._views_by_kind.items()
         }
 
 
 def are_samples_equal(first: SamplesByKind, second: SamplesByKind) -> bool:
     """Return True if all bits are equal. On a GPU one host synchronisation for each type."""
-    if first.keys() != second.keys():
-        return False
-    for kind, samples in first.items():
-        is_equal = torch.equal if isinstance(samples, Tensor) else np.array_equal
-        if not is_equal(samples, second[kind]):
-            return False
-    return True
+    return first.keys() == second.keys() and all(
+        torch.equal(samples, second[kind]) for kind, samples in first.items()
+    )
 
 
 def raise_changed_parameter(name: str) -> NoReturn:
@@ -181,7 +177,7 @@ def sample_view(p: Parameter) -> Tensor:
     return elements[::distance]
 
 
-class LocalityGuard:
+class CommunicationGuard:
     """A guard that refuses inner optimizers whose step communicates with other replicas.
 
     Process groups count their collectives, so it costs no message. Hooks and closures of the user's run
@@ -197,7 +193,7 @@ class LocalityGuard:
         inner = comm.comm if isinstance(comm, CountingComm) else comm
         if isinstance(inner, TorchComm):
             candidates = [inner.group, dist.group.WORLD]
-            self.groups = [group for group in candidates if group is not None and counts_collectives(group)]
+            self.groups = [group for group in candidates if group is not None and has_collective_count(group)]
 
     @contextmanager
     def refuse_communication(self) -> Iterator[None]:
@@ -221,7 +217,7 @@ class LocalityGuard:
         return [group._get_sequence_number_for_group() for group in self.groups]
 
 
-def counts_collectives(group: Any) -> bool:
+def has_collective_count(group: Any) -> bool:
     """Return True if the backend of a process group counts its collectives; MPI's does not."""
     try:
         group._get_sequence_number_for_group()

@@ -19,8 +19,8 @@ from sparsify.core import host_sync
 from sparsify.core.bucket import local_shard
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.fragments import SEED_DISTANCE, Fragment, divide_into_fragments
-from sparsify.local.guards import LocalityGuard, ParameterGuard, check_steps_locally
-from sparsify.local.master_weights import find_copy_keys, update_parameter_copies
+from sparsify.local.guards import CommunicationGuard, ParameterChangeGuard, check_steps_locally
+from sparsify.local.master_weights import find_parameter_copy_keys, update_parameter_copies
 from sparsify.local.strategy import LocalSteps
 from sparsify.ranges import NonNegativeInt, repr_without_addresses
 from sparsify.wrappers.checks import check_optimizer_and_model
@@ -81,6 +81,7 @@ class LocalOptimizer(OptimizerWrapper):
         "wrap it anew (the inner one, `optimizer.inner_optimizer`): a new round begins then, and the "
         "residual and the outer step's momentum are zero"
     )
+    steps = 0  # local ones so far
     worker_state_key = "local"
     missing_worker_state = (
         "anchor: it is another optimizer's, or made by get_optimizer_state_dict, which leaves it out. Save "
@@ -130,7 +131,7 @@ class LocalOptimizer(OptimizerWrapper):
         self.check = check
         self.debug = debug
         trained = [(name, p) for name, p in self._named_parameters if p.requires_grad]
-        self._locality_guard = LocalityGuard(optimizer, None if overlap else self.comm)
+        self._communication_guard = CommunicationGuard(optimizer, None if overlap else self.comm)
 
         def build_fragments() -> list[Fragment]:
             return [
@@ -141,8 +142,8 @@ class LocalOptimizer(OptimizerWrapper):
                     timer,
                     seed + SEED_DISTANCE * index,
                     select,
-                    offset=index * strategy.every // strategy.fragments,
-                    check_comm=self._make_check_comm(),
+                    steps_early=index * strategy.every // strategy.fragments,
+                    nan_check_comm=self._make_nan_check_comm(),
                 )
                 for index, named in enumerate(divide_into_fragments(trained, strategy.fragments))
             ]
@@ -150,24 +151,18 @@ class LocalOptimizer(OptimizerWrapper):
         self.fragments = self._build_fragments(build_fragments)
         self.engine = self.fragments[0].engine
         self._guard_parameters()
-        self.num_steps = 0  # local ones
         self._background = BackgroundExecutor(self.fragments[0].anchor[0].device) if overlap else None
         self._background_fragments = list[Fragment]()  # that the thread averages
-        self._parameter_guard = ParameterGuard(model, trained)
+        self._parameter_guard = ParameterChangeGuard(model, trained)
         self._num_at_anchor = 0  # of `with` statements that have the model at the anchor
         # This worker's values of the parameters, while the model is at the anchor.
         self._own_values = list[tuple[nn.Parameter, Tensor]]()
-        self._copy_keys: list[str] | None = None  # see `find_copy_keys`; None: not looked for yet
+        self._copy_keys: list[str] | None = None  # see `find_parameter_copy_keys`; None: not looked for yet
         self._has_failed = False  # True: an exchange has failed, so that somebody may go on from the anchor
         LIVE_OPTIMIZERS.add(self)
-        self.num_elements = sum(sum(fragment.sizes) for fragment in self.fragments)
+        self.num_elements = sum(fragment.engine.num_elements for fragment in self.fragments)
         self._empty_report = StepReport(0, self.num_elements, 0, 0, 0)
         self.last_report = self._empty_report
-
-    @property
-    def steps(self) -> int:
-        """Number of local steps so far."""
-        return self.num_steps
 
     @exclude_from_compile
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -180,7 +175,7 @@ class LocalOptimizer(OptimizerWrapper):
                 NaN or Inf.
         """
         loss = self.step_locally(closure)
-        self.exchange()
+        self.exchange_if_due()
         return loss
 
     @exclude_from_compile
@@ -189,8 +184,8 @@ class LocalOptimizer(OptimizerWrapper):
         self._check_outside("step")
         self._reshard()
         self._claim.check_not_superseded()
-        begins_round = self.num_steps % self.strategy.every == 0
-        self._parameter_guard.check(self._parameters_and_anchors, self._has_failed or begins_round)
+        begins_round = self.steps % self.strategy.every == 0
+        self._parameter_guard.check_or_defer(self._parameters_and_anchors, self._has_failed or begins_round)
         self._check_frozen()
         num_parameters = sum(len(group["params"]) for group in self.inner_optimizer.param_groups)
         if begins_round or num_parameters != len(self._wrapped_parameters):
@@ -200,7 +195,7 @@ class LocalOptimizer(OptimizerWrapper):
         with self._step_guard.allow_step():
             if closure is not None:  # which may communicate
                 return self.inner_optimizer.step(closure)
-            with self._locality_guard.refuse_communication():
+            with self._communication_guard.refuse_communication():
                 return self.inner_optimizer.step()
 
     @exclude_from_compile
@@ -210,7 +205,7 @@ class LocalOptimizer(OptimizerWrapper):
         It counts as a step in which the worker does not move. The exchange that is due after it is made.
         """
         self.inner_optimizer.zero_grad()
-        self.exchange()
+        self.exchange_if_due()
 
     @exclude_from_compile
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -261,11 +256,10 @@ class LocalOptimizer(OptimizerWrapper):
     def _load_anchor(self) -> None:
         """Keep this worker's parameters, and write the anchor into the model."""
         self._reshard()
-        flat_parameters = [piece for fragment in self.fragments for piece in fragment.flat_parameters()]
-        anchor = [piece for fragment in self.fragments for piece in fragment.anchor]
+        flat_parameters, anchors = zip(*self._parameters_and_anchors(), strict=True)
         parameters = [p for fragment in self.fragments for _, p in fragment.parameters]
         self._own_values = [(p, local_shard(p).clone()) for p in parameters]
-        torch._foreach_copy_(flat_parameters, anchor)
+        torch._foreach_copy_([*flat_parameters], [*anchors])
         torch.clear_autocast_cache()  # which may hold the parameters in a narrow type
 
     @torch.no_grad()
@@ -280,7 +274,7 @@ class LocalOptimizer(OptimizerWrapper):
 
     @exclude_from_compile
     @explain_lost_worker
-    def exchange(self) -> StepReport:
+    def exchange_if_due(self) -> StepReport:
         """Make the exchange that is due, if any: the second half of `step`.
 
         It counts the local step, applies the averages that are awaited, and begins those that are due.
@@ -292,7 +286,7 @@ class LocalOptimizer(OptimizerWrapper):
         self._check_outside("exchange")
         self._claim.check_not_superseded()
         self._reshard()
-        if any(fragment.is_due(self.num_steps + 1) for fragment in self.fragments):
+        if any(fragment.is_due(self.steps + 1) for fragment in self.fragments):
             self._parameter_guard.check_deferred()
         self._has_failed = True
         try:
@@ -303,17 +297,18 @@ class LocalOptimizer(OptimizerWrapper):
         return report
 
     def _exchange_fragments(self) -> StepReport:
-        """Count a local step and exchange fragments, without guards, see `exchange`."""
+        """Count a local step and exchange fragments, without guards, see `exchange_if_due`."""
         epoch = self.epoch  # of the step that was made
-        self.num_steps += 1
+        self.steps += 1
         reports = list[StepReport]()
-        due_fragments = [fragment for fragment in self.fragments if fragment.is_due(self.num_steps)]
+        due_fragments = [fragment for fragment in self.fragments if fragment.is_due(self.steps)]
         if self._copy_keys is None and due_fragments:
-            self._copy_keys = find_copy_keys(self.inner_optimizer, self._wrapped_parameters)
+            self._copy_keys = find_parameter_copy_keys(self.inner_optimizer, self._wrapped_parameters)
         # Before others are begun: the thread works in order.
         for fragment in self.fragments:
-            if fragment.is_awaited(self.num_steps):
-                reports += self._wait_for_average(fragment)
+            if fragment.is_average_due(self.steps):
+                if fragment in self._background_fragments:
+                    reports += self._wait_for_background()
                 self._apply_average(fragment)
         for fragment in due_fragments:
             self.check_epoch_known()
@@ -327,7 +322,7 @@ class LocalOptimizer(OptimizerWrapper):
             if not self.strategy.delay:
                 self._apply_average(fragment)
         for fragment in self.fragments:
-            reports += fragment.average_optimizer_states(self.num_steps, self.inner_optimizer)
+            reports += fragment.average_due_optimizer_states(self.steps, self.inner_optimizer)
         self.last_report = self._empty_report
         if reports:
             self.last_report = StepReport.total(reports)._replace(num_elements=self.num_elements)
@@ -335,17 +330,9 @@ class LocalOptimizer(OptimizerWrapper):
 
     def _apply_average(self, fragment: Fragment) -> None:
         """Move the anchor, the parameters, and the inner optimizer's copies of them."""
-        fragment.apply_average()
+        fragment.apply_average_if_any()
         parameters = [p for _, p in fragment.parameters]
         update_parameter_copies(self.inner_optimizer, parameters, self._copy_keys or ())
-
-    def _wait_for_average(self, fragment: Fragment) -> list[StepReport]:
-        """Wait for the averages of the thread, if it has one of this fragment, and return their reports."""
-        if self._background is None or fragment not in self._background_fragments:
-            return []
-        self._background_fragments.clear()
-        reports: list[StepReport] = self._background.wait_for_results()
-        return reports
 
     def _is_skipped_by_scaler(self) -> bool:
         """Return True if a GradScaler makes this step and has found infinities; else divide by its scale.
@@ -374,13 +361,13 @@ class LocalOptimizer(OptimizerWrapper):
         self._averaged_gradients.check_not_averaged_this_step()
         self._averaged_gradients.check_model_still_has_parameters(self._model)
 
-    def _parameters_and_anchors(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return each parameter of this worker's and its anchor, as (n,), by name."""
-        pair_by_name = dict[str, tuple[Tensor, Tensor]]()
-        for fragment in self.fragments:
-            pairs = zip(fragment.flat_parameters(), fragment.anchor, strict=True)
-            pair_by_name |= zip(fragment.names, pairs, strict=True)
-        return pair_by_name
+    def _parameters_and_anchors(self) -> list[tuple[Tensor, Tensor]]:
+        """Return each parameter of this worker's and its anchor, as (n,)."""
+        return [
+            pair
+            for fragment in self.fragments
+            for pair in zip(fragment.flat_parameters(), fragment.anchor, strict=True)
+        ]
 
     # --- methods that a sharded model overrides
 
@@ -397,7 +384,7 @@ class LocalOptimizer(OptimizerWrapper):
         """Return the number, among all workers, of a worker that averages with this one."""
         return rank
 
-    def _make_check_comm(self) -> Comm | None:
+    def _make_nan_check_comm(self) -> Comm | None:
         """Return a communicator of all who must know of a NaN; None: they are those who average."""
         return None
 
@@ -411,7 +398,6 @@ class LocalOptimizer(OptimizerWrapper):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue where `state_dict` was called, also in mid-round, see `OptimizerWrapper`."""
-        self._check_outside("load_state_dict")
         self._reshard()
         super().load_state_dict(state_dict)
 
@@ -426,20 +412,19 @@ class LocalOptimizer(OptimizerWrapper):
     def restore_worker_state(self, local: Mapping[str, Any]) -> None:
         for fragment, saved in zip(self.fragments, local["fragments"], strict=True):
             fragment.restore_state(saved)
-        self.num_steps = local["step"]
+        self.steps = local["step"]
         self._parameter_guard.remember()
 
-    def _wait_for_background(self) -> None:
-        """Wait for averages of the thread, which are applied when they are due, as ever."""
-        if self._background is not None:
-            self._background.wait_for_results()
-            self._background_fragments.clear()
+    def _wait_for_background(self) -> list[StepReport]:
+        """Wait for averages of the thread, which are applied when they are due, and return their reports."""
+        self._background_fragments.clear()
+        return [] if self._background is None else self._background.wait_for_results()
 
     def _describe(self) -> dict[str, Any]:
         """Return what a saved state must have in common with this optimizer, and the step."""
         return {
             "strategy": repr_without_addresses(self.strategy),
-            "step": self.num_steps,
+            "step": self.steps,
             "rank": self.comm.rank,
             "size": self.comm.size,
             "worker": self._global_rank(self.comm.rank),
@@ -471,7 +456,7 @@ class LocalOptimizer(OptimizerWrapper):
         if not isinstance(local["fragments"], list) or len(local["fragments"]) != len(self.fragments):
             raise StateMismatch(f"local.fragments must be a list of {len(self.fragments)}")
         facts = [
-            fragment.check_state(f"local.fragments[{index}]", saved)
+            fragment.check_state_and_collect_facts(f"local.fragments[{index}]", saved)
             for index, (fragment, saved) in enumerate(zip(self.fragments, local["fragments"], strict=True))
         ]
         return {"step": local["step"], "rounds": facts}

@@ -13,7 +13,7 @@ from sparsify.core.bucket import local_shard
 
 
 @torch.no_grad()
-def find_copy_keys(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
+def find_parameter_copy_keys(optimizer: torch.optim.Optimizer, parameters: Sequence[Parameter]) -> list[str]:
     """Return the keys of an optimizer's state under which copies of the parameters lie.
 
     A copy equals its parameter to the bit, in the parameter's type. One pass over the optimizer's state.
@@ -31,9 +31,12 @@ def find_copy_keys(optimizer: torch.optim.Optimizer, parameters: Sequence[Parame
 
 def is_copy_of_parameter(value: Any, p: Parameter) -> bool:
     """Return True if a value of an optimizer's state equals its parameter."""
-    if not isinstance(value, Tensor) or value.shape != p.shape or not value.dtype.is_floating_point:
-        return False
-    return torch.equal(local_shard(value).to(p.dtype), local_shard(p))
+    return (
+        isinstance(value, Tensor)
+        and value.shape == p.shape
+        and value.dtype.is_floating_point
+        and torch.equal(local_shard(value).to(p.dtype), local_shard(p))
+    )
 
 
 @torch.no_grad()

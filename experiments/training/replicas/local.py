@@ -62,7 +62,7 @@ class LocalReplica:
         """What is due after the step."""
         self.moved = self.nothing
         self.optimiser.epoch = epoch
-        return self.optimiser.exchange()
+        return self.optimiser.exchange_if_due()
 
     def _note(self, average: list[Tensor]) -> None:
         """Count what an average moves."""

@@ -148,7 +148,7 @@ def live(
             worker.backward()
             worker.optimizer.step_locally()
             history.drifts.append(worker.anchor() - worker.own())
-            worker.optimizer.exchange()
+            worker.optimizer.exchange_if_due()
             history.own.append(worker.own())
             history.anchors.append(worker.anchor())
             history.sent.append(worker.report().wire_bytes)

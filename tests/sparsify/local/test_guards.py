@@ -322,7 +322,7 @@ def test_within_the_anchor_nothing_is_stepped_exchanged_saved_or_loaded() -> Non
         optimizer = worker.optimizer
         calls: list[Callable[[], object]] = [
             optimizer.step,
-            optimizer.exchange,
+            optimizer.exchange_if_due,
             optimizer.state_dict,
             optimizer.worker_state_dict,
             lambda: optimizer.load_state_dict({}),
