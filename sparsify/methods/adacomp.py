@@ -36,10 +36,11 @@ BinLength = Annotated[int, Constraint(ge=1, le=16383)]  # the longest that an of
 
 @check_arguments
 def adacomp(scope: Scope = "layer", conv_bin: BinLength = 50, other_bin: BinLength = 500) -> AdaComp:
-    """AdaComp: of each bin, elements that would soon be its maximum, as signs and a scale.
+    """AdaComp: of each bin, elements that would soon be its maximum. Chen et al. 2018 (AAAI).
 
-    Chen et al., AAAI 2018, arXiv:1712.02679. There is no density: the gradients decide how many elements are
-    sent, about one of every bin at least. Two host synchronisations per step and bucket.
+    arXiv:1712.02679; class `AdaComp` numbers its steps. Elements travel as signs, with a scale. There is no
+    density: the gradients decide how many elements are sent, about one of every bin at least. Two host
+    synchronisations per step and bucket.
 
     Args:
         scope: what one message holds: the whole model (`global`), every tensor (`layer`), or a size in MB.
@@ -47,6 +48,7 @@ def adacomp(scope: Scope = "layer", conv_bin: BinLength = 50, other_bin: BinLeng
         conv_bin: elements of a bin (L_T) in tensors of more than two dimensions. Longer bins: fewer bytes,
             more error.
         other_bin: elements of a bin in all other tensors: fully connected and recurrent layers, vectors.
+            Longer bins: fewer bytes, more error.
     """
     return AdaComp(scope, conv_bin, other_bin)
 

@@ -33,9 +33,9 @@ def arctopk(
     feedback: Literal["ef21m", "gradient"] = "ef21m",
     eta: PositiveFraction = 0.1,
 ) -> Method:
-    """ARC-Top-K: a sketch of the mean gradient says which rows are all-reduced, without indices.
+    """ARC-Top-K: a sketch of the mean gradient says which rows are all-reduced. Chen et al. 2025 (arXiv).
 
-    Chen et al. 2025, arXiv:2510.26709. A step, of the gradient G of a matrix:
+    arXiv:2510.26709. No indices are sent. A step, of the gradient G of a matrix:
 
     1. S = mean over the workers of G V / sqrt(rank), where V is Gaussian and equal on all workers. This
        sketch is an all-reduce of `rank` numbers a row.
@@ -53,7 +53,7 @@ def arctopk(
             Rows are chosen in each tensor.
         feedback: `ef21m`, as published: see `sparsify.methods._ef21.EF21`; or `gradient`, the residual of
             Top-k SGD.
-        eta: of `ef21m`, the share of the new gradient.
+        eta: of `ef21m`, the share of the new gradient. Lower: less noise, more delay.
     """
     rows = Sparsifier(density, SketchedRowTopK(rank), ErrorFeedback(), AllReduce(), scope)
     return EF21(rows, eta) if feedback == "ef21m" else rows

@@ -17,7 +17,15 @@ def blockrandomk(
     exchange: Literal["allgather", "allreduce"] = "allgather",
     aligned: bool = False,
 ) -> Sparsifier:
-    """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020.
+    """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
+
+    A step (algorithm 1 there):
+
+    1. acc = residual + gradient.
+    2. Select k consecutive elements of acc, from a start that is drawn anew in each step.
+    3. All-gather them, or all-reduce them where all workers have the same start.
+    4. The residual keeps the other elements of acc.
+    5. The update is the sum over the workers, divided by P.
 
     The other hyperparameters are as for `sparsify.topk`.
 

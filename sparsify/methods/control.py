@@ -11,7 +11,7 @@ from sparsify.select import FirstK
 def control(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
-    """No method: sends the first k elements.
+    """No method: sends the first k elements. Ours, for measurements; there is no paper.
 
     A control for measurements: what it spends on selection is the harness's own overhead. Hyperparameters are
     as for `sparsify.topk`.

@@ -30,9 +30,9 @@ from sparsify.types import (
 def deft(
     density: Density = 0.001, scope: Scope = "global", density_warmup: Sequence[Density] = ()
 ) -> Sparsifier:
-    """DEFT: fragments of the model shared out to the workers, top-k in each.
+    """DEFT: fragments of the model shared out to the workers, top-k in each. Yoon and Oh 2023 (ICPP).
 
-    Yoon and Oh, ICPP 2023, arXiv:2307.03500. A step:
+    arXiv:2307.03500. A step:
 
     1. Tensors of more than n/P elements are cut into P fragments. Other tensors are one fragment each.
     2. The leader, another worker in each step, divides k among the fragments by their norms.

@@ -47,9 +47,9 @@ def demo(
     side: ChunkSide = 64,
     scope: Scope = "layer",
 ) -> DeMo:
-    """DeMo: momentum that is never exchanged; each step sends the largest coefficients of its transform.
+    """DeMo: of the momentum only the largest transform coefficients are sent. Peng et al. 2024 (ICLR 2026).
 
-    Peng et al. 2024 (ICLR 2026), arXiv:2411.19870. A step, with the momentum d and the cosine transform DCT
+    arXiv:2411.19870. A step, with the momentum d and the cosine transform DCT
     of each chunk:
 
     1. d <- decay d + g.
@@ -65,7 +65,7 @@ def demo(
     Args:
         density: k/n of each chunk: 32 of 4096, as in the published configuration. Lower: fewer bytes, more
             error.
-        decay: beta, share of the momentum that a step keeps.
+        decay: beta, share of the momentum that a step keeps. Lower: a shorter memory.
         sign: False: the update is the mean itself.
         code: how coefficients travel, see `sparsify.methods._chunked.ChunkGather`.
         average: for each coefficient over its `senders`, as published; or over all `workers`.

@@ -4,10 +4,10 @@ from sparsify.ranges import Scope, check_arguments
 
 @check_arguments
 def dense(scope: Scope = "global") -> Dense:
-    """Plain gradient averaging: by default one allreduce over the whole model, after backpropagation.
+    """Plain gradient averaging: by default one allreduce of the whole model. Yoon and Oh 2022, section II.
 
-    This is the baseline of Yoon and Oh 2022 (density 1, one merged Horovod tensor). With `sparsify.register`
-    it runs over DDP's buckets, overlapped with the backward pass.
+    It is their baseline: density 1, one merged Horovod tensor, after backpropagation. With
+    `sparsify.register` it runs over DDP's buckets, overlapped with the backward pass.
 
     Args:
         scope: what one allreduce holds: the whole model (`global`), every tensor (`layer`), or a size in MB.

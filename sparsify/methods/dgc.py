@@ -56,9 +56,9 @@ def dgc(
     index: IndexFormat = "int32",
     value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """Deep Gradient Compression: sampled thresholds, momentum correction. Lin et al., ICLR 2018.
+    """Deep Gradient Compression: sampled thresholds, corrected momentum. Lin et al. 2018 (ICLR), algorithm 4.
 
-    arXiv:1712.01887, algorithm 4. A step, with the momentum u and the residual v:
+    arXiv:1712.01887. A step, with the momentum u and the residual v:
 
     1. Each worker clips its gradient g, if `clip_norm` is given.
     2. u <- m u + g;  v <- v + u (momentum correction).
@@ -85,7 +85,8 @@ def dgc(
             do not clip.
         sample: share of the elements that the threshold is estimated from; the paper's is 0.001 to 0.01.
             Higher: a better threshold, more time.
-        adaptations: how often the threshold is lowered at most.
+        adaptations: how often the threshold is lowered at most. Higher: more time, and seldom fewer than 0.8
+            k elements.
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """

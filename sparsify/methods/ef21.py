@@ -8,10 +8,10 @@ from sparsify.select import TopK
 
 @check_arguments
 def ef21(density: Density = 0.001, scope: Scope = "global", eta: PositiveFraction = 1.0) -> EF21:
-    """EF21: the k largest changes of each gradient are sent, and the update is the sum of all changes.
+    """EF21: the k largest changes of each gradient are sent. Richtarik et al. 2021 (NeurIPS), algorithm 2.
 
-    Richtarik et al. 2021 (NeurIPS), arXiv:2106.05203, algorithm 2; `sparsify.methods._ef21` numbers its
-    steps. The optimizer steps by an estimate of the whole gradient, not by k elements. Memory: two (n,)
+    arXiv:2106.05203; `sparsify.methods._ef21` numbers its steps. The update is the sum of all changes: the
+    optimizer steps by an estimate of the whole gradient, not by k elements. Memory: two (n,)
     vectors besides the residual.
 
     Args:

@@ -24,9 +24,9 @@ from sparsify.types import BucketContext
 def efsignsgd(
     scope: Scope = "layer", feedback: Literal["learning_rate", "gradient"] = "learning_rate"
 ) -> QuantisedAllGather:
-    """EF-signSGD: signs times their mean magnitude, and error feedback. Karimireddy et al. 2019 (ICML).
+    """EF-signSGD: signs times mean magnitude, error feedback. Karimireddy et al. 2019 (ICML), algorithm 1.
 
-    arXiv:1901.09847, algorithm 1. A step of each tensor of d elements, with the error e and the learning rate
+    arXiv:1901.09847. A step of each tensor of d elements, with the error e and the learning rate
     lr:
 
     1. p = lr g + e.

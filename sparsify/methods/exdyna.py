@@ -1,16 +1,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from sparsify.comm import Comm
 from sparsify.exchange import AllReduce
 from sparsify.feedback import ErrorFeedback
 from sparsify.method import Sparsifier
 from sparsify.methods.micro import ExclusiveThresholdSelector, SharedThreshold
 from sparsify.ranges import Density, ImplementationVariant, PositiveFloat, PositiveInt, Scope, check_arguments
 from sparsify.select import split_evenly
-from sparsify.types import Selection
 
 # The public code is kljp/exdyna.
 ALIGNMENT = 32  # block sizes are multiples of it
@@ -29,15 +25,17 @@ def exdyna(
     threshold: PositiveFloat | None = None,
     blocks: PositiveInt = 1024,
 ) -> Sparsifier:
-    """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh, CCGrid 2024, arXiv:2402.13781.
+    """ExDyna: MiCRO with partitions that follow the load. Yoon and Oh 2024 (CCGrid).
 
-    A step:
+    arXiv:2402.13781. Step t on worker r of P, with the residual e:
 
-    1. The blocks of a bucket are divided into P partitions, which the workers take in turns.
-    2. Each worker chooses the elements of its partition whose magnitude reaches the threshold.
-    3. The indices are all-gathered, and an all-reduce averages the values at all these indices.
-    4. A partition in which too much was chosen gives a block to a neighbour in which too little was.
-    5. The threshold rises if more than k elements were sent, and falls if fewer were.
+    1. acc = e + gradient
+    2. The blocks of a bucket are divided into P partitions. In partition (t + r) mod P of acc, worker r
+       chooses the elements whose magnitude reaches the threshold.
+    3. The indices are all-gathered.
+    4. An all-reduce averages the values at all these indices; e keeps the rest of acc.
+    5. A partition in which too much was chosen gives a block to a neighbour in which too little was. The
+       threshold rises if more than k elements were sent, and falls if fewer were.
 
     Two host synchronisations per step and bucket. The start is slow, and the threshold rises until as much
     leaves the residual as comes in, as in `micro`.
@@ -46,11 +44,11 @@ def exdyna(
         density: k/n, the share of the elements that all workers send together in a step. Lower: fewer bytes,
             more error.
         rule: how the threshold moves: `intended`, or `published`, as the public code does; see `micro`.
-        threshold: the first threshold; None for 1 / (2 sqrt k).
-        blocks: how many blocks a bucket has. Their size is a multiple of 32, and the elements that are left
-            over belong to the last partition. A bucket of fewer than 32 x blocks elements, where the
-            published code divides by zero, has fewer blocks: of 32 elements, or of n / (4 P) where that is
-            smaller.
+        threshold: the first threshold; None for 1 / (2 sqrt k). Higher: fewer elements in the first steps.
+        blocks: how many blocks a bucket has. More: partitions follow the load in smaller moves. Their size is
+            a multiple of 32, and the elements that are left over belong to the last partition. A bucket of
+            fewer than 32 x blocks elements, where the published code divides by zero, has fewer blocks: of 32
+            elements, or of n / (4 P) where that is smaller.
     """
     select = ExDyna(rule, threshold, blocks)
     return Sparsifier(density, select, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
@@ -62,26 +60,20 @@ class ExDyna(ExclusiveThresholdSelector):
 
     blocks: PositiveInt = 1024
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
-        n = acc.numel()
-        # 1. Partition. Where the block size is the published one, more than `blocks` fit once it is rounded
-        # down.
-        block = block_size(n, self.blocks, comm.size)
+    def partition_sizes(self, n: int, size: int, state: SharedThreshold) -> list[int]:
+        # Where the block size is the published one, more than `blocks` fit once it is rounded down.
+        block = block_size(n, self.blocks, size)
         num_blocks = min(self.blocks, n // block)
-        state.blocks = state.blocks or split_evenly(num_blocks, comm.size)
-        partition_sizes = [block * count for count in state.blocks]
-        partition_sizes[-1] += n - block * num_blocks
-        # 2. and 3. Choose, and gather.
-        union = self.select_in_partition(acc, k, partition_sizes, comm, state)
-        if k < n:
-            # 4. Move blocks. Worker r had partition (step + r) mod P.
-            loads = [0] * comm.size
-            for rank, count in enumerate(union.counts):
-                loads[(state.step + rank) % comm.size] = count
-            rebalance(state.blocks, loads, block * sum(loads) / n)
-        # 5. Move the threshold.
-        self.adapt_threshold(len(union.indices), k, comm.size, state)
-        return Selection(union.indices)
+        state.blocks = state.blocks or split_evenly(num_blocks, size)
+        sizes = [block * count for count in state.blocks]
+        sizes[-1] += n - block * num_blocks
+        return sizes
+
+    def move_borders(self, counts: list[int], n: int, state: SharedThreshold) -> None:
+        size = len(counts)
+        # Worker r had partition (step + r) mod P.
+        loads = [counts[(partition - state.step) % size] for partition in range(size)]
+        rebalance(state.blocks, loads, block_size(n, self.blocks, size) * sum(loads) / n)
 
 
 def block_size(n: int, blocks: int, world_size: int) -> int:

@@ -56,9 +56,9 @@ def gaussiank(
     index: IndexFormat = "int32",
     value: ValueFormat = "as_is",
 ) -> Sparsifier:
-    """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019, arXiv:1911.08772.
+    """Gaussian-k: a threshold from mean and standard deviation. Shi et al. 2019 (arXiv).
 
-    A step, of the gradient plus the residual:
+    arXiv:1911.08772. A step, of the gradient plus the residual:
 
     1. Compute the threshold that k of n elements exceed if they are normally distributed.
     2. Count the elements above it, and adjust it, in a few passes.
@@ -78,8 +78,9 @@ def gaussiank(
         rule: `bounded`: the Gaussian guess, bisected until between k and `slack` x k magnitudes lie above it,
             of which the k largest are sent: the same as topk. `published`: the rule of hclhkbu/GaussianK-SGD,
             see `GaussianThreshold`.
-        passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded).
-        slack: candidates per element sent, for `bounded` only. None: 2.
+        passes: how many thresholds are tried at most. None: 3 (published) or 20 (bounded). More: more time,
+            and a number of elements nearer k (published).
+        slack: candidates per element sent, for `bounded` only. None: 2. Lower: more passes, a smaller top-k.
     """
     select: Selector
     if rule == "published":

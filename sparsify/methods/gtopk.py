@@ -34,9 +34,9 @@ def gtopk(
     leak: Literal["returned", "published"] = "returned",
     index: IndexFormat = "int32",
 ) -> Sparsifier:
-    """gTop-k: the workers' k largest are merged along a tree, k survive each merge. Shi et al. 2019, ICDCS.
+    """gTop-k: the k largest are merged along a tree; k survive. Shi et al. 2019 (ICDCS), algorithm 2.
 
-    arXiv:1901.04359, algorithm 2. A step:
+    arXiv:1901.04359. A step:
 
     1. Each worker selects its k largest elements.
     2. In each of log P rounds, one of two workers sends its k elements to the other, which keeps the k

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,7 +25,6 @@ from sparsify.ranges import (
     check_arguments,
 )
 from sparsify.select import (
-    ExclusiveIndicesUnion,
     Selector,
     gather_exclusive_indices,
     predict_exclusive_gather_bytes,
@@ -47,7 +47,7 @@ def micro(
     rule: ImplementationVariant = "intended",
     threshold: PositiveFloat | None = None,
 ) -> Sparsifier:
-    """MiCRO: each worker a partition of its own and one threshold for all. Yoon and Oh, HiPC 2023.
+    """MiCRO: each worker a partition of its own and one threshold for all. Yoon and Oh 2023 (HiPC).
 
     arXiv:2310.00967. Step t on worker r of P, with the residual e:
 
@@ -78,7 +78,7 @@ def micro(
         rule: `intended`; or `published`, the public code, where the threshold always rises within the band
             0.909 < k'/k <= 1.1, with k' elements sent. See
             `sparsify.methods.micro.ExclusiveThresholdSelector`.
-        threshold: the first threshold; None for 1 / (2 sqrt k).
+        threshold: the first threshold; None for 1 / (2 sqrt k). Higher: fewer elements in the first steps.
     """
     selector = MicroSelector(rule, threshold)
     return Sparsifier(density, selector, ErrorFeedback(), AllReduce(), scope, tuple(density_warmup))
@@ -105,7 +105,7 @@ class ExclusiveThresholdSelector(Selector):
             0.5 %, below it falls by 0.5 %. Within, `published` always rises by 0.125 %: in the public code
             the test that should tell r > 1 from r < 1 reads r > 0. `intended` rises by 0.125 % if r > 1, else
             falls by 0.13 %. It also takes k as the number of workers at least, since each worker sends at
-            least one element (see `select_in_partition`): with a smaller k, r never reaches the band, and the
+            least one element (see `select`): with a smaller k, r never reaches the band, and the
             threshold never stops rising.
         threshold: the first threshold; None for 1 / (2 sqrt k), as in the public code.
     """
@@ -120,15 +120,14 @@ class ExclusiveThresholdSelector(Selector):
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         return predict_exclusive_gather_bytes(bucket_step)
 
-    def select_in_partition(
-        self, acc: Tensor, k: int, sizes: list[int], comm: Comm, state: SharedThreshold
-    ) -> ExclusiveIndicesUnion:
-        """Select from partition (step + rank) mod P, and gather the choices of all workers.
+    @abstractmethod
+    def partition_sizes(self, n: int, size: int, state: SharedThreshold) -> list[int]:
+        """Return the number of elements of each of `size` partitions, in order."""
 
-        Args:
-            sizes: elements of each partition, in order.
-        """
+    def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
         n = acc.numel()
+        # 2. Worker r chooses in partition (step + r) mod P.
+        sizes = self.partition_sizes(n, comm.size, state)
         turn = (state.step + comm.rank) % comm.size
         start = sum(sizes[:turn])
         length = sizes[turn]
@@ -143,7 +142,16 @@ class ExclusiveThresholdSelector(Selector):
             chosen = chosen.long().add_(start)
             if length and not len(chosen):  # as published: send one element, another one in each step
                 chosen = host_sync.to_device([start + state.step % length], acc)
-        return gather_exclusive_indices(comm, chosen, n)
+        # 3. Gather the indices.
+        union = gather_exclusive_indices(comm, chosen, n)
+        # 5. Move the borders of partitions (ExDyna) and the threshold.
+        if k < n:
+            self.move_borders(union.counts, n, state)
+        self.adapt_threshold(len(union.indices), k, comm.size, state)
+        return Selection(union.indices)
+
+    def move_borders(self, counts: list[int], n: int, state: SharedThreshold) -> None:
+        """Change the partitions of the next step, given how many elements each worker chose."""
 
     def adapt_threshold(self, count: int, k: int, size: int, state: SharedThreshold) -> None:
         """Move the threshold after a step in which the workers sent `count` elements together."""
@@ -164,7 +172,5 @@ class ExclusiveThresholdSelector(Selector):
 class MicroSelector(ExclusiveThresholdSelector):
     """A selector whose P partitions have the same size. Workers take turns at them."""
 
-    def select(self, acc: Tensor, k: int, comm: Comm, state: SharedThreshold) -> Selection:
-        union = self.select_in_partition(acc, k, split_evenly(acc.numel(), comm.size), comm, state)
-        self.adapt_threshold(len(union.indices), k, comm.size, state)
-        return Selection(union.indices)
+    def partition_sizes(self, n: int, size: int, state: SharedThreshold) -> list[int]:
+        return split_evenly(n, size)

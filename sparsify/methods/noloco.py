@@ -17,9 +17,9 @@ from sparsify.types import BucketContext, BucketStep, PredictedBytes, StepSettin
 
 @check_arguments
 def noloco(every: PositiveInt = 50, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.5) -> LocalSteps:
-    """NoLoCo: pairs of workers, drawn anew each round, average their drift; no all-reduce.
+    """NoLoCo: pairs of workers, drawn anew each round, average their drift. Kolehmainen et al. 2025 (arXiv).
 
-    Kolehmainen et al. 2025, arXiv:2506.10911. Worker i has an anchor phi_i of its own and parameters theta_i.
+    arXiv:2506.10911. There is no all-reduce. Worker i has an anchor phi_i of its own and parameters theta_i.
     A round, with all means taken over the pair:
 
     1. Each worker takes `every` steps of the inner optimizer from phi_i to theta_i.
@@ -34,7 +34,7 @@ def noloco(every: PositiveInt = 50, lr: PositiveFloat = 0.7, momentum: MomentumF
     Args:
         every: steps from one round to the next. Higher: fewer bytes, and workers drift further apart. The
             DiLoCo of the published configurations has 100.
-        lr: learning rate of the outer step, and of the pull between two anchors.
+        lr: learning rate of the outer step, and of the pull between two anchors. Lower: anchors move less.
         momentum: heavy-ball momentum of the outer step.
     """
     return LocalSteps(every, PairwiseAverage(), HeavyBall(lr, momentum))
@@ -62,8 +62,6 @@ class PairwiseAverage(Method):
         return grad.numel()
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
-        if bucket_step.world_size == 1:
-            return exact_bytes()
         num_paired = bucket_step.world_size // 2 * 2
         return exact_bytes(cost.permute(bucket_step.n * bucket_step.dtype.itemsize, num_paired))
 

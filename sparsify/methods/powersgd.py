@@ -37,9 +37,10 @@ def powersgd(
     min_compression_rate: FloatAtLeast1 = 2.0,
     feedback: FeedbackName = "gradient",
 ) -> PowerSGD:
-    """PowerSGD: every matrix by one warm-started step of power iteration. Vogels et al. 2019 (NeurIPS).
+    """PowerSGD: every matrix by one step of power iteration. Vogels et al. 2019 (NeurIPS), algorithms 1, 2.
 
-    arXiv:1905.13727. Algorithm 1, for every matrix M of the bucket, with the Q of the step before:
+    arXiv:1905.13727. Algorithm 1, warm-started, for every matrix M of the bucket, with the Q of the step
+    before:
 
     1. P <- M Q
     2. All-reduce P.

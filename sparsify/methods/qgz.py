@@ -45,9 +45,9 @@ def qgz(
     feedback: Literal["none", "gradient", "low_pass"] = "none",
     beta: PositiveFraction = 0.5,
 ) -> QuantisedAllReduce:
-    """Quantised averaging as in ZeRO++ (qgZ): an all-to-all and an all-gather of gradients in few bits.
+    """Quantised averaging: all-to-all and all-gather of gradients in few bits. Wang et al. 2023, qgZ.
 
-    Wang et al. 2023, arXiv:2306.10209. The bucket is divided into a region for each worker:
+    ZeRO++, arXiv:2306.10209. The bucket is divided into a region for each worker:
 
     1. Each worker rounds its gradient (plus residual) to few bits and sends each region to its owner, by an
        all-to-all.
@@ -67,7 +67,7 @@ def qgz(
         feedback: `none`, as ZeRO++; `gradient`: rounding errors are kept, those of a region's average by its
             owner; `low_pass`: e <- (1 - beta) e + beta (e + g - sent), as LoCo (Xie et al. 2024,
             arXiv:2407.04480), which keeps e in 8 bits, here as it is.
-        beta: weight of the new errors with `low_pass`.
+        beta: weight of the new errors with `low_pass`. Lower: errors are averaged over more steps.
     """
     kept = LowPass(beta) if feedback == "low_pass" else feedbacks.FEEDBACKS[feedback]
     return QuantisedAllReduce(bits, block, kept, scope)

@@ -20,9 +20,9 @@ def qsgd(
     norm: Literal["l2", "max"] = "l2",
     feedback: FeedbackName = "none",
 ) -> QuantisedAllGather:
-    """QSGD: every element rounded at random to few levels of its block's norm.
+    """QSGD: elements rounded at random to few levels. Alistarh et al. 2017 (NeurIPS), algorithm 1.
 
-    Alistarh et al. 2017 (NeurIPS), arXiv:1610.02132. A step of a worker (algorithm 1):
+    arXiv:1610.02132. A step of a worker:
 
     1. Quantise: element v_i of a block v becomes |v| sign(v_i) l_i / s, where |v| is the norm of the block
        and the level l_i is s |v_i| / |v|, rounded up or down at random so that the expectation is kept.

@@ -23,7 +23,15 @@ def randomk(
     value: ValueFormat = "as_is",
     packed: bool = True,
 ) -> Sparsifier:
-    """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020.
+    """Random-k SGD: k indices drawn uniformly. Yoon and Oh 2022; Eghlidi and Jaggi 2020, section 3.
+
+    A step (Eghlidi and Jaggi's algorithm 1):
+
+    1. acc = residual + gradient; the gradient alone without feedback.
+    2. Select k random elements of acc.
+    3. All-gather them, or all-reduce them where all workers draw the same ones.
+    4. The residual, if any, keeps the other elements of acc.
+    5. The update is the sum over the workers, divided by P.
 
     The code that Yoon and Oh ran (hclhkbu/GaussianK-SGD, 2019) keeps no residual for Random-k: the line that
     adds it back is commented out. So the default is no feedback; `feedback=gradient` is the variant that

@@ -73,10 +73,11 @@ def sidco(
         fit: the distribution: `exponential`, `pareto` (generalised Pareto), or `gamma`: gamma in the first
             stage, generalised Pareto in the others.
         first_ratio: the share that the first of several stages aims at; the others share the rest alike.
-            Published: 0.25.
-        adapt_every: Q, steps after which the number of stages is reconsidered. Published: 5.
+            Published: 0.25. Lower: a higher first threshold, and less for the others to do.
+        adapt_every: Q, steps after which the number of stages is reconsidered. Published: 5. Higher:
+            steadier, and later.
         tolerance: the number of stages changes if the mean of selected / k in these steps leaves
-            [1 - tolerance, 1 + tolerance]. Published: 0.2.
+            [1 - tolerance, 1 + tolerance]. Published: 0.2. Lower: more changes, nearer k.
         adapt: `published`: one stage more when too few were selected, one less when too many were. A tail
             heavier than the fitted one selects too many with a single stage, and stays there, because no
             stage can be removed. `reversing`: the direction is reversed when the last change made it worse
@@ -162,9 +163,8 @@ class SidcoSelector(Selector):
         if state.steps < self.adapt_every:
             return
         estimate = state.total / state.steps
-        is_too_low = estimate < 1 - self.tolerance
-        is_too_high = estimate > 1 + self.tolerance
-        change = int(is_too_low) - int(is_too_high)
+        # 1 if too few were selected, -1 if too many were.
+        change = (estimate < 1 - self.tolerance) - (estimate > 1 + self.tolerance)
         if self.adapt == "reversing" and change:
             is_worse = state.estimate > 0 and abs(estimate - 1) > abs(state.estimate - 1)
             is_blocked = not 1 <= state.stages + change * state.direction <= max_stages(ratio)

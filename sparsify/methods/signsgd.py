@@ -20,9 +20,9 @@ from sparsify.types import BucketContext
 
 @check_arguments
 def signsgd(scope: Scope = "global") -> QuantisedAllGather:
-    """signSGD with majority vote: a sign for each element, and the sign of their sum.
+    """signSGD with majority vote: the sign of the sum of signs. Bernstein et al. 2018 (ICML), 2019 (ICLR).
 
-    Bernstein et al. 2018 (ICML), arXiv:1802.04434; 2019 (ICLR), arXiv:1810.05291. A step of a worker:
+    arXiv:1802.04434, arXiv:1810.05291. A step of a worker:
 
     1. Take the sign of every element of the gradient.
     2. All-gather the signs, one bit each.

@@ -34,10 +34,10 @@ def sparseloco(
     scope: Literal["layer"] | Scope = "layer",
     density_warmup: Sequence[Density] = (),
 ) -> LocalSteps:
-    """SparseLoCo: every H steps the largest elements of each chunk of the drift, in two bits.
+    """SparseLoCo: every H steps the drift's largest elements, in two bits. Sarfi et al. 2025, algorithm 1.
 
-    A residual that decays stands for outer momentum. Sarfi et al. 2025, arXiv:2508.15706, algorithm 1. A
-    round on worker r, from the anchor theta, with the residual e:
+    arXiv:2508.15706. A residual that decays stands for outer momentum. A round on worker r, from the anchor
+    theta, with the residual e:
 
     1. H steps of the inner optimizer, from theta to theta_r; drift = theta - theta_r
     2. e <- decay e + drift
@@ -53,7 +53,7 @@ def sparseloco(
         every: H; the paper has 15 to 250, the live run 30. Higher: fewer bytes, and workers drift further
             apart.
         density: k/n of each chunk: 64 of 4096. The paper calls 1 to 3 % best. Lower: fewer bytes, more error.
-        decay: share of the residual that a round keeps.
+        decay: share of the residual that a round keeps. Lower: more of the drift is lost, sooner.
         lr: learning rate of the outer step.
         code: how values travel, see `sparsify.methods._chunked.ChunkGather`: `statistical2` is the published
             quantiser of two bits; `symmetric2` has as many bits and errs less on what Top-k leaves.

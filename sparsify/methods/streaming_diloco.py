@@ -38,9 +38,9 @@ def streaming_diloco(
     code: Literal["e3m0", "fp32"] = "e3m0",
     feedback: Literal["none", "gradient"] = "none",
 ) -> LocalSteps:
-    """Streaming DiLoCo: fragments of the model in turns, sent in four bits, applied some steps later.
+    """Streaming DiLoCo: fragments in turns, sent in four bits, applied later. Douillard et al. 2025 (COLM).
 
-    Douillard et al. 2025 (COLM), arXiv:2501.18512. Every fragment of the model has its own time in a round:
+    arXiv:2501.18512. Every fragment of the model has its own time in a round:
 
     1. Each worker takes H steps of the inner optimizer.
     2. It sends the drift of the fragment, rounded to four bits. All drifts are averaged.
@@ -57,7 +57,7 @@ def streaming_diloco(
             makes.
         delay: tau, the number of steps between sending and applying. Higher: more time for the exchange, and
             staler averages.
-        mix: alpha, the share of its own parameters that a worker keeps.
+        mix: alpha, the share of its own parameters that a worker keeps. Higher: workers stay further apart.
         lr: learning rate of the outer step.
         momentum: Nesterov momentum of the outer step.
         code: `e3m0`: a sign and three bits of exponent, relative to the largest magnitude of a tensor; summed

@@ -20,9 +20,9 @@ Sigma = Literal["about_zero", "about_mean"]
 def terngrad(
     scope: Scope = "layer", clip: Clip = 2.5, sigma: Sigma = "about_zero", feedback: FeedbackName = "none"
 ) -> QuantisedAllGather:
-    """TernGrad: every element becomes -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS).
+    """TernGrad: -1, 0 or 1 times the largest magnitude. Wen et al. 2017 (NeurIPS), algorithm 1.
 
-    arXiv:1705.07878. A step of a worker (algorithm 1):
+    arXiv:1705.07878. A step of a worker:
 
     1. Clip the elements of the gradient g to `clip` sigma.
     2. Ternarise: s = max |g|; each element becomes s sign(g) with probability |g| / s, else 0.

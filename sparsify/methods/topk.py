@@ -20,6 +20,14 @@ def topk(
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.
 
+    A step:
+
+    1. acc = residual + gradient.
+    2. Select the k elements of acc of largest magnitude.
+    3. All-gather indices and values, and sum them over the workers.
+    4. The residual keeps the other elements of acc.
+    5. The update is the sum, divided by P.
+
     Args:
         density: k/n, the share of the elements that each worker sends in a step. Lower: fewer bytes, more
             error.
