@@ -49,8 +49,8 @@ def execute_runs(
             attended.enter_context(backend.attended())
         while looks := [look for backend in backends if (look := backend.look())]:
             running = [run for look in looks for run in look.running]
-            progress.show(running, sum(look.waiting for look in looks))
-            if after and progress.done > told:
-                told = progress.done
+            progress.show(running, sum(look.num_waiting for look in looks))
+            if after and progress.num_done > told:
+                told = progress.num_done
                 after()
             time.sleep(POLL_S)

@@ -216,7 +216,7 @@ class LocalBackend:
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
             if not anew and self.folders.store.valid(planned.config) is not None:
-                self.progress.finished(name)
+                self.progress.report_done(name)
                 self.waiting.pop(0)
                 return
             if network := start_network(planned):
@@ -237,7 +237,7 @@ class LocalBackend:
         try:
             if self._accept(run, codes):
                 ended = run.attempt.manifest.get("diverged") or {}
-                self.progress.finished(run.attempt.run_id, ended.get("why", ""))
+                self.progress.report_done(run.attempt.run_id, ended.get("why", ""))
             else:
                 self.saved.append(run.attempt)
         except RunFailed as failure:
@@ -297,9 +297,7 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
     together = [planned, *running]
     if any(run.is_timing for run in together):
         return False
-    return (
-        sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= usable_cores()
-    )
+    return sum(run.gpu for run in together) <= 1 and sum(run.cores for run in together) <= usable_cores()
 
 
 def usable_cores() -> int:

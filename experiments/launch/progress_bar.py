@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar as Bar
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Task, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
 from rich.text import Text
 
 from analysis.records.configs import labels, run_id
@@ -23,53 +21,47 @@ from experiments.config.plan import PlannedRun
 
 LINE_S = 30.0  # between two plain lines
 DRAW_S = 0.25  # between two pictures on a terminal
-FORGET_S = 60.0  # what lies longer back counts less than a third in a speed
+SPEED_WINDOW_S = 300.0  # in which a speed is measured
 LISTED = 8  # runs with a line of their own
-BAR = 10  # columns
+BAR_COLUMNS = 10
 
 
 class RunProgress(NamedTuple):
-    """The progress of a run that is being made."""
+    """The progress of one run that is being made."""
 
-    run: str  # its id
-    done: Progress
+    run_id: str
+    progress: Progress
 
 
 class UnfinishedRuns(NamedTuple):
     """The runs that have not ended."""
 
     running: list[RunProgress]
-    waiting: int  # runs
+    num_waiting: int
 
 
-class Speed:
-    """Seconds a step takes, smoothed, so that the time left is steady; measured where the count changes."""
+class RunTable(RichProgress):
+    """A line for each run, and a summary below them."""
 
-    def __init__(self) -> None:
-        self.steps, self.since = 0, 0.0  # at the last change
-        self.measured_steps = self.measured_s = 0.0  # those long ago count less
+    summary = ""
 
-    def see(self, steps: int, now: float) -> None:
-        """The first steps seen are where a run begins, or goes on from; how long they took is not known."""
-        if self.steps < steps and self.steps:
-            keep = math.exp((self.since - now) / FORGET_S)
-            self.measured_steps = keep * self.measured_steps + steps - self.steps
-            self.measured_s = keep * self.measured_s + now - self.since
-        if self.steps != steps:
-            self.steps, self.since = steps, now
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """Yield the lines of the runs and the summary, as rich draws them."""
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.summary, no_wrap=True, overflow="ellipsis")
 
-    def left_s(self, steps: int, now: float) -> float | None:
-        """Seconds that so many steps more take; None where nothing was measured."""
-        if not self.measured_steps:
-            return None
-        return max(0.0, steps * self.measured_s / self.measured_steps - (now - self.since))
+
+def text_column(field: str, column: Column | None = None) -> TextColumn:
+    """Return a column of a `RunTable` that shows a field of each line as it is."""
+    return TextColumn(f"{{task.fields[{field}]}}", markup=False, justify="right", table_column=column)
 
 
 class ProgressBar:
-    """Shows the current runs, their steps, loss or accuracy, the time left, and runs done and left.
+    """Shows the current runs, their steps, loss or accuracy, the time left, and the number of runs done.
 
     Args:
         labels: what people call each run, by its id.
+        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -78,132 +70,139 @@ class ProgressBar:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.labels, self.stream, self.clock = labels, stream or sys.stderr, clock
-        self.done = 0
-        self.known_steps: dict[str, int] = {}
-        self.speeds: dict[str, Speed] = {}
-        self.speed = Speed()  # of all together
-        self.last_line = self.last_drawn = clock()
-        self.live: Live | None = None
+        self.labels = labels
+        self.stream = stream or sys.stderr
+        self.clock = clock
+        self.num_done = 0
+        self.num_steps_by_run: dict[str, int] = {}
+        self.last_shown_s = clock()
         console = Console(file=terminal(self.stream), highlight=False, markup=False, emoji=False)
-        if self.stream.isatty() and not console.is_dumb_terminal and labels:
-            self.live = Live(console=console, auto_refresh=False, transient=True)
-            with contextlib.suppress(OSError):
-                self.live.start()
+        self.is_live = self.stream.isatty() and not console.is_dumb_terminal and bool(labels)
+        label_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+        self.table = RunTable(
+            TextColumn("{task.description}", markup=False, table_column=label_column),
+            BarColumn(BAR_COLUMNS),
+            *map(text_column, ("steps", "quality", "time_left")),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            expand=True,
+            get_time=clock,
+            speed_estimate_period=SPEED_WINDOW_S,
+            disable=not self.is_live,
+        )
+        self.task_by_run: dict[str, Task] = {}
+        self.total = self._add_task("")
+        with contextlib.suppress(OSError):
+            self.table.start()
 
     def say(self, line: str) -> None:
-        """One visible line, above the others. A terminal that is gone is told nothing, and ends nothing."""
+        """Print one line above the runs; a terminal that is gone is no error."""
         with contextlib.suppress(OSError):
-            if self.live is not None:
-                self.live.console.print(visible(line), soft_wrap=True)
+            if self.is_live:
+                self.table.console.print(visible(line), soft_wrap=True)
             else:
                 print(line, file=self.stream, flush=True)
 
-    def finished(self, run: str, diverged: str = "") -> None:
-        """Count and name a run that is done; with the reason, where it diverged."""
-        self.done += 1
-        label, ended = self.labels.get(run), f"; it diverged: {diverged}" * bool(diverged)
-        self.say(f"[{self.done}/{len(self.labels)}] {run}" + (f": {label}" if label else "") + ended)
+    def report_done(self, run: str, diverged: str = "") -> None:
+        """Count a run as done and print its name, and why it diverged if it did."""
+        self.num_done += 1
+        label = self.labels.get(run)
+        line = f"[{self.num_done}/{len(self.labels)}] {run}" + (f": {label}" if label else "")
+        self.say(f"{line}; it diverged: {diverged}" if diverged else line)
 
     def show(self, running: Sequence[RunProgress], num_waiting: int) -> None:
-        """Tell how far they are, if it is time to."""
-        now = self.clock()
-        steps, total = self._steps(running)
-        self.speed.see(steps, now)
-        for run, done in running:
-            self.speeds.setdefault(run, Speed()).see(done.step, now)
-        summary = f"{self.done} of {len(self.labels)} done, {num_waiting} waiting"
-        summary += self._left(steps, total, now)
-        if self.live is not None:
-            if now - self.last_drawn >= DRAW_S:
-                self.last_drawn = now
-                self._draw(self.live, running, summary)
-        elif running and now - self.last_line > LINE_S:
-            self.last_line = now
-            what = "; ".join(map(self._described, running[:LISTED]))
-            self.say(f"{what}; {summary}")
+        """Note the progress of the running runs, and print it if enough time has passed."""
+        for task in self.table.tasks:
+            task.visible = False
+        for run, progress in running:
+            if run not in self.task_by_run:
+                self.task_by_run[run] = self._add_task(self.labels.get(run, run))
+            task = self.task_by_run[run]
+            num_steps = progress.steps or 0
+            self.table.update(task.id, total=num_steps or 1, completed=progress.step)
+            task.visible = (run, progress) in running[:LISTED]
+            task.fields["steps"] = format_steps(progress)
+            task.fields["quality"] = format_quality(progress)
+            task.fields["time_left"] = format_time_left(task, max(0, num_steps - progress.step))
+        summary = f"{self.num_done} of {len(self.labels)} done, {num_waiting} waiting"
+        summary += self._describe_time_left(running)
+        elapsed_s = self.clock() - self.last_shown_s
+        if self.is_live and elapsed_s >= DRAW_S:
+            self.last_shown_s = self.clock()
+            others = f"and {len(running) - LISTED} more running; " if len(running) > LISTED else ""
+            self.table.summary = others + summary
+            with contextlib.suppress(OSError):
+                self.table.refresh()
+        elif not self.is_live and running and elapsed_s > LINE_S:
+            self.last_shown_s = self.clock()
+            lines = [describe_task(task) for task in self.table.tasks if task.visible]
+            self.say("; ".join([*lines, summary]))
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
-        if self.live is not None:
-            with contextlib.suppress(OSError):
-                self.live.stop()
-
-    def _steps(self, running: Sequence[RunProgress]) -> tuple[int, int]:
-        """Steps done of all runs, and steps in all. Those that have not said how many they have are taken to
-        be as long as the others.
-        """
-        self.known_steps |= {run: done.steps for run, done in running if done.steps}
-        current = {run for run, _ in running}
-        finished = sum(steps for run, steps in self.known_steps.items() if run not in current)
-        known = len(self.known_steps)
-        mean = sum(self.known_steps.values()) / known if known else 0
-        total = round(mean * max(len(self.labels), known))
-        return finished + sum(done.step for _, done in running), total
-
-    def _left(self, steps: int, total: int, now: float) -> str:
-        """The time that it will take, in words; variants that take turns go on beyond their least number of
-        rounds.
-        """
-        if steps > total > 0:
-            return ", until the ratios are known or the time is over"
-        left_s = self.speed.left_s(total - steps, now)
-        return "" if left_s is None else f", about {format_duration(left_s)} left"
-
-    def _described(self, one: RunProgress) -> str:
-        name, done = self.labels.get(one.run, one.run), one.done
-        return ", ".join(filter(None, (f"{name}: {_of(done)}" + " steps" * bool(done.step), _measured(done))))
-
-    def _draw(self, live: Live, running: Sequence[RunProgress], summary: str) -> None:
-        lines = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        lines.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        lines.add_column(no_wrap=True)
-        for _ in range(3):
-            lines.add_column(no_wrap=True, justify="right")
-        now = self.clock()
-        for run, done in running[:LISTED]:
-            steps = done.steps or 0
-            bar = Bar(steps or 1, min(done.step, steps), width=BAR)
-            left_s = self.speeds[run].left_s(max(0, steps - done.step), now) if steps else None
-            left = "" if left_s is None else format_duration(left_s)
-            lines.add_row(Text(self.labels.get(run, run)), bar, _of(done), _measured(done), left)
-        others = f"and {len(running) - LISTED} more running; " if len(running) > LISTED else ""
-        live.console.width = _columns(self.stream)
+        """Restore the terminal."""
         with contextlib.suppress(OSError):
-            live.update(
-                Group(lines, Text(f"{others}{summary}", no_wrap=True, overflow="ellipsis")), refresh=True
-            )
+            self.table.stop()
+
+    def _add_task(self, label: str) -> Task:
+        identity = self.table.add_task(label, visible=False, steps="", quality="", time_left="")
+        return next(task for task in self.table.tasks if task.id == identity)
+
+    def _describe_time_left(self, running: Sequence[RunProgress]) -> str:
+        """Return the time that all runs will take, in words.
+
+        A run that has not said how many steps it has is taken to be as long as the others. Variants that take
+        turns go on beyond their least number of rounds.
+        """
+        self.num_steps_by_run |= {run: progress.steps for run, progress in running if progress.steps}
+        current_ids = {run for run, _ in running}
+        steps_done = sum(progress.step for _, progress in running)
+        steps_done += sum(steps for run, steps in self.num_steps_by_run.items() if run not in current_ids)
+        self.table.update(self.total.id, completed=steps_done)
+        num_known = len(self.num_steps_by_run)
+        if not num_known:
+            return ""
+        mean_steps = sum(self.num_steps_by_run.values()) / num_known
+        steps_in_all = round(mean_steps * max(len(self.labels), num_known))
+        if steps_done > steps_in_all:
+            return ", until the ratios are known or the time is over"
+        time_left = format_time_left(self.total, steps_in_all - steps_done)
+        return f", about {time_left} left" if time_left else ""
 
 
 def labels_by_run(runs: Sequence[PlannedRun]) -> dict[str, str]:
-    """Values that vary among runs, by their ids."""
+    """Return the values that vary among runs as a label for each, by its id."""
     configs = [run.config for run in runs]
     return dict(zip(map(run_id, configs), labels(configs), strict=True))
 
 
+def describe_task(task: Task) -> str:
+    """Return the label, steps and quality of one run."""
+    steps = task.fields["steps"] + (" steps" if task.completed else "")
+    return ", ".join(filter(None, (f"{task.description}: {steps}", task.fields["quality"])))
+
+
+def format_time_left(task: Task, num_steps: int) -> str:
+    """Return the time that so many more steps take; nothing as long as no speed was measured."""
+    return format_duration(num_steps / task.speed) if task.speed else ""
+
+
 def format_duration(seconds: float) -> str:
-    """A time as coarse as it is known: 45 s, 12 min, 3.5 h."""
+    """Return a time as coarse as it is known: 45 s, 12 min, 3.5 h."""
     if seconds < 90:
         return f"{5 * round(seconds / 5)} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-def _of(done: Progress) -> str:
-    if not done.steps:
-        return f"{done.step:,}" if done.step else "starting"
-    return f"{done.step:,}/{done.steps:,}"
+def format_steps(progress: Progress) -> str:
+    """Return the number of steps done, and of how many."""
+    if not progress.steps:
+        return f"{progress.step:,}" if progress.step else "starting"
+    return f"{progress.step:,}/{progress.steps:,}"
 
 
-def _measured(done: Progress) -> str:
-    """The newest accuracy, or the loss where none is measured."""
-    if done.top1 is not None:
-        return f"top-1 {done.top1:.1f} %"
-    return "" if done.loss is None else f"loss {done.loss:.3g}"
-
-
-def _columns(stream: TextIO) -> int:
-    """Columns of the terminal; some say that they have none."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+def format_quality(progress: Progress) -> str:
+    """Return the newest accuracy, or the loss where no accuracy is measured."""
+    if progress.top1 is not None:
+        return f"top-1 {progress.top1:.1f} %"
+    return "" if progress.loss is None else f"loss {progress.loss:.3g}"

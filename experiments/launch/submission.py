@@ -103,7 +103,7 @@ class SlurmBackend:
         for attempt, run in states.items():
             if run.state == "done" and attempt.run_id not in self.done:
                 self.done.add(attempt.run_id)
-                self.progress.finished(attempt.run_id, run.why if run.kind == DIVERGED else "")
+                self.progress.report_done(attempt.run_id, run.why if run.kind == DIVERGED else "")
         for why in stuck_reasons(states.values()) - self.told:
             self.told.add(why)
             self.progress.say(f"waiting: {why}")
