@@ -66,7 +66,7 @@ class StepLog:
         n = aggregator.num_elements
         if self.timer.mode != "serialised":
             self.finite.append(finite)
-            self.names = [name for name, _ in aggregator.gradients.parameters]
+            self.names = [name for name, _ in aggregator.gradients.named_parameters]
         self.waiting.append(
             {
                 "step": step,

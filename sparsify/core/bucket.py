@@ -70,7 +70,7 @@ class GradientBuckets:
 
     def __init__(
         self,
-        parameters: Iterable[tuple[str, Parameter]],
+        named_parameters: Iterable[tuple[str, Parameter]],
         scope: str | float,
         mixed_types_advice: str = "give each kind an optimizer of its own, and wrap each of them",
         allocates: bool = True,
@@ -81,15 +81,16 @@ class GradientBuckets:
                 "scope='bucket' is a bucket of DistributedDataParallel's, for sparsify.register; here take a "
                 "size in MB, such as scope=25"
             )
-        self.parameters = parameters_in_backward_order(parameters)
-        kinds = {(p.dtype.to_real(), p.device) for _, p in self.parameters}
+        self.named_parameters = parameters_in_backward_order(named_parameters)
+        self.parameters = [p for _, p in self.named_parameters]
+        kinds = {(p.dtype.to_real(), p.device) for p in self.parameters}
         if len(kinds) != 1:
             raise ValueError(
                 "gradients of one model must share dtype and device, these have "
                 f"{sorted(map(str, kinds))}; {mixed_types_advice}"
             )
         dtype, device = kinds.pop()
-        sizes = [num_reals(p) for _, p in self.parameters]
+        sizes = [num_reals(p) for p in self.parameters]
         ranges_of_buckets = list(bucket_ranges(sizes, dtype.itemsize, scope))
         first_tensors = {tensors[0] for tensors in ranges_of_buckets}
         starts = list[int]()
@@ -107,19 +108,23 @@ class GradientBuckets:
         self.views = [self.flat[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         self.buckets = list[Bucket]()
         for tensors in ranges_of_buckets:
-            names, parameters_of_bucket = zip(*self.parameters[tensors.start : tensors.stop], strict=True)
+            names, parameters_of_bucket = zip(
+                *self.named_parameters[tensors.start : tensors.stop], strict=True
+            )
             last = tensors[-1]
             flat = self.flat[starts[tensors.start] : starts[last] + sizes[last]]
             self.buckets.append(Bucket(flat, names, tuple(map(real_shape, parameters_of_bucket))))
 
 
-def parameters_in_backward_order(parameters: Iterable[tuple[str, Parameter]]) -> list[tuple[str, Parameter]]:
+def parameters_in_backward_order(
+    named_parameters: Iterable[tuple[str, Parameter]],
+) -> list[tuple[str, Parameter]]:
     """Return the parameters that require a gradient, in the order in which backpropagation finishes.
 
     The output layer comes first, as the code of Shi et al. merges them; but complex parameters come before
     all others, for they lie at even places only.
     """
-    named = [(name, p) for name, p in parameters if p.requires_grad][::-1]
+    named = [(name, p) for name, p in named_parameters if p.requires_grad][::-1]
     if not named:
         raise ValueError("there is nothing to aggregate: no parameter requires a gradient")
     for name, p in named:

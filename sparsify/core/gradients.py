@@ -23,12 +23,12 @@ class InPlaceGradients(GradientBuckets):
 
     allocates: ClassVar[bool] = False
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
-        super().__init__(parameters, scope, allocates=self.allocates)
-        self.specs = [TensorSpec.from_tensor(p) for _, p in self.parameters]
-        self.strides = [p.stride() for _, p in self.parameters]
-        self.grad_strides = [gradient_strides(p) for _, p in self.parameters]  # strides of their gradients
-        self.claim = SupersedableClaim("gradients", (p for _, p in self.parameters))
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+        super().__init__(named_parameters, scope, allocates=self.allocates)
+        self.specs = [TensorSpec.from_tensor(p) for p in self.parameters]
+        self.strides = [p.stride() for p in self.parameters]
+        self.grad_strides = [gradient_strides(p) for p in self.parameters]  # strides of their gradients
+        self.claim = SupersedableClaim("gradients", self.parameters)
 
     def clear(self, set_to_none: bool = True) -> None:
         """Clear all gradients.
@@ -41,9 +41,9 @@ class InPlaceGradients(GradientBuckets):
         """
         self.claim.check_not_superseded()
         if not set_to_none:
-            torch._foreach_zero_([p.grad.detach() for _, p in self.parameters if p.grad is not None])
+            torch._foreach_zero_([p.grad.detach() for p in self.parameters if p.grad is not None])
             return
-        for _, p in self.parameters:
+        for p in self.parameters:
             p.grad = None
 
     def collect(self) -> list[Tensor]:
@@ -56,27 +56,26 @@ class InPlaceGradients(GradientBuckets):
                 others were made of these parameters since, and own their gradients now.
         """
         self.claim.check_not_superseded()
-        parameters = [p for _, p in self.parameters]
-        grads = [p.grad for p in parameters]
-        if not self._are_as_expected(parameters, grads):
-            for index in range(len(parameters)):
+        grads = [p.grad for p in self.parameters]
+        if not self._are_as_expected(grads):
+            for index in range(len(grads)):
                 self._make_dense(index)
-            grads = [p.grad for p in parameters]
+            grads = [p.grad for p in self.parameters]
         with torch.no_grad():
             flat = [view_flat_in_memory_order(grad) for grad in grads if grad is not None]
         if _have_overlap(flat):
             # Backpropagation has handed the same memory to several parameters, as it may to `a.view(-1)` and
             # `b.view(-1)` where these are added.
-            for p in parameters:
+            for p in self.parameters:
                 p.grad = None if p.grad is None else p.grad.detach().clone()
-            flat = [view_flat_in_memory_order(p.grad) for p in parameters if p.grad is not None]
+            flat = [view_flat_in_memory_order(p.grad) for p in self.parameters if p.grad is not None]
         return flat
 
     def tensors_in_bucket_order(self, grads: Sequence[Tensor]) -> list[Tensor]:
         """Return what `collect` returned as tensors (m,) that follow each other in the buckets."""
         return [grad for grad in grads if grad.numel()]
 
-    def _are_as_expected(self, parameters: Sequence[Tensor], grads: Sequence[Tensor | None]) -> bool:
+    def _are_as_expected(self, grads: Sequence[Tensor | None]) -> bool:
         """Tell whether all gradients are there, each laid out like its parameter, which are as they were."""
         dense = [grad for grad in grads if grad is not None and grad.layout is torch.strided]
         if len(dense) < len(grads):
@@ -86,13 +85,13 @@ class InPlaceGradients(GradientBuckets):
             all(grad.dtype == first.dtype and grad.device == first.device for grad in dense)
             and [grad.shape for grad in dense] == [spec.shape for spec in self.specs]
             and [grad.stride() for grad in dense] == self.grad_strides
-            and [p.stride() for p in parameters] == self.strides
+            and [p.stride() for p in self.parameters] == self.strides
         )
 
     @torch.no_grad()
     def _make_dense(self, index: int) -> None:
         """Lay a gradient out like its parameter."""
-        p = self.parameters[index][1]
+        p = self.parameters[index]
         spec = self.specs[index]
         stride = self.grad_strides[index]
         self.check_spec_unchanged(index)
@@ -104,7 +103,7 @@ class InPlaceGradients(GradientBuckets):
 
     def check_spec_unchanged(self, index: int) -> None:
         """Refuse a gradient that the residual can't follow."""
-        name, p = self.parameters[index]
+        name, p = self.named_parameters[index]
         spec = self.specs[index]
         for tensor in (p if p.grad is None else p.grad, p):
             current = TensorSpec.from_tensor(tensor)
@@ -131,11 +130,11 @@ class FlatGradients(InPlaceGradients):
 
     allocates: ClassVar[bool] = True
 
-    def __init__(self, parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
-        super().__init__(parameters, scope)
+    def __init__(self, named_parameters: Iterable[tuple[str, Parameter]], scope: str | float) -> None:
+        super().__init__(named_parameters, scope)
         # Of each parameter, in its shape.
         self.grads = list[Tensor]()
-        for view, (_, p), stride in zip(self.views, self.parameters, self.grad_strides, strict=True):
+        for view, p, stride in zip(self.views, self.parameters, self.grad_strides, strict=True):
             grad = view_as_complex_like(view, p).as_strided(p.shape, stride)
             p.grad = grad
             self.grads.append(grad)
@@ -166,14 +165,14 @@ class FlatGradients(InPlaceGradients):
     def restore_view(self, index: int) -> None:
         """Make the `.grad` of one parameter a view of the flat tensor again."""
         grad = self.grads[index]
-        p = self.parameters[index][1]
+        p = self.parameters[index]
         is_moved = MemoryLocation.from_tensor(grad) != self.locations[index]
         if p.grad is not grad or is_moved or p.stride() != self.strides[index]:
             self._move_back(index)
 
     @torch.no_grad()
     def _move_back(self, index: int) -> None:
-        p = self.parameters[index][1]
+        p = self.parameters[index]
         self.check_spec_unchanged(index)
         view = view_as_complex_like(self.views[index], p)
         grad = view.as_strided(self.specs[index].shape, self.locations[index].stride)
@@ -198,7 +197,7 @@ class FlatGradients(InPlaceGradients):
         if all(host_sync.to_host(finite_flags)):
             return None
         flags = host_sync.to_host(are_elements_finite(self.views))
-        names = (name for name, _ in self.parameters)
+        names = (name for name, _ in self.named_parameters)
         return next((name for name, is_finite in zip(names, flags, strict=True) if not is_finite), None)
 
 

@@ -96,7 +96,7 @@ class Fragment:
             allocates=not is_averaged_in_pieces,
         )
         parameter_by_name = dict(named)
-        shards = [(name, shard) for name, shard in gradients.parameters if shard.numel()]
+        shards = [(name, shard) for name, shard in gradients.named_parameters if shard.numel()]
         self.names = [name for name, _ in shards]
         self.parameters = [(name, parameter_by_name[name]) for name in self.names]
         self.sizes = [view.numel() for view in gradients.views if view.numel()]

@@ -96,7 +96,7 @@ class Aggregator(Engine):
                 "k": sum(ks),
                 "buckets": len(ks),
             }
-            facts |= tensor_facts("parameter", self.source.parameters)
+            facts |= tensor_facts("parameter", self.source.named_parameters)
             check_workers_agree(self.comm, {**facts, **self.more_facts()}, self.source.flat)
         self.step += 1
         return steps

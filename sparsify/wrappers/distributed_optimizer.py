@@ -155,7 +155,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.engine = self.aggregator
         advice = fewer_messages_advice(self.aggregator.sends_one_message, len(self.aggregator.buckets))
         self._overhead = AveragingOverheadMonitor(self.aggregator.comm, advice)
-        self._used_parameters = UsedParameters([p for _, p in self.aggregator.source.parameters])
+        self._used_parameters = UsedParameters(self.aggregator.source.parameters)
         self._guard_parameters()
         self._accumulates = False  # True within `no_sync`
         self._drops_gradients = False  # True within `skip`: gradients that are not sent yet
@@ -294,7 +294,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if self.check_finite:
             indices = overlap.parameters_by_group[group]
             grads = [aggregator.gradients.views[index] for index in indices]
-            names = [aggregator.gradients.parameters[index][0] for index in indices]
+            names = [aggregator.gradients.named_parameters[index][0] for index in indices]
             is_used = self._used_parameters.flags
             used = aggregator.check_finite_and_find_used(
                 grads,
@@ -317,7 +317,7 @@ class DistributedOptimizer(OptimizerWrapper):
             has_residual = host_sync.to_host(torch.stack([grads[index].any() for index in unused]))
             unused = [index for index, has in zip(unused, has_residual, strict=True) if not has]
         cleared = set(unused)
-        for index, (_, p) in enumerate(self.aggregator.source.parameters):
+        for index, p in enumerate(self.aggregator.source.parameters):
             if index in cleared or not p.requires_grad:
                 p.grad = None
 
@@ -337,7 +337,7 @@ class DistributedOptimizer(OptimizerWrapper):
             return all_reduce_used_and_overflow(self.comm, grads, flags, overflows)
         if not self.check_finite:
             return [True] * len(flags), False
-        names = [name for name, _ in self.aggregator.source.parameters]
+        names = [name for name, _ in self.aggregator.source.named_parameters]
         return self.aggregator.check_finite_and_find_used(
             grads, names, [grad.numel() for grad in grads], flags
         ), False
@@ -379,7 +379,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.check_momentum_and_epoch(self.inner_optimizer)
 
     def _learning_rates(self) -> float | list[float]:
-        return self.find_learning_rates(self.inner_optimizer, self.aggregator.source.parameters)
+        return self.find_learning_rates(self.inner_optimizer, self.aggregator.source.named_parameters)
 
     def worker_state_dict(self) -> dict[str, Any]:
         return self.aggregator.state_dict()

@@ -122,13 +122,13 @@ class BackwardOverlap:
         self.background = BackgroundExecutor(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
         gradients.buckets[:] = [bucket._replace(flat=bucket.flat.data) for bucket in gradients.buckets]
-        index_by_name = {name: index for index, (name, _) in enumerate(gradients.parameters)}
+        index_by_name = {name: index for index, (name, _) in enumerate(gradients.named_parameters)}
         # Groups of buckets that are sent as soon as all of them are full. A step has a few messages, so that
         # there is something to overlap.
         nbytes = [bucket.flat.nbytes for bucket in gradients.buckets]
         max_bytes = min(MAX_MESSAGE_BYTES, sum(nbytes) / MIN_MESSAGES) if aggregator.sends_one_message else 0
         self.groups = group_consecutive_indices(nbytes, max_bytes)
-        # Parameters are counted as in `gradients.parameters`. Empty ones lie in no bucket.
+        # Parameters are counted as in `gradients.named_parameters`. Empty ones lie in no bucket.
         self.parameters_by_group = [
             [index_by_name[name] for bucket in group for name in gradients.buckets[bucket].names]
             for group in self.groups
@@ -142,7 +142,7 @@ class BackwardOverlap:
         self.version = 0  # autograd's count of the gradients' changes, when the last gradient arrived
         for index in self.group_by_parameter:
             hook = weak_callback(self._on_gradient, index)
-            gradients.parameters[index][1].register_post_accumulate_grad_hook(hook)
+            gradients.parameters[index].register_post_accumulate_grad_hook(hook)
 
     @property
     def is_step_open(self) -> bool:
@@ -172,7 +172,7 @@ class BackwardOverlap:
         self.pending = []
         is_changed = gradients.flat._version != self.version
         for index, stand_in in self.stand_in_by_parameter.items():
-            p = gradients.parameters[index][1]
+            p = gradients.parameters[index]
             is_changed |= p.grad is not stand_in
             if drops_unsent or p.grad is stand_in:
                 p.grad = gradients.grads[index]
@@ -198,8 +198,8 @@ class BackwardOverlap:
         pending = self.pending[self.group_by_parameter[index]]
         if index not in pending:
             raise ValueError(
-                f"a second gradient of {gradients.parameters[index][0]} came before the step, when the first "
-                "was on its way already; run all backward passes of a step but the last within "
+                f"a second gradient of {gradients.named_parameters[index][0]} came before the step, when the "
+                "first was on its way already; run all backward passes of a step but the last within "
                 "`with optimizer.no_sync():`, or leave overlap out"
             )
         gradients.restore_view(index)  # backpropagation may have put it elsewhere
@@ -207,7 +207,7 @@ class BackwardOverlap:
         self.version = gradients.flat._version
         # torch.compile may trace this. It looks at local variables that it finds at a call such as the one
         # above, so none may hold the stand-in, or `p`, which has it.
-        p = gradients.parameters[index][1]
+        p = gradients.parameters[index]
         p.grad = self.stand_in_by_parameter[index] = gradients.grads[index].as_subclass(_InFlightGradient)
         group = len(self.background.futures)
         while group < len(self.pending) and not self.pending[group]:

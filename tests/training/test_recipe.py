@@ -73,7 +73,7 @@ def test_layerwise_selection_takes_at_least_one_of_every_tensor_the_output_layer
 ) -> None:
     gradients = FlatGradients(vgg.named_parameters(), "layer")
     assert sum(num_selected(bucket.flat.numel(), 0.001) for bucket in gradients.buckets) == 14_748
-    assert [name.partition(".")[0] for name, _ in gradients.parameters][:2] == [str(len(vgg) - 1)] * 2
+    assert [name.partition(".")[0] for name, _ in gradients.named_parameters][:2] == [str(len(vgg) - 1)] * 2
 
 
 def test_workers_batch_and_epochs(config: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ def test_the_tensor_with_a_gradient_that_is_not_finite_is_named() -> None:
         gradients.flat.fill_(3e38)  # finite, but its norm overflows
         assert not gradients.are_finite().all()
         assert gradients.find_nonfinite_parameter(gradients.are_finite()) is None
-        there(gradients.parameters[2][1].grad)[3] = bad
+        there(gradients.named_parameters[2][1].grad)[3] = bad
         assert gradients.find_nonfinite_parameter(gradients.are_finite()) == "p1"
 
 
@@ -56,11 +56,11 @@ def test_gradients_are_views_of_one_flat_tensor_in_reversed_order() -> None:
         "last": torch.zeros(3),
     }
     gradients = FlatGradients([(name, Parameter(tensor)) for name, tensor in named.items()], "layer")
-    assert [name for name, _ in gradients.parameters] == [*named][::-1]
-    expected = [torch.arange(1.0, 1 + p.numel()).view(p.shape) for _, p in gradients.parameters]
-    for (_, p), grad in zip(gradients.parameters, expected, strict=True):
+    assert [name for name, _ in gradients.named_parameters] == [*named][::-1]
+    expected = [torch.arange(1.0, 1 + p.numel()).view(p.shape) for _, p in gradients.named_parameters]
+    for (_, p), grad in zip(gradients.named_parameters, expected, strict=True):
         (p * grad).sum().backward()
-    for (name, p), grad, view in zip(gradients.parameters, expected, gradients.views, strict=True):
+    for (name, p), grad, view in zip(gradients.named_parameters, expected, gradients.views, strict=True):
         assert torch.equal(there(p.grad), grad)
         assert view.sum() == grad.sum()
         assert view.data_ptr() == there(p.grad).data_ptr()
@@ -83,7 +83,7 @@ def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: tor
             assert found.flat.storage_offset() * found.flat.element_size() % 128 == 0
             assert found.flat.data_ptr() % 64 == 0  # as CPU memory is given out; GPUs give 512
             found.flat.add_(1)
-        for _, p in gradients.parameters:
+        for _, p in gradients.named_parameters:
             assert torch.equal(there(p.grad), torch.ones_like(p))
         num_elements = sum(found.flat.numel() for found in gradients.buckets)
         assert num_elements == sum(sizes)
@@ -94,7 +94,7 @@ def test_every_bucket_begins_at_a_whole_line_and_the_gaps_are_in_none(dtype: tor
 def test_gradients_from_elsewhere_are_collected() -> None:
     """None, a sparse one, another tensor, one that can be differentiated, other memory in the same tensor."""
     gradients = bucketed(2, 3, 4, 1, (2, 3))
-    (_, moved), (_, differentiable), (_, unused), (_, sparse), (_, replaced) = gradients.parameters
+    (_, moved), (_, differentiable), (_, unused), (_, sparse), (_, replaced) = gradients.named_parameters
     moved_grad = there(moved.grad)
     gradients.flat.fill_(9.0)
     unused.grad = None
@@ -106,7 +106,7 @@ def test_gradients_from_elsewhere_are_collected() -> None:
     gradients.collect()
     assert gradients.flat.tolist() == [0, 2, 4, 1, 3, 5, 1, *[0] * 4, 0, 5, 0, 1, 1]
     assert not gradients.flat.requires_grad
-    for (_, p), view in zip(gradients.parameters, gradients.views, strict=True):
+    for (_, p), view in zip(gradients.named_parameters, gradients.views, strict=True):
         assert there(p.grad).data_ptr() == view.data_ptr()
 
 
