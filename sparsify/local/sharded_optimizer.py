@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
+from sparsify.core.bucket import local_shard
 from sparsify.local.fragments import Fragment
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import LocalSteps
@@ -89,8 +90,8 @@ class ShardedLocalOptimizer(LocalOptimizer):
     def _check_arguments_agree(
         self, comm: Comm, model: nn.Module, collect_facts: Callable[[], Mapping[str, Any]]
     ) -> None:
-        parameters = [p for _, p in named_unit_parameters(self.units)]
-        check_arguments_agree(self.grid.all_workers_comm(), parameters, collect_facts)
+        shards = [local_shard(p) for _, p in named_unit_parameters(self.units)]
+        check_arguments_agree(self.grid.all_workers_comm(), shards, collect_facts)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
         fragments = list[Fragment]()

@@ -180,7 +180,7 @@ class DDPHook(HookBase):
             UsedParameters([p for _, p in self.parameters]) if model.find_unused_parameters else None
         )
         self._averaged_gradients = AveragedGradientsGuard(model.parameters(), allowed_ddp=model)
-        register_comm_hook(model, self, call_ddp_hook)
+        register_comm_hook(model, self, DDPHook.__call__)
         self._is_scaler_checked = scaler is not None or isinstance(method, Dense)
         if not self._is_scaler_checked:
             self._unknown_scalers = find_scalers()
@@ -435,9 +435,4 @@ class DDPHook(HookBase):
         self.engine.load_state_dict(saved)
 
 
-def call_ddp_hook(hook: DDPHook, bucket: Any) -> Future[Tensor]:
-    """Call the hook: DDP asks for a function."""
-    return hook(bucket)
-
-
-call_ddp_hook.__annotations__.clear()  # DDP inspects them, and would not know what is text here
+DDPHook.__call__.__annotations__.clear()  # DDP inspects them, and would not know what is text here

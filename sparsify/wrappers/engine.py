@@ -31,7 +31,7 @@ from sparsify.kernels import (
 from sparsify.kernels.group_kernel import divide, split_like
 from sparsify.method import Method, Sparsifier
 from sparsify.ranges import repr_without_addresses
-from sparsify.types import BucketContext, SearchStats, SelectionHook, SparseVector, StepSettings
+from sparsify.types import BucketContext, SearchStats, SelectionHook, StepSettings
 from sparsify.wrappers.double_averaging import EqualGradientsMonitor
 from sparsify.wrappers.saved_states import (
     FORMAT,
@@ -224,7 +224,7 @@ class Engine:
         method = self.method
         kernel = self.kernel_for_group(gradients, shares_k)
         if kernel is None:
-            return [self._average_alone(gradient) for gradient in gradients.split()]
+            return [self._average_alone(gradient, method.aggregate) for gradient in gradients.split()]
         assert isinstance(method, Sparsifier)
         group = BucketGroup(gradients, kernel)
         if method.group_support.one_message:
@@ -233,22 +233,15 @@ class Engine:
             ]
         selections = kernel.split(*method.select_group(group, self.comm, self.timer))
         return [
-            self.run_and_report(gradient, partial(self._deliver, method, selection, gradient))
+            self._average_alone(gradient, partial(method.exchange_and_average, selection))
             for gradient, selection in zip(gradients.split(), selections, strict=True)
         ]
 
-    def _average_alone(self, gradient: BucketGradients) -> StepReport:
+    def _average_alone(self, gradient: BucketGradients, aggregate: Callable[..., int]) -> StepReport:
+        """Average one bucket by `aggregate`, a step of the method's or the rest of one."""
         (whole,) = gradient.tensors
-        act = partial(
-            self.method.aggregate, whole, gradient.steps[0], gradient.states[0], self.comm, self.timer
-        )
+        act = partial(aggregate, whole, gradient.steps[0], gradient.states[0], self.comm, self.timer)
         return self.run_and_report(gradient, act)
-
-    def _deliver(self, method: Sparsifier, selection: SparseVector, gradient: BucketGradients) -> int:
-        (whole,) = gradient.tensors
-        return method.exchange_and_average(
-            selection, whole, gradient.steps[0], gradient.states[0], self.comm, self.timer
-        )
 
     def _divide_into_groups(self, gradients: BucketGradients) -> Iterator[BucketGradients]:
         """Yield buckets of one kind, no more elements than int32 can count."""

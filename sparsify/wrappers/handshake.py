@@ -86,7 +86,7 @@ def check_arguments_agree(
     """Check that all workers wrap equal arguments. Where one worker refuses its arguments, all raise.
 
     Args:
-        parameters: on the device of the first one, facts travel.
+        parameters: plain tensors; on the device of the first one, facts travel.
         collect_facts: refuses wrong arguments, or returns what must be equal on all workers.
 
     Raises:
@@ -99,7 +99,7 @@ def check_arguments_agree(
     except ValueError as error:
         refusal = error
         facts = {"whether this can be wrapped": f"no: {error}"}
-    like = next((local_shard(p) for p in parameters if not p.is_meta), None)
+    like = next((p for p in parameters if not p.is_meta), None)
     if like is not None and comm.size > 1:
         check_workers_agree(comm, facts, like)
     if refusal is not None:

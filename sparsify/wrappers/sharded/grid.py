@@ -27,7 +27,7 @@ class ShardGrid(NamedTuple):
 
     @classmethod
     def from_groups(
-        cls, replicas: dist.ProcessGroup | None, shards: dist.ProcessGroup, device: torch.device
+        cls, replicas: dist.ProcessGroup, shards: dist.ProcessGroup, device: torch.device
     ) -> ShardGrid:
         """Return the grid that the groups of all workers make up. Collective, over all of them.
 
@@ -52,13 +52,15 @@ class ShardGrid(NamedTuple):
         ranks = [rank for row_of_ranks in rows for rank in row_of_ranks]
         if len(set(ranks)) < len(ranks):
             raise ValueError(
-                f"the workers {dist.get_process_group_ranks(column.group)} should have the same shard, but "
+                f"the workers {dist.get_process_group_ranks(replicas)} should have the same shard, but "
                 f"{row_ranks}, who share a replica, are among them; hand over the other dimension of the "
                 "mesh: replicas=mesh['replicate']"
             )
-        groups = [cast(dist.ProcessGroup, column.group), cast(dist.ProcessGroup, row.group)]
         mesh = DeviceMesh.from_group(
-            groups, device.type, mesh=torch.tensor(rows, device="cpu"), mesh_dim_names=MESH_DIM_NAMES
+            [replicas, shards],
+            device.type,
+            mesh=torch.tensor(rows, device="cpu"),
+            mesh_dim_names=MESH_DIM_NAMES,
         )
         return cls(column, row, mesh, device)
 

@@ -127,7 +127,7 @@ class ShardHook(HookBase):
             )
             return {**options, **unit_facts}
 
-        check_arguments_agree(self._all_workers, [p for _, p in parameters], collect_facts)
+        check_arguments_agree(self._all_workers, [local_shard(p) for _, p in parameters], collect_facts)
         super().__init__(method, optimizer, grid.replica_comm, steps_per_epoch, None, check, debug)
         broadcast_first_replica(model, grid)
         buckets, self._buckets_by_unit = _make_unit_buckets(self.units, method)
@@ -267,7 +267,8 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
                 "one mesh for all"
             )
     own_replicas = first.replica_group
-    if own_replicas is None and replicas is None:
+    used_replicas = own_replicas or replicas
+    if used_replicas is None:
         raise ValueError(
             "the model is sharded over one dimension of a mesh, which says nothing of replicas; hand over "
             "the other one: sparsify.shard(..., replicas=mesh['replicate'])"
@@ -280,7 +281,7 @@ def make_grid(units: Sequence[ShardedUnit], replicas: dist.ProcessGroup | None) 
                 f"the model's own mesh has the replicas {own_ranks}, and replicas= has {given_ranks}; leave "
                 "it out"
             )
-    return ShardGrid.from_groups(own_replicas or replicas, first.shard_group, first.device)
+    return ShardGrid.from_groups(used_replicas, first.shard_group, first.device)
 
 
 def _make_unit_buckets(units: Sequence[ShardedUnit], method: Method) -> tuple[list[Bucket], list[list[int]]]:

@@ -196,20 +196,20 @@ def find_units(model: nn.Module, allow_library_hooks: bool = False) -> list[Shar
     _check_torch_version()
     from torch.distributed.fsdp import FSDPModule
 
-    for module in model.modules():
-        if isinstance(module, FSDPModule):  # a forward pass may have left gathered copies in their place
-            module.reshard()
+    fsdp_modules = [
+        (name or "the whole model", module)
+        for name, module in model.named_modules()
+        if isinstance(module, FSDPModule)
+    ]
+    for _, module in fsdp_modules:  # a forward pass may have left gathered copies in their place
+        module.reshard()
     names = {id(p): name for name, p in model.named_parameters()}
     units = list[ShardedUnit]()
-    for name, module in model.named_modules():
-        unit = (
-            _make_unit_of_trained(name or "the whole model", module, names)
-            if isinstance(module, FSDPModule)
-            else None
-        )
+    for name, module in fsdp_modules:
+        unit = _make_unit_of_trained(name, module, names)
         if unit is not None:
             units.append(unit)
-            unit.hook = HOOK_BY_MODULE.get(module) if allow_library_hooks else None
+            unit.hook = HOOK_BY_MODULE.get(unit.module) if allow_library_hooks else None
     _check_model_sharded(model, units)
     return units
 
@@ -220,19 +220,19 @@ def _make_unit_of_trained(name: str, module: Any, names: Mapping[int, str]) -> S
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    trained_by_group = [
-        [fsdp_param for fsdp_param in group.fsdp_params if fsdp_param.sharded_param.requires_grad]
-        for group in groups
-    ]
-    groups = [(group, trained) for group, trained in zip(groups, trained_by_group, strict=True) if trained]
-    if not groups:
+    trained_groups = list[tuple[Any, list[Any]]]()
+    for group in groups:
+        trained = [fsdp_param for fsdp_param in group.fsdp_params if fsdp_param.sharded_param.requires_grad]
+        if trained:
+            trained_groups.append((group, trained))
+    if not trained_groups:
         return None
-    if len(groups) > 1:
+    if len(trained_groups) > 1:
         raise ValueError(
-            f"{name} has parameters on {len(groups)} meshes; give each kind a unit of its own: "
+            f"{name} has parameters on {len(trained_groups)} meshes; give each kind a unit of its own: "
             "fully_shard(part, mesh=...) before fully_shard(model)"
         )
-    ((group, trained),) = groups
+    ((group, trained),) = trained_groups
     policy = group.mp_policy
     return ShardedUnit(
         name,
