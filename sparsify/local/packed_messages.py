@@ -24,7 +24,7 @@ MAX_MESSAGE_BYTES = 2**24  # of tensors that share a message, which takes as muc
 class PackingMethod(Protocol):
     """A method that can put its messages of several buckets into one."""
 
-    def aggregate_packed(
+    def aggregate_in_one_message(
         self,
         grads: Sequence[Tensor],
         step: StepSettings,
@@ -52,7 +52,7 @@ def average_in_few_messages(engine: Engine, pieces: Sequence[Tensor], step: Step
         gradients = engine.bucket_gradients(group, [step] * len(numbers), numbers)
         if isinstance(method, PackingMethod):
             aggregate = partial(
-                method.aggregate_packed, group, step, gradients.states, engine.comm, engine.timer
+                method.aggregate_in_one_message, group, step, gradients.states, engine.comm, engine.timer
             )
         else:
             aggregate = partial(_average_concatenated, method, group, step, engine)

@@ -55,8 +55,8 @@ class ChunkGatherState:
     """The chunks of a bucket, and what is made from them when it is first needed."""
 
     layout: ChunkLayout = field(metadata={"saved": False})
-    segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
-    sender_counts: Tensor | None = field(
+    tensor_segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
+    num_senders_by_element: Tensor | None = field(
         default=None, metadata={"saved": False}
     )  # (n,) int16, 0 between steps
     # Of the group of buckets that begins with this one.
@@ -66,7 +66,7 @@ class ChunkGatherState:
 OfLayout = TypeVar("OfLayout", NativeChunkSearch, ChunkGatherState)
 
 
-def cached_or_joint(
+def reuse_or_make_joint(
     cached: OfLayout | None,
     states: Sequence[ChunkSearchState | ChunkGatherState],
     make: Callable[[ChunkLayout], OfLayout],
@@ -125,7 +125,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
         first = states[0]
         if first.native is None:
             return None
-        search = first.group_native = cached_or_joint(first.group_native, states, NativeChunkSearch)
+        search = first.group_native = reuse_or_make_joint(first.group_native, states, NativeChunkSearch)
         selection = search.select_largest(accs, grads, ks, weight, reset_grads_to)
         return None if selection is None else GroupSelection(selection, search.layout.counts_by_bucket(ks))
 
@@ -207,7 +207,7 @@ class ChunkGather(Exchange):
         states: Sequence[ChunkGatherState],
     ) -> Delivery:
         first = states[0]
-        group_state = first.group_state = cached_or_joint(first.group_state, states, ChunkGatherState)
+        group_state = first.group_state = reuse_or_make_joint(first.group_state, states, ChunkGatherState)
         return self._exchange(selection, n, ks, comm, group_state)
 
     def _exchange(
@@ -222,9 +222,9 @@ class ChunkGather(Exchange):
                 f"{self.side} have {quota.total} for k={sum(ks)} of {n}; choose them by "
                 f"ChunkTopK(side={self.side})"
             )
-        segments = state.segments
+        segments = state.tensor_segments
         if segments is None or segments.counts != quota.counts:
-            segments = state.segments = TensorSegments.from_counts(quota.counts, selection.values)
+            segments = state.tensor_segments = TensorSegments.from_counts(quota.counts, selection.values)
         # 1. Code the values, and read them as receivers will: that is what this worker delivers.
         coded = self._value_code.encode(selection.values, segments)
         values = self._value_code.decode(coded, segments, selection.values.dtype)
@@ -311,9 +311,9 @@ class ChunkGather(Exchange):
 
         The method divides by P afterwards.
         """
-        if state.sender_counts is None:
-            state.sender_counts = torch.zeros(n, dtype=torch.int16, device=total[0].values.device)
-        counts = state.sender_counts
+        if state.num_senders_by_element is None:
+            state.num_senders_by_element = torch.zeros(n, dtype=torch.int16, device=total[0].values.device)
+        counts = state.num_senders_by_element
         ones = torch.ones_like(total[0].indices, dtype=torch.int16)
         for indices, _ in total:
             counts.index_add_(0, indices, ones)

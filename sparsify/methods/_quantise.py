@@ -120,7 +120,7 @@ def block_norms(tensor: Tensor, block: int, order: float) -> Tensor:
     )
 
 
-def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def zip_scales_with_blocks(scales: Tensor, block: int, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield scales (rows, 1) beside their blocks: a view (rows, elements) of every tensor."""
     start = 0
     for views in zip(*(split_into_blocks(tensor, block) for tensor in tensors), strict=True):
@@ -129,9 +129,9 @@ def blocks_with_scales(scales: Tensor, block: int, *tensors: Tensor) -> Iterator
         start = end
 
 
-def scale_blocks(tensor: Tensor, scales: Tensor, block: int) -> Tensor:
+def scale_blocks_in_place(tensor: Tensor, scales: Tensor, block: int) -> Tensor:
     """Multiply each block of a tensor (n,) by its scale (blocks,), in place, and return the tensor."""
-    for scale, values in blocks_with_scales(scales, block, tensor):
+    for scale, values in zip_scales_with_blocks(scales, block, tensor):
         values.mul_(scale)
     return tensor
 
@@ -142,7 +142,7 @@ def encode_signs(acc: Tensor, scales: Tensor | None, packed: PackedCodes) -> Ten
     return packed.write(scales)
 
 
-def decode_signs(message: Tensor, out: Tensor, packed: PackedCodes) -> Tensor:
+def decode_signs_and_scales(message: Tensor, out: Tensor, packed: PackedCodes) -> Tensor:
     """Read a message of `encode_signs` into `out` (n,), as -1 and 1; return the scales."""
     scales = packed.read(message)
     out.copy_(packed.codes).mul_(2).sub_(1)
@@ -210,14 +210,14 @@ class StochasticQuantiser(Quantiser):
         scales = self.compute_scales(acc)
         work.uniform_(generator=state.generator)
         divisors = torch.where(scales > 0, scales, 1).to(acc.dtype)  # 0 / 0 would be NaN
-        for divisor, x, rounded in blocks_with_scales(divisors, self.block, acc, work):
+        for divisor, x, rounded in zip_scales_with_blocks(divisors, self.block, acc, work):
             # floor(x + u), u uniform below 1, is above x as often as x is above its floor; for x < 0 too.
             rounded.addcdiv_(x, divisor, value=state.message.levels)
         return state.message.write_levels(work.floor_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, state: StochasticRoundingState) -> Tensor:
         scales = state.message.read_levels(message, out)
-        return scale_blocks(out, scales.to(out.dtype) / state.message.levels, self.block)
+        return scale_blocks_in_place(out, scales.to(out.dtype) / state.message.levels, self.block)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
         n = sum(sizes)
@@ -253,9 +253,9 @@ class QuantisedAllGather(FeedbackMethod):
     def aggregate(
         self, grad: Tensor, step: StepSettings, state: QuantisedState, comm: Comm, timer: PhaseTimer
     ) -> int:
-        return self.aggregate_packed([grad], step, [state], comm, timer)
+        return self.aggregate_in_one_message([grad], step, [state], comm, timer)
 
-    def aggregate_packed(
+    def aggregate_in_one_message(
         self,
         grads: Sequence[Tensor],
         step: StepSettings,

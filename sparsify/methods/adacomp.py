@@ -127,6 +127,13 @@ class AdaCompState:
     wide: Tensor | None = field(metadata={"saved": False})  # (n,) half-precision gradients are summed in it
 
 
+class MarkedElements(NamedTuple):
+    """The scale of each tensor, and marks of the elements to be sent."""
+
+    scales: Tensor  # (number of tensors,) float32
+    marks: Tensor  # (n,): 1 of an element to send, 2 at the start of an empty bin, else 0
+
+
 @dataclass(frozen=True)
 class AdaComp(Method):
     """A method that sends the elements which would soon be the largest of their bin.
@@ -174,7 +181,7 @@ class AdaComp(Method):
         with timer.phase("select"):
             # 1. to 3. Accumulate, select and quantise.
             acc = feedback.accumulate_in_gradient_units(grad, step.lr, state.residual)
-            scales, marks = self.select(acc, grad, state)
+            scales, marks = self.select_overwriting_grad(acc, grad, state)
             message = encode(scales, marks, acc, state.layout)
         with timer.phase("exchange"):
             # 4. Exchange.
@@ -188,8 +195,8 @@ class AdaComp(Method):
             write_scaled_sum([*total], 1 / comm.size, grad, state.wide)
         return num_codes(message, state.layout)  # the marks of empty bins too: they take as many bytes
 
-    def select(self, acc: Tensor, grad: Tensor, state: AdaCompState) -> tuple[Tensor, Tensor]:
-        """Return the scale of each tensor, and marks (n,): 1 of an element to send, 2 of an empty bin.
+    def select_overwriting_grad(self, acc: Tensor, grad: Tensor, state: AdaCompState) -> MarkedElements:
+        """Compute the scales, and mark what is to be sent of acc (n,).
 
         The marks are written over the gradient, which is read for the last time here, but for half types. A
         bin can be empty, too, because its largest G is about to shrink: |H| < |G| there.
@@ -213,7 +220,9 @@ class AdaComp(Method):
         # Add 2 at the start of each empty bin.
         work.index_add_(0, layout.starts, has_sent, alpha=-2)
         work.index_add_(0, layout.starts, torch.full_like(has_sent, 2))
-        return scales.float(), work  # as they are sent, so that all workers subtract and add the same
+        return MarkedElements(
+            scales.float(), work
+        )  # as they are sent, so that all workers subtract and add the same
 
     def residual(self, state: AdaCompState) -> Tensor:
         return state.residual

@@ -156,8 +156,8 @@ def cosine_transform(values: Tensor, out: Tensor, layout: ChunkLayout, inverse: 
     transformed at a time, so that nothing of size n is made on the way.
     """
     for grid in layout.grids:
-        down = cosines(grid.height, values.dtype, values.device)
-        across = cosines(grid.width, values.dtype, values.device)
+        down = make_dct_matrix(grid.height, values.dtype, values.device)
+        across = make_dct_matrix(grid.width, values.dtype, values.device)
         if inverse:
             down = down.T
             across = across.T
@@ -170,7 +170,7 @@ def cosine_transform(values: Tensor, out: Tensor, layout: ChunkLayout, inverse: 
 
 
 @cache
-def cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def make_dct_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the matrix (size, size) whose rows are the vectors of DCT-II, of length 1."""
     positions = torch.arange(size, dtype=torch.float64)
     matrix = torch.cos(math.pi / size * (positions + 0.5) * positions[:, None]) * math.sqrt(2 / size)

@@ -90,7 +90,7 @@ def dgc(
         dense_vectors: buckets of 1-D tensors only (biases, normalisations) are averaged whole, with ordinary
             momentum, as in the public code.
     """
-    method_class = SparsifierWithDenseVectors if dense_vectors else Sparsifier
+    method_class = SparsifierOrDenseMomentum if dense_vectors else Sparsifier
     return method_class(
         density,
         SampledThreshold(sample, adaptations),
@@ -162,64 +162,66 @@ class SampledThreshold(Selector):
 
 
 @dataclass
-class MomentumState:
+class DenseMomentumState:
     """The ordinary momentum of a bucket that is not sparsified, equal on all workers."""
 
     momentum: Tensor  # (n,)
 
 
 @dataclass(frozen=True, repr=False)
-class SparsifierWithDenseVectors(Sparsifier):
+class SparsifierOrDenseMomentum(Sparsifier):
     """A sparsifier that averages buckets of 1-D tensors whole, with ordinary momentum of equal strength."""
 
     feedback: MomentumCorrection
 
     def init(self, like: Tensor, context: BucketContext) -> Any:
         if context.shapes and all(len(shape) <= 1 for shape in context.shapes):
-            return MomentumState(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
+            return DenseMomentumState(huge_pages.zeros_like(like, accumulation_dtype(like.dtype)))
         return super().init(like, context)
 
     def aggregate(
         self,
         grad: Tensor,
         step: StepSettings,
-        state: SparsifierState | MomentumState,
+        state: SparsifierState | DenseMomentumState,
         comm: Comm,
         timer: PhaseTimer,
     ) -> int:
-        if not isinstance(state, MomentumState):
+        if not isinstance(state, DenseMomentumState):
             return super().aggregate(grad, step, state, comm, timer)
         comm.all_reduce(grad)
         with timer.phase("scatter"):
-            self.add_momentum(grad, state, comm.size)
+            self.average_with_momentum_in_place(grad, state, comm.size)
         return grad.numel()
 
     def aggregate_group(self, group: BucketGroup, comm: Comm, timer: PhaseTimer) -> int:
         # The buckets of a group have states of one kind.
         states = group.gradients.states
-        if not isinstance(states[0], MomentumState):
+        if not isinstance(states[0], DenseMomentumState):
             return super().aggregate_group(group, comm, timer)
         grads = [grad for (grad,) in group.gradients.pieces]
         total = comm.all_reduce(torch.cat(grads))
         with timer.phase("scatter"):
             torch._foreach_copy_(grads, split_like(total, grads))
             for grad, state in zip(grads, states, strict=True):
-                self.add_momentum(grad, state, comm.size)
+                self.average_with_momentum_in_place(grad, state, comm.size)
         return total.numel()
 
-    def add_momentum(self, grad: Tensor, state: MomentumState, size: int) -> None:
-        """Replace the sum over so many workers (n,) by the average with momentum."""
+    def average_with_momentum_in_place(
+        self, summed_grad: Tensor, state: DenseMomentumState, world_size: int
+    ) -> None:
+        """Replace the sum of the workers' gradients (n,) by their average with momentum."""
         u = state.momentum
         m = self.feedback.momentum
-        grad.div_(size)
+        summed_grad.div_(world_size)
         if self.feedback.nesterov:
-            u.add_(grad).mul_(m)
-            grad.add_(u)
+            u.add_(summed_grad).mul_(m)
+            summed_grad.add_(u)
         else:
-            grad.copy_(u.mul_(m).add_(grad))
+            summed_grad.copy_(u.mul_(m).add_(summed_grad))
 
-    def residual(self, state: SparsifierState | MomentumState) -> Tensor | None:
-        return None if isinstance(state, MomentumState) else super().residual(state)
+    def residual(self, state: SparsifierState | DenseMomentumState) -> Tensor | None:
+        return None if isinstance(state, DenseMomentumState) else super().residual(state)
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         is_vector = all(len(shape) <= 1 for shape in bucket_step.shapes)

@@ -12,7 +12,7 @@ from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
-    decode_signs,
+    decode_signs_and_scales,
     encode_signs,
     message_nbytes,
 )
@@ -71,7 +71,7 @@ class ScaledSign(Quantiser):
 
     def decode(self, message: Tensor, out: Tensor, state: ScaledSignState) -> Tensor:
         # Scales as they travelled: the residual is what the other workers miss.
-        scales = decode_signs(message, out, state.message)
+        scales = decode_signs_and_scales(message, out, state.message)
         torch._foreach_mul_(out.split(state.sizes), scales.to(out.dtype).unbind())
         return out
 

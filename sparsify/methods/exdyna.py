@@ -73,7 +73,7 @@ class ExDyna(ExclusiveThresholdSelector):
         size = len(counts)
         # Worker r had partition (step + r) mod P.
         loads = [counts[(partition - state.step) % size] for partition in range(size)]
-        rebalance(state.blocks, loads, block_size(n, self.blocks, size) * sum(loads) / n)
+        move_blocks_in_place(state.blocks, loads, block_size(n, self.blocks, size) * sum(loads) / n)
 
 
 def block_size(n: int, blocks: int, world_size: int) -> int:
@@ -82,7 +82,7 @@ def block_size(n: int, blocks: int, world_size: int) -> int:
     return aligned or max(1, min(ALIGNMENT, n // (MIN_BLOCKS_DIVISOR * world_size)))
 
 
-def rebalance(blocks: list[int], loads: list[int], block_load: float) -> None:
+def move_blocks_in_place(blocks: list[int], loads: list[int], block_load: float) -> None:
     """Move one block between neighbours of which one selected too much and the other too little, in place.
 
     The load that is expected to move with it is accounted for before the next pair is looked at.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,8 +118,15 @@ def zero_rejected(vector: SparseVector, survivors: Tensor) -> SparseVector:
     return SparseVector(vector.indices, vector.values.where(is_survivor, 0))
 
 
-def merge_topk(left: SparseVector, right: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
-    """Return the k largest elements of the sum of two, and the rest of it (2k,), with 0 for what was kept."""
+class MergedTopK(NamedTuple):
+    """The largest elements of the sum of two selections, and the rest of the sum."""
+
+    largest: SparseVector  # (k,)
+    rest: SparseVector  # (2k,), with 0 for the largest and for what is left of doubles
+
+
+def merge_topk(left: SparseVector, right: SparseVector, k: int) -> MergedTopK:
+    """Sum two selections (k,), and divide the sum into its k largest elements and the rest."""
     indices, order = torch.cat([left.indices.long(), right.indices.long()]).sort(stable=True)
     values = torch.cat([left.values, right.values])[order]
     is_double = torch.zeros_like(indices, dtype=torch.bool)  # the second of an index that both have
@@ -127,4 +134,5 @@ def merge_topk(left: SparseVector, right: SparseVector, k: int) -> tuple[SparseV
     values[:-1] += values[1:].where(is_double[1:], 0)  # not a product: an infinity times 0 is no number
     values.masked_fill_(is_double, 0)
     kept = values.abs().masked_fill_(is_double, -1).topk(k).indices
-    return SparseVector(indices[kept], values[kept]), SparseVector(indices, values.index_fill(0, kept, 0))
+    rest = SparseVector(indices, values.index_fill(0, kept, 0))
+    return MergedTopK(SparseVector(indices[kept], values[kept]), rest)

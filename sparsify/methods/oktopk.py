@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -189,6 +189,13 @@ class RegionState:
     step: NonNegativeInt = 0
 
 
+class CountedShare(NamedTuple):
+    """This worker's share of the remaining sums, and the number of elements in each worker's share."""
+
+    elements: SparseVector
+    counts: list[int]  # by rank
+
+
 @dataclass(frozen=True)
 class SplitReduceBalance(Exchange):
     """An exchange that reduces by regions, drops sums below a global threshold, and gathers the rest."""
@@ -205,7 +212,7 @@ class SplitReduceBalance(Exchange):
     def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: RegionState) -> Delivery:
         # 3. Regions
         if state.step % self.regions_every == 0:
-            state.borders = balanced_borders(selection.indices, n, comm)
+            state.borders = gather_balanced_borders(selection.indices, n, comm)
         state.step += 1
         # 4. Split and reduce
         reduced = split_and_reduce(selection, state.borders, n, comm, self.wire)
@@ -239,7 +246,7 @@ class SplitReduceBalance(Exchange):
 
     def filter_globally(
         self, reduced: SparseVector, k: int, comm: Comm, state: ReusedThreshold
-    ) -> tuple[SparseVector, list[int]]:
+    ) -> CountedShare:
         """Keep the sums of this worker's region that reach the global threshold; count each worker's.
 
         In a step that computes the threshold, from the sums of all workers, exactly the k largest are kept.
@@ -247,30 +254,25 @@ class SplitReduceBalance(Exchange):
         kept = reduced
         is_due = state.is_due(k)
         if not is_due:
-            kept = mask_vector(reduced, reduced.values.abs() >= state.threshold)
+            kept = keep_where(reduced, reduced.values.abs() >= state.threshold)
         counts = gather_lengths(comm, kept.indices)
         if not sum(counts):
             state.k = 0  # there is nothing to compute a threshold from: try again in the next step
         elif is_due or sum(counts) > RENEWAL_RATIO * k:
             masks, threshold = find_globally_largest(kept.values, counts, k, comm)
             state.renew(threshold, k, self.threshold_every if is_due else state.left)
-            kept = mask_vector(kept, masks[comm.rank])
+            kept = keep_where(kept, masks[comm.rank])
             counts = host_sync.to_host(torch.stack([mask.sum() for mask in masks]))
         else:
             state.adjust(sum(counts), k, self.drift)
         state.left -= 1
-        return kept, counts
+        return CountedShare(kept, counts)
 
-    def rebalance(
-        self, kept: SparseVector, counts: list[int], n: int, comm: Comm
-    ) -> tuple[SparseVector, list[int]]:
+    def rebalance(self, kept: SparseVector, counts: list[int], n: int, comm: Comm) -> CountedShare:
         """Give all workers the same number of elements, without changing their order over all workers.
 
         Args:
             counts: the number of elements that each worker has.
-
-        Returns:
-            This worker's elements, and the number that each worker has now.
         """
         rank, dtype = comm.rank, kept.values.dtype
         starts = [sum(counts[:worker]) for worker in range(comm.size + 1)]
@@ -285,10 +287,12 @@ class SplitReduceBalance(Exchange):
             [self.wire.nbytes(count, n, dtype) for count in received_counts],
         )
         vectors = [self.wire.read_whole(message, n, dtype) for message in received]
-        return SparseVector(*map(torch.cat, zip(*vectors, strict=True))), differences(new_starts)
+        return CountedShare(
+            SparseVector(*map(torch.cat, zip(*vectors, strict=True))), differences(new_starts)
+        )
 
 
-def mask_vector(vector: SparseVector, mask: Tensor) -> SparseVector:
+def keep_where(vector: SparseVector, mask: Tensor) -> SparseVector:
     """Return the elements where mask (count,) is True. One host synchronisation."""
     positions = host_sync.nonzero(mask)
     return SparseVector(vector.indices[positions], vector.values[positions])
@@ -310,7 +314,7 @@ def find_globally_largest(
     return list(mask.split(counts)), positive_minimum(magnitudes[largest])
 
 
-def balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:
+def gather_balanced_borders(indices: Tensor, n: int, comm: Comm) -> list[int]:
     """Return P + 1 positions: the means over the workers of the P-quantiles of their selected indices."""
     if comm.size == 1:
         return [0, n]

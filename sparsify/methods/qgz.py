@@ -19,10 +19,10 @@ from sparsify.method import FeedbackMethod
 from sparsify.methods._quantise import (
     PackedCodes,
     block_norms,
-    blocks_with_scales,
     message_nbytes,
     num_blocks,
-    scale_blocks,
+    scale_blocks_in_place,
+    zip_scales_with_blocks,
 )
 from sparsify.ranges import PositiveFraction, PositiveInt, Scope, check_arguments
 from sparsify.types import (
@@ -161,14 +161,14 @@ class QuantisedAllReduce(FeedbackMethod):
             return codes.buffer
         scales = block_norms(values, self.block, torch.inf).div_(codes.levels).float()
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
-        for divisor, x, rounded in blocks_with_scales(divisors, self.block, values, work):
+        for divisor, x, rounded in zip_scales_with_blocks(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)
         return codes.write_levels(work.round_(), scales)
 
     def decode(self, message: Tensor, out: Tensor, codes: PackedCodes) -> Tensor:
         """Read a message of `encode` into `out` (m,), and return `out`."""
         scales = codes.read_levels(message, out)
-        return scale_blocks(out, scales.to(out.dtype), self.block)
+        return scale_blocks_in_place(out, scales.to(out.dtype), self.block)
 
     def make_fsdp_reduce_scatter(self) -> QuantisedReduceScatter:
         if not isinstance(self.feedback, NoFeedback):

@@ -150,15 +150,15 @@ class SidcoSelector(Selector):
             threshold = torch.minimum(fitted.to(largest.dtype), largest)
         return threshold.clamp_(min=torch.finfo(largest.dtype).tiny)
 
-    def adapt_stages(self, achieved: float, ratio: float, state: StageAdaptation) -> None:
+    def adapt_stages(self, selected_over_k: float, ratio: float, state: StageAdaptation) -> None:
         """Change the number of stages, at the end of a period, by the mean of selected / k.
 
         `adapt_stages` of the authors' code; its `stages=-1` is `published`.
 
         Args:
-            achieved: selected / k in this step.
+            selected_over_k: selected / k in this step.
         """
-        state.total += achieved
+        state.total += selected_over_k
         state.steps += 1
         if state.steps < self.adapt_every:
             return

@@ -10,7 +10,7 @@ from sparsify.methods._quantise import (
     PackedCodes,
     QuantisedAllGather,
     Quantiser,
-    decode_signs,
+    decode_signs_and_scales,
     encode_signs,
     message_nbytes,
 )
@@ -57,7 +57,7 @@ class Sign(Quantiser):
         return encode_signs(acc, None, state)
 
     def decode(self, message: Tensor, out: Tensor, state: PackedCodes) -> Tensor:
-        decode_signs(message, out, state)
+        decode_signs_and_scales(message, out, state)
         return out
 
     def nbytes(self, sizes: Sequence[int]) -> int:

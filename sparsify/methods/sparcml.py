@@ -114,10 +114,12 @@ class SplitAllGather(Exchange):
         if self.dense_at is not None:
             return sum(counts) >= n * self.dense_at
         delta = self.wire.value_dtype(dtype).itemsize / self.wire.nbytes(1, n, dtype)
-        is_sparse_longer = self.wire.nbytes(max(counts), n, dtype) > self.region_nbytes(n, len(counts), dtype)
+        is_sparse_longer = self.wire.nbytes(max(counts), n, dtype) > self.longest_region_nbytes(
+            n, len(counts), dtype
+        )
         return is_sparse_longer or sum(counts) >= n * delta
 
-    def region_nbytes(self, n: int, size: int, dtype: torch.dtype) -> int:
+    def longest_region_nbytes(self, n: int, size: int, dtype: torch.dtype) -> int:
         """Return the bytes of the longest dense region."""
         return -(-n // size) * self.wire.value_dtype(dtype).itemsize
 
@@ -125,7 +127,9 @@ class SplitAllGather(Exchange):
         n, size, dtype = bucket_step.n, bucket_step.world_size, bucket_step.value_dtype
         max_selected = max(bucket_step.sent_counts)
         max_reduced = min(n, sum(bucket_step.sent_counts))
-        max_gathered_nbytes = max(self.wire.nbytes(max_reduced, n, dtype), self.region_nbytes(n, size, dtype))
+        max_gathered_nbytes = max(
+            self.wire.nbytes(max_reduced, n, dtype), self.longest_region_nbytes(n, size, dtype)
+        )
         counts = cost.all_gather(cost.LENGTH_BYTES, size)
         least = [cost.exchange_pieces(0, size), counts]
         most = [

@@ -64,10 +64,10 @@ class TernGrad(StochasticQuantiser):
         scale: Tensor = torch.linalg.vector_norm(acc, float("inf"))
         if self.clip < float("inf"):
             # The largest magnitude after clipping. The clipping itself happens while rounding.
-            scale = torch.minimum(scale, self.clip * self.deviation(acc))
+            scale = torch.minimum(scale, self.clip * self.compute_sigma(acc))
         return scale.float().view(1)
 
-    def deviation(self, acc: Tensor) -> Tensor:
+    def compute_sigma(self, acc: Tensor) -> Tensor:
         """Return sigma of the elements of acc (n,), 0-d."""
         if self.sigma == "about_mean":
             return acc.std(correction=0)

@@ -52,7 +52,7 @@ def encode_gradient(
     state = method.init(acc, BucketContext(0, 0, 0, (shape,)))
     if residual is not None:
         state.residual.copy_(residual)
-    message = encode(*method.select(acc, grad, state), acc, state.layout)
+    message = encode(*method.select_overwriting_grad(acc, grad, state), acc, state.layout)
     return message, decode(message, acc.dtype, state.layout), state
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sparsify.comm import virtual
 from sparsify.methods.gtopk import merge_topk
-from sparsify.methods.oktopk import SplitReduceBalance, balanced_borders
+from sparsify.methods.oktopk import SplitReduceBalance, gather_balanced_borders
 from sparsify.methods.sparcml import SplitAllGather
 from sparsify.types import BucketContext, SparseVector
 from tests.sparsify.laws import gradient
@@ -116,7 +116,7 @@ def test_means_of_borders_do_not_overflow() -> None:
     """In the public code for VGG and the LSTM, n x P beyond 2^31 does."""
     n = 2**40
     chosen = torch.arange(n - 80, n, 10)
-    found = virtual.run(4, lambda comm: balanced_borders(chosen - comm.rank, n, comm))
+    found = virtual.run(4, lambda comm: gather_balanced_borders(chosen - comm.rank, n, comm))
     assert found == [[0, n - 62, n - 42, n - 22, n]] * 4
 
 

@@ -11,7 +11,7 @@ import torch
 import sparsify
 from sparsify.kernels import Workspace
 from sparsify.methods.deft import allot_k
-from sparsify.methods.exdyna import ExDyna, block_size, rebalance
+from sparsify.methods.exdyna import ExDyna, block_size, move_blocks_in_place
 from sparsify.methods.micro import MicroSelector, SharedThreshold
 from sparsify.ranges import ImplementationVariant
 from sparsify.select import split_evenly
@@ -30,7 +30,7 @@ NUMEL = sum(torch.Size(shape).numel() for shape in SHAPES)
 
 @dataclass
 class ExclusiveChooser:
-    """MiCRO's algorithm; with `blocks`, ExDyna's, whose `rebalance` is tested by itself."""
+    """MiCRO's algorithm; with `blocks`, ExDyna's, whose `move_blocks_in_place` is tested by itself."""
 
     n: int
     workers: int
@@ -58,7 +58,7 @@ class ExclusiveChooser:
             union.extend(chosen)
         self.follow(len(union) / self.k)
         if self.blocks:
-            rebalance(self.held, loads, self.unit * sum(loads) / self.n)
+            move_blocks_in_place(self.held, loads, self.unit * sum(loads) / self.n)
         return [np.array(union)] * self.workers
 
     def follow(self, r: float) -> None:
@@ -185,7 +185,7 @@ def test_exdynas_blocks_are_multiples_of_32_and_the_last_partition_has_the_rest(
 def test_one_block_moves_from_a_neighbour_with_too_much_to_one_with_too_little(
     blocks: list[int], loads: list[int], of_block: float, expected: list[int]
 ) -> None:
-    rebalance(blocks, loads, of_block)
+    move_blocks_in_place(blocks, loads, of_block)
     assert blocks == expected
 
 
