@@ -209,8 +209,8 @@ def gather_json(comm: Comm, value: Any, device: Device) -> list[Any]:
     return [json.loads(bytes(message.tolist())) for message in gather_uneven(comm, text)]
 
 
-class ForwardingComm(Comm):
-    """A communicator that forwards all but all-reduce and all-gather to another one.
+class PartlyForwardingComm(Comm):
+    """A communicator that forwards everything but all-reduce and all-gather to another one.
 
     Args:
         comm: the other communicator.
@@ -248,7 +248,7 @@ class SentCounts(NamedTuple):
     predicted_s: float  # seconds that all collectives should take, 0 where the links are not known
 
 
-class CountingComm(ForwardingComm):
+class CountingComm(PartlyForwardingComm):
     """A communicator that counts the bytes and latency terms that this worker sends by another one.
 
     They are what `sparsify.cost` says of each collective, with the algorithms of the other communicator.

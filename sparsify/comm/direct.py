@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparsify.comm import Comm, ForwardingComm, PredictedCost, write_back
+from sparsify.comm import Comm, PartlyForwardingComm, PredictedCost, write_back
 from sparsify.cost import Link
 
 DIRECT_ALGORITHM = "direct"  # of `sparsify.cost.ALGORITHMS`
 DIRECT_KINDS = ("all_reduce", "all_gather")
 
 
-class DirectComm(ForwardingComm):
+class DirectComm(PartlyForwardingComm):
     """A communicator whose all-gather takes one step and whose all-reduce takes two.
 
     That holds for any number P of workers; a ring takes P-1 and 2 (P-1) steps. The bytes are the same.

@@ -44,29 +44,15 @@ TIMEOUT = timedelta(minutes=30)
 
 
 class HorovodComm(ProcessComm):
-    """A communicator over the processes that Horovod knows, or over those of a process set.
+    """A communicator over the processes that Horovod knows.
 
-    Ranks are those within the set. `join` and `join_at_store` start Horovod, `close` ends it, and stops
-    `server_to_stop`.
-
-    Raises:
-        ValueError: this worker does not belong to `process_set`.
+    `join` and `join_at_store` start Horovod, `close` ends it, and stops `server_to_stop`.
     """
 
-    def __init__(
-        self,
-        server_to_stop: RendezvousServer | None = None,
-        process_set: hvd.ProcessSet = hvd.global_process_set,
-    ) -> None:
-        if not process_set.included():
-            raise ValueError(
-                f"worker {hvd.rank()} is not in the process set of ranks {process_set.ranks}; call this in "
-                "the members of a set only"
-            )
-        self.rank = process_set.rank()
-        self.size = process_set.size()
+    def __init__(self, server_to_stop: RendezvousServer | None = None) -> None:
+        self.rank = hvd.rank()
+        self.size = hvd.size()
         self._server = server_to_stop
-        self._process_set = process_set
 
     @classmethod
     def join(cls, device: torch.device, server_to_stop: RendezvousServer | None = None) -> HorovodComm:
@@ -168,7 +154,7 @@ class HorovodComm(ProcessComm):
 
     def begin_all_gathers(self, tensors: Sequence[Tensor]) -> Callable[[], list[list[Tensor]]]:
         waits = [
-            self._begin(f"all_gather.{index}", hvd.allgather_async, flatten_movable(tensor))
+            self._begin(f"all_gather.{index}", hvd.allgather_async, flatten_as_movable_dtype(tensor))
             for index, tensor in enumerate(tensors)
         ]
         pairs = list(zip(waits, tensors, strict=True))
@@ -178,7 +164,9 @@ class HorovodComm(ProcessComm):
         splits = torch.tensor(list(send), dtype=torch.int32, device="cpu")
         # The length differs from worker to worker, so it must not be a part of the name.
         exchange = partial(hvd.alltoall_async, splits=splits)
-        received, _ = self._begin("all_to_all", exchange, flatten_movable(tensor), names_size=False)()
+        received, _ = self._begin(
+            "all_to_all", exchange, flatten_as_movable_dtype(tensor), names_size=False
+        )()
         return [*received.view(tensor.dtype).split(list(receive))]
 
     def permute(self, tensor: Tensor, route: Sequence[tuple[int, int]]) -> Tensor | None:
@@ -193,16 +181,14 @@ class HorovodComm(ProcessComm):
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
         if not tensor.numel():
             return
-        flat = flatten_movable(tensor)
-        is_global = self._process_set is hvd.global_process_set
-        global_root = root if is_global else self._process_set.ranks[root]
-        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=global_root), flat)()
+        flat = flatten_as_movable_dtype(tensor)
+        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=root), flat)()
         if not tensor.is_contiguous():
             write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
-            hvd.barrier(self._process_set)
+            hvd.barrier()
 
     def _begin_max(self, number: int) -> Callable[[], Any]:
         largest = torch.tensor([number], dtype=torch.int32, device="cpu")  # also beside NCCL
@@ -225,7 +211,7 @@ class HorovodComm(ProcessComm):
         """
         size = f".{tensor.numel()}" if names_size else ""
         with self._collective(name):
-            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._process_set)
+            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}")
         return partial(self._finish, name, handle)
 
     def _finish(self, name: str, handle: int) -> Any:
@@ -248,7 +234,7 @@ class HorovodComm(ProcessComm):
             raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {kind}") from error
 
 
-def flatten_movable(tensor: Tensor) -> Tensor:
+def flatten_as_movable_dtype(tensor: Tensor) -> Tensor:
     """Return a flat tensor of the same bits, of a type that Horovod moves.
 
     It is no copy where the memory is in order.

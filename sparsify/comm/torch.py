@@ -75,11 +75,7 @@ class TorchComm(ProcessComm):
         Args:
             init_method: where the workers meet, `file:///shared/path` or `tcp://host:port`.
         """
-        options = backend_options(device)
-        dist.init_process_group(
-            init_method=init_method, rank=rank, world_size=size, timeout=TIMEOUT, **options
-        )
-        return cls()
+        return cls._join(device, init_method=init_method, rank=rank, world_size=size)
 
     @classmethod
     def join_at_store(
@@ -101,9 +97,12 @@ class TorchComm(ProcessComm):
             WorkerLost: a worker did not come.
         """
         wait_for_workers(store, rank, size, patience, give_up)
-        dist.init_process_group(
-            store=store, rank=rank, world_size=size, timeout=TIMEOUT, **backend_options(device)
-        )
+        return cls._join(device, store=store, rank=rank, world_size=size)
+
+    @classmethod
+    def _join(cls, device: torch.device, **options: Any) -> TorchComm:
+        """Join the default group, given the other options of `init_process_group`."""
+        dist.init_process_group(timeout=TIMEOUT, **init_process_group_options(device), **options)
         return cls()
 
     @classmethod
@@ -119,9 +118,7 @@ class TorchComm(ProcessComm):
         both ends. NCCL_LAUNCH_ORDER_IMPLICIT is no help where they don't, for it takes the order in which the
         host launches, and two threads of a worker have none.
         """
-        group = dist.new_group(timeout=TIMEOUT)
-        assert isinstance(group, dist.ProcessGroup)  # every worker is in it
-        return cls(group)
+        return cls(make_group_of_all(None))
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         total = tensor.contiguous()
@@ -187,9 +184,7 @@ class TorchComm(ProcessComm):
             if self.group is not None:
                 # Made by members alone, a group would put torch's names of groups out of step on the others.
                 raise ValueError("lagged_max works in the default process group only")
-            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-            assert isinstance(group, dist.ProcessGroup)  # every worker is in it
-            self._host_group = group
+            self._host_group = make_group_of_all("gloo")
         largest = torch.tensor([number], device="cpu")
         with self._collective("a vote"):
             work = dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._host_group, async_op=True)
@@ -233,7 +228,18 @@ class TorchComm(ProcessComm):
             raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
 
 
-def backend_options(device: torch.device) -> dict[str, Any]:
+def make_group_of_all(backend: str | None) -> dist.ProcessGroup:
+    """Make a new group of all workers, which call this together.
+
+    Args:
+        backend: None: that of the default group.
+    """
+    group = dist.new_group(backend=backend, timeout=TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)  # every worker is in it
+    return group
+
+
+def init_process_group_options(device: torch.device) -> dict[str, Any]:
     """Return the options of `init_process_group` that choose the backend for tensors of a device.
 
     nccl is told which GPU is this worker's: it then connects at once, so that errors of connecting come at

@@ -161,20 +161,17 @@ class VirtualComm(Comm):
         return self._join_collective("same", tensor, have_equal_bits, None)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        totals = self._join_collective(
-            "all_reduce", tensor, sum_in_rank_order, self._network_s("all_reduce", tensor.nbytes)
-        )
+        totals = self._communicate("all_reduce", tensor.nbytes, tensor, all_reduce_in_rank_order)
         return write_back(totals[self.rank], tensor)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         snapshot = tensor.detach().clone()  # its owner may write to it before the last rank has read it
-        network_s = self._network_s("all_gather", tensor.nbytes)
-        return self._join_collective("all_gather", snapshot, list, network_s)
+        return self._communicate("all_gather", tensor.nbytes, snapshot, list)
 
     def all_to_all(self, tensor: Tensor, send: Sequence[int], receive: Sequence[int]) -> list[Tensor]:
         pieces = tensor.detach().clone().split(list(send))
-        network_s = self._network_s("all_to_all", tensor.nbytes - pieces[self.rank].nbytes)
-        pieces_by_sender = self._join_collective("all_to_all", pieces, list, network_s, str(tensor.dtype))
+        sent_bytes = tensor.nbytes - pieces[self.rank].nbytes
+        pieces_by_sender = self._communicate("all_to_all", sent_bytes, pieces, list, str(tensor.dtype))
         received = [sent[self.rank] for sent in pieces_by_sender]
         lengths = [len(piece) for piece in received]
         if lengths != list(receive):
@@ -189,8 +186,7 @@ class VirtualComm(Comm):
         return tensors[sources[0]] if sources else None
 
     def broadcast(self, tensor: Tensor, root: int = 0) -> None:
-        network_s = self._network_s("broadcast", tensor.nbytes)
-        values = self._join_collective("broadcast", tensor, lambda tensors: tensors[root].clone(), network_s)
+        values = self._communicate("broadcast", tensor.nbytes, tensor, lambda tensors: tensors[root].clone())
         write_back(values, tensor)
 
     def barrier(self) -> None:
@@ -201,9 +197,17 @@ class VirtualComm(Comm):
         self.lagged_result = self._join_collective("lagged_max", number, max, None)
         return before
 
-    def _network_s(self, kind: str, nbytes: int) -> float:
-        """Return the seconds that a collective takes on the cluster's network."""
-        return self.cluster.network.collective_seconds(kind, nbytes, self.size)
+    def _communicate(
+        self,
+        kind: str,
+        nbytes: int,
+        contribution: C,
+        combine: Callable[[Sequence[C]], T],
+        signature: Any = None,
+    ) -> T:
+        """Join a collective that takes as long as one of its kind and bytes on the cluster's network."""
+        network_s = self.cluster.network.collective_seconds(kind, nbytes, self.size)
+        return self._join_collective(kind, contribution, combine, network_s, signature)
 
     def _join_collective(
         self,
@@ -268,8 +272,11 @@ def run(
     return results
 
 
-def sum_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return a copy of the sum for every rank: in its own tensor, where each has memory of its own."""
+def all_reduce_in_rank_order(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Add tensors in rank order, and return the sum for every rank.
+
+    It lies in the rank's own tensor, unless some of them share memory.
+    """
     have_own_memory = len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
     if not have_own_memory or not all(tensor.is_contiguous() for tensor in tensors):
         total = tensors[0].clone()

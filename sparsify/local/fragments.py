@@ -75,7 +75,7 @@ class Fragment:
     def __init__(
         self,
         strategy: LocalSteps,
-        named: NamedParameters,
+        named_parameters: NamedParameters,
         comm: Comm,
         timer: PhaseTimer | None,
         seed: int,
@@ -89,13 +89,13 @@ class Fragment:
         self.strategy = strategy
         self.steps_early = steps_early
         self.nan_check_comm = nan_check_comm
-        self.all_names = [name for name, _ in named]
+        self.all_names = [name for name, _ in named_parameters]
         gradients = GradientBuckets(
-            [(name, shard_as_parameter(p)) for name, p in named],
+            [(name, shard_as_parameter(p)) for name, p in named_parameters],
             method.scope,
             allocates=not is_averaged_in_pieces,
         )
-        parameter_by_name = dict(named)
+        parameter_by_name = dict(named_parameters)
         shards = [(name, shard) for name, shard in gradients.named_parameters if shard.numel()]
         self.names = [name for name, _ in shards]
         self.parameters = [(name, parameter_by_name[name]) for name in self.names]
@@ -243,7 +243,9 @@ class Fragment:
             torch._foreach_copy_(parameters, self.anchor)
 
     @torch.no_grad()
-    def average_due_optimizer_states(self, step: int, inner: torch.optim.Optimizer) -> list[StepReport]:
+    def average_due_optimizer_states(
+        self, step: int, inner_optimizer: torch.optim.Optimizer
+    ) -> list[StepReport]:
         """Average the entries of the inner optimizer's state that are due after a local step. Collective.
 
         Raises:
@@ -253,19 +255,20 @@ class Fragment:
         for state, engine in zip(self.strategy.states, self.state_engines, strict=True):
             if step % state.every:
                 continue
-            has_entry = [state.key in inner.state.get(p, {}) for _, p in self.parameters]
+            has_entry = [state.key in inner_optimizer.state.get(p, {}) for _, p in self.parameters]
             flags_by_rank = engine.comm.all_gather(
                 host_sync.to_device(has_entry, self.anchor[0], torch.int32)
             )
             for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
                 if not all(flags):
                     raise ValueError(
-                        f"{type(inner).__name__} keeps no {state.key!r} of {self.names[flags.index(0)]} to "
-                        f"be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
+                        f"{type(inner_optimizer).__name__} keeps no {state.key!r} of "
+                        f"{self.names[flags.index(0)]} to be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
                         "parameters a gradient in the first step"
                     )
             pieces = [
-                view_flat_in_memory_order(local_shard(inner.state[p][state.key])) for _, p in self.parameters
+                view_flat_in_memory_order(local_shard(inner_optimizer.state[p][state.key]))
+                for _, p in self.parameters
             ]
             reports.append(average_in_few_messages(engine, pieces, StepSettings(1.0)))
         return reports
@@ -343,7 +346,7 @@ def clone_tensors(pieces: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-def divide_into_fragments(named: NamedParameters, count: int) -> list[list[tuple[str, Parameter]]]:
+def divide_into_fragments(named_parameters: NamedParameters, count: int) -> list[list[tuple[str, Parameter]]]:
     """Divide a model's parameters among `count` fragments, which take its blocks in turns.
 
     So each fragment has early and late blocks, as in Streaming DiLoCo's strided pattern. A block is a layer
@@ -352,7 +355,7 @@ def divide_into_fragments(named: NamedParameters, count: int) -> list[list[tuple
     Raises:
         ValueError: the model has fewer blocks than fragments.
     """
-    blocks = [[*block] for _, block in groupby(named, lambda named_parameter: block_name(named_parameter[0]))]
+    blocks = [[*block] for _, block in groupby(named_parameters, lambda named: block_name(named[0]))]
     if len(blocks) < count:
         raise ValueError(
             f"fragments={count} of a model that has {len(blocks)} blocks of trained parameters; take at most "
