@@ -19,9 +19,10 @@ class WorkerPlace(NamedTuple):
     local_rank: int  # among the processes of one node
 
 
-# Who starts the processes of a group -> the variables that say a process's place in it.
+# The variables that say a process's rank, size and local rank, by the program that starts the group.
+OURS = "us"
 RANK_VARIABLES_BY_LAUNCHER = {
-    "us": ("SPARSIFY_RANK", "SPARSIFY_SIZE", "SPARSIFY_LOCAL_RANK"),
+    OURS: ("SPARSIFY_RANK", "SPARSIFY_SIZE", "SPARSIFY_LOCAL_RANK"),
     "horovodrun": ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK"),
     "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -30,43 +31,43 @@ RANK_VARIABLES_BY_LAUNCHER = {
 }
 
 
-def read_place(starter: str) -> WorkerPlace | None:
-    """This process's place in the group that one of STARTERS started; None where it did not."""
-    found = [os.environ.get(name, "") for name in RANK_VARIABLES_BY_LAUNCHER[starter]]
-    return WorkerPlace(*map(int, found)) if all(value.isdigit() for value in found) else None
+def read_place(launcher: str) -> WorkerPlace | None:
+    """Return this process's place in the group that a launcher started; None where it started none."""
+    values = [os.environ.get(name, "") for name in RANK_VARIABLES_BY_LAUNCHER[launcher]]
+    return WorkerPlace(*map(int, values)) if all(value.isdigit() for value in values) else None
 
 
 def worker_place() -> WorkerPlace:
-    """This process's place among the workers that we started; without others it is rank 0 of 1."""
-    return read_place("us") or WorkerPlace(0, 1, 0)
+    """Return this process's place among the workers that we started; without others it is rank 0 of 1."""
+    return read_place(OURS) or WorkerPlace(0, 1, 0)
 
 
 class LauncherGroup(NamedTuple):
-    """A group of processes that an external launcher started with our command line; this is one of them."""
+    """A group of processes that an external launcher started, seen from one of them."""
 
-    starter: str  # of STARTERS
+    launcher: str  # of RANK_VARIABLES_BY_LAUNCHER
     place: WorkerPlace
 
 
 def find_launcher_group() -> LauncherGroup | None:
-    """The group in which an external launcher started this process; None without one.
+    """Return the group in which an external launcher started this process; None without one.
 
     Raises:
         ValueError: torchrun's variables are set, and torchrun was not there.
     """
-    for starter in [*RANK_VARIABLES_BY_LAUNCHER][1:]:
-        if (found := read_place(starter)) and found.size > 1:
-            # Only steps that srun started have a number; a batch script's has not.
-            if starter == "srun" and not os.environ.get("SLURM_STEP_ID", "").isdigit():
-                continue
-            if starter == "srun" and is_in_srun_shell():
-                continue
-            if starter == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
-                raise ValueError(
-                    f"{', '.join(RANK_VARIABLES_BY_LAUNCHER[starter])} are set, as torchrun does, but not by torchrun (there "
-                    "is no TORCHELASTIC_RUN_ID): unset them, or start these processes with torchrun"
-                )
-            return LauncherGroup(starter, found)
+    for launcher, variables in RANK_VARIABLES_BY_LAUNCHER.items():
+        place = read_place(launcher)
+        if launcher == OURS or place is None or place.size == 1:
+            continue
+        # Only steps that srun started have a number; a batch script's has not.
+        if launcher == "srun" and (not os.environ.get("SLURM_STEP_ID", "").isdigit() or is_in_srun_shell()):
+            continue
+        if launcher == "torchrun" and "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise ValueError(
+                f"{', '.join(variables)} are set, as torchrun does, but not by torchrun (there "
+                "is no TORCHELASTIC_RUN_ID): unset them, or start these processes with torchrun"
+            )
+        return LauncherGroup(launcher, place)
     return None
 
 
@@ -90,64 +91,69 @@ def is_in_srun_shell() -> bool:
     return True
 
 
-def worker_variables(where: WorkerPlace, threads: int, interface: str | None) -> dict[str, str]:
-    """The environment of one worker process.
+def worker_variables(place: WorkerPlace, threads: int, interface: str | None) -> dict[str, str]:
+    """Return the environment of one worker process.
 
     Args:
         interface: of the network on which gloo is to meet the others; None: the one of the host's name.
     """
-    environment = dict(os.environ)
-    for name, value in zip(RANK_VARIABLES_BY_LAUNCHER["us"], where, strict=True):
-        environment[name] = str(value)
+    variables = dict(os.environ)
+    for name, number in zip(RANK_VARIABLES_BY_LAUNCHER[OURS], place, strict=True):
+        variables[name] = str(number)
     # Idle threads must not spin: they would take cores from the other workers.
-    environment.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
-    environment["PYTHONUNBUFFERED"] = "1"
+    variables.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads), OMP_WAIT_POLICY="PASSIVE")
+    variables["PYTHONUNBUFFERED"] = "1"
     if interface:
-        environment["GLOO_SOCKET_IFNAME"] = interface
-    return environment
+        variables["GLOO_SOCKET_IFNAME"] = interface
+    return variables
 
 
 def all_variables() -> dict[str, str]:
-    """All variables, for a program that replaces this process."""
+    """Return all variables, for a program that replaces this process."""
     return dict(os.environ)
 
 
 def folder_from_variable(name: str) -> str | None:
-    """The folder that a variable names: DATA_ROOT (data sets), SPARSIFY_RESULTS (all results, for example on
-    a scratch file system), SPARSIFY_IMAGES (container images).
+    """Return the folder that a variable names; None where it is not set.
+
+    DATA_ROOT has the data sets, SPARSIFY_RESULTS all results (on a scratch file system, for example), and
+    SPARSIFY_IMAGES the container images.
     """
     return os.environ.get(name) or None
 
 
 def conf_folders() -> list[Path]:
-    """The folders of configurations that $SPARSIFY_CONF names, separated by colons."""
+    """Return the folders of configurations that $SPARSIFY_CONF names, separated by colons."""
     names = os.environ.get("SPARSIFY_CONF", "").split(os.pathsep)
     return [require_utf8(Path(name), "a folder of SPARSIFY_CONF") for name in names if name]
 
 
-def require_utf8(path: Path, what: str) -> Path:
+def require_utf8(path: Path, description: str) -> Path:
     """Return the path; refuse one that is not UTF-8, for records and orders are.
 
     Args:
-        what: names the path in the sentence.
+        description: names the path in the error's sentence.
+
+    Raises:
+        ValueError: it is not UTF-8.
     """
     try:
         str(path).encode()
     except UnicodeEncodeError:
         raise ValueError(
-            f"{what} is {os.fsencode(path)!r}, whose letters are not read as UTF-8 here: set LC_ALL=C.UTF-8, "
-            "or give the folder another name"
+            f"{description} is {os.fsencode(path)!r}, whose letters are not read as UTF-8 here: set "
+            "LC_ALL=C.UTF-8, or give the folder another name"
         ) from None
     return path
 
 
 def cache_folder() -> Path:
-    """The folder for files that can be made again."""
+    """Return the folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
 def completion_line() -> str | None:
-    """The line up to the cursor, where a shell asks through argcomplete what may come; else None."""
+    """Return the line up to the cursor, where a shell asks through argcomplete what may come; else None."""
     if "_ARGCOMPLETE" not in os.environ:
         return None
     return os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
@@ -162,44 +168,45 @@ def is_variable_true(name: str) -> bool:
 
 
 def job_id() -> str:
-    """SLURM's id of this job, as squeue shows it: 12, or 12_3 for a job of an array; empty outside of one."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+    """Return SLURM's id of this job: 12, or 12_3 for a job of an array; empty outside of a job."""
+    array = os.environ.get("SLURM_ARRAY_JOB_ID")
+    number = os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{number}" if array and number else os.environ.get("SLURM_JOB_ID", "")
 
 
 def cluster_name() -> str | None:
-    """SLURM's name of the cluster that this job is on; None outside of one."""
+    """Return SLURM's name of the cluster that this job is on; None outside of a job."""
     return os.environ.get("SLURM_CLUSTER_NAME") or None
 
 
 def visible_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None: it says nothing."""
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if said is None else [name for name in said.split(",") if name.strip()]
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this process; None where it is not set."""
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if names is None else [name for name in names.split(",") if name.strip()]
 
 
 def restart_count() -> int:
-    """Number of times that SLURM has requeued this job."""
+    """Return the number of times that SLURM has requeued this job."""
     return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
 
 
 def start_name() -> str:
-    """A name for this start of this job, the same on all its nodes."""
+    """Return a name for this start of this job that all its nodes agree on."""
     return f"{job_id()}-{restart_count()}"
 
 
 def step_name() -> str:
-    """A name for this start of this job step, the same in all its tasks."""
+    """Return a name for this start of this job step that all its tasks agree on."""
     return f"{start_name()}-{os.environ.get('SLURM_STEP_ID', '')}"
 
 
 def node_name() -> str:
-    """SLURM's name of this node; outside of SLURM the host name."""
+    """Return SLURM's name of this node; outside of SLURM the host name."""
     return os.environ.get("SLURMD_NODENAME") or platform.node()
 
 
 def node_list() -> str:
-    """This job's nodes, in SLURM's notation for lists."""
+    """Return this job's nodes, in SLURM's notation for lists."""
     return os.environ.get("SLURM_JOB_NODELIST", "")
 
 
@@ -215,20 +222,23 @@ class Allocation(NamedTuple):
 
 
 def current_allocation() -> Allocation | None:
-    """This job's resources; None outside of SLURM."""
+    """Return this job's resources; None outside of SLURM."""
     if "SLURM_JOB_ID" not in os.environ:
         return None
-    nodes, tasks = int(os.environ["SLURM_JOB_NUM_NODES"]), int(os.environ.get("SLURM_NTASKS", 1))
-    return Allocation(nodes, tasks, int(os.environ.get("SLURM_CPUS_PER_TASK", 1)))
+    return Allocation(
+        nodes=int(os.environ["SLURM_JOB_NUM_NODES"]),
+        tasks=int(os.environ.get("SLURM_NTASKS", 1)),
+        cpus_per_task=int(os.environ.get("SLURM_CPUS_PER_TASK", 1)),
+    )
 
 
 def count_task_slots() -> int | None:
-    """Return how many tasks the job's nodes have been given places for; None where SLURM does not say so."""
-    said = os.environ.get("SLURM_TASKS_PER_NODE")  # such as 2(x3),1
-    if not said:
+    """Return how many tasks the job's nodes have places for; None where SLURM does not say so."""
+    slots = os.environ.get("SLURM_TASKS_PER_NODE")  # such as 2(x3),1
+    if not slots:
         return None
-    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", said)
-    return sum(int(tasks) * int(nodes or 1) for tasks, nodes in parts)
+    matches = re.findall(r"(\d+)(?:\(x(\d+)\))?", slots)
+    return sum(int(tasks) * int(nodes or 1) for tasks, nodes in matches)
 
 
 # What a record keeps: SLURM's description of the job, and Horovod's settings that affect its speed; others
@@ -241,7 +251,7 @@ RECORDED_VARIABLE = re.compile(
 
 
 def recorded_variables(program: str) -> dict[str, str]:
-    """The variables of a program, SLURM or HOROVOD, that a record keeps."""
+    """Return the variables of a program, SLURM or HOROVOD, that a record keeps."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -265,11 +275,12 @@ ALTERNATIVE_OPTIONS = (
     ("mem", "mem-per-cpu", "mem-per-gpu"),
     ("requeue", "no-requeue"),
 )
+CONTAINER_DECIDES = "container= decides"
 REASON_BY_REFUSED_OPTION = {
     "wait": "sbatch is to return at once",
     "array": "a job for each run",
-    "container": "container= decides",
-    "container-id": "container= decides",
+    "container": CONTAINER_DECIDES,
+    "container-id": CONTAINER_DECIDES,
 }
 # Options of containers, which srun and the programs of images read; not the folders of those programs.
 CONTAINER_VARIABLE = re.compile(
@@ -277,47 +288,64 @@ CONTAINER_VARIABLE = re.compile(
 )
 
 
-def drop_container_options() -> tuple[dict[str, str], list[str]]:
-    """Return the environment without a person's options of containers, and words on what was left out.
+class FilteredVariables(NamedTuple):
+    """The environment for a program, and words on each variable that was left out of it."""
 
-    `container=` alone decides about those. The words have no values: some are passwords.
+    variables: dict[str, str]
+    set_aside: list[str]
+
+
+def drop_container_options() -> FilteredVariables:
+    """Return the environment without a person's options of containers, of which `container=` alone decides.
+
+    The words on these variables have no values: some are passwords.
     """
-    found = {name: value for name, value in os.environ.items() if not CONTAINER_VARIABLE.fullmatch(name)}
-    aside = sorted(os.environ.keys() - found.keys())
-    return found, [f"{name} (container= decides)" for name in aside]
+    variables = {name: value for name, value in os.environ.items() if not CONTAINER_VARIABLE.fullmatch(name)}
+    dropped = sorted(os.environ.keys() - variables.keys())
+    return FilteredVariables(variables, [f"{name} ({CONTAINER_DECIDES})" for name in dropped])
 
 
-def sbatch_variables(given: Mapping[str, str], conf: str | None) -> tuple[dict[str, str], list[str]]:
-    """The environment for sbatch, and words on what was left out of it.
+def sbatch_variables(options: Mapping[str, str]) -> FilteredVariables:
+    """Return the environment for sbatch.
 
     A job that this process belongs to is hidden. What a person has exported for sbatch counts where the
     script says nothing of it; sbatch itself would let it count before the script.
 
     Args:
-        given: options in the script, without their dashes, and their values.
-        conf: SLURM's configuration file; None: the one of the environment.
+        options: in the script, by name without dashes.
     """
-    exported, aside = drop_container_options()
-    found = {name: value for name, value in exported.items() if not JOB_VARIABLE.fullmatch(name)}
-    found |= {name: os.environ[name] for name in CLUSTER_VARIABLES if name in os.environ}
+    exported, set_aside = drop_container_options()
+    variables = {
+        name: value
+        for name, value in exported.items()
+        if name in CLUSTER_VARIABLES or not JOB_VARIABLE.fullmatch(name)
+    }
     for name, value in sorted(os.environ.items()):
         # SLURM itself sets the excepted ones within a job.
-        if not name.startswith("SBATCH_") or re.match(r"SBATCH_(CPU|MEM)_BIND", name) or name in found:
+        if not name.startswith("SBATCH_") or re.match(r"SBATCH_(CPU|MEM)_BIND", name) or name in variables:
             continue
-        short = name.removeprefix("SBATCH_")
-        option = OPTION_BY_VARIABLE.get(short, short.lower().replace("_", "-"))
-        same = next((each for each in ALTERNATIVE_OPTIONS if option in each), (option,))
+        short_name = name.removeprefix("SBATCH_")
+        option = OPTION_BY_VARIABLE.get(short_name, short_name.lower().replace("_", "-"))
+        alternatives = next((group for group in ALTERNATIVE_OPTIONS if option in group), (option,))
+        in_script = [(other, options[other]) for other in alternatives if other in options]
         if option in REASON_BY_REFUSED_OPTION:
-            aside.append(f"{name}={value} ({REASON_BY_REFUSED_OPTION[option]})")
-        elif counts := next((each for each in same if each in given), None):
-            if (counts, given[counts]) != (option, value):
-                ours = "=".join(filter(None, (counts, given[counts])))
-                aside.append(f"{name}={value} (--{ours} counts)")
-        else:
-            found[name] = value
-    if conf:
-        found["SLURM_CONF"] = os.path.expanduser(conf)
-    return found, aside
+            set_aside.append(f"{name}={value} ({REASON_BY_REFUSED_OPTION[option]})")
+        elif not in_script:
+            variables[name] = value
+        elif in_script[0] != (option, value):
+            words = "=".join(filter(None, in_script[0]))
+            set_aside.append(f"{name}={value} (--{words} counts)")
+    return FilteredVariables(variables, set_aside)
+
+
+def exported_options(options: Mapping[str, str]) -> list[str]:
+    """Return what a person has exported for sbatch that counts beside a script, as SBATCH_ACCOUNT=mine.
+
+    Args:
+        options: in the script, by name without dashes.
+    """
+    variables = sbatch_variables(options).variables
+    return [f"{name}={value}" for name, value in sorted(variables.items()) if name.startswith("SBATCH_")]
 
 
 def use_slurm_conf(conf: str | None) -> None:
@@ -327,50 +355,52 @@ def use_slurm_conf(conf: str | None) -> None:
 
 
 def slurm_command_variables() -> dict[str, str]:
-    """The environment for SLURM's commands without what hides jobs or changes what they print."""
+    """Return the environment for SLURM's commands without what hides jobs or changes what they print."""
     return {
         name: value
         for name, value in os.environ.items()
-        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SINFO|SCONTROL)_", name)
-        and name not in ("SLURM_TIME_FORMAT", "SLURM_BITSTR_LEN")
+        if not re.match(r"(SQUEUE|SACCT|SCANCEL|SINFO|SCONTROL)_|SLURM_(TIME_FORMAT|BITSTR_LEN)$", name)
     }
 
 
 def slurm_conf() -> str | None:
-    """The configuration file that SLURM's commands are told to read; None: the machine's own."""
+    """Return the configuration file that SLURM's commands read; None for the machine's own."""
     return os.environ.get("SLURM_CONF")
 
 
 @contextlib.contextmanager
 def temporary_slurm_conf(conf: str | None) -> Iterator[None]:
-    """Within this, SLURM's commands read that configuration file; None: the one that they read before."""
-    before = slurm_conf()
+    """Let SLURM's commands read that configuration file inside the block; None changes nothing."""
+    previous = slurm_conf()
     use_slurm_conf(conf)
     try:
         yield
     finally:
         os.environ.pop("SLURM_CONF", None)
-        use_slurm_conf(before)
+        use_slurm_conf(previous)
 
 
 # Settings of the libraries that workers communicate with.
 
 
 def set_default_variables(settings: Mapping[str, str]) -> None:
-    """Set these for gloo and NCCL, which read them when the group starts, unless the user has set others."""
+    """Set variables for gloo and NCCL, which read them when the group starts, unless the user has set them."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 
 
 def gloo_interface() -> str | None:
-    """The network interface that gloo is told to use; None: it goes by the host's name."""
+    """Return the network interface that gloo is told to use; None: it goes by the host's name."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
 
 
 def nccl_settings() -> dict[str, str]:
-    """NCCL's settings in the environment. Paths are left out, because records are meant to be shared."""
-    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith("NCCL_")}
-    return {name: "a file" if os.sep in value else value for name, value in found.items()}
+    """Return NCCL's settings in the environment, without paths, because records are meant to be shared."""
+    return {
+        name: "a file" if os.sep in value else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith("NCCL_")
+    }
 
 
 def set_horovod_variables(settings: Mapping[str, str]) -> None:

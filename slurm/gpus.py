@@ -105,7 +105,9 @@ def gpu_state(bus: str) -> dict[str, str] | None:
             "clocks.sm": try_query(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
             "clocks.mem": try_query(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
             "power.draw": None if power is None else f"{power / 1000:.2f}",
-            "temperature.gpu": try_query(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+            "temperature.gpu": try_query(
+                pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+            ),
             "clocks_throttle_reasons.active": None if reasons is None else f"0x{reasons:016X}",
         }
         return {name: "[N/A]" if fact is None else str(fact) for name, fact in facts.items()}
@@ -177,7 +179,9 @@ def _nvlink_gb_s(handle: Any, link: int) -> float:
     return 0.0
 
 
-def _connection(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> str | None:
+def _connection(
+    handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str
+) -> str | None:
     """The connection of two GPUs, as in the matrix of `nvidia-smi topo -m`: NV12, PIX, SYS ..."""
     if count := _count_nvlinks_between(handles, nvlinks, one, other):
         return f"NV{count}"
@@ -185,7 +189,9 @@ def _connection(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one
     return None if level is None else CONNECTION_BY_ANCESTOR.get(level)
 
 
-def _count_nvlinks_between(handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str) -> int:
+def _count_nvlinks_between(
+    handles: dict[str, Any], nvlinks: dict[str, NvLinks | None], one: str, other: str
+) -> int:
     """Number of NVLinks that lead from one GPU to the other: its own that end there, or all of them where
     switches are between. A virtual machine may be shown no switch: then the driver says whether the two can
     reach each other.
@@ -203,7 +209,11 @@ def _count_nvlinks_between(handles: dict[str, Any], nvlinks: dict[str, NvLinks |
 
 def pcie_gb_s(generation: int | None, width: int | None) -> float | None:
     """GB/s in one direction; None where the driver does not know the slot."""
-    return None if width is None or generation not in PCIE_LANE_GB_S else round(PCIE_LANE_GB_S[generation] * width, 1)
+    return (
+        None
+        if width is None or generation not in PCIE_LANE_GB_S
+        else round(PCIE_LANE_GB_S[generation] * width, 1)
+    )
 
 
 def format_bus_id(domain: int, bus: int, device: int) -> str:

@@ -80,8 +80,8 @@ def _run_together(configs: Sequence[Config], group: LauncherGroup, folders: Fold
 
     if len(configs) > 1:
         raise ValueError(
-            f"{group.starter} started {group.place.size} processes for one run, and these words mean "
-            f"{len(configs)}: call `run` without {group.starter}, or with one value of each"
+            f"{group.launcher} started {group.place.size} processes for one run, and these words mean "
+            f"{len(configs)}: call `run` without {group.launcher}, or with one value of each"
         )
     attempt = run_as_worker(configs[0], group, folders, say, force)
     if group.place.rank == 0:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from analysis.records.configs import run_id
 from experiments.config import code_version
@@ -20,8 +20,11 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import worker_command
 from experiments.launch.bad_nodes import LEDGER_FILE, unreliable_nodes
+from slurm import environment
+from slurm.batch_script import UNPICKLE, BatchScript, log_name
+from slurm.worker_process import WorkerCommand
 
-EQUAL_OPTIONS = ("partition", "account", "qos", "constraint", "comment")  # the same names here and in SLURM
+EQUAL_OPTIONS = ("partition", "account", "qos", "constraint", "comment", "reservation")  # named alike in both
 
 # Options of sbatch that nobody else may give, and what decides them; or the field that does, if it is set.
 DECIDER_BY_OPTION = {
@@ -71,58 +74,87 @@ class JobArray:
         """The most that the jobs take: each may need its whole time limit."""
         return float(self.shape.nodes * len(self.jobs) * self.cluster.time_min / 60)
 
-    def options(
-        self, name: str, folder: Path, cwd: Path, ledger: Path, srun: Sequence[str] = ()
-    ) -> dict[str, Any]:
-        """Keyword arguments for submitit's SlurmExecutor; sbatch is told nothing of those that are None.
+    def sbatch_options(self, name: str, folder: Path, cwd: Path, ledger: Path) -> dict[str, str | int | None]:
+        """Return the options of sbatch by name; None for those that are left out.
 
         Args:
-            folder: of the array, with the spec of each job.
+            folder: of the array's logs.
             cwd: the job's working directory, with the code.
             ledger: of nodes to avoid, in addition to those of the cluster's description.
-            srun: further words for it.
+
+        Raises:
+            ValueError: a word of the cluster's description would replace one of them.
         """
-        cluster, shape, gpus = self.cluster, self.shape, self.shape.gpus_per_node
-        # Of an array each job has its own number, of a single job there is none.
-        spec = f"{shlex.quote(str(folder))}/task${{SLURM_ARRAY_TASK_ID:-0}}.json"
-        python, noted = shlex.quote(self.python), shlex.quote(str(ledger))
-        options: dict[str, Any] = {
-            "job_name": name,
+        cluster = self.cluster
+        num_gpus = self.shape.gpus_per_node
+        num_jobs = len(self.jobs)
+        log = folder / log_name(num_jobs, task="0")
+        excluded = [*filter(None, [cluster.exclude]), *unreliable_nodes(ledger, self.python)]
+        options: dict[str, str | int | None] = {
+            "job-name": name,
+            "chdir": str(cwd),
+            "output": f"{log}.out",
+            "error": f"{log}.err",
+            "open-mode": "append",
+            "requeue": True,
             "time": cluster.time_min,
-            "nodes": shape.nodes,
-            "ntasks_per_node": shape.tasks_per_node,
-            "cpus_per_task": shape.cpus_per_task,
-            "signal_delay_s": cluster.signal_delay_s,
-            "array_parallelism": cluster.array_parallelism,
-            "setup": [
-                *cluster.setup,
-                code_version.WITHOUT_BYTECODE,
-                f"sh experiments/launch/begin.sh {python} {spec} {noted} || exit",
-            ],
-            "teardown": [f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
-            # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
-            # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
-            "srun_args": ["--export=ALL", f"--cpus-per-task={shape.cpus_per_task}", *srun, *cluster.srun],
-            "wckey": None,  # instead of submitit's default, which clusters that check these keys would refuse
-            **{option: getattr(cluster, option) for option in EQUAL_OPTIONS},
-            "mem": cluster.mem_gb and f"{cluster.mem_gb}G",
+            "signal": f"USR2@{cluster.signal_delay_s}",
+            "nodes": self.shape.nodes,
+            "ntasks-per-node": self.shape.tasks_per_node,
+            "cpus-per-task": self.shape.cpus_per_task,
+            "gres": f"{cluster.gres}:{num_gpus}" if num_gpus and cluster.gres else None,
+            "gpus-per-node": num_gpus if num_gpus and not cluster.gres else None,
+            "mem": f"{cluster.mem_gb}G" if cluster.mem_gb else None,
             "exclusive": cluster.exclusive or None,
-            "gres": f"{cluster.gres}:{gpus}" if gpus and cluster.gres else None,
-            "gpus_per_node": gpus if gpus and not cluster.gres else None,
-            "exclude": ",".join([*filter(None, [cluster.exclude]), *unreliable_nodes(ledger, self.python)])
-            or None,
+            "exclude": ",".join(excluded) or None,
         }
-        further: dict[str, Any] = {"requeue": True, "chdir": str(cwd)}
-        if cluster.reservation is not None:
-            further["reservation"] = cluster.reservation
-        said = {name.replace("_", "-") for name, value in (options | further).items() if value is not None}
+        if num_jobs > 1:
+            options["array"] = f"0-{num_jobs - 1}%{min(num_jobs, cluster.array_parallelism)}"
+        options |= {option: getattr(cluster, option) for option in EQUAL_OPTIONS}
+        further: dict[str, str | int | None] = {}
         for word in (*cluster.sbatch, *cluster.more_sbatch):
             option, equals, value = word.removeprefix("--").partition("=")
-            if option in said or option in DECIDER_BY_OPTION:
-                by = DECIDER_BY_OPTION.get(option) or FIELD_BY_OPTION.get(option, f"cluster.{option}")
-                raise ValueError(f"{word} would replace what sbatch is told by {by}; change that instead")
+            if options.get(option) is not None or option in DECIDER_BY_OPTION:
+                decider = DECIDER_BY_OPTION.get(option) or FIELD_BY_OPTION.get(option, f"cluster.{option}")
+                raise ValueError(
+                    f"{word} would replace what sbatch is told by {decider}; change that instead"
+                )
             further[option] = value if equals else True
-        return {**options, "additional_parameters": further}
+        return options | further
+
+    def script(self, name: str, folder: Path, ledger: Path, worker: WorkerCommand) -> BatchScript:
+        """Return the script of the array.
+
+        Args:
+            folder: of the array, with the spec of each job, and for its logs.
+            ledger: of nodes that failed.
+            worker: starts the workers of its runs.
+        """
+        # Of an array each job has its own number, of a single job there is none.
+        spec = f"{shlex.quote(str(folder))}/task${{SLURM_ARRAY_TASK_ID:-0}}.json"
+        python = shlex.quote(self.python)
+        log = folder / log_name(len(self.jobs), task="%t")
+        return BatchScript(
+            options=self.sbatch_options(name, folder, Path(worker.cwd), ledger),
+            setup=[
+                *self.cluster.setup,
+                code_version.WITHOUT_BYTECODE,
+                "export SUBMITIT_EXECUTOR=slurm",
+                f"sh experiments/launch/begin.sh {python} {spec} {shlex.quote(str(ledger))} || exit",
+            ],
+            # Since SLURM 22.05 srun does not take cores from sbatch: all workers would share one. And where
+            # SBATCH_EXPORT=NONE is exported, workers would not get what the script has set.
+            srun_options=[
+                f"--output={log}.out",
+                f"--error={log}.err",
+                "--export=ALL",
+                f"--cpus-per-task={self.shape.cpus_per_task}",
+                *worker.srun_words(),
+                *self.cluster.srun,
+            ],
+            command=[worker.python, "-u", "-c", UNPICKLE, str(folder)],
+            teardown=[f"{python} -u -m experiments.launch.job_hooks end {spec}"],  # however they ended
+        )
 
 
 def job_shape(cluster: SlurmCluster, config: Config) -> JobShape:
@@ -149,51 +181,58 @@ def job_shape(cluster: SlurmCluster, config: Config) -> JobShape:
 
 
 def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArray]:
-    """Runs grouped by what they ask SLURM for: all tasks of an array get the same. No array exceeds the
-    cluster's limit.
+    """Return runs grouped by what they ask SLURM for, in arrays that do not exceed the cluster's limit.
+
+    Args:
+        block: one job carries out all runs of a group, one after the other.
     """
-    groups: dict[str, list[PlannedRun]] = {}
+    runs_by_request: dict[str, list[PlannedRun]] = {}
     for run in planned:
         config = run.config
-        where = [config.cluster.as_dict(), config.container.as_dict()]
-        asks = json.dumps([*where, config.workers, config.threads, config.device], sort_keys=True)
-        groups.setdefault(asks, []).append(run)
-    found = []
-    for group in groups.values():
+        request = [
+            config.cluster.as_dict(), config.container.as_dict(), config.workers, config.threads, config.device
+        ]  # fmt: skip
+        runs_by_request.setdefault(json.dumps(request, sort_keys=True), []).append(run)
+    arrays = []
+    for group in runs_by_request.values():
         cluster = group[0].config.cluster
         assert isinstance(cluster, SlurmCluster), cluster
         shape = job_shape(cluster, group[0].config)
         jobs = [shuffle_runs(group)] if block else [[run] for run in group]
         size = cluster.max_array
-        found += [JobArray(cluster, shape, jobs[start : start + size]) for start in range(0, len(jobs), size)]
-        found[-1].options(
-            "", Path(), Path(), Path(LEDGER_FILE)
-        )  # whoever plans hears of words that can't be, too
-    return found
+        for start in range(0, len(jobs), size):
+            arrays.append(JobArray(cluster, shape, jobs[start : start + size]))
+        # Whoever plans hears of words that can't be, too.
+        arrays[-1].sbatch_options("", Path(), Path(), Path(LEDGER_FILE))
+    return arrays
 
 
 def shuffle_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The order for one allocation: repetition by repetition, the methods of each in a random order.
+    """Return the runs in the order for one allocation: by repetition, the methods of each in random order.
 
     Within a repetition runs compare on the same nodes at about the same time; a drift falls on each method
     alike in the mean. The order follows from the runs, so that planning it again gives the same.
     """
-    named = sorted(((run_id(run.config), run) for run in planned), key=lambda each: each[0])
-    chance = random.Random("".join(name for name, _ in named))
-    chance.shuffle(named)
-    return sorted((run for _, run in named), key=lambda run: run.config.seed)
+    run_by_id = {run_id(run.config): run for run in planned}
+    ids = sorted(run_by_id)
+    random.Random("".join(ids)).shuffle(ids)
+    return sorted((run_by_id[name] for name in ids), key=lambda run: run.config.seed)
 
 
-def sbatch_texts(found: Sequence[JobArray], folders: Folders, name: str) -> list[str]:
-    """The texts that `submit` would hand to sbatch, and below each what its tasks start as a worker."""
-    from slurm.submit import exported_options, sbatch_text  # submitit comes with it
+def sbatch_texts(arrays: Sequence[JobArray], folders: Folders, name: str) -> list[str]:
+    """Return the scripts that `submit` would hand to sbatch, each with comments below it.
 
-    texts, code = [], folders.code / code_version.digest()
-    for number, array in enumerate(found):
+    These name what a person has exported for sbatch, and what each task starts as a worker.
+    """
+    code = folders.code / code_version.digest()
+    texts = []
+    for number, array in enumerate(arrays):
         folder = folders.sweeps / name / f"a{number}"
         worker = worker_command(array.jobs[0][0], folders, code)
-        own = f"{name}-a{number}", folder, code, folders.scratch / LEDGER_FILE, worker.srun_words()
-        text = sbatch_text(folder, array.options(*own), worker.python, len(array.jobs))
-        around = "".join(f"# Exported for sbatch: {each}\n" for each in exported_options(text))
-        texts.append(f"{text}\n\n{around}# Each task of srun starts a worker:\n# {worker.text()}\n")
+        script = array.script(f"{name}-a{number}", folder, folders.scratch / LEDGER_FILE, worker)
+        comments = [
+            f"Exported for sbatch: {word}" for word in environment.exported_options(script.options_given)
+        ]
+        comments += ["Each task of srun starts a worker:", worker.text()]
+        texts.append(script.text + "".join(f"\n# {comment}" for comment in comments) + "\n")
     return texts

@@ -132,11 +132,12 @@ class Examination:
         python = shlex.quote(JobArray(self._cluster, shape, []).python)
         script = self.folder / "probe.sh"
         script.write_text(PROBE_SCRIPT.format(folder=shlex.quote(str(self.folder)), python=python))
+        outside = msgspec.structs.replace(self.command, container=None)  # of any that SLURM would make
         with self._locked(), self._cancelling(probes):
             for probe in probes:
                 try:
                     probe.submitted_at = time.time()
-                    probe.job = self._submit(shape, probe.node, f"bash {shlex.quote(str(script))}")
+                    probe.job = self._submit(shape, probe.node, ["bash", str(script)], outside)
                 except ValueError as error:
                     probe.is_over, probe.why = True, str(error)
             self._await(probes)
@@ -158,9 +159,9 @@ class Examination:
         self._meeting(False, size)
         spec = self.folder / "meet.json"
         JobSpec([str(self.folder)], self._meeters(), size, 0).write(spec)
-        call = shlex.join([self.command.python, "-u", "-m", "slurm.task", str(spec)])
+        call = [self.command.python, "-u", "-m", "slurm.task", str(spec)]
         try:
-            job = self._submit(shape, ",".join(names), call, self.command.srun_words())
+            job = self._submit(shape, ",".join(names), call, self.command)
         except ValueError as error:
             return MeetingResult(tuple(names), (), str(error))
         deadline, start, waiting = time.monotonic() + self.wait_s, self.folder / f"start-{job}-0", ""
@@ -185,18 +186,20 @@ class Examination:
         assert isinstance(self.config.cluster, SlurmCluster)
         return self.config.cluster
 
-    def _submit(self, shape: JobShape, nodes: str, command: str, srun: Sequence[str] = ()) -> str:
-        from slurm.submit import submit_command  # submitit comes with it
+    def _submit(self, shape: JobShape, nodes: str, command: Sequence[str], worker: WorkerCommand) -> str:
+        """Submit one job to these nodes, whose tasks carry out a command, and return its id."""
+        from slurm.submit import submit_script  # submitit comes with it
 
         cluster = replace(self._cluster, time_min=TIME_MIN, signal_delay_s=SIGNAL_S, exclude=None)
-        array, ledger = JobArray(cluster, shape, []), self.folder / LEDGER_FILE
-        options = array.options("doctor", self.folder, self.code, ledger, srun)
-        further = options["additional_parameters"] | {"no-requeue": True}
-        del further["requeue"]
-        setup = [*cluster.setup, code_version.WITHOUT_BYTECODE]
-        options |= {"setup": setup, "teardown": [], "nodelist": nodes}
-        options["additional_parameters"] = further
-        return submit_command(command, self.folder, options, cluster.slurm_conf, self.say)
+        script = JobArray(cluster, shape, []).script("doctor", self.folder, self.folder / LEDGER_FILE, worker)
+        script = replace(
+            script,
+            options={**script.options, "requeue": None, "no-requeue": True, "nodelist": nodes},
+            setup=[*cluster.setup, code_version.WITHOUT_BYTECODE],
+            command=command,
+            teardown=[],
+        )
+        return submit_script(script, self.folder, self.say).id
 
     def _await(self, probes: Sequence[NodeProbe]) -> None:
         deadline, asked, gone = time.monotonic() + self.wait_s, 0.0, dict[str, float]()

@@ -57,7 +57,7 @@ def run_as_worker(
     tell = say if place.rank == 0 else lambda line: None
     # What can't be is said by all: the first to end ends the others.
     device = prepare_device(config, place)
-    is_in_terminal = group.starter == "srun" and environment.has_terminal()
+    is_in_terminal = group.launcher == "srun" and environment.has_terminal()
     gives_up_at = time.monotonic() + (PATIENCE_IN_TERMINALS_S if is_in_terminal else math.inf)
 
     def give_up() -> bool:

@@ -200,7 +200,7 @@ def _submit_array(
     folder, name = sweep.folder / part, f"{sweep.folder.name}-{part}"
     folder.mkdir(parents=True)
     cluster, worker = array.cluster, worker_command(array.jobs[0][0], folders, code)
-    options = array.options(name, folder, code, folders.scratch / LEDGER_FILE, worker.srun_words())
+    script = array.script(name, folder, folders.scratch / LEDGER_FILE, worker)
     begun, tasks = list[list[StartedAttempt]](), list[RunTask]()
     begin = partial(
         start_attempt,
@@ -217,7 +217,7 @@ def _submit_array(
     note = partial(sweep.note, name, folder.name, array.shape, cluster.time_min, begun)
     note([None] * len(begun))
     try:
-        ids, taken_by = submit_array(tasks, folder, options, worker.python, cluster.slurm_conf, say)
+        ids, taken_by = submit_array(tasks, folder, script, say)
     except commands.UncertainSubmissionError as error:
         raise commands.UncertainSubmissionError(
             f"{error}; `status {sweep.folder.name}` tells once SLURM answers"

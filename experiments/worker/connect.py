@@ -94,31 +94,31 @@ def join(
     kind, place, cluster = config.comm, group.place, config.cluster
     if isinstance(cluster, VirtualCluster):
         raise ValueError(
-            f"{group.starter} started {place.size} processes, and cluster=virtual runs all workers in one; "
-            f"add cluster=local, or leave {group.starter} out"
+            f"{group.launcher} started {place.size} processes, and cluster=virtual runs all workers in one; "
+            f"add cluster=local, or leave {group.launcher} out"
         )
     if isinstance(cluster, EmulatedCluster):
         raise ValueError(
-            f"{group.starter} started {place.size} processes, and cluster=netns starts its workers itself, "
-            f"each on its node; leave {group.starter} out"
+            f"{group.launcher} started {place.size} processes, and cluster=netns starts its workers itself, "
+            f"each on its node; leave {group.launcher} out"
         )
     if place.size != config.workers:
         raise ValueError(
-            f"{group.starter} started {place.size} processes for workers={config.workers}; start as many "
-            f"as there are workers, or leave {group.starter} out, and the workers are started for you"
+            f"{group.launcher} started {place.size} processes for workers={config.workers}; start as many "
+            f"as there are workers, or leave {group.launcher} out, and the workers are started for you"
         )
     if isinstance(config.container, Container):
         raise ValueError(
-            f"processes that {group.starter} started can't enter container={config.container.name} any "
-            f"more; add container=none and let {group.starter} start them inside the image, or leave it out"
+            f"processes that {group.launcher} started can't enter container={config.container.name} any "
+            f"more; add container=none and let {group.launcher} start them inside the image, or leave it out"
         )
-    if MEETS.get(group.starter, kind) != kind:
+    if MEETS.get(group.launcher, kind) != kind:
         others = " or ".join(starter for starter, meets in MEETS.items() if meets == kind)
         raise ValueError(
-            f"processes that {group.starter} starts can't meet with comm={kind}; take "
-            f"comm={MEETS[group.starter]}, or {others}, or start one process, which starts the workers"
+            f"processes that {group.launcher} starts can't meet with comm={kind}; take "
+            f"comm={MEETS[group.launcher]}, or {others}, or start one process, which starts the workers"
         )
-    if group.starter == "srun":
+    if group.launcher == "srun":
         folder.mkdir(parents=True, exist_ok=True)
         interface = getattr(cluster, "interface", None)
         return open_group(config, place, folder, False, interface, device, give_up, say)

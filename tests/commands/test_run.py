@@ -155,7 +155,7 @@ def test_who_has_no_submitit_is_told_what_installs_it(here: Command, monkeypatch
     for name in {"submitit", *(name for name in sys.modules if name.startswith("submitit."))}:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "slurm.submit", raising=False)
-    done = here("plan", "method=topk", "cluster=generic_slurm", "task=cnn_digits", "--sbatch")
+    done = here("submit", "method=topk", "cluster=generic_slurm", "task=cnn_digits")
     refused(done, "submitit is not installed", "make .venv/.train")
 
 

@@ -30,7 +30,7 @@ from experiments.config.plan import PlannedRun
 from experiments.figures.runs import name_and_configs
 from experiments.launch import arrays, bad_nodes, submission
 from experiments.training import checkpoint
-from slurm.submit import sbatch_text
+from slurm.batch_script import BatchScript
 from tests.analysis import synthetic
 from tests.commands import damage
 from tests.conftest import ROOT, Command, fine, python, refused
@@ -118,17 +118,15 @@ def test_no_ledger_writes_a_line_into_a_jobs_script(tmp_path: Path) -> None:
             bad_nodes.append_failure(ledger, name, "7", at)
         write_json(tmp_path / "worker0.json", {"node": node})
         assert bad_nodes.find_failed_nodes("7", tmp_path) == {}
-    text = sbatch_text(tmp_path, array.options("a", tmp_path, tmp_path, ledger), "python", 1)
+    text = BatchScript(array.sbatch_options("a", tmp_path, tmp_path, ledger), [], [], []).text
     assert "#SBATCH --exclude=n9\n" in text
     assert "touch" not in text
 
 
-def test_no_option_of_a_job_has_a_line_break(tmp_path: Path) -> None:
-    text = "a\ntouch owned"
-    for name, value in {"partition": text, "additional_parameters": {"chdir": text}, "": ""}.items():
-        folder = tmp_path / (name or text)
+def test_no_option_of_a_job_has_a_line_break() -> None:
+    for name in ("partition", "chdir", "output"):
         with pytest.raises(ValueError, match="has a line break"):
-            sbatch_text(folder, {"job_name": "a", "time": 5, name: value}, "python", 1)
+            _ = BatchScript({"job-name": "a", name: "a\ntouch owned"}, [], [], []).text
 
 
 def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:

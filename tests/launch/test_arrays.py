@@ -18,7 +18,7 @@ from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import name_and_configs
 from experiments.launch import arrays, submission
-from slurm.submit import sbatch_text
+from slurm.worker_process import WorkerCommand
 from tests.conftest import Command, fine, refused
 
 TEXTS = Path(__file__).parent / "sbatch"
@@ -113,8 +113,8 @@ def test_odd_values_stay_values() -> None:
     odd = "a b; $(touch x) `y` \"q\" 'z'"
     cluster = described(comment=odd, account="a;b", python="/py thon")
     array = arrays.JobArray(cluster, arrays.job_shape(cluster, run_of(2)), [])
-    options = array.options("name", Path("/a folder"), Path("/a folder/$(x)"), Path("/it's"))
-    text = sbatch_text(Path("/a folder"), options, array.python, 3)
+    worker = WorkerCommand([array.python], "/a folder/$(x)", 1, None, [], False)
+    text = array.script("name", Path("/a folder"), Path("/it's"), worker).text
     odd_lines = [line for line in text.splitlines() if re.search(r"touch x|a;b|/\$\(x\)", line)]
     assert {line.split()[0] for line in odd_lines} == {"#SBATCH"}
     (call,) = (line for line in text.splitlines() if line.startswith("srun"))

@@ -41,7 +41,7 @@ def test_a_process_knows_whether_it_is_one_of_several(monkeypatch: pytest.Monkey
     for variables, expected in STARTED:
         monkeypatch.setattr(os, "environ", variables)
         found = environment.find_launcher_group()
-        assert (found and (found.starter, found.place.rank, found.place.size)) == expected
+        assert (found and (found.launcher, found.place.rank, found.place.size)) == expected
     monkeypatch.setattr(os, "environ", OF_TORCHRUN)
     with pytest.raises(
         ValueError, match=r"RANK, WORLD_SIZE, LOCAL_RANK are set, .* unset them, or start .*torchrun"

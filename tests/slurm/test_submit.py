@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from slurm import commands
-from slurm.submit import exported_options, sbatch_text, submit_array
+from slurm import commands, environment
+from slurm.batch_script import BatchScript
+from slurm.submit import submit_array
 from slurm.task import RunTask
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
-OPTIONS = {
-    "job_name": "a",
+OPTIONS: dict[str, str | int | None] = {
+    "job-name": "a",
     "time": 5,
     "partition": "gpu",
     "gres": "gpu:2",
-    "additional_parameters": {"requeue": True},
+    "requeue": True,
 }
+SCRIPT = BatchScript(OPTIONS, [], [], ["true"])
 AROUND = {
     "SLURM_CONF": "/etc/slurm-b/slurm.conf", "SLURM_CLUSTERS": "b", "SLURM_JOB_ID": "12", "SLURM_NTASKS": "4",
     "RANK": "3",
 }  # fmt: skip
 
 
-def submitted(folder: Path, tasks: int = 1, conf: str | None = None) -> tuple[list[str], list[str]]:
+def submitted(folder: Path, tasks: int = 1) -> tuple[list[str], list[str]]:
     """The ids of jobs, and what was said."""
     said = list[str]()
-    ids, cluster = submit_array(
-        [RunTask("spec", "")] * tasks, folder / "jobs", OPTIONS, "python", conf, said.append
-    )
+    ids, cluster = submit_array([RunTask("spec", "")] * tasks, folder / "jobs", SCRIPT, said.append)
     assert cluster in (None, "devcluster")
     return ids, said
 
@@ -43,7 +43,8 @@ def test_a_job_of_our_own_is_hidden_from_sbatch_and_the_choice_of_a_cluster_is_n
     for name, value in AROUND.items():
         monkeypatch.setenv(name, value)
     programs.prints("sbatch", "7")
-    assert submitted(tmp_path, conf=given) == (["7"], [])
+    with environment.temporary_slurm_conf(given):
+        assert submitted(tmp_path) == (["7"], [])
     around = programs.environment("sbatch")
     assert around["SLURM_CONF"] == seen
     assert around["SLURM_CLUSTERS"] == "b"
@@ -78,7 +79,6 @@ def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
     tmp_path: Path, programs: Programs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs.prints("sbatch", "7")
-    planned = sbatch_text(tmp_path, OPTIONS, "python", 1)
     for number, (exports, aside) in enumerate((EXPORTED | OF_CONTAINERS).items()):
         name, _, value = exports.partition("=")
         with monkeypatch.context() as patch:
@@ -88,7 +88,7 @@ def test_what_a_person_exported_counts_where_the_configuration_says_nothing(
             assert (name in programs.environment("sbatch")) == (not aside), exports
             assert said == ([f"exported, and set aside: {exports} ({aside})"] if aside else [])
             if value:
-                assert exported_options(planned) == ([] if aside else [exports])
+                assert environment.exported_options(SCRIPT.options_given) == ([] if aside else [exports])
     monkeypatch.setenv("SBATCH_PARTITION", "gpu")  # as the configuration has it
     assert submitted(tmp_path / "same") == (["7"], [])
 
