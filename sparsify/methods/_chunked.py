@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, TypeVar
 
 import torch
@@ -40,27 +40,33 @@ def make_chunk_layout(like: Tensor, context: BucketContext, side: int) -> ChunkL
     return ChunkLayout(context.shapes or (tuple(like.shape),), side, like.device)
 
 
-@dataclass
+@dataclass(init=False)
 class ChunkSearchState:
-    """The chunks of a bucket, and the native searches of it, if they work here; else torch's operators do."""
+    """The chunks of a bucket, and the native searches of it, if they work here; else torch's operators do.
 
-    layout: ChunkLayout = field(metadata={"saved": False})
-    native: NativeChunkSearch | None = field(metadata={"saved": False})
-    # Of the group of buckets that begins with this one.
-    group_native: NativeChunkSearch | None = field(default=None, metadata={"saved": False})
+    No checkpoint saves them: none is a field.
+    """
+
+    def __init__(self, layout: ChunkLayout, native: NativeChunkSearch | None) -> None:
+        self.layout = layout
+        self.native = native
+        # Of the group of buckets that begins with this one.
+        self.group_native: NativeChunkSearch | None = None
 
 
-@dataclass
+@dataclass(init=False)
 class ChunkGatherState:
-    """The chunks of a bucket, and what is made from them when it is first needed."""
+    """The chunks of a bucket, and what is made from them when it is first needed.
 
-    layout: ChunkLayout = field(metadata={"saved": False})
-    tensor_segments: TensorSegments | None = field(default=None, metadata={"saved": False})  # of the last k
-    num_senders_by_element: Tensor | None = field(
-        default=None, metadata={"saved": False}
-    )  # (n,) int16, 0 between steps
-    # Of the group of buckets that begins with this one.
-    group_state: ChunkGatherState | None = field(default=None, metadata={"saved": False})
+    No checkpoint saves them: none is a field.
+    """
+
+    def __init__(self, layout: ChunkLayout) -> None:
+        self.layout = layout
+        self.tensor_segments: TensorSegments | None = None  # of the last k
+        self.num_senders_by_element: Tensor | None = None  # (n,) int16, 0 between steps
+        # Of the group of buckets that begins with this one.
+        self.group_state: ChunkGatherState | None = None
 
 
 OfLayout = TypeVar("OfLayout", NativeChunkSearch, ChunkGatherState)

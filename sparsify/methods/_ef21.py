@@ -62,9 +62,11 @@ class EF21(Method):
 
     def init(self, like: Tensor, context: BucketContext) -> EF21State:
         dtype = accumulation_dtype(like.dtype)
-        tracker = huge_pages.zeros_like(like, dtype)
-        estimate = huge_pages.zeros_like(like, dtype)
-        return EF21State(self.method.init(like, context), tracker, estimate)
+        return EF21State(
+            self.method.init(like, context),
+            huge_pages.zeros_like(like, dtype),
+            huge_pages.zeros_like(like, dtype),
+        )
 
     def aggregate(
         self, grad: Tensor, step: StepSettings, state: EF21State, comm: Comm, timer: PhaseTimer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -32,6 +32,7 @@ from sparsify.types import (
 )
 
 SCALE = torch.float32  # the type that scales travel as
+NORM_ORDERS = {"l1": 1, "l2": 2, "max": torch.inf}
 
 
 @dataclass(init=False)
@@ -113,8 +114,9 @@ def split_into_blocks(tensor: Tensor, block: int) -> list[Tensor]:
     return [view for view in views if view.numel()]
 
 
-def block_norms(tensor: Tensor, block: int, order: float) -> Tensor:
-    """Return the norm (blocks,) of each block of a tensor (n,), n above 0, by the order of the norm."""
+def block_norms(tensor: Tensor, block: int, norm: Literal["l1", "l2", "max"]) -> Tensor:
+    """Return the norm (blocks,) of each block of a tensor (n,), n above 0."""
+    order = NORM_ORDERS[norm]
     return torch.cat(
         [torch.linalg.vector_norm(rows, order, dim=1) for rows in split_into_blocks(tensor, block)]
     )

@@ -220,9 +220,8 @@ class AdaComp(Method):
         # Add 2 at the start of each empty bin.
         work.index_add_(0, layout.starts, has_sent, alpha=-2)
         work.index_add_(0, layout.starts, torch.full_like(has_sent, 2))
-        return MarkedElements(
-            scales.float(), work
-        )  # as they are sent, so that all workers subtract and add the same
+        # Scales are as they are sent, so that all workers subtract and add the same.
+        return MarkedElements(scales.float(), work)
 
     def residual(self, state: AdaCompState) -> Tensor:
         return state.residual

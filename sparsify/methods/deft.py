@@ -91,7 +91,7 @@ class Deft(Selector):
             norms = host_sync.to_host(torch.stack(torch._foreach_norm(acc.split(sizes), dtype=torch.float64)))
             ks = allot_k(norms, sizes, k)
             # 3. Pack. A top-k costs elements x log2 k; for k = 1, where that is 0, one pass.
-            costs = [size * (math.log2(k) if k > 1 else 1) for size, k in zip(sizes, ks, strict=True)]
+            costs = [size * math.log2(max(k, 2)) for size, k in zip(sizes, ks, strict=True)]
             bins = pack_bins(costs, comm.size)
             comm.broadcast(host_sync.to_device([ks, bins], acc, plan_dtype(n)), leader)
         else:

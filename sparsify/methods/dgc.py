@@ -230,7 +230,7 @@ class SparsifierOrDenseMomentum(Sparsifier):
     def broken_laws(self) -> dict[str, str]:
         broken = super().broken_laws()
         if self.feedback.nesterov:
-            broken |= {DENSE_AT_DENSITY_1: "Nesterov's form looks ahead: the first step is (1 + momentum) g"}
+            broken[DENSE_AT_DENSITY_1] = "Nesterov's form looks ahead: the first step is (1 + momentum) g"
         return broken
 
     def __repr__(self) -> str:

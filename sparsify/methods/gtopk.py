@@ -20,7 +20,6 @@ from sparsify.types import (
     BucketStep,
     CollectiveCall,
     Delivery,
-    DenseSlice,
     SparseVector,
     isin_sorted,
 )
@@ -79,24 +78,21 @@ class TreeMerge(Exchange):
         dtype = selection.values.dtype
         # 2. Merge along the tree.
         largest = selection
-        dropped = list[SparseVector]()
+        contributions = [selection]
         for route in tree_routes(comm.size):
             received = comm.permute(self.wire.write(largest, n), route)
             if received is not None:
                 largest, rest = merge_topk(largest, self.wire.read(received, k, n, dtype), k)
-                dropped.append(rest)
+                if self.leak == "returned":
+                    # Other workers count their elements as delivered that a merge on this worker dropped.
+                    contributions.append(SparseVector(rest.indices, -rest.values))
         # 3. Broadcast.
         message = self.wire.write(largest, n)
         comm.broadcast(message)
         final = self.wire.read(message, k, n, dtype)
         # 4. Elements that are selected here and rejected on the way were not delivered.
         survivors = final.indices.long().sort().values
-        delivered: list[SparseVector | DenseSlice] = [zero_rejected(selection, survivors)]
-        if self.leak == "returned":
-            # Other workers count their elements as delivered that a merge on this worker dropped.
-            for rest in dropped:
-                delivered.append(zero_rejected(SparseVector(rest.indices, -rest.values), survivors))
-        return Delivery([final], delivered)
+        return Delivery([final], [zero_rejected(part, survivors) for part in contributions])
 
     def collective_calls(self, bucket_step: BucketStep) -> list[CollectiveCall]:
         nbytes = self.wire.nbytes(bucket_step.k, bucket_step.n, bucket_step.value_dtype)

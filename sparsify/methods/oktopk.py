@@ -120,9 +120,9 @@ class ReusedThreshold:
     """A threshold that serves several steps, and the number of steps left until it is computed anew."""
 
     threshold: Tensor  # 0-d
+    workspace: Workspace = field(metadata={"saved": False})  # with the kernel that searches, if any
     k: NonNegativeInt = 0  # the k that it was computed for; 0: not computed yet
     left: NonNegativeInt = 0
-    workspace: Workspace | None = field(default=None, metadata={"saved": False})
 
     def is_due(self, k: NonNegativeInt) -> bool:
         """Return True if the threshold must be computed anew: no steps are left, or k has changed."""
@@ -150,12 +150,11 @@ class ReusedThresholdSelector(SinglePassSelector):
     drift: FloatAtLeast1 = 1.012
 
     def init(self, like: Tensor, context: BucketContext) -> ReusedThreshold:
-        return ReusedThreshold(zero_threshold(like), workspace=Workspace.with_kernel(like, context))
+        return ReusedThreshold(zero_threshold(like), Workspace.with_kernel(like, context))
 
     def accumulate_and_select(
         self, acc: Tensor, grad: Tensor | None, k: int, comm: Comm, state: ReusedThreshold
     ) -> Selection:
-        assert state.workspace is not None
         if state.is_due(k):
             indices, values = state.workspace.kernel.topk(acc, grad, k)
             state.renew(positive_minimum(values.abs()), k, self.every)
@@ -207,7 +206,7 @@ class SplitReduceBalance(Exchange):
     balance: bool = True
 
     def init(self, like: Tensor, context: BucketContext) -> RegionState:
-        return RegionState(ReusedThreshold(zero_threshold(like)))
+        return RegionState(ReusedThreshold(zero_threshold(like), Workspace(like)))
 
     def exchange(self, selection: SparseVector, n: int, k: int, comm: Comm, state: RegionState) -> Delivery:
         # 3. Regions

@@ -159,7 +159,7 @@ class QuantisedAllReduce(FeedbackMethod):
         """
         if not values.numel():
             return codes.buffer
-        scales = block_norms(values, self.block, torch.inf).div_(codes.levels).float()
+        scales = block_norms(values, self.block, "max").div_(codes.levels).float()
         divisors = torch.where(scales == 0, 1, scales).to(values.dtype)  # 0 / 0 would be NaN
         for divisor, x, rounded in zip_scales_with_blocks(divisors, self.block, values, work):
             torch.div(x, divisor, out=rounded)

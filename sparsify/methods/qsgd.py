@@ -9,8 +9,6 @@ from sparsify import feedback as feedbacks
 from sparsify.methods._quantise import QuantisedAllGather, StochasticQuantiser, block_norms
 from sparsify.ranges import FeedbackName, PositiveInt, Scope, check_arguments
 
-NORM_ORDER_BY_NAME = {"l2": 2.0, "max": float("inf")}
-
 
 @check_arguments
 def qsgd(
@@ -60,4 +58,4 @@ class QSGD(StochasticQuantiser):
     norm: Literal["l2", "max"] = "l2"
 
     def compute_scales(self, acc: Tensor) -> Tensor:
-        return block_norms(acc, self.block, NORM_ORDER_BY_NAME[self.norm]).float()
+        return block_norms(acc, self.block, self.norm).float()

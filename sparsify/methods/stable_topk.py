@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -20,7 +19,6 @@ from sparsify.select import Selector
 from sparsify.types import BucketContext, BucketStep, CollectiveCall, Selection
 
 BlockScore = Literal["l1", "l2", "max", "count"]
-NORM_ORDER_BY_SCORE = {"l1": 1, "l2": 2, "max": math.inf}
 
 
 @check_arguments
@@ -122,5 +120,5 @@ class StableBlocks(Selector):
             largest = workspace.kernel.topk(acc, None, k).indices
             return scores.index_add_(0, largest // block, scores.new_ones(1).expand(k))
         # Norms are computed in one pass, without writing a tensor of n elements.
-        scores = block_norms(acc, block, NORM_ORDER_BY_SCORE[self.score])
+        scores = block_norms(acc, block, self.score)
         return scores.square_() if self.score == "l2" else scores
