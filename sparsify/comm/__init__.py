@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -104,7 +105,7 @@ class Comm(Protocol):
 
 
 class ProcessComm(Comm):
-    """A communicator between processes, whose `lagged_max` travels in the background."""
+    """A communicator between processes, which may be lost; its `lagged_max` travels in the background."""
 
     _wait_for_max: Callable[[], Any] | None = None  # for the result of the last `lagged_max`
 
@@ -122,6 +123,25 @@ class ProcessComm(Comm):
         wait = self._wait_for_max
         self._wait_for_max = None
         return 0 if wait is None else int(wait())
+
+    @abstractmethod
+    def _is_lost_worker_error(self, error: RuntimeError) -> bool:
+        """Return True if a collective failed because another worker is gone, or does not answer."""
+
+    @contextmanager
+    def _collective(self, name: str) -> Iterator[None]:
+        """Raise WorkerLost where a collective fails because of another worker; other errors stay as they are.
+
+        Args:
+            name: of the collective, for the error message, up to its first dot.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if not self._is_lost_worker_error(error):
+                raise
+            kind = name.partition(".")[0]
+            raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {kind}") from error
 
 
 class WorkerLost(ConnectionError):

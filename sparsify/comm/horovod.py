@@ -7,8 +7,7 @@ and a name comes back with the same size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -219,19 +218,9 @@ class HorovodComm(ProcessComm):
         with self._collective(name):
             return hvd.synchronize(handle)
 
-    @contextmanager
-    def _collective(self, name: str) -> Iterator[None]:
-        """Raise WorkerLost where a collective fails because of another worker.
-
-        A RuntimeError says that all workers are there, but call different collectives.
-        """
-        try:
-            yield
-        except hvd.HorovodInternalError as error:
-            if "Mismatched" in str(error):
-                raise RuntimeError(str(error)) from error
-            kind = name.partition(".")[0]
-            raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {kind}") from error
+    def _is_lost_worker_error(self, error: RuntimeError) -> bool:
+        # In a mismatch all workers are there, but call different collectives.
+        return isinstance(error, hvd.HorovodInternalError) and "Mismatched" not in str(error)
 
 
 def flatten_as_movable_dtype(tensor: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -213,19 +212,8 @@ class TorchComm(ProcessComm):
                 work.wait()
         return result
 
-    @contextmanager
-    def _collective(self, name: str) -> Iterator[None]:
-        """Raise WorkerLost where a collective fails because of another worker; other errors stay as they are.
-
-        Args:
-            name: of the collective, for the error message.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            if not is_lost_worker_error(error):
-                raise
-            raise WorkerLost(f"worker {self.rank} of {self.size} lost the others during {name}") from error
+    def _is_lost_worker_error(self, error: RuntimeError) -> bool:
+        return is_lost_worker_error(error)
 
 
 def make_group_of_all(backend: str | None) -> dist.ProcessGroup:
@@ -275,19 +263,18 @@ def wait_for_workers(
     deadline = time.monotonic() + patience.total_seconds()
     try:
         store.set(f"here/{rank}", "")
-        while True:
+        proposal = None
+        while proposal is None:
             missing = [other for other in range(size) if not store.check([f"here/{other}"])]
-            proposal = None
             if not missing or store.check([DECISION_KEY]):
                 proposal = JOIN
             elif give_up():
                 proposal = CANCEL
             elif time.monotonic() > deadline:
                 proposal = TIMED_OUT
-            if proposal:
-                decision = store.compare_set(DECISION_KEY, "", proposal).decode()  # the first worker's
-                break
-            time.sleep(POLL_S)
+            else:
+                time.sleep(POLL_S)
+        decision = store.compare_set(DECISION_KEY, "", proposal).decode()  # the first worker's
     except RuntimeError as error:  # rank 0 serves the store
         raise WorkerLost(
             f"{worker} lost rank 0 while it waited for the others; its log may say why"

@@ -263,8 +263,8 @@ class Fragment:
                 if not all(flags):
                     raise ValueError(
                         f"{type(inner_optimizer).__name__} keeps no {state.key!r} of "
-                        f"{self.names[flags.index(0)]} to be averaged (rank {rank}); take an inner optimizer like AdamW, and give all "
-                        "parameters a gradient in the first step"
+                        f"{self.names[flags.index(0)]} to be averaged (rank {rank}); take an "
+                        "inner optimizer like AdamW, and give all parameters a gradient in the first step"
                     )
             pieces = [
                 view_flat_in_memory_order(local_shard(inner_optimizer.state[p][state.key]))

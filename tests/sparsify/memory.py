@@ -101,7 +101,7 @@ def memory_of_local(name: str, comm: Comm) -> tuple[float, float]:
             parameter.grad = torch.empty_like(parameter).normal_(0, SCALE, generator=own)
         optimizer.step_locally()
         before = counter.live()
-        taken.append(counter.most_in(optimizer.exchange) - before)
+        taken.append(counter.most_in(optimizer.exchange_if_due) - before)
         between.append(counter.live())
     last = slice(-EVERY, None)
     del optimizer, model, parameter
