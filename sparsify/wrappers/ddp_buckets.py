@@ -66,7 +66,7 @@ class DDPBucketLayout(NamedTuple):
 
 
 class FullDDPBucket(NamedTuple):
-    """One of DDP's buckets whose gradients have all arrived."""
+    """A DDP bucket whose gradients have all arrived."""
 
     ddp_buffer: Tensor  # as DDP handed it over, which may be sparse
     buffer: Tensor  # (n,) that, dense

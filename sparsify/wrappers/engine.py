@@ -28,7 +28,7 @@ from sparsify.kernels import (
     make_kernel,
     stretch_norms,
 )
-from sparsify.kernels.group_kernel import divide, split_like
+from sparsify.kernels.group_kernel import divide_into_stretches, split_like
 from sparsify.method import Method, Sparsifier
 from sparsify.ranges import repr_without_addresses
 from sparsify.types import BucketContext, SearchStats, SelectionHook, StepSettings
@@ -82,7 +82,7 @@ class PartlyDeliveredError(NonFiniteGradientError):
 
 
 class StepReport(NamedTuple):
-    """What one worker sent in one step, in numbers."""
+    """A report of what a worker sent in one step, in numbers."""
 
     selected: int  # elements sent
     num_elements: int  # of which they were selected
@@ -231,7 +231,7 @@ class Engine:
             return [
                 self.run_and_report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))
             ]
-        selections = kernel.split(*method.select_group(group, self.comm, self.timer))
+        selections = kernel.split_by_bucket(*method.select_group(group, self.comm, self.timer))
         return [
             self._average_alone(gradient, partial(method.exchange_and_average, selection))
             for gradient, selection in zip(gradients.split(), selections, strict=True)
@@ -389,7 +389,7 @@ class Engine:
         )
         if is_infinite:
             nothing = grads[0][:0]
-            stretches = [piece for pieces in divide(grads, sizes) for piece in pieces or [nothing]]
+            stretches = [piece for pieces in divide_into_stretches(grads, sizes) for piece in pieces or [nothing]]
             flags_by_rank = comm.all_gather(are_elements_finite(stretches).int())
             for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
                 if not all(flags):  # else a norm has overflowed
