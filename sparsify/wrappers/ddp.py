@@ -253,7 +253,7 @@ class DDPHook(HookBase):
         self._full = []
         if self._background is not None:
             self._background.wait_for_results()
-        self.count_and_report_step()
+        self.count_step_if_averaged()
 
     def _look_up_layout(self, index: int, buffer: Tensor, parameters: list[Tensor]) -> DDPBucketLayout:
         """Return the layout of one of DDP's buckets, whose parameters change once, after the first step."""

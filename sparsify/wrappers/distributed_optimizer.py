@@ -264,13 +264,12 @@ class DistributedOptimizer(OptimizerWrapper):
             self._drops_gradients = False
         self.zero_grad()
 
-    def _begin_overlap(self) -> None:
+    def _begin_overlap(self, overlap: BackwardOverlap) -> None:
         """Begin to overlap at the first gradient of a step, unless gradients only accumulate."""
-        if self._overlap is None or self._accumulates or self._is_aggregated:
-            return
-        if not self.aggregator.source.claim.is_superseded:
+        is_superseded = self.aggregator.source.claim.is_superseded
+        if not (self._accumulates or self._is_aggregated or is_superseded):
             self._check_unchanged()
-            self._overlap.begin_step(self.epoch, self._learning_rates())
+            overlap.begin_step(self.epoch, self._learning_rates())
 
     def _finish_overlap(self, overlap: BackwardOverlap) -> StepReport:
         """Send the gradients that are not sent yet, and wait for all."""
@@ -286,11 +285,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self._clear_unused(self.aggregator.source.views, used)
         return self.last_report
 
-    def _aggregate_group(self, group: int, steps: Sequence[StepSettings]) -> StepReport:
+    def _aggregate_group(
+        self, overlap: BackwardOverlap, group: int, steps: Sequence[StepSettings]
+    ) -> StepReport:
         """Aggregate a group of buckets in the thread of `overlap`."""
         aggregator = self.aggregator
-        overlap = self._overlap
-        assert overlap is not None  # which calls this
         if self.check_finite:
             indices = overlap.parameters_by_group[group]
             grads = [aggregator.gradients.views[index] for index in indices]

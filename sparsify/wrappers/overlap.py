@@ -95,9 +95,10 @@ class BackwardOverlap:
     Args:
         aggregator: of several buckets; its communicator must work from another thread (processes do, virtual
             ranks don't), and nothing else may use it between `begin_step` and `finish_step`.
-        aggregate_group: aggregates a group of buckets, given its number, in the thread; by default
-            `average_group`.
-        on_unbegun_step: called when a gradient arrives in a step that was not begun; it may begin it.
+        aggregate_group: aggregates a group of buckets, given this object and the group's number, in the
+            thread; by default `average_group`.
+        on_unbegun_step: called with this object when a gradient arrives in a step that was not begun; it may
+            begin it.
 
     Raises:
         ValueError: the method needs the gradient of the whole model first, or there is only one bucket.
@@ -106,8 +107,8 @@ class BackwardOverlap:
     def __init__(
         self,
         aggregator: Aggregator,
-        aggregate_group: Callable[[int, Sequence[StepSettings]], StepReport] | None = None,
-        on_unbegun_step: Callable[[], None] = lambda: None,
+        aggregate_group: Callable[[BackwardOverlap, int, Sequence[StepSettings]], StepReport] | None = None,
+        on_unbegun_step: Callable[[BackwardOverlap], None] = lambda overlap: None,
     ) -> None:
         self.aggregator = aggregator
         gradients = aggregator.gradients
@@ -117,7 +118,7 @@ class BackwardOverlap:
                 f"overlap=true with scope={aggregator.method.scope!r}: there is one bucket, and it is full "
                 "when backpropagation is over; take scope=layer, or a bucket size in MB"
             )
-        self.aggregate_group = aggregate_group or self.average_group
+        self.aggregate_group = aggregate_group or BackwardOverlap.average_group
         self.on_unbegun_step = on_unbegun_step
         self.background = BackgroundExecutor(gradients.flat.device)
         # What is aggregated does not count as changed: autograd counts changes of an alias by themselves.
@@ -191,7 +192,7 @@ class BackwardOverlap:
     def _on_gradient(self, index: int, _: Tensor) -> None:
         """Take the gradient of a parameter, and start all groups that are full, in their order."""
         if not self.is_step_open:
-            self.on_unbegun_step()
+            self.on_unbegun_step(self)
         if not self.is_step_open:
             return
         gradients = self.aggregator.gradients
@@ -223,4 +224,4 @@ class BackwardOverlap:
     def _start(self, group: int) -> None:
         """Submit a group of buckets to the thread."""
         steps = [self.steps[bucket] for bucket in self.groups[group]]
-        self.background.submit(partial(self.aggregate_group, group, steps))
+        self.background.submit(partial(self.aggregate_group, self, group, steps))

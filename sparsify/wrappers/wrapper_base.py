@@ -141,7 +141,7 @@ class HookBase(WrapperBase):
         step = {"method": repr_without_addresses(self.method), "step": self.steps, "epoch": self.epoch}
         check_workers_agree(comm, {**step, **more_facts, **optimizer_facts(self.optimizer)}, like)
 
-    def count_and_report_step(self) -> None:
+    def count_step_if_averaged(self) -> None:
         """Count a step in which something was averaged, and report it."""
         if self._reports:
             self.engine.step += 1

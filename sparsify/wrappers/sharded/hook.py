@@ -200,7 +200,7 @@ class ShardHook(HookBase):
         """
         if not self._reports:
             return
-        self.count_and_report_step()
+        self.count_step_if_averaged()
         self._reports = []
         self._overhead.end_step(self.last_report)
 
