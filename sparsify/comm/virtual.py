@@ -264,8 +264,9 @@ def run(
                 if not worker.dead:
                     results[rank] = worker.switch()
     finally:
-        for worker in greenlets:
+        for rank, worker in enumerate(greenlets):
             if not worker.dead:  # another rank failed: this one's `finally` blocks run, then it ends
+                clocks.resume(rank)
                 worker.throw(GreenletExit)
         torch.set_grad_enabled(grad_mode)
         set_autocast_devices(autocast_modes)
