@@ -120,8 +120,7 @@ def check_arguments(function: Callable[P, R]) -> Callable[P, R]:
 @functools.cache
 def type_hints(annotated: Any) -> dict[str, Any]:
     """Return the types of a function's parameters or a class's fields by name, with their annotations."""
-    hints: dict[str, Any] = typing.get_type_hints(annotated, include_extras=True)
-    return hints
+    return typing.get_type_hints(annotated, include_extras=True)
 
 
 def is_allowed(value: Any, allowed: Any) -> bool:

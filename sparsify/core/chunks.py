@@ -19,7 +19,7 @@ from sparsify import ranges
 from sparsify.core import host_sync
 from sparsify.core.packing import MAX_PLACES
 from sparsify.ranges import ChunkSide
-from sparsify.types import SparseVector, index_dtype
+from sparsify.types import SparseVector, index_dtype, tensor_sizes
 
 SIDE = 64  # of a chunk, as published
 BATCH_NUMEL = 2**20  # elements that are copied and searched at once: what that takes fits a cache
@@ -81,8 +81,7 @@ def make_chunk_grids(shapes: tuple[tuple[int, ...], ...], side: int = SIDE) -> t
     """
     grids = list[ChunkGrid]()
     start = 0
-    for tensor, shape in enumerate(shapes):
-        n = torch.Size(shape).numel()
+    for tensor, (shape, n) in enumerate(zip(shapes, tensor_sizes(shapes), strict=True)):
         grids += _cut_tensor(tensor, start, n, shape, side)
         start += n
     return tuple(grids)
@@ -227,7 +226,7 @@ class ChunkLayout:
         self.side = side
         self.grids = make_chunk_grids(self.shapes, side)
         self.tensors_per_bucket = tuple(tensors_per_bucket) or (len(self.shapes),)
-        numels = iter([torch.Size(shape).numel() for shape in self.shapes])
+        numels = iter(tensor_sizes(self.shapes))
         self.bucket_numels = [sum(islice(numels, tensors)) for tensors in self.tensors_per_bucket]
         self.n = sum(self.bucket_numels)
         self.device = torch.device("cpu") if device is None else device
@@ -260,9 +259,10 @@ class ChunkLayout:
             starts.append(grid.first_indices(self.device).repeat_interleave(k))
         offsets = tuple(accumulate(totals, initial=0))
 
+        repeats = host_sync.to_device(totals, starts[0])
+
         def repeat(numbers: list[int]) -> Tensor:
             """(grids,) -> (K,) numbers of the grid of each of the K."""
-            repeats = host_sync.to_device(totals, starts[0])
             numbers_on_device = host_sync.to_device(numbers, starts[0], self.index_dtype)
             return numbers_on_device.repeat_interleave(repeats, output_size=offsets[-1])
 
