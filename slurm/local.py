@@ -79,7 +79,7 @@ class LocalWorkers:
                     )  # fmt: skip
                     self.processes[rank] = command.start(worker)
         except BaseException:
-            self.cancel()
+            self.kill()
             raise
 
     def poll(self) -> dict[int, int] | None:
@@ -100,15 +100,15 @@ class LocalWorkers:
             self.failed_at = self.failed_at or time.monotonic()
             if time.monotonic() - self.failed_at <= GRACE_S:
                 return None
-        self.cancel()
+        self.kill()
         return self.codes
 
-    def tell_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Let all workers save and end; `poll` tells when they have."""
         for process in self.processes.values():
             process.send_signal(signal.SIGUSR2)
 
-    def cancel(self) -> None:
+    def kill(self) -> None:
         """Kill all workers, and return when they are gone. What they have saved is whole."""
         for process in self.processes.values():
             process.kill()

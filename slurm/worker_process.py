@@ -46,7 +46,7 @@ class WorkerStart(NamedTuple):
     interface: str | None = None  # of the network on which workers of this machine meet; None: on several
     enter: Sequence[str] = ()  # words of a program that starts it elsewhere on this machine
 
-    def note(self, pid: int) -> None:
+    def write_note(self, pid: int) -> None:
         """Leave word of the process that was started."""
         rank = self.place.rank
         write_note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node_name())
@@ -73,11 +73,11 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     gpu: bool
     enter: list[str] = []
 
-    def text(self) -> str:
+    def format_for_display(self) -> str:
         """The command line of a worker, in its container, as a shell takes it; for people."""
         return shlex.join(self._wrapped(["ORDERS", "FOLDER"], {}, for_people=True))
 
-    def srun_words(self) -> list[str]:
+    def srun_options(self) -> list[str]:
         """What the srun that starts the tasks is told besides, where it makes their containers."""
         return container.srun_options(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
 
@@ -115,7 +115,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
             stderr=worker.stderr,
             preexec_fn=partial(prepare_child_process, os.getpid(), STOP_SIGNALS if bare else ()),
         )
-        worker.note(child.pid)
+        worker.write_note(child.pid)
         return child
 
 

@@ -190,7 +190,7 @@ class GpuCall:
             )
             try:
                 while (code := process.poll()) is None:
-                    is_over = signals.told or time.monotonic() > ends_at
+                    is_over = signals.was_received or time.monotonic() > ends_at
                     if is_over:
                         process.terminate()  # it may save; the leader alone is told, which tells its workers
                     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -201,7 +201,7 @@ class GpuCall:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return code, signals.told
+        return code, signals.was_received
 
     def judged(self, part: GpuPart, code: int | None, told: bool) -> tuple[str, str]:
         """The state of a part whose process has ended, and why."""

@@ -176,7 +176,7 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
             while (ended := workers.poll()) is None:
                 time.sleep(POLL_S)
         except BaseException:
-            workers.cancel()
+            workers.kill()
             raise
         if any(ended.values()) or len(ended) < workers.size:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]

@@ -109,8 +109,8 @@ def function_of(name: str) -> Callable[..., int]:
     """
     if name in STARTING and (group := environment.find_launcher_group()) is not None:
         raise ValueError(
-            f"{group.starter} started {group.place.size} processes, and {name} starts its workers itself: "
-            f"call it without {group.starter}, or make a single run with `run`"
+            f"{group.launcher} started {group.place.size} processes, and {name} starts its workers itself: "
+            f"call it without {group.launcher}, or make a single run with `run`"
         )
     return REGISTRY.import_function(name)
 

@@ -16,7 +16,9 @@ from analysis.evidence import SCALE_NAMES, reduced
 from analysis.pictures import captions, style, summary
 from analysis.records import parquet
 from analysis.records.files import Damaged, read_as, read_json, write_atomic, write_json
+from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames, empty, restrict
+from analysis.records.process_pool import open_process_pool
 from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
@@ -58,7 +60,7 @@ class Stored:
 
 def draw_local(figure: Figure, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
     """Draw from this checkout's own runs, and note which they are, so that `redraw` finds them."""
-    frames, notes = parquet.newest_frames(folders.store, runs, folders.records)
+    frames, notes = load_newest_cached(folders.store, runs, folders.records)
     for note in notes:
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
@@ -203,7 +205,7 @@ def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
     if processes < 2:
         yield from (call() for call in calls)
         return
-    with parquet.process_pool(processes) as pool:
+    with open_process_pool(processes) as pool:
         waiting = deque[_Begun[T]]()
         for call in calls:
             waiting.append(_Begun(pool, call))
@@ -267,7 +269,7 @@ def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> S
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
     own = or_nothing(lambda: read_as(folders.index / f"{figure.stem(profile)}.json", RunIndex))
     if own:
-        frames, notes = parquet.newest_frames(folders.store, own.runs, folders.records)
+        frames, notes = load_newest_cached(folders.store, own.runs, folders.records)
         for note in notes:
             say(note)
         missing = set(own.runs) - set(frames.runs["run_id"])

@@ -181,7 +181,7 @@ def states_of(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, Ru
     for name, of_sweep in by_sweep.items():
         by_conf[conf_of.get(name or "")] += of_sweep
     views = {conf: view_of(conf, of_conf, folders) for conf, of_conf in by_conf.items()}
-    return {attempt: views[conf].of_attempt(attempt) for conf, mine in by_conf.items() for attempt in mine}
+    return {attempt: views[conf].run_status(attempt) for conf, mine in by_conf.items() for attempt in mine}
 
 
 def view_of(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> StatusView:
@@ -190,7 +190,7 @@ def view_of(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> 
     """
     try:
         with speaking_to(conf):
-            return StatusView.of(folders, attempts)
+            return StatusView.query(folders, attempts)
     except commands.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)

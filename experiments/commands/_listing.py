@@ -35,7 +35,7 @@ def every_run(folders: Folders) -> pd.DataFrame:
     last = folders.store.last_numbers()
     for run in sorted({*folders.store.runs()} - {*last}):
         say(f"left out {run}: {why_empty(folders.store.root / run)}")
-    parts = loading.runs(folders.results, folders.shipped, last, say)
+    parts = loading.runs(folders.results, folders.shipped, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
     # A run that was measured before an attempt that failed is shown as what it is now.

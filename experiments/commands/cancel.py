@@ -85,15 +85,15 @@ class Cancelled(NamedTuple):
 
 def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
     """Cancel the jobs of these attempts that are under way on one cluster, and close the unknown ones."""
-    view = StatusView.settled(folders, attempts, say)
-    states = {attempt: view.of_attempt(attempt) for attempt in attempts}
+    view = StatusView.query_settled(folders, attempts, say)
+    states = {attempt: view.run_status(attempt) for attempt in attempts}
     unknown = [attempt for attempt, run in states.items() if run.state == "unknown"]
     for attempt in unknown:
         attempt.fail("given up: SLURM did not show its job", "cancelled")
     wanted = {
         attempt: report
         for attempt, run in states.items()
-        if run.under_way and (report := view.report(attempt)).known == "queued"
+        if run.is_under_way and (report := view.job_report(attempt)).known == "queued"
     }
     if wanted:
         say(f"ends {listed([attempt.run_id for attempt in wanted])}")

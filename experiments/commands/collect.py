@@ -14,9 +14,10 @@ from analysis import verdicts
 from analysis.claims import UNDECIDED
 from analysis.evidence import REDUCED, RULES
 from analysis.pictures import captions
-from analysis.records import parquet
+from analysis.records import collection, parquet
 from analysis.records.configs import run_id
 from analysis.records.files import read_as, remove_parts, write_atomic, write_json
+from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames, combine, empty, largest_tensors, restrict
 from analysis.records.public import public
 from analysis.records.schema import ALL, RunIndex
@@ -62,7 +63,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     if left := remove_parts(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
     told = partial(told_now_and_then, what="parts of the runs")
-    counts, notes = parquet.collect(folders.store, folders.records, usable_cores(), told)
+    counts, notes = collection.collect(folders.store, folders.records, usable_cores(), told)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
@@ -78,7 +79,7 @@ def shipping(folders: Folders) -> Iterator[str]:
     complete = dict(complete_figures(folders, old))
     here = set(folders.store.runs())
     wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in here)
-    frames, notes = parquet.newest_frames(folders.store, wanted, folders.records, verify=True)
+    frames, notes = load_newest_cached(folders.store, wanted, folders.records, verify=True)
     yield from notes
     if not complete:
         yield "nothing is added: no figure has all its runs here (`reproduce ITEM profile=laptop` makes them)"

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from analysis.records import parquet
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts, split_into_batches
 from analysis.records.files import NO_LINK, Damaged, is_plain_file
 from analysis.records.frames import Frames, empty
 from analysis.records.schema import DIVERGED, DONE
@@ -214,7 +214,7 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
         elif made or shipped.is_whole:
             made_from = _made_from(figure, profile, folders, shipped)  # a picture may have been drawn
             site.keep(figure.stem(profile), made_from, [*map(msgspec.to_builtins, own)])
-        parquet.release()
+        parquet.release_memory()
     return [item for known in found.values() for item in known or ()]
 
 
@@ -316,9 +316,9 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
 
 def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
     """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
-    for names in told_now_and_then([*parquet.shares(folders.store, every)], "batches of runs"):
+    for names in told_now_and_then([*split_into_batches(folders.store, every)], "batches of runs"):
         valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
-        frames, notes = from_attempts(valid.values())
+        frames, notes = load_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)
         for run in of_frames(frames, HERE):
             found[run.run].append(run)

@@ -97,7 +97,7 @@ def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
 def _time_left(states: Mapping[Attempt, RunStatus]) -> str:
     """The time left, from how long the finished ones took and how many run at a time."""
     took = [*filter(None, (_seconds(attempt) for attempt, run in states.items() if run.state == "done"))]
-    left = sum(run.under_way for run in states.values())
+    left = sum(run.is_under_way for run in states.values())
     at_a_time = sum(run.state == "running" for run in states.values())
     if not took or not left or not at_a_time:
         return ""

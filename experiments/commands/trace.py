@@ -7,6 +7,7 @@ from pathlib import Path
 
 from analysis.records import parquet
 from analysis.records.files import write_atomic
+from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from analysis.times.trace import trace as trace_of
 from experiments.commands._draw import runs_of
@@ -37,8 +38,10 @@ def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.runs()), set(shipped.runs["run_id"])
     name = the_name(word, [*sorted(own), *sorted(carried - own)])
-    if name in own and (valid := folders.store.newest_valid(name)):
-        return name, parquet.cached(valid, folders.records)[0]
+    if name in own:
+        frames = load_newest_cached(folders.store, [name], folders.records).frames
+        if len(frames.runs):
+            return name, frames
     if name not in carried:
         call = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
         raise ValueError(f"{name} has no valid attempt: `{call}` says why")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from analysis.published import tables
 from analysis.records import parquet
-from analysis.records.attempts import newest
+from analysis.records.attempts import load_newest
 from analysis.records.configs import run_id
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames
@@ -39,7 +39,7 @@ def _own(folders: Folders) -> Iterator[str]:
     """Runs and tables of this checkout. Some runs are read at a time: thousands need no more memory."""
     runs = folders.store.runs()
     for first in told_now_and_then(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
-        yield from newest(folders.store, runs[first : first + AT_A_TIME])[1]
+        yield from load_newest(folders.store, runs[first : first + AT_A_TIME]).notes
     yield from _tables(folders.records, parquet.raise_fault)
     print(f"{len(runs)} runs in {folders.store.root}")
 

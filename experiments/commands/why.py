@@ -73,10 +73,10 @@ def _compared(a: Attempt, b: Attempt) -> str:
 
 def _outcomes(a: Attempt, b: Attempt) -> str:
     """Outcomes of both, and of each variant that both have where variants took turns."""
-    from analysis.records.attempts import from_attempts  # pandas comes with it
+    from analysis.records.attempts import load_attempts  # pandas comes with it
     from analysis.records.frames import records
 
-    (of_a, _), (of_b, _) = (from_attempts([run] if run.is_valid() else []) for run in (a, b))
+    (of_a, _), (of_b, _) = (load_attempts([run] if run.is_valid() else []) for run in (a, b))
     rows = [{row["variant"]: row for row in records(frames.runs)} for frames in (of_a, of_b)]
     if not all(rows):
         bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)

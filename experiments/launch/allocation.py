@@ -69,7 +69,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     begun = [begin(run, folders, exclusive=exclusive) for run in todo]
     path, spec = folder / "task0.json", job_spec(begun, folders, code)
     spec.write(path)
-    SweepFile(folder, words, None).note(folder.name, "", here, None, [begun], [job])
+    SweepFile(folder, words, None).write_array(folder.name, "", here, None, [begun], [job])
     if job_hooks.prepare_job(spec) == job_hooks.LEAVE:
         return 0
     srun = [
@@ -78,7 +78,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         "--export=ALL,PYTHONDONTWRITEBYTECODE=1",  # as code_version.WITHOUT_BYTECODE
         f"--ntasks={here.tasks}",
         f"--cpus-per-task={here.cpus_per_task}",
-        *spec.command.srun_words(),
+        *spec.command.srun_options(),
     ]
     tasks = [*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)]
     around, aside = environment.drop_container_options()

@@ -149,7 +149,7 @@ class JobArray:
                 f"--error={log}.err",
                 "--export=ALL",
                 f"--cpus-per-task={self.shape.cpus_per_task}",
-                *worker.srun_words(),
+                *worker.srun_options(),
                 *self.cluster.srun,
             ],
             command=[worker.python, "-u", "-c", UNPICKLE, str(folder)],
@@ -233,6 +233,6 @@ def sbatch_texts(arrays: Sequence[JobArray], folders: Folders, name: str) -> lis
         comments = [
             f"Exported for sbatch: {word}" for word in environment.exported_options(script.options_given)
         ]
-        comments += ["Each task of srun starts a worker:", worker.text()]
+        comments += ["Each task of srun starts a worker:", worker.format_for_display()]
         texts.append(script.text + "".join(f"\n# {comment}" for comment in comments) + "\n")
     return texts

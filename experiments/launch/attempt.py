@@ -1,6 +1,4 @@
-"""The one place where an attempt begins: a planned run -> the attempt that will hold its record, and the
-files that its workers are started from.
-"""
+"""The one place where an attempt begins: its record's folder, and the files that its workers start from."""
 
 from __future__ import annotations
 
@@ -29,10 +27,12 @@ from experiments.launch.diagnosis import CANCEL_FILE, POLICIES
 from experiments.worker.orders import Orders
 from slurm import container as containers
 from slurm import images, pyxis
+from slurm.emulated.network import EmulatedNetwork
 from slurm.images import ContainerConfig
 from slurm.worker_process import ORDERS_FILE, WorkerCommand
 
-LEAVE_S, POLL_S = 10.0, 0.1  # that the workers of an earlier start get to end
+LEAVE_S = 10.0  # that the workers of an earlier start get to end
+POLL_S = 0.1
 UNFINISHED_STATES = ("submitted", "running", "preempted")
 WORKER_ARGUMENTS = (
     "-u",
@@ -50,7 +50,7 @@ class StartedAttempt(NamedTuple):
 
     @property
     def orders(self) -> str:
-        """The file of what its workers are told."""
+        """The file of its workers' orders."""
         return str(self.folder / ORDERS_FILE)
 
 
@@ -58,42 +58,42 @@ def start_attempt(
     planned: PlannedRun,
     folders: Folders,
     *,
-    anew: bool = False,
+    force_new: bool = False,
     exclusive: bool = True,
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
     slurm: str | None = None,
-    network: dict[str, Any] | None = None,
-    relay: str | None = None,
+    network: EmulatedNetwork | None = None,
 ) -> StartedAttempt:
-    """Begin an attempt, or take up the last one where it can go on. The caller holds the run's lock, or knows
-    that nobody else begins it.
+    """Start a new attempt, or take up the last one where it can go on, and write its workers' orders.
+
+    The caller holds the run's lock, or knows that nobody else begins it.
 
     Args:
-        anew: begin a new one in any case.
+        force_new: start a new attempt in any case.
         exclusive: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
         slurm: the name of the cluster that the job is submitted to.
-        network: facts about the emulated one, for the record.
-        relay: the file in which its relay tells what it has done, if it has one.
+        network: the emulated one.
 
     Raises:
-        Held: somebody is still at the last one.
+        Held: somebody is still writing the last attempt.
         Damaged: a link stands where something would be written.
     """
-    if (last := folders.store.last(planned.config)) is not None:
+    config = planned.config
+    last = folders.store.last(config)
+    if last is not None:
         wait_for_writers(last, PATIENCE_S if sweep else LEAVE_S)
-    attempt = resume_or_create_attempt(planned.config, folders.store, anew, planned.rules)
+    attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rules)
     folder = folders.launch(attempt)
     check_no_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL_FILE).unlink(missing_ok=True)
-    begun = StartedAttempt(planned, attempt, folder)
-    config = planned.config
+    started = StartedAttempt(planned, attempt, folder)
     Orders(
         config=config.as_dict(),
         attempt=str(attempt.path),
@@ -101,24 +101,28 @@ def start_attempt(
         same_host=not sweep,
         interface=getattr(config.cluster, "interface", None),
         image=checked_image_provenance(container_config(config)),
-        network=network,
-        relay=relay,
-    ).write(Path(begun.orders))
+        network=network.facts if network else None,
+        relay=str(network.statistics) if network and network.statistics else None,
+    ).write(Path(started.orders))
     attempt.note_job(JobNote(job, slurm, os.getuid() if sweep else None))
     attempt.update(
-        state="submitted", alone=planned.is_timing and exclusive, sweep=sweep, array=array,
-        why=None, failure=None,
-    )  # fmt: skip
-    return begun
+        state="submitted",
+        alone=planned.is_timing and exclusive,
+        sweep=sweep,
+        array=array,
+        why=None,
+        failure=None,
+    )
+    return started
 
 
 def run_lock(folders: Folders, name: str) -> Lock:
-    """The lock that a process holds while it makes the run of this name on this machine."""
+    """Return the lock that a process holds while it makes a run on this machine."""
     return Lock(folders.scratch / "locks" / f"{name}.lock")
 
 
 def wait_for_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
-    """Wait for a run's lock, which another process holds; False where `give_up` ended the wait.
+    """Wait for a run's lock, which another process holds; return False where `give_up` ended the wait.
 
     Args:
         name: of the run.
@@ -131,15 +135,15 @@ def wait_for_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Ca
 
 
 def resume_or_create_attempt(
-    config: Config, store: Store, anew: bool = False, rules: Mapping[str, str] = MappingProxyType({})
+    config: Config, store: Store, force_new: bool = False, rules: Mapping[str, str] = MappingProxyType({})
 ) -> Attempt:
-    """The attempt to make: one that ended early and left a checkpoint goes on, if the code is the same.
+    """Return the last attempt if it can go on from its checkpoint with this code, else a new one.
 
     Args:
         rules: that a new one registers.
     """
     last = store.last(config)
-    if not anew and last is not None and _can_resume(last):
+    if not force_new and last is not None and _can_resume(last):
         return last
     attempt = store.begin(config)
     attempt.update(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
@@ -147,15 +151,15 @@ def resume_or_create_attempt(
 
 
 def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
-    """Wait for its writers to end: those of a starter that was just killed, for example.
+    """Wait until nobody writes an attempt, such as the workers of a starter that was just killed.
 
     Raises:
-        Held: somebody is still at it.
+        Held: somebody is still writing it.
     """
     deadline = time.monotonic() + patience_s
-    while (holder := attempt.writer()) is not None:
+    while writer := attempt.writer():
         if time.monotonic() > deadline:
-            raise Held(f"{holder} is still writing {attempt.path}: wait for its end, or end it")
+            raise Held(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
         time.sleep(POLL_S)
 
 
@@ -164,7 +168,7 @@ def _can_resume(attempt: Attempt) -> bool:
         return False
     manifest = attempt.manifest
     policy = POLICIES.get(manifest.get("failure", ""))
-    # Nobody is at it: who asks holds the run's lock, or knows that its job is gone.
+    # Nobody is writing it: who asks holds the run's lock, or knows that its job is gone.
     ended_early = manifest["state"] in UNFINISHED_STATES or (policy is not None and policy.resumes)
     if not ended_early or manifest.get("code") != code_version.digest():
         return False
@@ -173,7 +177,10 @@ def _can_resume(attempt: Attempt) -> bool:
 
 
 def container_config(config: Config) -> ContainerConfig | None:
-    """The image that the workers run in, by its full path: jobs run in a copy of the code, which has none."""
+    """Return the container that the workers run in; None without one.
+
+    Its image has a full path: jobs run in a copy of the code, which has no images.
+    """
     if not isinstance(config.container, Container):
         return None
     image = config.container.image
@@ -183,31 +190,31 @@ def container_config(config: Config) -> ContainerConfig | None:
 
 
 @cache
-def checked_image_provenance(image: ContainerConfig | None) -> dict[str, Any] | None:
-    """Facts about an image, for the record; None without one.
+def checked_image_provenance(container: ContainerConfig | None) -> dict[str, Any] | None:
+    """Return facts about an image that can be used here, for the record; None without one.
 
     Raises:
         ValueError: it can't be used here.
     """
-    if image is None:
+    if container is None:
         return None
-    containers.check_container(image)
-    return containers.image_provenance(image)
+    containers.check_container(container)
+    return containers.image_provenance(container)
 
 
 def missing_requirements(planned: Sequence[PlannedRun]) -> list[str]:
-    """What these runs need and this machine has not, before any of them is begun: a program, an image."""
-    found = dict[str, None]()
-    for image in {container_config(run.config) for run in planned}:
+    """Return sentences on what these runs need and this machine has not: a program, an image."""
+    sentences: dict[str, None] = {}
+    for container in {container_config(run.config) for run in planned}:
         try:
-            checked_image_provenance(image)
+            checked_image_provenance(container)
         except ValueError as error:
-            found[str(error)] = None
-    return [*found]
+            sentences[str(error)] = None
+    return [*sentences]
 
 
 def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerCommand:
-    """The command that starts the workers of this run, and of all runs of its shape.
+    """Return the command that starts the workers of this run, and of all runs of its shape.
 
     Args:
         code: the checkout, or a copy of it.
@@ -216,7 +223,8 @@ def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerC
     cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else None
     # What a container must see: the code, the results, this Python and its packages, the data.
     binds = [code, folders.store.root.parent, Path(sys.prefix), Path(sys.base_prefix)]
-    binds += [planned.data_root] if planned.data_root else []
+    if planned.data_root:
+        binds.append(planned.data_root)
     return WorkerCommand(
         command=[(cluster and cluster.python) or sys.executable, *WORKER_ARGUMENTS],
         cwd=str(code),

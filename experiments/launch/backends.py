@@ -1,4 +1,4 @@
-"""Runs that are missing -> runs that are done, wherever their cluster is: the one loop that watches them."""
+"""The loop that watches the runs that are missing until they are done, wherever their cluster is."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def execute_runs(
     force: bool = False,
     after: Callable[[], None] | None = None,
 ) -> None:
-    """Carry out these runs, here and by SLURM, and show their progress.
+    """Carry out runs, on this machine and by SLURM, and show their progress.
 
     Args:
         after: called when more runs are done, while others go on.
@@ -34,23 +34,24 @@ def execute_runs(
             would end those that wait on this machine as well.
         Interrupted: by a signal; jobs of a cluster are left alone.
     """
-    there = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
-    here = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
-    progress, backends, told = ProgressBar(labels_by_run(missing)), list[LocalBackend | SlurmBackend](), 0
-    with contextlib.ExitStack() as attended:
-        attended.callback(progress.close)
-        if (
-            there
-        ):  # first: what waits for SLURM ends on any signal, which `LocalBackend` only passes to its workers
-            backends.append(SlurmBackend(there, folders, progress, name, words, force))
-        if here:
-            backends.append(LocalBackend(here, folders, progress, force))
+    on_slurm = [run for run in missing if isinstance(run.config.cluster, SlurmCluster)]
+    on_this_machine = [run for run in missing if not isinstance(run.config.cluster, SlurmCluster)]
+    progress = ProgressBar(labels_by_run(missing))
+    backends: list[LocalBackend | SlurmBackend] = []
+    with contextlib.ExitStack() as sessions:
+        sessions.callback(progress.close)
+        # SLURM first: what waits for it ends on any signal, which `LocalBackend` only passes to its workers.
+        if on_slurm:
+            backends.append(SlurmBackend(on_slurm, folders, progress, name, words, force))
+        if on_this_machine:
+            backends.append(LocalBackend(on_this_machine, folders, progress, force))
         for backend in backends:
-            attended.enter_context(backend.attended())
-        while looks := [look for backend in backends if (look := backend.look())]:
-            running = [run for look in looks for run in look.running]
-            progress.show(running, sum(look.num_waiting for look in looks))
-            if after and progress.num_done > told:
-                told = progress.num_done
+            sessions.enter_context(backend.session())
+        num_reported = 0
+        while unfinished := list(filter(None, [backend.poll() for backend in backends])):
+            running = [run for runs in unfinished for run in runs.running]
+            progress.show(running, sum(runs.num_waiting for runs in unfinished))
+            if after and progress.num_done > num_reported:
+                num_reported = progress.num_done
                 after()
             time.sleep(POLL_S)

@@ -114,7 +114,7 @@ def _prepare(
         done = folders.store.valid(planned.config)
         assert done is not None
         return {"attempt": str(done.path)}
-    begun = start_attempt(planned, folders, anew=force)
+    begun = start_attempt(planned, folders, force_new=force)
     return {"attempt": str(begun.attempt.path), "orders": begun.orders}
 
 

@@ -1,5 +1,6 @@
-"""Trainings of this machine as processes that are forked from one which has loaded torch: a run begins in a
-fraction of a second instead of several.
+"""Trainings of this machine as processes forked from one that has loaded torch.
+
+A run begins in a fraction of a second instead of several.
 
 Trainings only. Launches of what is timed are repeated because processes that are started anew differ in their
 memory, and forked ones would not.
@@ -21,21 +22,25 @@ from typing import Any, NamedTuple
 
 from slurm import environment
 from slurm.environment import WorkerPlace
+from slurm.local import WorkerStarter
 from slurm.worker_process import WorkerCommand, WorkerStart, exit_after
 
 PRELOADED_MODULE = "experiments.worker.warm"
 
 
-class ForkingCommand(NamedTuple):
-    """Starts workers as `WorkerCommand` does, but by forking."""
+def forking_starter(command: WorkerCommand) -> WorkerStarter:
+    """Return a starter that forks the workers of this command, where that is possible; else the command.
+
+    Workers with an environment of their own are not forked: in a container, on a GPU, with another Python.
+    """
+    is_plain = command.container is None and not command.gpu and not command.enter
+    return ForkingStarter(command) if is_plain and command.command[0] == sys.executable else command
+
+
+class ForkingStarter(NamedTuple):
+    """A starter of workers as `WorkerCommand` is, which forks them from a process that has loaded torch."""
 
     command: WorkerCommand
-
-    @classmethod
-    def of(cls, command: WorkerCommand) -> ForkingCommand | None:
-        """None where workers are to have an environment of their own: a container, a GPU, another Python."""
-        is_plain = command.container is None and not command.gpu and not command.enter
-        return cls(command) if is_plain and command.command[0] == sys.executable else None
 
     def start(self, worker: WorkerStart) -> ForkedWorker:
         """Start a worker; it ends with this process. See `WorkerCommand.start`."""
@@ -45,13 +50,17 @@ class ForkingCommand(NamedTuple):
         process = start_fork_server(self.command.threads).Process(
             target=_run_worker,
             args=(
-                variables, self.command.cwd, worker.orders, str(worker.folder),
-                _PassedDescriptor(worker.stdout), _PassedDescriptor(worker.stderr),
+                variables,
+                self.command.cwd,
+                worker.orders,
+                str(worker.folder),
+                _PassedDescriptor(worker.stdout),
+                _PassedDescriptor(worker.stderr),
             ),
-        )  # fmt: skip
+        )
         process.start()
         forked = ForkedWorker(process)
-        worker.note(forked.pid)
+        worker.write_note(forked.pid)
         return forked
 
 
@@ -62,31 +71,31 @@ class ForkedWorker(NamedTuple):
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process's number."""
         assert self.process.pid is not None, "it was started"
         return self.process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         return self.process.exitcode
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """At once."""
+        """End the process at once."""
         self.process.kill()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Return when it has ended, or after so many seconds; see `poll`."""
+        """Return when the process has ended, or after so many seconds; see `poll`."""
         self.process.join(timeout)
         return self.poll()
 
 
 class _PassedDescriptor:
-    """A file descriptor that goes along to a process."""
+    """A file descriptor that is passed to a process."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -95,18 +104,19 @@ class _PassedDescriptor:
         return _detach_descriptor, (DupFd(self.number),)
 
 
-def _detach_descriptor(handed: Any) -> int:
-    return int(handed.detach())
+def _detach_descriptor(passed: Any) -> int:
+    return int(passed.detach())
 
 
 @cache
 def start_fork_server(threads: int) -> ForkServerContext:
-    """The process that others are forked from. It has the environment of the first, for libraries look at
-    their variables when they are loaded.
+    """Start the process that workers are forked from, once.
+
+    It has the environment of the first worker, for libraries look at their variables when they are loaded.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED_MODULE])
-    ours = dict(os.environ)
+    own_variables = dict(os.environ)
     os.environ.update(
         environment.worker_variables(WorkerPlace(0, 1, 0), threads, None), CUDA_VISIBLE_DEVICES=""
     )
@@ -114,19 +124,19 @@ def start_fork_server(threads: int) -> ForkServerContext:
         forkserver.ensure_running()
     finally:
         os.environ.clear()
-        os.environ.update(ours)
+        os.environ.update(own_variables)
     return context
 
 
 def _run_worker(
     variables: dict[str, str], cwd: str, orders: str, folder: str, stdout: int, stderr: int
 ) -> None:
-    """Be a worker: python -m experiments.worker ORDERS FOLDER, forked."""
+    """Do in a forked process what `python -m experiments.worker ORDERS FOLDER` does."""
     from experiments.worker.__main__ import main
 
-    for opened, number in ((stdout, 1), (stderr, 2)):
-        os.dup2(opened, number)
-        os.close(opened)
+    for descriptor, number in ((stdout, 1), (stderr, 2)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # what it said is there, whatever ends it

@@ -1,4 +1,4 @@
-"""Runs on this machine: starts what is missing, watches it, and says in a sentence what went wrong."""
+"""Runs on this machine: started, watched, and judged when they have ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
+from typing import NamedTuple
 
 from analysis.records import locks, schema
 from analysis.records.configs import run_id
@@ -22,7 +23,7 @@ from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock, worker_command
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
-from experiments.launch.fork_server import ForkingCommand
+from experiments.launch.fork_server import forking_starter
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
 from experiments.worker.cores import spare
 from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation
@@ -35,77 +36,80 @@ END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EndSignals:
-    """Ctrl-C and its like in the process that starts workers: the first is passed on, the second ends all.
+    """END_SIGNALS in the process that starts workers: the first is passed on, the second ends all.
 
-    It takes END_SIGNALS inside a `with` block. The first one sets `told`; the next one raises Interrupted.
-    What this process was started to ignore stays ignored, as SIGHUP under `nohup`.
+    Inside a `with` block the first signal sets `was_received`; the next one raises Interrupted. Signals that
+    this process was started to ignore stay ignored, as SIGHUP under `nohup`.
     """
 
     def __init__(self) -> None:
-        self.told = self.passed_on = False
-        self.before: dict[int, signal._HANDLER] = {}
+        self.was_received = False
+        self.was_passed_on = False
+        self.previous_handlers: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> EndSignals:
         if threading.current_thread() is threading.main_thread():
-            wanted = {number: signal.getsignal(number) for number in END_SIGNALS}
-            self.before = {number: how for number, how in wanted.items() if how is not signal.SIG_IGN}
-        self._handle_by(self._take)
+            for number in END_SIGNALS:
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN:
+                    self.previous_handlers[number] = handler
+        self._handle_by(self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, how in self.before.items():
-            signal.signal(number, how)
+        for number, handler in self.previous_handlers.items():
+            signal.signal(number, handler)
 
     def pass_on(self) -> bool:
         """Tell, once, whether the first signal has come and was not passed on yet."""
-        due = self.told and not self.passed_on
-        self.passed_on = self.passed_on or due
-        return due
+        is_due = self.was_received and not self.was_passed_on
+        self.was_passed_on = self.was_received
+        return is_due
 
     def ignore(self) -> None:
         """Ignore signals from now on to the end of the block."""
         self._handle_by(signal.SIG_IGN)
 
-    def _handle_by(self, how: signal._HANDLER) -> None:
-        for number in self.before:
-            signal.signal(number, how)
+    def _handle_by(self, handler: signal._HANDLER) -> None:
+        for number in self.previous_handlers:
+            signal.signal(number, handler)
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.told:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self.was_received:
             raise Interrupted
-        self.told = True
+        self.was_received = True
 
 
 @dataclass
 class LocalRun:
     """A run whose workers were started on this machine."""
 
-    planned: PlannedRun
     attempt: Attempt
+    planned: PlannedRun
     workers: LocalWorkers
     lock: Lock
     folder: Watched  # of the attempt
 
     @property
     def progress(self) -> RunProgress:
-        """The progress that the worker has told."""
+        """The progress that the worker has noted."""
         note = read_note(self.workers.folder / "progress.json", schema.Progress)
         return RunProgress(self.attempt.run_id, note or schema.Progress())
 
     def fail(self, why: str, kind: str) -> None:
-        """Mark the attempt as failed, if it is still ours; whatever becomes of that, the user is told."""
+        """Mark the attempt as failed, if its folder is still this run's."""
         if self.folder.is_there():
             with contextlib.suppress(OSError):  # a full disk may refuse even this
                 self.attempt.fail(why, kind)
 
     def release(self) -> None:
-        """Let others have it."""
+        """Let other processes make the run."""
         self.lock.release()
         self.folder.close()
 
 
 class LocalBackend:
-    """This machine: runs that share it go side by side, one to a core, and on a GPU as many as they say.
+    """Runs that this machine carries out: side by side, one to a core, and on a GPU as many as they say.
 
     A run that fails stops no other, unless what ended it would end them as well; those that failed before
     are tried last. A run that another process is making is waited for, and its record used. A signal to end
@@ -120,52 +124,57 @@ class LocalBackend:
     def __init__(
         self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
     ) -> None:
-        emulated = dict.fromkeys(asked for run in planned if (asked := emulation_request(run)))
-        for asked in emulated:
-            check_emulation(*asked)
-        self.held = contextlib.ExitStack()  # until all have ended
-        if emulated:
-            self.held.enter_context(hold_emulation_lock())
-        self.running, self.saved = list[LocalRun](), list[Attempt]()
-        self.folders, self.progress, self.force = folders, progress, force
+        requests = {request for run in planned if (request := emulation_request(run))}
+        for request in requests:
+            check_emulation(*request)
+        self.emulation_lock = contextlib.ExitStack()  # until all have ended
+        if requests:
+            self.emulation_lock.enter_context(hold_emulation_lock())
+        self.folders = folders
+        self.progress = progress
+        self.force = force
+        self.is_single_run = len(planned) == 1  # nothing of what a process loads would be shared
         self.waiting = sorted(planned, key=self._has_failed)
-        self.failures = list[RunFailed]()
+        self.running: list[LocalRun] = []
+        self.stopped: list[Attempt] = []  # by a signal
+        self.failures: list[RunFailed] = []
         self.signals = EndSignals()
-        self.last_steps = list[RunProgress]()  # since a signal came
-        self.last_change = 0.0
-        self.are_alone = len(planned) == 1  # nothing of what a process loads would be shared
+        self.last_progress: list[RunProgress] = []  # since a signal came
+        self.last_change_s = 0.0
 
     def _has_failed(self, planned: PlannedRun) -> bool:
         last = self.folders.store.last(planned.config)
         return last is not None and last.state == "failed"
 
     @contextlib.contextmanager
-    def attended(self) -> Iterator[None]:
-        """Take signals inside the block; its early end stops all workers.
+    def session(self) -> Iterator[None]:
+        """Take signals inside the block, and stop all workers if it ends early.
 
         Raises:
-            RunFailed: at its end, the first run that failed.
+            RunFailed: at the end of the block, the first run that failed.
         """
-        with self.held, self.signals:
+        with self.emulation_lock, self.signals:
             try:
                 yield
             except BaseException as error:
                 self.signals.ignore()  # the clean-up is not left half done
-                why = "interrupted" if self.signals.told else "stopped because another run failed"
+                why = "interrupted" if self.signals.was_received else "stopped because another run failed"
                 for run in self.running:
-                    run.workers.cancel()
+                    run.workers.kill()
                     if run.attempt.state != "preempted":
                         run.fail(why, "interrupted")
                     run.release()
                 if isinstance(error, Interrupted):
-                    raise Interrupted(self._what_is_kept()) from None
+                    raise Interrupted(self._describe_interruption()) from None
                 raise
             if self.failures:
                 raise self.failures[0]
 
-    def look(self) -> UnfinishedRuns | None:
-        """Begin the runs that there is room for, accept those that have ended well, and tell what has not
-        ended; None once nothing is under way.
+    def poll(self) -> UnfinishedRuns | None:
+        """Start the runs that there is room for, accept those that have ended well, and return the others.
+
+        Returns:
+            the runs that have not ended; None once there is none.
 
         Raises:
             RunFailed: a run failed from what would end the others as well.
@@ -173,125 +182,134 @@ class LocalBackend:
         """
         while (
             self.waiting
-            and not self.signals.told
+            and not self.signals.was_received
             and has_room_for(self.waiting[0], [run.planned for run in self.running])
         ):
             self._begin()
         if self.signals.pass_on():
             self.progress.say("ending: the workers save; a second signal ends them at once")
             for run in self.running:
-                run.workers.tell_to_stop()
+                run.workers.request_stop()
         for run in list(self.running):
-            if (codes := run.workers.poll()) is not None:
+            codes = run.workers.poll()
+            if codes is not None:
                 self.running.remove(run)
-                self._ended(run, codes)
-        if self.signals.told and not self.running:
-            raise Interrupted
-        if self.signals.told and self._has_stalled():
-            self.progress.say(
-                f"ended: the workers have made no step for {SAVE_S:.0f} s, so they could not save"
-            )
-            raise Interrupted
+                self._finish(run, codes)
+        if self.signals.was_received:
+            if self.running and self._has_stalled():
+                self.progress.say(
+                    f"ended: the workers have made no step for {SAVE_S:.0f} s, so they could not save"
+                )
+                raise Interrupted
+            if not self.running:
+                raise Interrupted
         if not self.running and not self.waiting:
             return None
         return UnfinishedRuns([run.progress for run in self.running], len(self.waiting))
 
     def _has_stalled(self) -> bool:
         """Tell whether nothing that runs has come any further for SAVE_S."""
-        steps = [run.progress for run in self.running]
-        if steps != self.last_steps:
-            self.last_steps = steps
-            self.last_change = time.monotonic()
-        return time.monotonic() - self.last_change > SAVE_S
+        progress = [run.progress for run in self.running]
+        if progress != self.last_progress:
+            self.last_progress = progress
+            self.last_change_s = time.monotonic()
+        return time.monotonic() - self.last_change_s > SAVE_S
 
     def _begin(self) -> None:
-        """Begin the first run that waits, unless another process has just made it, or a signal comes."""
-        planned, anew = self.waiting[0], self.force
-        name, size = run_id(planned.config), planned.config.num_processes
+        """Start the first run that waits, unless another process has just made it, or a signal comes."""
+        planned = self.waiting[0]
+        force = self.force
+        name = run_id(planned.config)
         lock = run_lock(self.folders, name)
         if not lock.acquire(patience_s=0):
-            if not wait_for_lock(lock, name, self.progress.say, lambda: self.signals.told):
+            if not wait_for_lock(lock, name, self.progress.say, lambda: self.signals.was_received):
                 return
-            anew = False  # what it measured meanwhile is as fresh as anything we could measure
+            force = False  # what it measured meanwhile is as fresh as anything we could measure
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
-            if not anew and self.folders.store.valid(planned.config) is not None:
+            if not force and self.folders.store.valid(planned.config) is not None:
                 self.progress.report_done(name)
                 self.waiting.pop(0)
                 return
-            if network := start_network(planned):
+            network = start_network(planned)
+            if network:
                 undo.callback(network.close)
-            begun = start_attempt(
-                planned, self.folders, anew=anew, network=network.facts if network else None,
-                relay=str(network.statistics) if network and network.statistics else None,
-            )  # fmt: skip
-            command, per_node = worker_command(planned, self.folders, ROOT), planned.config.workers_per_node
-            warm = ForkingCommand.of(command) if can_be_forked(planned, self.are_alone) else None
-            workers = LocalWorkers(warm or command, begun.orders, begun.folder, size, network, per_node)
+            started = start_attempt(planned, self.folders, force_new=force, network=network)
+            command = worker_command(planned, self.folders, ROOT)
+            is_forked = can_be_forked(planned, self.is_single_run)
+            workers = LocalWorkers(
+                forking_starter(command) if is_forked else command,
+                started.orders,
+                started.folder,
+                planned.config.num_processes,
+                network,
+                planned.config.workers_per_node,
+            )
             undo.pop_all()
         self.waiting.pop(0)
-        watched = Watched(begun.attempt.path)
-        self.running.append(LocalRun(planned, begun.attempt, workers, lock, watched))
+        folder = Watched(started.attempt.path)
+        self.running.append(LocalRun(started.attempt, planned, workers, lock, folder))
 
-    def _ended(self, run: LocalRun, codes: dict[int, int]) -> None:
+    def _finish(self, run: LocalRun, codes: dict[int, int]) -> None:
         try:
             if self._accept(run, codes):
-                ended = run.attempt.manifest.get("diverged") or {}
-                self.progress.report_done(run.attempt.run_id, ended.get("why", ""))
+                divergence = run.attempt.manifest.get("diverged") or {}
+                self.progress.report_done(run.attempt.run_id, divergence.get("why", ""))
             else:
-                self.saved.append(run.attempt)
+                self.stopped.append(run.attempt)
         except RunFailed as failure:
             if POLICIES[failure.kind].stops:
                 raise
             self.failures.append(failure)
             if self.waiting or self.running:
                 self.progress.say(f"{run.attempt.run_id} failed: {failure}; the others go on")
+        finally:
+            run.release()
 
     def _accept(self, run: LocalRun, codes: dict[int, int]) -> bool:
-        """Accept a run that ended well; False for one that was told to stop, and did.
+        """Accept a run that ended well; return False for one that was told to stop, and did.
 
         Raises:
             RunFailed: it ended in any other way.
         """
-        attempt, folder = run.attempt, run.workers.folder
-        try:
-            if run.folder.is_there() and attempt.is_valid():
-                # Notes and logs of a run that ended well have no reader.
-                shutil.rmtree(folder, ignore_errors=True)
-                return True
-            if run.folder.is_there() and attempt.state == "preempted":
-                if self.signals.told:
-                    return False
-                why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
-                raise RunFailed(why, "preempted", attempt)
-            kind, why = diagnose(folder, codes, run.workers.size)
-            if run.workers.has_lost_network:
-                kind, why = "killed", NETWORK_LOST
-            if not run.folder.is_there():
-                kind, why = "disturbed", f"{attempt.path} was removed while the run was under way"
-            elif kind != "held":  # else its manifest is another's
-                run.fail(why, kind)
-            raise RunFailed(why, kind, attempt)
-        finally:
-            run.release()
+        attempt = run.attempt
+        if not run.folder.is_there():
+            why = f"{attempt.path} was removed while the run was under way"
+            raise RunFailed(why, "disturbed", attempt)
+        if attempt.is_valid():
+            # Notes and logs of a run that ended well have no reader.
+            shutil.rmtree(run.workers.folder, ignore_errors=True)
+            return True
+        if attempt.state == "preempted":
+            if self.signals.was_received:
+                return False
+            why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
+            raise RunFailed(why, "preempted", attempt)
+        kind, why = diagnose(run.workers.folder, codes, run.workers.size)
+        if run.workers.has_lost_network:
+            kind = "killed"
+            why = NETWORK_LOST
+        if kind != "held":  # else its manifest is another's
+            run.fail(why, kind)
+        raise RunFailed(why, kind, attempt)
 
-    def _what_is_kept(self) -> str:
-        begun = [*self.saved, *(run.attempt for run in self.running)]
-        steps = ((attempt.run_id, attempt.saved_step()) for attempt in begun)
-        kept = [
-            f"{run} saved at step {step:,}" if step else f"{run} had saved nothing" for run, step in steps
-        ]
-        kept += [f"{len(self.waiting)} runs had not begun"] * bool(self.waiting)
-        return f"interrupted: {'; '.join([*kept, 'what was finished is kept'])}; run again to go on"
+    def _describe_interruption(self) -> str:
+        facts = []
+        for attempt in [*self.stopped, *(run.attempt for run in self.running)]:
+            step = attempt.saved_step()
+            facts.append(f"{attempt.run_id} " + (f"saved at step {step:,}" if step else "had saved nothing"))
+        if self.waiting:
+            facts.append(f"{len(self.waiting)} runs had not begun")
+        return f"interrupted: {'; '.join([*facts, 'what was finished is kept'])}; run again to go on"
 
 
-def can_be_forked(planned: PlannedRun, is_alone: bool) -> bool:
-    """Tell whether the workers of a run begin from what one process has loaded for several runs."""
-    return not (planned.is_timing or is_alone)
+def can_be_forked(planned: PlannedRun, is_single_run: bool) -> bool:
+    """Tell whether the workers of a run may begin from what one process has loaded for several runs."""
+    return not (planned.is_timing or is_single_run)
 
 
 def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
-    """Tell whether there is room for one more beside those that are running."""
+    """Tell whether a run may start beside those that are running."""
     if not running:
         return True
     together = [planned, *running]
@@ -301,17 +319,18 @@ def has_room_for(planned: PlannedRun, running: Sequence[PlannedRun]) -> bool:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
 def hold_emulation_lock() -> Iterator[None]:
-    """Nobody else of this user emulates links on this machine inside the block: two runs at once would take
-    each other's cores, and neither would find its link.
+    """Let no other process of this user emulate links on this machine inside the block.
+
+    Two runs at once would take each other's cores, and neither would find its link.
 
     Raises:
-        ValueError: somebody does.
+        ValueError: another process does.
     """
     lock = Lock(locks.folder_of_machine() / f"{EMULATION}.lock")
     if not lock.acquire(patience_s=0):
@@ -326,20 +345,31 @@ def hold_emulation_lock() -> Iterator[None]:
         lock.release()
 
 
-def emulation_request(planned: PlannedRun) -> tuple[EmulatedLink, int, DelayMethod] | None:
-    """The links, nodes and delaying of a run with cluster=netns; None for other runs."""
+class EmulationRequest(NamedTuple):
+    """The network that a run with cluster=netns asks for."""
+
+    link: EmulatedLink
+    nodes: int
+    by: DelayMethod
+
+
+def emulation_request(planned: PlannedRun) -> EmulationRequest | None:
+    """Return the network that a run asks for; None without cluster=netns."""
     cluster = planned.config.cluster
     if not isinstance(cluster, EmulatedCluster):
         return None
-    own = {name: getattr(cluster.link, name) for name in EmulatedLink._fields if hasattr(cluster.link, name)}
-    link = EmulatedLink(**own, windows=cluster.windows)
-    return link, planned.config.num_nodes, cluster.by
+    fields = {
+        name: getattr(cluster.link, name) for name in EmulatedLink._fields if hasattr(cluster.link, name)
+    }
+    link = EmulatedLink(**fields, windows=cluster.windows)
+    return EmulationRequest(link, planned.config.num_nodes, cluster.by)
 
 
 def start_network(planned: PlannedRun) -> EmulatedNetwork | None:
-    """Begin the network of a run with cluster=netns; None for other runs.
+    """Start the network of a run with cluster=netns; return None for other runs.
 
-    What its workers compute with is theirs; where there is one more core, its relay has that.
+    The cores that its workers compute with are theirs; where there is one more, its relay has that.
     """
-    asked, config = emulation_request(planned), planned.config
-    return EmulatedNetwork(*asked, spare(config.num_processes * config.threads)) if asked else None
+    request = emulation_request(planned)
+    config = planned.config
+    return EmulatedNetwork(*request, spare(config.num_processes * config.threads)) if request else None

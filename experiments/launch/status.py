@@ -48,7 +48,7 @@ class RunStatus(NamedTuple):
         return self.kind if self.kind in TOLD else self.state
 
     @property
-    def under_way(self) -> bool:
+    def is_under_way(self) -> bool:
         """Tell whether it goes on by itself."""
         return self.state in UNDER_WAY
 
@@ -61,7 +61,7 @@ class StatusView:
     reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
 
     @classmethod
-    def of(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
+    def query(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
         """The view of these attempts.
 
         Raises:
@@ -75,7 +75,9 @@ class StatusView:
         return cls(folders, {attempt: reports[job] for attempt, job in noted.items()})
 
     @classmethod
-    def settled(cls, folders: Folders, attempts: Sequence[Attempt], say: Callable[[str], None]) -> StatusView:
+    def query_settled(
+        cls, folders: Folders, attempts: Sequence[Attempt], say: Callable[[str], None]
+    ) -> StatusView:
         """The same, as soon as no job of these attempts can be about to come back.
 
         A job whose node died has ended for a moment, until SLURM starts it again; and the last words of one
@@ -83,7 +85,7 @@ class StatusView:
         """
         deadline, told = time.monotonic() + SETTLE_S, False
         while True:
-            view = cls.of(folders, attempts)
+            view = cls.query(folders, attempts)
             if not any(view._may_return(attempt) for attempt in attempts) or time.monotonic() > deadline:
                 return view
             if not told:
@@ -92,17 +94,17 @@ class StatusView:
             time.sleep(ASK_S)
 
     def _may_return(self, attempt: Attempt) -> bool:
-        report = self.report(attempt)
+        report = self.job_report(attempt)
         if report.known != "ended" or attempt.state not in ("submitted", "running"):
             return False
         ago = report.ended_ago_s()
         return ago is None or ago < SETTLE_S
 
-    def report(self, attempt: Attempt) -> JobReport:
+    def job_report(self, attempt: Attempt) -> JobReport:
         """What SLURM says of its job."""
         return (self.reports or {}).get(attempt, JobReport("forgotten"))
 
-    def of_attempt(self, attempt: Attempt) -> RunStatus:
+    def run_status(self, attempt: Attempt) -> RunStatus:
         """The status of the run that an attempt is for."""
         try:
             manifest = attempt.check()
@@ -124,7 +126,7 @@ class StatusView:
         if self.reports is None:
             then = "running" if state == "running" else "queued"
             return RunStatus(then, "when SLURM was last heard of", step=step)
-        report = self.report(attempt)
+        report = self.job_report(attempt)
         if report.known == "queued":
             return self._queued(attempt, report, step)
         if report.known == "unknown":
@@ -212,7 +214,7 @@ def _is_here(attempt: Attempt) -> bool:
 
 def stuck_reasons(states: Iterable[RunStatus]) -> set[str]:
     """Reasons of jobs that wait and will not begin, or go on, unless somebody does something."""
-    under_way = {run.why for run in states if run.under_way}
+    under_way = {run.why for run in states if run.is_under_way}
     return {
         why
         for why in under_way

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.config.plan import PlannedRun
@@ -79,7 +79,7 @@ def test_a_run_over_a_long_link_says_what_its_relay_did(here: Command, tmp_path:
     assert max(link["pairs_gbit_s"]) < 0.12
     assert manifest["relay"]["bytes"] > 2 * 0.8e7  # a transfer of the probe, to each node
     (attempt,) = Store(tmp_path / "results" / "runs").all_valid()
-    assert "over 1 ms late" in captions.emulated(of_attempt(attempt)[0])
+    assert "over 1 ms late" in captions.emulated(load_attempt(attempt)[0])
 
 
 @pytest.mark.extended

@@ -84,12 +84,12 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     monkeypatch.setattr(attempts, "LEAVE_S", 0.2)
     run, folders = PlannedRun(compose.resolve([*RUN]), None), Folders(tmp_path)
     first = start_attempt(run, folders).attempt
-    for anew in (False, True):
+    for force_new in (False, True):
         with (
             RankLog(first.rank_path(1)),
             pytest.raises(Held, match=f"process {os.getpid()} .* is still writing"),
         ):
-            start_attempt(run, folders, anew=anew)
+            start_attempt(run, folders, force_new=force_new)
     assert start_attempt(run, folders).attempt.number == 2
 
 
@@ -99,7 +99,7 @@ def test_the_first_signal_is_noted_and_the_second_one_ends() -> None:
         with EndSignals() as signals:
             assert not signals.pass_on()
             os.kill(os.getpid(), number)
-            assert signals.told
+            assert signals.was_received
             assert [signals.pass_on(), signals.pass_on()] == [True, False]
             with pytest.raises(Interrupted):
                 os.kill(os.getpid(), number)
@@ -135,6 +135,6 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     try:
         with EndSignals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert not signals.told
+            assert not signals.was_received
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -49,7 +49,7 @@ def test_a_job_that_will_not_begin_by_itself_is_told(tmp_path: Path) -> None:
         ("JobHeldUser", "scontrol release", True),
     ]:
         report = JobReport("queued", "7", "PENDING", reason)
-        run = StatusView(folders, {attempt: report}).of_attempt(attempt)
+        run = StatusView(folders, {attempt: report}).run_status(attempt)
         assert run.state == "queued"
         assert said in run.why
         assert stuck_reasons([run]) == ({run.why} if is_stuck else set())
@@ -79,7 +79,7 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
             folders.launch(attempt).mkdir(parents=True)
             (folders.launch(attempt) / CANCEL_FILE).touch()
         report = JobReport(known, "7", job_state, nodes="n1")
-        run = StatusView(folders, {attempt: report}).of_attempt(attempt)
+        run = StatusView(folders, {attempt: report}).run_status(attempt)
         assert run.word == word
         assert why in run.why
         assert stuck_reasons([run]) == ({run.why} if why == RESUME else set())
@@ -91,7 +91,7 @@ def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
     known = {**attempt.manifest, "schema": SCHEMA + 1}
     for changes in ({"state": "of_tomorrow"}, {"state": "ok", "steps": {"made": 8}}, {"started": [1]}):
         write_json(attempt.path / "run.json", known | changes)
-        run = StatusView(folders, {}).of_attempt(attempt)
+        run = StatusView(folders, {}).run_status(attempt)
         assert run.word == "newer"
         assert "update this checkout" in run.why
         assert not attempt.is_valid()
@@ -110,8 +110,8 @@ def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_bl
     for is_up in (True, False, False, True):
         programs.prints("scontrol", "Unable to contact slurm controller", code=0 if is_up else 1)
         jobs._cluster_settings.cache_clear()
-        watched._ask()
-        assert watched.view.of_attempt(attempt).state == "queued"
+        watched._ask_slurm()
+        assert watched.view.run_status(attempt).state == "queued"
         told.append(capsys.readouterr().err)
     assert (told[0], told[2]) == ("", "")
     assert "SLURM is asked again until it answers: scontrol: Unable to contact" in told[1]

@@ -117,8 +117,8 @@ class Bench:
 
         def ended() -> bool:
             nonlocal quiet_since
-            view = StatusView.of(self.folders, attempts)
-            if any(view.of_attempt(attempt).under_way for attempt in attempts):
+            view = StatusView.query(self.folders, attempts)
+            if any(view.run_status(attempt).is_under_way for attempt in attempts):
                 quiet_since = None
                 return False
             # A job whose node died is not in the queue for a moment, until SLURM has requeued it.

@@ -49,7 +49,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield start
     for workers in started:
-        workers.cancel()
+        workers.kill()
 
 
 def end_of(workers: LocalWorkers) -> dict[int, int]:
@@ -84,14 +84,14 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
 def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
     workers = start("waits", "waits")
     pids = [process.pid for process in workers.processes.values()]
-    workers.cancel()
+    workers.kill()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_signal_that_comes_before_a_worker_can_take_it_is_not_lost(start: Start) -> None:
     """It would end a Python that is only just starting."""
     workers = start("takes it")
-    workers.tell_to_stop()
+    workers.request_stop()
     assert end_of(workers) == {0: 0}
 
 
@@ -101,7 +101,7 @@ def test_a_run_without_a_gpu_shows_its_workers_none(start: Start, monkeypatch: p
         workers = start("waits", gpu=gpu)
         seen = psutil.Process(workers.processes[0].pid).environ()
         assert seen["CUDA_VISIBLE_DEVICES"] == expected
-        workers.cancel()
+        workers.kill()
 
 
 WORKER = """
@@ -129,9 +129,9 @@ ANOTHER = "import subprocess, sys; subprocess.run([sys.executable, sys.argv[1] +
 @pytest.mark.parametrize(
     ("starter", "takes", "watch"),
     [
-        (OURS, "end_with_stdin", ""),
-        (ANOTHER, "end_with_parent", ""),
-        (ANOTHER, "end_with_parent", "vars(os).pop('pidfd_open', None)"),  # not every Linux has it
+        (OURS, "exit_when_stdin_closes", ""),
+        (ANOTHER, "exit_with_parent", ""),
+        (ANOTHER, "exit_with_parent", "vars(os).pop('pidfd_open', None)"),  # not every Linux has it
     ],
 )
 def test_a_worker_ends_with_its_starter(starter: str, takes: str, watch: str, tmp_path: Path) -> None:

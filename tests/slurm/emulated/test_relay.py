@@ -32,8 +32,8 @@ WAY_S, UP, DOWN = 0.02, 2e6, 8e6  # seconds one way; bytes a second up and down
 MEASURED = """
 import json, os, socket, sys, time
 from slurm.emulated import switch
-from slurm.worker_process import end_with_stdin
-end_with_stdin()
+from slurm.worker_process import exit_when_stdin_closes
+exit_when_stdin_closes()
 asked = json.loads(sys.argv[1])
 def at(node):
     switch.enter_namespace(os.open(f"/proc/{asked['pid']}/fd/{asked['nodes'][node]}", os.O_RDONLY))
