@@ -19,7 +19,12 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.exchange import Exchange
 from sparsify.feedback import Feedback, as_sparse_vectors
 from sparsify.kernels import GroupKernel
-from sparsify.kernels.group_kernel import ConsecutiveTensors, add_unless_single, divide, pair_up
+from sparsify.kernels.group_kernel import (
+    ConsecutiveTensors,
+    add_unless_single,
+    divide_into_stretches,
+    pair_equal_views,
+)
 from sparsify.select import Selector
 from sparsify.types import GroupSelection, SparseVector, StepSettings, num_selected
 
@@ -102,7 +107,9 @@ class BucketGroupMixin:
                 accs, selected = self._accumulate_and_select(group, comm)
         steps = group.gradients.steps
         if any(step.selection_hook for step in steps):
-            for step, acc, selection in zip(steps, accs, group.kernel.split(*selected), strict=True):
+            for step, acc, selection in zip(
+                steps, accs, group.kernel.split_by_bucket(*selected), strict=True
+            ):
                 if step.selection_hook:
                     step.selection_hook(acc, selection)
         return selected
@@ -148,7 +155,7 @@ class BucketGroupMixin:
             scale = 1 / comm.size if self.average else 1.0
             group.kernel.add(wide or group.gradients.tensors, sum_parts, scale, clears=True)
             if wide:
-                pairs = list(pair_up(wide, group.gradients.tensors))
+                pairs = list(pair_equal_views(wide, group.gradients.tensors))
                 torch._foreach_copy_([piece for _, piece in pairs], [summed for summed, _ in pairs])
         return selection.indices.numel()
 
@@ -163,7 +170,7 @@ class BucketGroupMixin:
             ks = group.kernel_ks
             return accs, GroupSelection(group.kernel.topk(accs, addends, ks), ks)
         selections = list[SparseVector]()
-        addend_pieces = divide(addends, group.gradients.sizes)
+        addend_pieces = divide_into_stretches(addends, group.gradients.sizes)
         for state, acc, pieces, k in zip(
             group.gradients.states, accs, addend_pieces, group.kernel_ks, strict=True
         ):
@@ -171,4 +178,4 @@ class BucketGroupMixin:
             choice = self.select.accumulate_and_select(acc, addend, k, comm, state.select)
             selections.append(choice.gather_from(acc))
         counts = [selection.indices.numel() for selection in selections]
-        return accs, GroupSelection(group.kernel.join(selections), counts)
+        return accs, GroupSelection(group.kernel.join_buckets(selections), counts)

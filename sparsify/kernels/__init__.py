@@ -22,7 +22,7 @@ from sparsify.core import host_sync, huge_pages
 from sparsify.core.checks import check_k
 from sparsify.kernels import native
 from sparsify.kernels.group_kernel import GroupKernel as GroupKernel
-from sparsify.kernels.group_kernel import divide
+from sparsify.kernels.group_kernel import divide_into_stretches
 from sparsify.kernels.native import KernelUnavailableError, NativeGroupKernel, NativeKernel
 from sparsify.types import BucketContext, SearchStats, SparseVector, accumulation_dtype
 from sparsify.types import SelectionKernel as SelectionKernel
@@ -163,7 +163,9 @@ def stretch_norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
         norms = native.norms(tensors, sizes)
         if norms is not None:
             return norms
-    stretches = [piece for pieces in divide(tensors, sizes) for piece in pieces or [tensors[0][:0]]]
+    stretches = [
+        piece for pieces in divide_into_stretches(tensors, sizes) for piece in pieces or [tensors[0][:0]]
+    ]
     return torch.stack(torch._foreach_norm(stretches)).float()
 
 

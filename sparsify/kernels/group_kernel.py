@@ -45,17 +45,17 @@ class GroupKernel:
         Returns:
             (sum of ks,), bucket after bucket, with indices in the space.
         """
-        accs_by_bucket = divide(accs, self.sizes)
-        grads_by_bucket = divide(grads, self.sizes)
+        accs_by_bucket = divide_into_stretches(accs, self.sizes)
+        grads_by_bucket = divide_into_stretches(grads, self.sizes)
         is_whole = all(len(pieces) == 1 for pieces in accs_by_bucket + grads_by_bucket)
         if grads and not is_whole:
-            pairs = list(pair_up(accs, grads))
+            pairs = list(pair_equal_views(accs, grads))
             torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
         selections = list[SparseVector]()
         for kernel, pieces, addends, k in zip(self.kernels, accs_by_bucket, grads_by_bucket, ks, strict=True):
             acc = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             selections.append(kernel.topk(acc, addends[0] if is_whole else None, k))
-        return self.join(selections)
+        return self.join_buckets(selections)
 
     def add(
         self, into: Sequence[Tensor], parts: Sequence[SparseVector], alpha: float = 1, clears: bool = False
@@ -69,7 +69,7 @@ class GroupKernel:
         """
         if clears:
             torch._foreach_zero_(list(into))
-        contiguous = as_one_tensor(into)
+        contiguous = view_as_one_if_adjacent(into)
         space = torch.cat([*into]) if contiguous is None else contiguous
         for part in parts:
             part.add_to(space, alpha)
@@ -83,10 +83,10 @@ class GroupKernel:
         for memory, places in zip(into, split_like(space, into), strict=True):
             memory.masked_fill_(places, 0)
 
-    def move(
+    def move_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
-        owns: Sequence[Tensor],
+        copies: Sequence[Tensor],
         parts: Sequence[SparseVector],
         alpha: float,
         rate: float,
@@ -96,24 +96,24 @@ class GroupKernel:
         The product with `rate` is added with one rounding, as torch's add does.
 
         Args:
-            anchors, owns: the tensors of each space.
+            anchors, copies: the tensors of each space.
             parts: sparse vectors of the space, bucket after bucket.
         """
         total = anchors[0].new_zeros(self.num_elements)
         for part in parts:
             part.add_to(total, alpha)
         torch._foreach_add_(
-            [*anchors, *owns], [*split_like(total, anchors), *split_like(total, owns)], alpha=rate
+            [*anchors, *copies], [*split_like(total, anchors), *split_like(total, copies)], alpha=rate
         )
 
-    def join(self, parts: Sequence[SparseVector]) -> SparseVector:
+    def join_buckets(self, parts: Sequence[SparseVector]) -> SparseVector:
         """Return sparse vectors of each bucket as one of the space."""
         dtype = index_dtype(self.num_elements)
         moved = [part.indices.to(dtype) + base for part, base in zip(parts, self.bases, strict=True)]
         return SparseVector(torch.cat(moved), torch.cat([part.values for part in parts]))
 
-    def split(self, part: SparseVector, ks: Sequence[int]) -> list[SparseVector]:
-        """Return the inverse of `join`: one sparse vector for each bucket, which has k elements."""
+    def split_by_bucket(self, part: SparseVector, ks: Sequence[int]) -> list[SparseVector]:
+        """Return the inverse of `join_buckets`: one sparse vector for each bucket, which has k elements."""
         pieces = zip(part.indices.split(list(ks)), part.values.split(list(ks)), self.bases, strict=True)
         return [SparseVector(indices - base, values) for indices, values, base in pieces]
 
@@ -136,11 +136,11 @@ class ConsecutiveTensors:
 
     @cached_property
     def pieces(self) -> list[list[Tensor]]:
-        """The pieces of each stretch, see `divide`; they are made when first asked for."""
-        return divide(self.tensors, self.sizes)
+        """The pieces of each stretch, see `divide_into_stretches`; they are made when first asked for."""
+        return divide_into_stretches(self.tensors, self.sizes)
 
 
-def divide(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+def divide_into_stretches(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     """Divide tensors (m,) that follow each other into consecutive stretches.
 
     Args:
@@ -180,14 +180,14 @@ def add_unless_single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
     return None
 
 
-def pair_up(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def pair_equal_views(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs of views of equal length, given two rows of tensors (m,) with as many elements in all."""
-    pieces_by_tensor = divide(others, [tensor.numel() for tensor in tensors])
+    pieces_by_tensor = divide_into_stretches(others, [tensor.numel() for tensor in tensors])
     for tensor, pieces in zip(tensors, pieces_by_tensor, strict=True):
         yield from zip(split_like(tensor, pieces), pieces, strict=True)
 
 
-def as_one_tensor(tensors: Sequence[Tensor]) -> Tensor | None:
+def view_as_one_if_adjacent(tensors: Sequence[Tensor]) -> Tensor | None:
     """Return contiguous tensors (m,) that follow each other in memory as one; None where they do not."""
     first = tensors[0]
     if len(tensors) == 1:

@@ -46,7 +46,7 @@ class NativeKernel(SelectionKernel):
     def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:
         super().__init__()
         self.library = get_library()
-        self.level = choose_level(level)
+        self.level = best_level_at_most(level)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.forced_bound = -1 if bound is None else bound
         self.block_capacity = 0  # elements that `above_threshold` allocates for each block
@@ -72,7 +72,7 @@ class NativeKernel(SelectionKernel):
         n = acc.numel()
         num_threads = torch.get_num_threads()
         num_blocks = int(self.library.sparsify_num_blocks(n, num_threads))
-        bound = least_key(float(threshold), strict)
+        bound = min_magnitude_key(float(threshold), strict)
         counts = np.zeros(num_blocks, dtype=np.int64)
         while True:
             capacity = self.block_capacity
@@ -123,7 +123,7 @@ class NativeGroupKernel(GroupKernel):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__(sizes)
         self.library = get_library()
-        self.level = choose_level(None)
+        self.level = best_level_at_most(None)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
         self.requests = np.zeros((len(self.sizes), 5), dtype=np.int64)  # struct SearchRequest of each bucket
         self.requests[:, 0] = self.sizes
@@ -162,17 +162,17 @@ class NativeGroupKernel(GroupKernel):
         if not self._try_write("clear_at", [into], [part]):
             super().clear_at(into, part)
 
-    def move(
+    def move_anchors_and_copies(
         self,
         anchors: Sequence[Tensor],
-        owns: Sequence[Tensor],
+        copies: Sequence[Tensor],
         parts: Sequence[SparseVector],
         alpha: float,
         rate: float,
     ) -> None:
         parts = [SparseVector(indices.int(), values) for indices, values in parts]
-        if not self._try_write("move", [anchors, owns], parts, alpha, rate):
-            super().move(anchors, owns, parts, alpha, rate)
+        if not self._try_write("move", [anchors, copies], parts, alpha, rate):
+            super().move_anchors_and_copies(anchors, copies, parts, alpha, rate)
 
     def _try_write(
         self,
@@ -304,7 +304,7 @@ def norms(tensors: Sequence[Tensor], sizes: Sequence[int]) -> Tensor | None:
         stretches.ctypes.data,
         len(sizes),
         kind,
-        choose_level(None),
+        best_level_at_most(None),
         torch.get_num_threads(),
         stretch_norms.data_ptr(),
     )
@@ -344,7 +344,7 @@ def can_search(like: Tensor) -> bool:
     return like.device.type == "cpu" and like.dtype in KIND_BY_DTYPE and like.numel() < 2**31
 
 
-def least_key(threshold: float, strict: bool) -> int:
+def min_magnitude_key(threshold: float, strict: bool) -> int:
     """Return the least key of a magnitude that reaches the threshold (exceeds it, if strict)."""
     if np.isnan(threshold):
         return UNREACHABLE_KEY
@@ -355,7 +355,7 @@ def least_key(threshold: float, strict: bool) -> int:
     return key + strict
 
 
-def choose_level(level: str | None) -> int:
+def best_level_at_most(level: str | None) -> int:
     """Return the number of the widest vector instructions that this processor has, and `level` at most."""
     best = int(get_library().sparsify_level())
     return best if level is None else min(best, VECTOR_LEVELS.index(level))
@@ -363,7 +363,7 @@ def choose_level(level: str | None) -> int:
 
 def best_vector_level() -> str:
     """Return the name of the widest vector instructions that this processor has and there is code for."""
-    return VECTOR_LEVELS[choose_level(None)]
+    return VECTOR_LEVELS[best_level_at_most(None)]
 
 
 @cache

@@ -14,7 +14,7 @@ from sparsify.kernels.native import (
     KIND_BY_DTYPE,
     Array,
     are_contiguous_on_cpu,
-    choose_level,
+    best_level_at_most,
     common_kind,
     empty_selection,
     get_library,
@@ -48,18 +48,21 @@ class NativeChunkSearch:
     def __init__(self, layout: ChunkLayout, level: str | None = None) -> None:
         self.library = get_library()
         self.layout = layout
-        self.level = choose_level(level)
+        self.level = best_level_at_most(level)
         self.ks = tuple[int, ...]()
         self.table: Array = np.zeros((len(layout.grids), 11), dtype=np.int64)  # struct ChunkGrid of each
+        for row, grid in zip(self.table, layout.grids, strict=True):
+            sides = (grid.height, grid.width, grid.chunks_down, grid.chunks_across)
+            row[3:9] = (grid.start, grid.columns, *sides)
         self.locations = list[GridLocations | None]([None] * 3)  # among accs, grads and anchors
 
-    def select_largest(
+    def try_accumulate_and_select(
         self,
         accs: Sequence[Tensor],
         grads: Sequence[Tensor],
         ks: Sequence[int],
         weight: float = 1.0,
-        anchors: Sequence[Tensor] = (),
+        reset_grads_to: Sequence[Tensor] = (),
     ) -> SparseVector | None:
         """Set acc to weight x acc + grad, and select the largest elements of each chunk.
 
@@ -69,8 +72,8 @@ class NativeChunkSearch:
             accs: tensors (m,) float32 that follow each other, as the chunks do.
             grads: such tensors, too, of any type that `KIND_BY_DTYPE` has; none where nothing is added.
             weight: where nothing is added it has to be 1.
-            anchors: tensors as `grads` of float32. Then anchor - grad is added instead, and what was `grads`
-                becomes a copy of the anchors.
+            reset_grads_to: anchors, which are tensors as `grads` of float32. If given, anchor - grad is added
+                instead, and `grads` become copies of the anchors.
 
         Returns:
             (K,) with indices of int32; None where the library can't read these tensors: nothing has changed.
@@ -78,27 +81,17 @@ class NativeChunkSearch:
         kind = common_kind(grads)
         if kind is None or not are_contiguous_on_cpu(accs):
             return None
-        if anchors:
-            if kind != KIND_BY_DTYPE[torch.float32] or not are_contiguous_on_cpu(anchors):
+        if reset_grads_to:
+            if kind != KIND_BY_DTYPE[torch.float32] or not are_contiguous_on_cpu(reset_grads_to):
                 return None
             kind = DRIFT
-        for column, tensors in enumerate((accs, grads, anchors)):
+        for column, tensors in enumerate((accs, grads, reset_grads_to)):
             if tensors and not self._write_addresses(column, tensors):
                 return None
         quota = self.layout.quota(ks)
         if tuple(ks) != self.ks:
-            rows = zip(self.table, self.layout.grids, quota.k_by_grid, quota.offsets, strict=False)
-            for row, grid, k, offset in rows:
-                row[3:] = (
-                    grid.start,
-                    grid.columns,
-                    grid.height,
-                    grid.width,
-                    grid.chunks_down,
-                    grid.chunks_across,
-                    k,
-                    offset,
-                )
+            self.table[:, 9] = quota.k_by_grid
+            self.table[:, 10] = quota.offsets[:-1]
             self.ks = tuple(ks)
         selection = empty_selection(quota.total)
         self.library.sparsify_chunks(
@@ -120,7 +113,7 @@ class NativeChunkSearch:
         locations = self.locations[column]
         if locations is None or locations.numels != numels:
             ends = np.cumsum([0, *numels])
-            starts = np.array([grid.start for grid in self.layout.grids], dtype=np.int64)
+            starts = self.table[:, 3]
             stops = starts + [grid.rows * grid.columns for grid in self.layout.grids]
             indices = np.searchsorted(ends, starts, side="right") - 1
             if ends[-1] != self.layout.n or (stops > ends[indices + 1]).any():

@@ -50,9 +50,9 @@ def load_or_build() -> ctypes.CDLL:
         KernelUnavailableError: there is no compiler, or what it makes does not run here.
     """
     try:
-        folders = [folder for folder in cache_folders() if ensure_private(folder)]
+        folders = [folder for folder in cache_folders() if try_ensure_private(folder)]
         for folder in folders:
-            library = load_cached(folder)
+            library = try_load_cached(folder)
             if library:
                 return library
         writable = [folder for folder in folders if os.access(folder, os.W_OK)]
@@ -61,8 +61,8 @@ def load_or_build() -> ctypes.CDLL:
             raise KernelUnavailableError(f"no folder that its user alone may write: {named}")
         folder = writable[0]
         deadline = time.monotonic() + TIMEOUT_S
-        with build_lock(folder, deadline):
-            return load_cached(folder) or load_shared_library(build_library(folder, deadline))
+        with hold_build_lock(folder, deadline):
+            return try_load_cached(folder) or load_shared_library(build_library(folder, deadline))
     except OSError as error:
         raise KernelUnavailableError(f"what was compiled can't be kept or loaded here: {error}") from error
 
@@ -75,7 +75,7 @@ def cache_folders() -> Iterator[Path]:
     yield Path(tempfile.gettempdir()) / f"sparsify-kernels-{os.geteuid()}"
 
 
-def ensure_private(folder: Path) -> bool:
+def try_ensure_private(folder: Path) -> bool:
     """Make a folder where there is none; tell whether it is ours, and nobody else can write into it.
 
     Its libraries are loaded into the process: who can put one there commands the process.
@@ -92,19 +92,19 @@ def ensure_private(folder: Path) -> bool:
         return False
 
 
-def load_cached(folder: Path) -> ctypes.CDLL | None:
+def try_load_cached(folder: Path) -> ctypes.CDLL | None:
     """Load the library of a folder that is undamaged and loads here; None where there is none."""
-    for path in sorted(folder.glob(f"native-{build_key()}-*.so")):
-        if is_undamaged(path):
+    for path in sorted(folder.glob(f"native-{build_digest()}-*.so")):
+        if is_ours_and_undamaged(path):
             with contextlib.suppress(OSError):  # built on a system with other libraries, that shares our home
                 return load_shared_library(path)
     return None
 
 
-def build_key() -> str:
+def build_digest() -> str:
     """Return a digest of all that a library is built from and tried on."""
     facts = (SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver(), cpu_features())
-    return hash_content(repr(facts).encode())
+    return content_digest(repr(facts).encode())
 
 
 def cpu_features() -> str:
@@ -116,25 +116,25 @@ def cpu_features() -> str:
     return platform.processor()
 
 
-def hash_content(content: bytes) -> str:
+def content_digest(content: bytes) -> str:
     """Return a digest of a content, 16 characters."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
-def is_undamaged(path: Path) -> bool:
+def is_ours_and_undamaged(path: Path) -> bool:
     """Tell whether a file is ours, and has the content of which its name has the digest."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
             is_file = stat.S_ISREG(status.st_mode)
-            return is_ours and is_file and path.stem.endswith(f"-{hash_content(file.read())}")
+            return is_ours and is_file and path.stem.endswith(f"-{content_digest(file.read())}")
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def build_lock(folder: Path, deadline: float) -> Iterator[None]:
+def hold_build_lock(folder: Path, deadline: float) -> Iterator[None]:
     """Hold the lock of a folder, so that of workers that start together the first builds for the others.
 
     Raises:
@@ -171,17 +171,17 @@ def build_library(folder: Path, deadline: float) -> Path:
     with tempfile.TemporaryDirectory(prefix="building-", dir=folder, ignore_cleanup_errors=True) as place:
         library = Path(place) / "native.so"
         command = [compiler, *FLAGS, str(SOURCE), "-o", str(library)]
-        run_within(deadline, command, place, f"{compiler} {' '.join(FLAGS)}")
+        run_until_deadline(deadline, command, place, f"{compiler} {' '.join(FLAGS)}")
         # It might crash, so not in this process. Isolated: no module of the user's is imported.
         trial = [sys.executable, "-I", "-S", __file__, str(library)]
-        run_within(deadline, trial, place, f"what {compiler} made")
+        run_until_deadline(deadline, trial, place, f"what {compiler} made")
         library.chmod(0o700)
-        path = folder / f"native-{build_key()}-{hash_content(library.read_bytes())}.so"
+        path = folder / f"native-{build_digest()}-{content_digest(library.read_bytes())}.so"
         library.replace(path)
     return path
 
 
-def run_within(deadline: float, command: Sequence[str], folder: str, description: str) -> None:
+def run_until_deadline(deadline: float, command: Sequence[str], folder: str, description: str) -> None:
     """Run a command; at the deadline it is killed, with all that it started.
 
     Args:

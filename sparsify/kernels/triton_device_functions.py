@@ -29,7 +29,6 @@ LOW_BINS = constexpr(1024)
 HIGH = constexpr(16 + 1024)
 MIDDLE = constexpr(16 + 1024 + 2048)
 LOW = constexpr(16 + 1024 + 2048 + 1024)
-HISTOGRAMS_NUMEL = constexpr(2048 + 2 * 1024)
 WORK_NUMEL = constexpr(16 + 1024 + 2048 + 2 * 1024)
 # In `totals` (4,) int64, counted over all calls: see `sparsify.types.SearchStats`.
 STEPS = constexpr(0)
@@ -48,7 +47,7 @@ def magnitude_keys(values):
 
 
 @triton.jit
-def load_block(acc, n, acc_stride, begin, offsets, BLOCK: constexpr):
+def load_block_and_mask(acc, n, acc_stride, begin, offsets, BLOCK: constexpr):
     """Load elements `offsets` from `begin` on: values, 0 where there is none; and where there is one."""
     inside = offsets < n - begin
     places = acc + tl.cast(begin, tl.int64) * acc_stride + offsets.to(tl.int64) * acc_stride
@@ -60,13 +59,12 @@ def load_block(acc, n, acc_stride, begin, offsets, BLOCK: constexpr):
 
 
 @triton.jit
-def accumulate(acc, grad, n, acc_stride, grad_stride, offsets, ADD: constexpr, BLOCK: constexpr):
-    """Add grad to acc in this program's block, rounded once; return the sums, and which of them exist."""
-    begin = tl.program_id(0) * BLOCK
+def accumulate_block(acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD: constexpr, BLOCK: constexpr):
+    """Add grad to acc in the block from `begin` on; return the sums, and a mask of those that exist."""
     inside = offsets < n - begin
     # One base of 64 bits; offsets differ from it by few bits, and mostly by constants.
-    places = acc + begin.to(tl.int64) * acc_stride + offsets.to(tl.int64) * acc_stride
-    addends = grad + begin.to(tl.int64) * grad_stride + offsets.to(tl.int64) * grad_stride
+    places = acc + tl.cast(begin, tl.int64) * acc_stride + offsets.to(tl.int64) * acc_stride
+    addends = grad + tl.cast(begin, tl.int64) * grad_stride + offsets.to(tl.int64) * grad_stride
     if begin + BLOCK <= n:  # loads and stores without a mask are wide
         sums = tl.load(places)
         if ADD:
@@ -120,7 +118,7 @@ def exclusive_cumsum(counts):
 
 
 @triton.jit
-def store_marks(marks, keep, BLOCK: constexpr):
+def store_marks_and_count(marks, keep, BLOCK: constexpr):
     """Store one bit for each element of this program's block; return how many are marked.
 
     Each row of `keep` (BLOCK / 32, 32) is a word, whose lowest bit is the first element.
@@ -141,68 +139,49 @@ def popcount(x):
 
 
 @triton.jit
-def exponent(x):
+def exponent_of_power_of_2(x):
     """Return the exponents, int32, of powers of 2, uint32, read off a float; of 0 a negative number."""
     return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
 @triton.jit
-def find_bin(histogram, k, SIZE: constexpr):
-    """Find the bin of the k-th largest; return it, and how many are above it and in it; zeros if none."""
+def gather_words(acc, acc_stride, words, bits, indices, values, slots):
+    """Gather the elements whose marks are set in words (m,), each word's from its slot on, ascending."""
+    for _ in range(tl.max(popcount(bits), 0)):
+        rest = bits & (bits - 1)
+        index = words * MARKS_PER_WORD + exponent_of_power_of_2(bits ^ rest)
+        live = bits != 0
+        value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
+        tl.store(indices + slots, index, mask=live)
+        tl.store(values + slots, value, mask=live)
+        bits = rest
+        slots += 1
+
+
+@triton.jit
+def find_kth_bin(histogram, k, SIZE: constexpr):
+    """Find the bin of the k-th largest; return it, and how many are above it; zeros if there is no k-th."""
     order = tl.arange(0, SIZE)
     counts = tl.load(histogram + (SIZE - 1 - order))
     above = exclusive_cumsum(counts)
     is_hit = (above < k) & (above + counts >= k)
-    bin = tl.sum(tl.where(is_hit, SIZE - 1 - order, 0), 0)
-    return bin, tl.sum(tl.where(is_hit, above, 0), 0), tl.sum(tl.where(is_hit, counts, 0), 0)
+    return tl.sum(tl.where(is_hit, SIZE - 1 - order, 0), 0), tl.sum(tl.where(is_hit, above, 0), 0)
 
 
 @triton.jit
-def kth_key(high, middle, low, k):
+def find_kth_upper_bits(high, middle, k):
+    """Find the upper and middle bits of the k-th largest key; return them, and how many keys are above."""
+    upper, above = find_kth_bin(high, k, HIGH_BINS)
+    inner, more = find_kth_bin(middle, k - above, LOW_BINS)
+    return (upper << 10) | inner, above + more
+
+
+@triton.jit
+def find_kth_key(high, middle, low, k):
     """Find the k-th largest key by three histograms; return it, its lower bits, and how many are above."""
-    upper, above, _inside = find_bin(high, k, HIGH_BINS)
-    inner, more, _inside = find_bin(middle, k - above, LOW_BINS)
-    above = above + more
-    lower, more, _inside = find_bin(low, k - above, LOW_BINS)
-    return (upper << 20) | (inner << 10) | lower, lower, above + more
-
-
-@triton.jit
-def emit_block(
-    indices,
-    values,
-    counter,
-    start,
-    end,
-    tie_slot,
-    begin,
-    index_table,
-    live,
-    x,
-    kth,
-    BLOCK: constexpr,
-    WIDTH: constexpr,
-):
-    """Emit the elements of a block `x`, which starts at `begin`, whose keys are at least the k-th.
-
-    Keys above the k-th go to slots from `start` on, in no order; those equal to it to slots from `tie_slot`
-    on. `index_table`: see `store_kept`. Returns the `tie_slot` behind these.
-    """
-    keys = magnitude_keys(x)
-    bits = x.to(tl.int32, bitcast=True)
-    larger = (live & (keys > kth)).to(tl.int32)
-    counts = tl.sum(larger, 1)
-    total = tl.sum(counts, 0)
-    if total > 0:
-        slots = start + tl.atomic_add(counter, total, sem="relaxed") + exclusive_cumsum(counts)
-        store_kept(indices, values, slots, end, begin, index_table, larger, bits, BLOCK, WIDTH)
-    equal = (live & (keys == kth)).to(tl.int32)
-    counts = tl.sum(equal, 1)
-    total = tl.sum(counts, 0)
-    if total > 0:
-        slots = tie_slot + exclusive_cumsum(counts)
-        store_kept(indices, values, slots, end, begin, index_table, equal, bits, BLOCK, WIDTH)
-    return tie_slot + total
+    upper_bits, above = find_kth_upper_bits(high, middle, k)
+    lower, more = find_kth_bin(low, k - above, LOW_BINS)
+    return (upper_bits << 10) | lower, lower, above + more
 
 
 @triton.jit
@@ -214,6 +193,7 @@ def emit_range(
     tie_slot,
     x,
     stride,
+    base,
     index_table,
     first,
     last,
@@ -221,17 +201,33 @@ def emit_range(
     BLOCK: constexpr,
     WIDTH: constexpr,
 ):
-    """Emit as `emit_block` from all blocks of x [first, last)."""
+    """Emit the elements x [first, last) whose keys are at least the k-th, while slots are less than `end`.
+
+    Keys above the k-th go to slots that `counter` gives away, in no order; those equal to it to slots from
+    `tie_slot` on. Indices are counted from `base` on, or stand in `index_table` where that is not None.
+    """
     offsets = block_offsets(BLOCK, WIDTH)
     for begin in range(first, last, BLOCK):
-        loaded, live = load_block(x, last, stride, begin, offsets, BLOCK)
-        tie_slot = emit_block(
-            indices, values, counter, 0, end, tie_slot, begin, index_table, live, loaded, kth, BLOCK, WIDTH
-        )
+        loaded, live = load_block_and_mask(x, last, stride, begin, offsets, BLOCK)
+        keys = magnitude_keys(loaded)
+        bits = loaded.to(tl.int32, bitcast=True)
+        larger = (live & (keys > kth)).to(tl.int32)
+        counts = tl.sum(larger, 1)
+        total = tl.sum(counts, 0)
+        if total > 0:
+            slots = tl.atomic_add(counter, total, sem="relaxed") + exclusive_cumsum(counts)
+            store_kept(indices, values, slots, end, base + begin, index_table, larger, bits, BLOCK, WIDTH)
+        equal = (live & (keys == kth)).to(tl.int32)
+        counts = tl.sum(equal, 1)
+        total = tl.sum(counts, 0)
+        if total > 0:
+            slots = tie_slot + exclusive_cumsum(counts)
+            store_kept(indices, values, slots, end, base + begin, index_table, equal, bits, BLOCK, WIDTH)
+        tie_slot += total
 
 
 @triton.jit
-def pseudo_random(number, turn):
+def hash_to_31_bits(number, turn):
     """Return pseudo-random numbers of 31 bits for two int32 numbers."""
     x = number.to(tl.uint32) * 0x2C1B3C6D + turn.to(tl.uint32) * 0x297A2D39
     x = (x ^ (x >> 15)) * 0x2C1B3C6D
@@ -249,7 +245,7 @@ def program_range(n, BLOCK: constexpr):
 
 
 @triton.jit
-def count_range(
+def count_keys(
     values,
     stride,
     first,
@@ -264,7 +260,7 @@ def count_range(
     counts = tl.zeros([SIZE], tl.int32)
     offsets = tl.arange(0, BLOCK)
     for begin in range(first, last, BLOCK):
-        loaded, inside = load_block(values, last, stride, begin, offsets, BLOCK)
+        loaded, inside = load_block_and_mask(values, last, stride, begin, offsets, BLOCK)
         keys = magnitude_keys(loaded)
         if PREFIX < 31:
             inside = inside & ((keys >> PREFIX) == prefix)
@@ -273,7 +269,7 @@ def count_range(
 
 
 @triton.jit
-def count_program_range(
+def count_candidate_or_all_keys(
     acc,
     work,
     values,
@@ -285,13 +281,13 @@ def count_program_range(
     BLOCK: constexpr,
     CANDIDATE_BLOCK: constexpr,
 ):
-    """Count as `count_range` this program's range of the candidates, or of all elements: (LOW_BINS,)."""
+    """Count as `count_keys` this program's range of the candidates, or of all elements: (LOW_BINS,)."""
     if tl.load(work + SEARCHES_ALL) != 0:
         first, last = program_range(n, BLOCK)
-        counts = count_range(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, LOW_BINS, BLOCK)
+        counts = count_keys(acc, acc_stride, first, last, prefix, PREFIX, SHIFT, LOW_BINS, BLOCK)
     else:
         first, last = program_range(tl.load(work + NUM_CANDIDATES), CANDIDATE_BLOCK)
-        counts = count_range(values, 1, first, last, prefix, PREFIX, SHIFT, LOW_BINS, CANDIDATE_BLOCK)
+        counts = count_keys(values, 1, first, last, prefix, PREFIX, SHIFT, LOW_BINS, CANDIDATE_BLOCK)
     return counts
 
 
@@ -299,3 +295,16 @@ def count_program_range(
 def add_counts(histogram, counts, SIZE: constexpr):
     """Add this program's counts to a histogram."""
     tl.atomic_add(histogram + tl.arange(0, SIZE), counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit
+def add_and_store_counts(histogram, rows, counts):
+    """Add this program's counts to a histogram, and store them in its row of (programs, LOW_BINS)."""
+    add_counts(histogram, counts, LOW_BINS)
+    tl.store(rows + tl.program_id(0).to(tl.int64) * LOW_BINS + tl.arange(0, LOW_BINS), counts)
+
+
+@triton.jit
+def increase(counter, amount):
+    """Add to a number in memory that no other program writes."""
+    tl.store(counter, tl.load(counter) + amount)

@@ -20,9 +20,9 @@ from torch import Tensor
 from sparsify.core import host_sync
 from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
+from sparsify.kernels import triton_device_functions, triton_search
 from sparsify.kernels import triton_group_search_device as device_code
-from sparsify.kernels import triton_search
-from sparsify.kernels.group_kernel import GroupKernel, add_unless_single, divide, split_like
+from sparsify.kernels.group_kernel import GroupKernel, add_unless_single, divide_into_stretches, split_like
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
@@ -94,7 +94,7 @@ class TritonGroupKernel(GroupKernel):
         self.launch.set_buffers(
             shares=torch.tensor(shares, dtype=torch.int32, device=likes[0].device),
             work=self.work,
-            rows=new((self.num_programs, device_code.LOW_BINS.value), dtype=torch.int32),
+            rows=new((self.num_programs, triton_device_functions.LOW_BINS.value), dtype=torch.int32),
         )
 
     def topk(self, accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]) -> SparseVector:
@@ -102,7 +102,7 @@ class TritonGroupKernel(GroupKernel):
         if not self.small_buckets:
             return super().topk(accs, grads, ks)
         self._check(accs, grads, ks)
-        pieces_by_bucket = divide(grads, self.sizes)
+        pieces_by_bucket = divide_into_stretches(grads, self.sizes)
         small_selection = self._search_small_buckets(accs, pieces_by_bucket, ks)
         if len(self.small_buckets) == len(ks):
             return small_selection
@@ -133,7 +133,7 @@ class TritonGroupKernel(GroupKernel):
         rows = list[tuple[int, ...]]()
         for bucket, acc, grad, start in zip(self.small_buckets, small_accs, grads, starts, strict=True):
             address = 0 if grad is None else grad.data_ptr()
-            rows.append((acc.data_ptr(), address, acc.numel(), ks[bucket], start, self.bases[bucket]))
+            rows.append((acc.data_ptr(), address, ks[bucket], start, self.bases[bucket]))
         if rows != self.bucket_rows:
             self.bucket_rows = rows
             self.is_aligned = all(address % ALIGNMENT == 0 for row in rows for address in row[:2])
@@ -195,14 +195,14 @@ class TritonGroupKernel(GroupKernel):
         return (LaunchSpec(device_code.add_selection, "blocks", 4, {"ADD_BLOCK": ADD_BLOCK}),)
 
     def _divide_among_programs(self, min_blocks: int) -> list[tuple[int, int, int, int]]:
-        """Return the rows of `shares`: small bucket, first block, end block, the bucket's first program."""
+        """Return the rows of `shares`: small bucket, first and end element, the bucket's first program."""
         shares = list[tuple[int, int, int, int]]()
         for row, bucket in enumerate(self.small_buckets):
-            num_blocks = triton.cdiv(self.sizes[bucket], self.block)
+            n = self.sizes[bucket]
             first_program = len(shares)
-            length = max(min_blocks, triton.cdiv(num_blocks, MAX_SHARES))
-            for start in range(0, num_blocks, length):
-                shares.append((row, start, min(start + length, num_blocks), first_program))
+            length = max(min_blocks, triton.cdiv(n, MAX_SHARES * self.block)) * self.block
+            for start in range(0, n, length):
+                shares.append((row, start, min(start + length, n), first_program))
         return shares
 
     def _memory_table(self, memories: Sequence[Tensor]) -> Tensor:

@@ -62,7 +62,7 @@ class CompiledLaunch(NamedTuple):
             compiled.packed_metadata,
             None,
             None,
-            None,  # launch metadata and hooks: for profilers, see `is_profiled`
+            None,  # launch metadata and hooks: for profilers, see `has_profiler_hook`
             *self.arguments(values),
             *self.constants,
         )
@@ -76,7 +76,7 @@ class KernelLauncher:
     """
 
     def __init__(self, keeps_compiled: bool = True) -> None:
-        self.keeps_compiled = keeps_compiled and can_keep_compiled()
+        self.keeps_compiled = keeps_compiled and can_launch_compiled_directly()
         self.compiled_by_kind: dict[Hashable, list[CompiledLaunch]] = {}
         self.buffers: dict[str, Tensor] = {}
         self.addresses: dict[str, int] = {}
@@ -100,7 +100,7 @@ class KernelLauncher:
             numbers: for none of their values Triton compiles a kernel of its own: do_not_specialize.
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
-        if not self.keeps_compiled or is_profiled():
+        if not self.keeps_compiled or has_profiler_hook():
             launch_by_triton(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
             return
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
@@ -137,7 +137,7 @@ def launch_by_triton(plan: LaunchPlan, values: Mapping[str, Any]) -> list[Compil
     return launches
 
 
-def is_profiled() -> bool:
+def has_profiler_hook() -> bool:
     """Tell whether a profiler wants to hear of launches, of which only Triton's own tell it.
 
     A hook is a chain of calls, a function that somebody put in its place, or None, which Triton allows as
@@ -148,7 +148,7 @@ def is_profiled() -> bool:
 
 
 @cache
-def can_keep_compiled() -> bool:
+def can_launch_compiled_directly() -> bool:
     """Tell whether compiled kernels can be launched directly.
 
     They can't in Triton's interpreter, which compiles nothing, nor in versions that may start kernels

@@ -98,7 +98,7 @@ class TritonKernel(SelectionKernel):
         self.forced_bound = -1 if bound is None else bound
         self.forced_capacity = capacity
         self.num_programs = max(1, min(MAX_LOOPING_PROGRAMS, triton.cdiv(self.n, 4 * block)))
-        num_words = triton.cdiv(self.n, block) * block // triton_device_functions.MARKS_PER_WORD.value
+        num_blocks = triton.cdiv(self.n, block)
         new = like.new_empty
         self.work = new(triton_device_functions.WORK_NUMEL.value, dtype=torch.int32)
         self.candidates = SparseVector(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
@@ -110,7 +110,9 @@ class TritonKernel(SelectionKernel):
             rows=new((self.num_programs, triton_device_functions.LOW_BINS.value), dtype=torch.int32),
             totals=self.totals,
             threshold=self.threshold,
-            marks=new(num_words, dtype=torch.int32),
+            marks=new(num_blocks * block // triton_device_functions.MARKS_PER_WORD.value, dtype=torch.int32),
+            counted=new(num_blocks, dtype=torch.int32),
+            ends=new(num_blocks, dtype=torch.int64),
             indices=self.candidates.indices,
             values=self.candidates.values,
         )
@@ -136,7 +138,7 @@ class TritonKernel(SelectionKernel):
             capacity = self.forced_capacity
         if has_bound:
             self._ensure_candidate_capacity(capacity)
-        tensors = input_tensors(acc, grad)
+        tensors = acc_and_grad_by_name(acc, grad)
         tensors |= {"out_indices": selection.indices, "out_values": selection.values}
         numbers = self._sizes(n) | {
             "k": k,
@@ -145,7 +147,7 @@ class TritonKernel(SelectionKernel):
             "forced": self.forced_bound,
             "capacity": capacity,
         }
-        choices = (grad is not None, is_sampled, has_bound, WIDE_NUMEL if has_wide_loads(acc) else 1)
+        choices = (grad is not None, is_sampled, has_bound, WIDE_NUMEL if can_load_wide(acc) else 1)
         with torch.cuda.device_of(acc):
             self.launch(self._plan_topk, choices, tensors, numbers)
         return selection
@@ -165,8 +167,7 @@ class TritonKernel(SelectionKernel):
         else:
             rounded = torch.tensor(float(threshold), dtype=torch.float32, device="cpu")
             self.threshold.fill_(rounded.item())
-        self._ensure_count_buffers()
-        tensors = input_tensors(acc, grad)
+        tensors = acc_and_grad_by_name(acc, grad)
         sizes = self._sizes(n)
         with torch.cuda.device_of(acc):
             self.launch(self._plan_marking, (grad is not None, strict), tensors, sizes)
@@ -242,19 +243,13 @@ class TritonKernel(SelectionKernel):
             self.candidates = SparseVector(indices, values)
             self.launch.set_buffers(indices=indices, values=values)
 
-    def _ensure_count_buffers(self) -> None:
-        if "ends" not in self.launch.buffers:
-            num_blocks = triton.cdiv(self.n, self.block)
-            counted = self.work.new_empty(num_blocks)
-            self.launch.set_buffers(counted=counted, ends=torch.empty_like(counted, dtype=torch.int64))
 
-
-def input_tensors(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:
+def acc_and_grad_by_name(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:
     """Return the tensors that kernels read; one that adds nothing is given acc in the gradient's place."""
     return {"acc": acc, "grad": acc if grad is None else grad}
 
 
-def has_wide_loads(vector: Tensor) -> bool:
+def can_load_wide(vector: Tensor) -> bool:
     """Tell whether a thread can load several elements of a vector at once."""
     return vector.stride(0) == 1 and vector.data_ptr() % ALIGNMENT == 0
 

@@ -30,13 +30,9 @@ def guess_bound(
     SAMPLE_NUMEL: constexpr,
 ):
     """Clear `work`, and find the key that `rank` of a sample reach, by its upper 16 bits, in one program."""
-    number = tl.arange(0, 16)
+    number = tl.arange(0, 8192)  # a power of 2
     # All but the bound, which is stored below.
-    tl.store(work + number, tl.zeros([16], tl.int32), mask=number > device.BOUND)
-    programs = tl.arange(0, device.MAX_PROGRAMS)
-    tl.store(work + device.CANDIDATES_BY_PROGRAM + programs, tl.zeros([device.MAX_PROGRAMS], tl.int32))
-    bins = tl.arange(0, device.HISTOGRAMS_NUMEL)
-    tl.store(work + device.HIGH + bins, tl.zeros([device.HISTOGRAMS_NUMEL], tl.int32))
+    tl.store(work + number, 0, mask=(number < device.WORK_NUMEL) & (number != device.BOUND))
     low = tl.full((), 0, tl.int32)
     if SAMPLED:
         # One run from each of equally long stretches, at another place each step.
@@ -46,7 +42,7 @@ def guess_bound(
         begin = run.to(tl.int64) * whole // runs
         end = (run.to(tl.int64) + 1) * whole // runs
         step = tl.load(totals + device.STEPS).to(tl.int32)
-        start = (begin + device.pseudo_random(run, step).to(tl.int64) % (end - begin)) * device.RUN_NUMEL
+        start = (begin + device.hash_to_31_bits(run, step).to(tl.int64) % (end - begin)) * device.RUN_NUMEL
         places = start[:, None] + tl.arange(0, device.RUN_NUMEL)[None, :].to(tl.int64)
         sums = tl.load(acc + places * acc_stride)
         if ADD:
@@ -82,17 +78,20 @@ def accumulate_and_mark(
     They are counted for the program that will gather them. Nothing waits for these counts, so the next blocks
     are read meanwhile.
     """
+    begin = tl.program_id(0) * BLOCK
     offsets = device.block_offsets(BLOCK, device.MARKS_PER_WORD)
     if GUESSED:
         # Before anything is stored, so that it need not be waited for.
         bound = tl.load(work + device.BOUND)
-        sums, inside = device.accumulate(acc, grad, n, acc_stride, grad_stride, offsets, ADD, BLOCK)
-        count = device.store_marks(marks, inside & (device.magnitude_keys(sums) >= bound), BLOCK)
+        sums, inside = device.accumulate_block(
+            acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK
+        )
+        count = device.store_marks_and_count(marks, inside & (device.magnitude_keys(sums) >= bound), BLOCK)
         share = (tl.num_programs(0) + programs - 1) // programs
         counter = work + device.CANDIDATES_BY_PROGRAM + tl.program_id(0) // share
         tl.atomic_add(counter, count, mask=count > 0, sem="relaxed")
     else:
-        device.accumulate(acc, grad, n, acc_stride, grad_stride, offsets, ADD, BLOCK)
+        device.accumulate_block(acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK)
 
 
 @triton.jit(do_not_specialize=["n", "k", "capacity"])
@@ -136,33 +135,25 @@ def gather_candidates(
             words = word + tl.arange(0, WORD_BLOCK)
             live = words * device.MARKS_PER_WORD < end
             bits = tl.load(marks + words, mask=live, other=0).to(tl.uint32, bitcast=True)
-            ones = device.popcount(bits)
-            slots = slot + device.exclusive_cumsum(ones)
-            slot += tl.sum(ones, 0)
-            for _ in range(tl.max(ones, 0)):
-                rest = bits & (bits - 1)
-                index = words * device.MARKS_PER_WORD + device.exponent(bits ^ rest)
-                live = bits != 0
-                value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
-                tl.store(indices + slots, index, mask=live)
-                tl.store(values + slots, value, mask=live)
-                bits = rest
-                slots += 1
+            counts = device.popcount(bits)
+            slots = slot + device.exclusive_cumsum(counts)
+            slot += tl.sum(counts, 0)
+            device.gather_words(acc, acc_stride, words, bits, indices, values, slots)
         if last > first:
             tl.debug_barrier()  # what other threads have stored is read
-            high = device.count_range(values, 1, first, last, 0, 31, 20, device.HIGH_BINS, CANDIDATE_BLOCK)
+            high = device.count_keys(values, 1, first, last, 0, 31, 20, device.HIGH_BINS, CANDIDATE_BLOCK)
             device.add_counts(work + device.HIGH, high, device.HIGH_BINS)
     else:
         first, last = device.program_range(n, BLOCK)
-        high = device.count_range(acc, acc_stride, first, last, 0, 31, 20, device.HIGH_BINS, BLOCK)
+        high = device.count_keys(acc, acc_stride, first, last, 0, 31, 20, device.HIGH_BINS, BLOCK)
         device.add_counts(work + device.HIGH, high, device.HIGH_BINS)
 
 
 @triton.jit(do_not_specialize=["n", "k"])
 def count_middle_bits(acc, work, values, n, acc_stride, k, BLOCK: constexpr, CANDIDATE_BLOCK: constexpr):
     """Count keys of the bin that the k-th falls into by their middle bits."""
-    high, _above, _inside = device.find_bin(work + device.HIGH, k, device.HIGH_BINS)
-    counts = device.count_program_range(
+    high, _above = device.find_kth_bin(work + device.HIGH, k, device.HIGH_BINS)
+    counts = device.count_candidate_or_all_keys(
         acc, work, values, n, acc_stride, high, 20, 10, BLOCK, CANDIDATE_BLOCK
     )
     device.add_counts(work + device.MIDDLE, counts, device.LOW_BINS)
@@ -174,13 +165,11 @@ def count_low_bits(acc, work, values, rows, n, acc_stride, k, BLOCK: constexpr, 
 
     Each program's own count is stored as well, in rows (programs, LOW_BINS).
     """
-    high, above, _inside = device.find_bin(work + device.HIGH, k, device.HIGH_BINS)
-    middle, _above, _inside = device.find_bin(work + device.MIDDLE, k - above, device.LOW_BINS)
-    counts = device.count_program_range(
-        acc, work, values, n, acc_stride, (high << 10) | middle, 10, 0, BLOCK, CANDIDATE_BLOCK
+    upper_bits, _above = device.find_kth_upper_bits(work + device.HIGH, work + device.MIDDLE, k)
+    counts = device.count_candidate_or_all_keys(
+        acc, work, values, n, acc_stride, upper_bits, 10, 0, BLOCK, CANDIDATE_BLOCK
     )
-    device.add_counts(work + device.LOW, counts, device.LOW_BINS)
-    tl.store(rows + tl.program_id(0) * device.LOW_BINS + tl.arange(0, device.LOW_BINS), counts)
+    device.add_and_store_counts(work + device.LOW, rows, counts)
 
 
 @triton.jit(do_not_specialize=["n", "k"])
@@ -207,14 +196,13 @@ def emit_largest(
     program = tl.program_id(0)
     searches_all = tl.load(work + device.SEARCHES_ALL) != 0
     if program == 0:
-        tl.store(totals + device.STEPS, tl.load(totals + device.STEPS) + 1)
+        device.increase(totals + device.STEPS, 1)
         if searches_all & GUESSED:
-            tl.store(totals + device.FALLBACKS, tl.load(totals + device.FALLBACKS) + 1)
+            device.increase(totals + device.FALLBACKS, 1)
         else:
-            tl.store(totals + device.SELECTED, tl.load(totals + device.SELECTED) + k)
-            count = tl.load(work + device.NUM_CANDIDATES)
-            tl.store(totals + device.CANDIDATES, tl.load(totals + device.CANDIDATES) + count)
-    kth, low, above = device.kth_key(work + device.HIGH, work + device.MIDDLE, work + device.LOW, k)
+            device.increase(totals + device.SELECTED, k)
+            device.increase(totals + device.CANDIDATES, tl.load(work + device.NUM_CANDIDATES))
+    kth, low, above = device.find_kth_key(work + device.HIGH, work + device.MIDDLE, work + device.LOW, k)
     # Programs take consecutive ranges in order of indices, so equal keys of smaller ones are the earlier's.
     earlier = tl.arange(0, device.MAX_PROGRAMS)
     ties = tl.load(rows + earlier * device.LOW_BINS + low, mask=earlier < program, other=0)
@@ -230,6 +218,7 @@ def emit_largest(
             tie_slot,
             acc,
             acc_stride,
+            0,
             None,
             first,
             last,
@@ -247,6 +236,7 @@ def emit_largest(
             tie_slot,
             values,
             1,
+            0,
             indices,
             first,
             last,
@@ -272,13 +262,14 @@ def accumulate_and_mark_above(
 ):
     """Add grad to acc; mark the elements that reach the threshold, and count them in each block."""
     least = tl.load(threshold)
+    begin = tl.program_id(0) * BLOCK
     offsets = device.block_offsets(BLOCK, device.MARKS_PER_WORD)
-    sums, inside = device.accumulate(acc, grad, n, acc_stride, grad_stride, offsets, ADD, BLOCK)
+    sums, inside = device.accumulate_block(acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK)
     if STRICT:
         keep = tl.abs(sums) > least
     else:
         keep = tl.abs(sums) >= least
-    tl.store(counted + tl.program_id(0), device.store_marks(marks, inside & keep, BLOCK))
+    tl.store(counted + tl.program_id(0), device.store_marks_and_count(marks, inside & keep, BLOCK))
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -286,15 +277,6 @@ def gather_marked(acc, marks, ends, out_indices, out_values, n, acc_stride, BLOC
     """Gather the marked elements, ascending; those of a block end where `ends` (programs,) int64 says."""
     words = tl.program_id(0) * (BLOCK // device.MARKS_PER_WORD) + tl.arange(0, BLOCK // device.MARKS_PER_WORD)
     bits = tl.load(marks + words).to(tl.uint32, bitcast=True)
-    first = words * device.MARKS_PER_WORD
     counts = device.popcount(bits)
     slots = tl.load(ends + tl.program_id(0)) - tl.sum(counts, 0) + device.exclusive_cumsum(counts)
-    for _ in range(tl.max(counts, 0)):
-        rest = bits & (bits - 1)
-        index = first + device.exponent(bits ^ rest)
-        live = bits != 0
-        value = tl.load(acc + index.to(tl.int64) * acc_stride, mask=live, other=0.0)
-        tl.store(out_indices + slots, index, mask=live)
-        tl.store(out_values + slots, value, mask=live)
-        bits = rest
-        slots += 1
+    device.gather_words(acc, acc_stride, words, bits, out_indices, out_values, slots)

@@ -114,7 +114,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
     ) -> Selection:
         check_k(k, acc.numel())
         if state.native is not None:
-            chosen = state.native.select_largest([acc], [] if grad is None else [grad], [k])
+            chosen = state.native.try_accumulate_and_select([acc], [] if grad is None else [grad], [k])
             if chosen is not None:
                 return Selection(chosen.indices.long(), chosen.values)
         return Selection(*state.layout.select_largest(acc if grad is None else acc.add_(grad), k))
@@ -132,7 +132,7 @@ class ChunkTopK(SinglePassSelector, ExactlyKSelector):
         if first.native is None:
             return None
         search = first.group_native = reuse_or_make_joint(first.group_native, states, NativeChunkSearch)
-        selection = search.select_largest(accs, grads, ks, weight, reset_grads_to)
+        selection = search.try_accumulate_and_select(accs, grads, ks, weight, reset_grads_to)
         return None if selection is None else GroupSelection(selection, search.layout.counts_by_bucket(ks))
 
 

@@ -389,7 +389,9 @@ class Engine:
         )
         if is_infinite:
             nothing = grads[0][:0]
-            stretches = [piece for pieces in divide_into_stretches(grads, sizes) for piece in pieces or [nothing]]
+            stretches = [
+                piece for pieces in divide_into_stretches(grads, sizes) for piece in pieces or [nothing]
+            ]
             flags_by_rank = comm.all_gather(are_elements_finite(stretches).int())
             for rank, flags in enumerate(host_sync.to_host(torch.stack(flags_by_rank))):
                 if not all(flags):  # else a norm has overflowed

@@ -157,7 +157,7 @@ def compare_launches() -> None:
             "none": count_asked(None, None),
         }
 
-    triton_launcher.can_keep_compiled.cache_clear()
+    triton_launcher.can_launch_compiled_directly.cache_clear()
     triton.__version__ = "99.0.0"
     with mock.patch.object(logging.getLogger("sparsify.kernels.triton_launcher"), "warning") as warning:
         are_kept = [triton_launcher.KernelLauncher().keeps_compiled for _ in range(2)]

@@ -38,7 +38,7 @@ AT_MOST = {
     "accumulate_and_count": 72,
     "count_group_middle_bits": 56,
     "count_group_low_bits": 64,
-    "emit_group_largest": 120,
+    "emit_group_largest": 128,
     "add_selection": 32,
 }
 SEGMENTS = (

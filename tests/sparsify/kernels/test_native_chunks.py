@@ -32,7 +32,9 @@ def search(
     tiles = ChunkLayout(of)
     k = num_selected(acc.numel(), density)
     summed = acc.clone() if grad is None else acc + grad
-    found = there(NativeChunkSearch(tiles, level).select_largest([acc], [] if grad is None else [grad], [k]))
+    found = there(
+        NativeChunkSearch(tiles, level).try_accumulate_and_select([acc], [] if grad is None else [grad], [k])
+    )
     check_equal(acc, summed)
     check_chosen(tiles, k, summed, found)
 
@@ -70,7 +72,9 @@ def test_threads_choose_alike() -> None:
         with threads(number):
             found.append(
                 there(
-                    NativeChunkSearch(ChunkLayout(of)).select_largest([random(n)], [random(n, 1)], [n // 64])
+                    NativeChunkSearch(ChunkLayout(of)).try_accumulate_and_select(
+                        [random(n)], [random(n, 1)], [n // 64]
+                    )
                 )
             )
     for other in found[1:]:
@@ -98,7 +102,7 @@ def test_drift_is_added_to_the_residual_and_parameters_go_back_to_the_anchor(lev
     chunks = NativeChunkSearch(tiles, level)
     for _ in range(2):  # the second time with kept tables
         summed = torch.cat(accs) * 0.95 + drift
-        check_chosen(tiles, ks, summed, there(chunks.select_largest(accs, own, ks, 0.95, anchors)))
+        check_chosen(tiles, ks, summed, there(chunks.try_accumulate_and_select(accs, own, ks, 0.95, anchors)))
         assert torch.equal(torch.cat(accs), summed)
         assert torch.equal(torch.cat(own), before)
         assert torch.equal(torch.cat(anchors), before)
@@ -119,5 +123,5 @@ def test_what_it_cannot_read_is_left_as_it_is() -> None:
         ([acc], [grad[1:]], []),
     ):
         before = accs[0].clone()
-        assert chunks.select_largest(accs, grads, [64], 0.5, anchors) is None
+        assert chunks.try_accumulate_and_select(accs, grads, [64], 0.5, anchors) is None
         assert torch.equal(accs[0], before)

@@ -94,7 +94,7 @@ def leave_in_cache(content: bytes) -> Path:
     """Write a library as an earlier process left it. It is not loaded here: who changes a library that is in
     use ends its users.
     """
-    path = cache() / f"native-{native_library.build_key()}-{native_library.hash_content(content)}.so"
+    path = cache() / f"native-{native_library.build_digest()}-{native_library.content_digest(content)}.so"
     cache().mkdir(parents=True, mode=0o700)
     path.write_bytes(content)
     path.chmod(0o700)
