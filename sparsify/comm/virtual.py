@@ -306,5 +306,4 @@ def have_equal_bits(tensors: Sequence[Tensor]) -> Tensor:
     first, *others = (tensor.detach().view(INTEGER_BY_NBYTES[width]) for tensor in tensors)
     if first.device.type == "cpu":
         return torch.tensor(all(torch.equal(first, other) for other in others), device="cpu")
-    is_different = [(first != other).any() for other in others]
-    return ~torch.stack(is_different).any() if is_different else first.new_ones((), dtype=torch.bool)
+    return torch.stack([(first == other).all() for other in others or [first]]).all()

@@ -150,7 +150,10 @@ class Fragment:
         return flat
 
     def capture_parameters(self) -> None:
-        """Take the parameters as they are now for the next `average_drift`."""
+        """Take the parameters as they are now for the next `average_drift`.
+
+        If the strategy replaces the parameters anyway, that overwrites them; else it works on a copy.
+        """
         flat = self.flat_parameters()
         self.drift = flat if self.strategy.replaces_parameters else [piece.clone() for piece in flat]
 

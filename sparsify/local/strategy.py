@@ -183,8 +183,12 @@ class LocalSteps:
     @property
     def can_fuse_exchange(self) -> bool:
         """True if a plain outer step follows the average, and takes anchor and workers to one point."""
-        is_plain = type(self.outer) is PlainStep and not self.averages_models
-        return is_plain and self.replaces_parameters and not self.has_different_anchors
+        return (
+            type(self.outer) is PlainStep
+            and self.replaces_parameters
+            and not self.averages_models
+            and not self.has_different_anchors
+        )
 
     def broken_laws(self) -> dict[str, str]:
         """Return the laws of local steps that can't hold, and why."""
