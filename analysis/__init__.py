@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # most of what imports this package does without pandas
 TABLES = ("runs", "steps", "epochs", "spans", "looks")
 
 
-def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
+def load(results: Path | str | None = None, tables: Collection[str] = TABLES) -> Frames:
     """Every run there is, own and shipped, as tidy frames: see `analysis.records.loading.load`."""
     from analysis.records import loading
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,36 +30,90 @@ MEASURED = Frames._fields[1:]  # all tables but that of the runs
 PHASE = re.compile(r"[a-z_]{1,40}")
 UNNAMED = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
 MOST_UNNAMED = 200  # columns of a log
+# At most so many runs, with so many bytes of logs, are read together: as tables they take many times as much.
+BATCH_RUNS = 250
+BATCH_BYTES = 32 * 2**20
 
 
-def of_attempt(attempt: Attempt) -> tuple[Frames, list[str]]:
-    """The frames of one valid attempt, and a note on each line that a killed writer left half.
+class AttemptData(NamedTuple):
+    """What the logs of an attempt hold."""
+
+    attempt: Attempt
+    rows: list[dict[str, Any]]  # of `runs`, one for each variant
+    tables: dict[str, list[Columns]]  # parts of the others
+    notes: list[str]  # a line on each line that a killed writer left half
+
+
+class LoadedFrames(NamedTuple):
+    """Frames of attempts, and a line on everything that had to be left out."""
+
+    frames: Frames
+    notes: list[str]
+
+
+def load_attempt(attempt: Attempt) -> LoadedFrames:
+    """Read the frames of one valid attempt from its logs.
 
     Raises:
         Damaged: a file is not as it was recorded.
     """
-    found, notes = _read(attempt, attempt.check())
-    return _frames([found]), notes
+    data = read_attempt(attempt, attempt.check())
+    return LoadedFrames(build_frames([data]), data.notes)
 
 
-def from_attempts(attempts: Iterable[Attempt]) -> tuple[Frames, list[str]]:
-    """The frames of the valid attempts, and a note on everything that had to be left out."""
-    found, notes = list[Read](), list[str]()
+def load_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
+    """Read the frames of those of these attempts that are valid from their logs."""
+    data_by_attempt = list[AttemptData]()
+    notes = list[str]()
     for attempt in attempts:
         try:
-            read, own = _read(attempt, attempt.check())
+            data = read_attempt(attempt, attempt.check())
         except Damaged as damage:
             notes.append(left_out(attempt, damage.brief))
         else:
-            found.append(read)
-            notes += own
-    return _frames(found), notes
+            data_by_attempt.append(data)
+            notes += data.notes
+    return LoadedFrames(build_frames(data_by_attempt), notes)
 
 
-def newest(store: Store, runs: Iterable[str]) -> tuple[Frames, list[str]]:
-    """The frames of each run's newest attempt that is whole, and a line on each newer one that is damaged."""
-    found, notes = store.newest(runs, _read)
-    return _frames(found), notes
+def load_newest(store: Store, runs: Iterable[str]) -> LoadedFrames:
+    """Read the frames of each run's newest attempt that is whole from its logs, see `read_newest`."""
+    data_by_attempt, notes = read_newest(store, runs)
+    notes += [note for data in data_by_attempt for note in data.notes]
+    return LoadedFrames(build_frames(data_by_attempt), notes)
+
+
+def read_newest(store: Store, runs: Iterable[str]) -> tuple[list[AttemptData], list[str]]:
+    """Read the logs of each run's newest attempt that is whole; also a line on each newer, damaged one."""
+    was_enabled = gc.isenabled()
+    gc.disable()  # it would look through a million objects, none of which is in a circle, again and again
+    try:
+        return store.newest(runs, read_attempt)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def split_into_batches(store: Store, runs: Iterable[str]) -> Iterator[list[str]]:
+    """Yield these runs in their order, so many at a time that they are in memory together."""
+    batch = list[str]()
+    free_bytes = BATCH_BYTES
+    for run in runs:
+        size = _log_bytes(store.root / run)
+        if batch and (size > free_bytes or len(batch) == BATCH_RUNS):
+            yield batch
+            batch = []
+            free_bytes = BATCH_BYTES
+        batch.append(run)
+        free_bytes -= size
+    if batch:
+        yield batch
+
+
+def _log_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # it may be removed meanwhile
+        return sum(path.stat().st_size for path in folder.glob("*/*.jsonl"))
+    return 0
 
 
 def resumptions(manifest: Mapping[str, Any]) -> list[int]:
@@ -72,15 +128,12 @@ def resumptions(manifest: Mapping[str, Any]) -> list[int]:
     return steps
 
 
-class Read(NamedTuple):
-    """Rows of an attempt's runs, and parts of the other tables."""
+def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
+    """Read the logs of a valid attempt.
 
-    rows: list[dict[str, Any]]
-    tables: dict[str, list[Columns]]
-
-
-def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> tuple[Read, list[str]]:
-    """Read what `of_attempt` makes frames of."""
+    Raises:
+        Damaged: a file is not as it was recorded.
+    """
     if manifest["state"] != "ok":
         raise Damaged(attempt.path, "is not a whole record")
     rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
@@ -117,12 +170,13 @@ def _read(attempt: Attempt, manifest: Mapping[str, Any]) -> tuple[Read, list[str
             for name, columns in parts.items():
                 if length := len(next(iter(columns.values()))):
                     tables[name].append({"key": np.full(length, row["key"], dtype=object), **columns})
-    return Read([*rows.values()], tables), notes
+    return AttemptData(attempt, [*rows.values()], tables, notes)
 
 
-def _frames(found: Sequence[Read]) -> Frames:
-    tables = (_table(name, [part for read in found for part in read.tables[name]]) for name in MEASURED)
-    return with_outcomes(Frames(runs_frame([row for read in found for row in read.rows]), *tables))
+def build_frames(every: Sequence[AttemptData]) -> Frames:
+    """Return the frames of these attempts, with the outcomes of their runs."""
+    tables = (_table(name, [part for data in every for part in data.tables[name]]) for name in MEASURED)
+    return with_outcomes(Frames(runs_frame([row for data in every for row in data.rows]), *tables))
 
 
 def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import stat
 import tempfile
@@ -34,6 +35,7 @@ PART, LOCK = ".part", "lock"  # how the name of what is not finished ends; in a 
 YOUNG_S = 10.0  # so old it has its lock
 LONGEST_S = 86_400.0  # nothing takes so long to be written, where no lock tells
 DEEPEST = 40  # lists and objects within each other; a manifest has 5
+ODD_TEXT = re.compile(rb"[0-9]{19}|\\u[dD]")  # of numbers of more than 64 bits, and halves of characters
 MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
 KINDS = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
@@ -318,7 +320,8 @@ def decoded(raw: bytes, path: Path, where: str = "") -> Any:
     """Decode the JSON that `path` has `where`; refused as Damaged where no record can hold it."""
     try:
         content = json.loads(raw.decode())
-        if odd := _odd(content):
+        may_be_odd = raw.count(b"{") + raw.count(b"[") > DEEPEST or ODD_TEXT.search(raw)
+        if may_be_odd and (odd := _odd(content)):
             raise Damaged(path, f"holds {odd}{where}")
     except UnicodeDecodeError as error:
         raise Damaged(path, f"is no text in UTF-8{where}") from error

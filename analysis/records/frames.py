@@ -84,6 +84,11 @@ def restrict(frames: Frames, keys: Collection[str]) -> Frames:
     return Frames(*(frame[frame["key"].isin(wanted)].reset_index(drop=True) for frame in frames))
 
 
+def keep_tables(frames: Frames, names: Collection[str]) -> Frames:
+    """Return the frames with the runs and these tables; the others are empty."""
+    return frames._replace(**{name: no_rows(name) for name in Frames._fields[1:] if name not in names})
+
+
 def keys_of(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
     """Keys of the runs that have these values in these columns; none where nothing recorded a column."""
     runs = frames.runs

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis import TABLES
-from analysis.records.attempts import newest
 from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
-from analysis.records.files import Damaged, read_note
-from analysis.records.frames import Frames, empty, no_rows, restrict, stack
-from analysis.records.parquet import column_names, listed, read_parquet
+from analysis.records.files import read_note
+from analysis.records.frame_cache import load_newest_cached
+from analysis.records.frames import Frames, empty, keep_tables, restrict, stack
+from analysis.records.parquet import read_column_names, read_parquet
 from analysis.records.schema import RunIndex
 from analysis.records.steps import with_outcomes
 from analysis.records.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
 OWN, SHIPPED = "own", "shipped"
-MOST_FAULTS = 20  # rows that are named, of those that are left out
-ANEW = "runs are read from their logs, and `collect` makes the table anew"
 
 
-def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> Frames:
+def load(results: Path | str | None = None, tables: Collection[str] = TABLES) -> Frames:
     """All runs as frames, own and shipped, without columns that are empty; see docs/records.md.
 
     A run that is both is taken from the own ones. What `collect` has put into tables is read from there, only
@@ -41,18 +39,16 @@ def load(results: Path | str | None = None, tables: Iterable[str] = TABLES) -> F
     """
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
     shipped = ROOT / "results" / "shipped"
-    parts = {OWN: own(folder, tables, warnings.warn), SHIPPED: _read(shipped, tables)}
+    parts = {OWN: own(folder, tables, warnings.warn), SHIPPED: _read_shipped(shipped, tables)}
     keys = parts[SHIPPED].runs["key"][_not_in(parts[OWN].runs, parts[SHIPPED].runs)]
     parts[SHIPPED] = restrict(parts[SHIPPED], keys)
     both = stack([part._replace(runs=part.runs.assign(source=source)) for source, part in parts.items()])
     return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
 
 
-def runs(
-    results: Path, shipped: Path, last: Mapping[str, int], say: Callable[[str], None]
-) -> dict[str, pd.DataFrame]:
-    """The runs alone, own and shipped, as they are in their tables; `last` is of `Store.last_numbers`."""
-    mine, theirs = own(results, ["runs"], say, last).runs, _read(shipped, ["runs"]).runs
+def runs(results: Path, shipped: Path, say: Callable[[str], None]) -> dict[str, pd.DataFrame]:
+    """The runs alone, own and shipped, as they are in their tables."""
+    mine, theirs = own(results, ["runs"], say).runs, _read_shipped(shipped, ["runs"]).runs
     found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
     return {source: table.assign(source=source) for source, table in found.items()}
 
@@ -61,37 +57,13 @@ def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
     return ~theirs["run_id"].isin(set(mine["run_id"]))
 
 
-def own(
-    results: Path,
-    tables: Iterable[str],
-    say: Callable[[str], None],
-    last: Mapping[str, int] | None = None,
-) -> Frames:
-    """This checkout's runs: from the tables of `collect`, newer ones from their logs. What had to be left out
-    is said."""
-    store, collected, faults = Store(results / "runs"), empty(), list[Damaged]()
-    try:
-        collected = _read(results / "records", tables, faults.append)
-    except Damaged as damage:
-        say(f"left out {damage}; {ANEW}")
-    for fault in faults[:MOST_FAULTS]:
-        say(f"left out a row: {fault}; {ANEW}")
-    if len(faults) > MOST_FAULTS:
-        say(f"left out {len(faults) - MOST_FAULTS} more rows of {faults[0].path}; {ANEW}")
-    known = dict(zip(collected.runs["run_id"], collected.runs.get("attempt", ()), strict=False))
-    last = store.last_numbers() if last is None else last
-    there = {run for run, number in last.items() if known.get(run) == number}
-    newer = [run for run in last if run not in there]
-    if {*tables} == {"runs"}:
-        rows, notes = listed(store, newer, results / "records" / "listed")
-        fresh = empty()._replace(runs=rows)
-    else:
-        fresh, notes = newest(store, newer)
+def own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
+    """Return this checkout's runs, as they are in the cache or in their logs; say what had to be left out."""
+    store = Store(results / "runs")
+    frames, notes = load_newest_cached(store, store.runs(), results / "records", tables)
     for note in notes:
         say(note)
-    there |= set(known) & (set(newer) - set(fresh.runs["run_id"]))  # its newest attempt is not whole yet
-    kept = restrict(collected, collected.runs["key"][collected.runs["run_id"].isin(there)])
-    return stack([kept, _only(fresh, tables)]) if newer else kept
+    return frames
 
 
 def tidy(frames: Frames) -> Frames:
@@ -126,24 +98,15 @@ def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame
     return named
 
 
-def _read(folder: Path, tables: Iterable[str], on_fault: Callable[[Damaged], object] | None = None) -> Frames:
-    """The tables in a folder, of those asked for; outcomes are computed where they were not stored.
-
-    Args:
-        on_fault: as for `read_parquet`.
-    """
+def _read_shipped(folder: Path, tables: Collection[str]) -> Frames:
+    """Return the tables in a folder, of those asked for; outcomes are computed where they were not stored."""
     path = folder / "runs.parquet"
     if not path.is_file():
         return empty()
     first = {name for name in OUTCOMES if not RUNS[name].since}  # of later ones older steps have nothing
-    if first <= set(column_names(path)):
-        return read_parquet(folder, {"runs", *tables}, on_fault)
-    return _only(with_outcomes(read_parquet(folder, on_fault=on_fault)), tables)
-
-
-def _only(frames: Frames, tables: Iterable[str]) -> Frames:
-    left_out = set(TABLES) - {"runs", *tables}
-    return frames._replace(**{name: no_rows(name) for name in left_out})
+    if first <= set(read_column_names(path)):
+        return read_parquet(folder, {"runs", *tables})
+    return keep_tables(with_outcomes(read_parquet(folder)), tables)
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:

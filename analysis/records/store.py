@@ -367,12 +367,12 @@ class Store:
     def newest(
         self,
         runs: Iterable[str],
-        read: Callable[[Attempt, dict[str, Any]], tuple[T, list[str]]],
+        read: Callable[[Attempt, dict[str, Any]], T],
         verify: bool = False,
     ) -> tuple[list[T], list[str]]:
         """Read each run's newest attempt that is whole: `read` gets it and its manifest.
 
-        Also a line on each newer attempt that does not count because it is damaged, and what `read` notes.
+        Also return a line on each newer attempt that does not count because it is damaged.
         """
         found, notes = list[T](), list[str]()
         for run in runs:
@@ -383,14 +383,16 @@ class Store:
                 try:
                     if (manifest := attempt.check(verify))["state"] != "ok":
                         continue
-                    of_attempt, own_notes = read(attempt, manifest)
+                    found.append(read(attempt, manifest))
                 except Damaged as damage:
                     notes.append(left_out(attempt, damage.brief))
                 else:
-                    found.append(of_attempt)
-                    notes += own_notes
                     break
         return found, notes
+
+    def newest_attempts(self, runs: Iterable[str], verify: bool = False) -> tuple[list[Attempt], list[str]]:
+        """Return each run's newest attempt that is whole, and a line on each newer one that is damaged."""
+        return self.newest(runs, lambda attempt, _: attempt, verify)
 
     def valid(self, config: Mapping[str, Any]) -> Attempt | None:
         """The newest valid attempt at this config."""
@@ -403,12 +405,12 @@ class Store:
 
     def newest_valid(self, run: str) -> Attempt | None:
         """The newest valid attempt of a run, by its id."""
-        found, _ = self.newest([run], _itself)
+        found, _ = self.newest_attempts([run])
         return found[0] if found else None
 
     def faults(self, run: str) -> list[str]:
         """A line on each damaged attempt that is newer than the newest valid one."""
-        return self.newest([run], _itself)[1]
+        return self.newest_attempts([run])[1]
 
     def begin(self, config: Mapping[str, Any]) -> Attempt:
         """A new, numbered attempt at this config; concurrent processes get different ones."""
@@ -432,12 +434,8 @@ class Store:
 
     def all_valid(self) -> list[Attempt]:
         """The newest valid attempt of every run that has one."""
-        return self.newest(self.runs(), _itself)[0]
+        return self.newest_attempts(self.runs())[0]
 
     def last_numbers(self) -> dict[str, int]:
         """The number of each run's newest attempt, in any state."""
         return {run: attempts[-1].number for run in self.runs() if (attempts := self.attempts(run))}
-
-
-def _itself(attempt: Attempt, _: Mapping[str, Any]) -> tuple[Attempt, list[str]]:
-    return attempt, []

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.frames import Frames, query
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
@@ -256,7 +256,7 @@ def item_store(root: Path, seeds: int = 1) -> Store:
 
 def frames_of(store: Store) -> Frames:
     """Return the frames of all whole runs of a store."""
-    return from_attempts(store.all_valid())[0]
+    return load_attempts(store.all_valid())[0]
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:

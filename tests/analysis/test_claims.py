@@ -16,7 +16,7 @@ import pytest
 from analysis import claims, verdicts
 from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import EXAMPLES, SCALE_NAMES, reduced
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.configs import flatten
 from analysis.records.frames import Frames, empty, reads
 from analysis.records.store import Store
@@ -134,7 +134,7 @@ def on(
     """Return a run on this machine."""
     config = synthetic.config()
     config["cluster"] |= {"where": where, "link": config["cluster"]["link"] | {"name": link}}
-    return from_attempts([synthetic.timed(Store(folder), config, gpu=gpu, **more)])[0]
+    return load_attempts([synthetic.timed(Store(folder), config, gpu=gpu, **more)])[0]
 
 
 RATIO = claim("ratio", 16.86, 0.1, three(16.0), accelerator="A100", timed=True)

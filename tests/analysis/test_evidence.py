@@ -14,7 +14,7 @@ import pytest
 
 from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import Evidence, links_found
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames, empty, reading, reads, remembered
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Value, over_launches
@@ -203,7 +203,7 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
         assert judged.because == "the rule is younger than the runs; within the band"
     attempt = synthetic.timed(Store(tmp_path), synthetic.config())
     attempt.update(rules=json.loads(stored))  # as a run stores those that are there when it begins
-    judged, other_rule = judge([claim(), claim(tolerance=0.6)], of_attempt(attempt)[0], {})
+    judged, other_rule = judge([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})
     assert (judged.word, judged.registered, other_rule.word) == ("reproduced", True, "post hoc")
 
 

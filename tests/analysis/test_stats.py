@@ -9,7 +9,7 @@ import pytest
 
 from analysis import stats
 from analysis.pictures import captions
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames
 from analysis.records.steps import breakdown, phase_summary, step_seconds
 from analysis.records.store import Store
@@ -90,7 +90,7 @@ def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_h
 
 
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
-    frames = of_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
+    frames = load_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
     ratio = there(stats.slowdown(frames, [topk], [dense]))
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up

@@ -106,8 +106,8 @@ FILES = {
     "progress.json": "launch/*/start-*/progress.json",
     "sweep.json": f"sweeps/{SWEEP}/sweep.json",
     "index": f"records/figures/{ITEM}-{PROFILE}.json",
-    "cached steps": "records/attempts/{run}*/steps.parquet",
-    "cached spans": "records/attempts/{run}*/spans.parquet",
+    "cached steps": "records/cache/*/*/steps.parquet",
+    "cached rows": "records/cache/*/*/rows.msgpack",
     "collected runs": "records/runs.parquet",
     "collected steps": "records/steps.parquet",
     "a log": "launch/*/*.err",
@@ -120,7 +120,7 @@ FOLDERS = {
     "a run": "runs/{run}",
     "an attempt": ATTEMPT,
     "records": "records",
-    "cached": "records/attempts/{run}*",
+    "cached": "records/cache/*",
     "indices": "records/figures",
     "figures": "figures",
     "sweeps": "sweeps",
@@ -132,7 +132,7 @@ DEEP_BESIDE = (  # where something walks into folders, or removes them
 )  # fmt: skip
 BESIDE = (  # where nothing is, or something else
     *DEEP_BESIDE, "runs/notes", "runs/{run}/002", "runs/{run}/001/.run.json.part",
-    "runs/{run}/001/checkpoints/3", "records/listed", "records/attempts/notes", "records/figures/notes.json",
+    "runs/{run}/001/checkpoints/3", "records/cache", "records/cache/notes", "records/figures/notes.json",
     "records/sweeps/notes.json", "figures/notes.png", "sweeps/notes", "sweeps/notes/sweep.json",
     f"sweeps/{SWEEP}/a0/12_0_1_log.out", "launch/notes", "launch/node-failures.jsonl",
     "launch/{run}-001/start-12_0-1", "launch/{run}-001/start-12_0-1/progress.json",
@@ -502,8 +502,8 @@ def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
     surroundings = {"SPARSIFY_RESULTS": str(folders.results), "PATH": "/nowhere", "FORCE": ""}
     with (
         mock.patch.dict(os.environ, surroundings),
-        mock.patch.object(run, "carry_out", _invent),
-        mock.patch.object(reproduce, "carry_out", _invent),
+        mock.patch.object(run, "execute_runs", _invent),
+        mock.patch.object(reproduce, "execute_runs", _invent),
         mock.patch.object(report.Shipped, "frames", empty()),  # hundreds of runs, which are whole
         mock.patch.object(figures, "items", return_value={ITEM: figures.items()[ITEM]}),
         contextlib.redirect_stdout(said),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from analysis.records.configs import measured_config, run_key
 from analysis.records.files import write_json
 from analysis.records.store import Store
@@ -84,6 +84,6 @@ def test_a_comparison_that_is_saved_is_a_figure_whose_runs_are_these(
     for profile in ("laptop", "paper"):
         found = [compose.resolve(words) for words in figure["runs"](profile)]
         assert sorted(map(run_key, found)) == sorted(map(run_key, configs))
-    frames = of_attempt(attempt)[0]
+    frames = load_attempt(attempt)[0]
     assert figure["table"](frames).header() == ["method", "density", "validation accuracy (%)", "runs"]
     refused(here("compare", "source=own", "x=method.density", "--save", "../density"), "can't be a name")

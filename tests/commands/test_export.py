@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from experiments.commands.export import Board
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
@@ -48,23 +46,10 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, folders: Folders) ->
     fine(here("export", "method=topk,dense"))
     assert read(board) == curves  # each point once
     (name,) = (name for name in curves if attempt.key[:8] in name)
-    steps = of_attempt(attempt)[0].steps
+    steps = load_attempt(attempt)[0].steps
     logged = steps.loc[steps["rank"] == 0, ["step", "step_s"]]
     points = [number for point in curves[name]["step/step_s"] for number in point]
     assert points == pytest.approx(logged.to_numpy().ravel())
-
-
-def test_no_run_is_looked_for_outside_of_the_folder(here: Command, folders: Folders) -> None:
-    synthetic.timed(folders.store, synthetic.config("topk"))
-    fine(here("list"))
-    path = folders.records / "listed" / "runs.parquet"
-    table = pq.read_table(path)
-    (row,) = table.to_pylist()
-    ghosts = ("/etc", "../../../../../etc", "none-here-2w-local-000000000000")
-    forged = [row, *(row | {"run_id": ghost, "origin": ""} for ghost in ghosts)]
-    pq.write_table(pa.Table.from_pylist(forged, table.schema), path)
-    fine(here("export", "source=own"))
-    assert len(read(folders.results / "tensorboard")) == 1
 
 
 def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(folders: Folders, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.store import Store
 from experiments.commands._durations import TURNS, Lengths, Machine, Took
 from experiments.commands.plan import Expected, hours
@@ -171,7 +171,7 @@ def runs(tmp_path: Path) -> pd.DataFrame:
     """Provide one measured run of Top-k on that cluster."""
     config = synthetic.config("topk", cluster=RUN.config["cluster"], device="cpu")
     config["task"] |= {"batch_size": RUN.config["task"]["batch_size"]}
-    return from_attempts([synthetic.timed(Store(tmp_path), config)])[0].runs
+    return load_attempts([synthetic.timed(Store(tmp_path), config)])[0].runs
 
 
 def test_node_hours_are_steps_times_the_step_time_of_runs_that_are_alike(runs: pd.DataFrame) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records import parquet
+from analysis.records import attempts
 from analysis.records.files import read_as
 from analysis.records.frames import Frames
 from analysis.records.parquet import read_parquet
@@ -186,15 +186,15 @@ def test_a_report_follows_what_runs_do(
     assert len({stamp for _, stamp in written}) == 2  # by which open pages know
 
 
-@pytest.mark.parametrize(("bound", "at_most"), [("RUNS_OF_A_PART", 2), ("BYTES_OF_A_PART", 1)])
+@pytest.mark.parametrize(("bound", "at_most"), [("BATCH_RUNS", 2), ("BATCH_BYTES", 1)])
 def test_runs_are_read_in_batches_each_once(
     bound: str, at_most: int, here: Command, folders: Folders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read so many runs at a time, or so many bytes: long trainings take gigabytes together."""
-    monkeypatch.setattr(parquet, bound, at_most)
+    monkeypatch.setattr(attempts, bound, at_most)
     store = folders.store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
-    batches = [*parquet.shares(store, store.runs())]
+    batches = [*attempts.split_into_batches(store, store.runs())]
     assert {*map(len, batches[:-1])} == {at_most}
     store.begin(synthetic.config("topk", seed=0)).fail("out of memory")
     fine(here("report"))

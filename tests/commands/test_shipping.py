@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.configs import run_id
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Store
@@ -21,7 +21,7 @@ from tests.conftest import Command, fine
 
 
 def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
-    frames, _ = from_attempts(synthetic.item_store(tmp_path).all_valid())
+    frames, _ = load_attempts(synthetic.item_store(tmp_path).all_valid())
     kept = thinned(frames)
     timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
     assert set(kept.steps["key"]) == set(timed)
@@ -65,7 +65,7 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
     for store, rules in ((old, {"a": "1", "b": "1"}), (new, {"a": "1", "b": "2"})):
         synthetic.learned(store, synthetic.learning_config("topk", 0)).update(rules=rules)
         synthetic.alternated(store, ["dense", "topk"], blocks=4).update(rules=rules)
-    before, again = (from_attempts(store.all_valid())[0] for store in (old, new))
+    before, again = (load_attempts(store.all_valid())[0] for store in (old, new))
     known = collect.as_known(before, again).runs
     trained = known["group"].isna()
     assert set(known.loc[trained, "rules_json"]) == {'{"a": "1"}'}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.files import Damaged, write_json
 from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from analysis.records.store import Attempt
@@ -29,7 +29,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(Folders, "shipped", property(lambda self: folder))
     store = Folders(tmp_path / "other").store
     attempts = [synthetic.in_turns(store, config) for config in configs_of(figures.load("fig4"), "laptop")]
-    write_parquet(from_attempts(attempts)[0], folder)
+    write_parquet(load_attempts(attempts)[0], folder)
     (folder / "figures").mkdir()
     write_json(folder / "figures" / "fig4-laptop.json", {"runs": [attempt.run_id for attempt in attempts]})
     return folder
@@ -63,7 +63,7 @@ def test_what_is_sound_is_counted_and_a_changed_log_of_the_same_length_is_found(
 
 @pytest.mark.usefixtures("shipped")
 def test_a_row_that_no_record_has_is_named(here: Command, own: Attempt, tmp_path: Path) -> None:
-    path, *_ = write_parquet(from_attempts([own])[0], tmp_path / "results" / "records")
+    path, *_ = write_parquet(load_attempts([own])[0], tmp_path / "results" / "records")
     fine(here("validate"))
     table = pq.read_table(path)
     column = table.column_names.index("config_json")
@@ -126,7 +126,7 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
         values = {"step": step, "xs": [1.0], "values": [0.5]}
         looks += [{"what": "histogram", "of": name, **values}, {"what": "kept", "of": f"{name}/10", **values}]
     attempt = synthetic.looked(Folders(tmp_path).store, synthetic.config("topk"), looks)
-    kept = drawn(from_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
+    kept = drawn(load_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
     assert kept.to_dict() == {
         ("size", 0): sorted(sizes),
         ("histogram", 0): ["all", "large"],

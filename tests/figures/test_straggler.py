@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.records.attempts import from_attempts
+from analysis.records.attempts import load_attempts
 from analysis.records.frames import Frames
 from analysis.records.store import Store
 from experiments import figures
@@ -28,7 +28,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
     attempt = synthetic.alternated(
         store, ["dense", "topk", "randomk"], blocks=40, block_steps=12, timing=timing
     )
-    found = from_attempts([attempt])[0]
+    found = load_attempts([attempt])[0]
     steps, draws = found.steps, np.random.default_rng(0)
     per_step = pd.Series(64e-3 * draws.random(int(steps["step"].max()) + 1))
     late = (steps["rank"] == 1) * steps["step"].map(per_step)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
 from analysis.records.steps import warm
 from analysis.records.store import Attempt, Store
 from analysis.stats import slowdown
@@ -35,7 +35,7 @@ def check_whole(attempt: Attempt) -> None:
     ended = manifest["alternated"]
     assert (ended["blocks"], manifest["steps"]) == (3, STEPS)
     assert all(variant["agreed"] for variant in ended["variants"].values())
-    frames, notes = of_attempt(attempt)
+    frames, notes = load_attempt(attempt)
     assert not notes
     dense, topk, published = frames.runs["key"]
     assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]

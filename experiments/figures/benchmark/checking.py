@@ -16,9 +16,9 @@ import pandas as pd
 from analysis.benchmark.cells import BASELINE, COLUMN
 from analysis.benchmark.files import Entered, read
 from analysis.benchmark.statement import EntryStatement, OnTask
-from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
 from analysis.records.files import Damaged
+from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from experiments.config.config import Config
 from experiments.config.folders import Folders
@@ -310,7 +310,7 @@ def _again(entered: Entered, folders: Folders, draw: int | None, carry_out: Carr
     what = f"drawn by {number}: {config.task.name}, {config.workers} workers, seed {config.seed}"
     for again, how in ((config, "came out"), (apart, "by processes came out")):
         carry_out([again])
-        frames, _ = parquet.newest_frames(folders.store, [run_id(again)], folders.records, verify=True)
+        frames, _ = load_newest_cached(folders.store, [run_id(again)], folders.records, verify=True)
         here, there = _curve(frames, run_key(again)), _curve(entered.frames, run_key(config))
         there = there.iloc[: len(here)] if again is apart else there
         off = _apart(here, there)

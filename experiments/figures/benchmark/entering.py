@@ -12,8 +12,8 @@ import pandas as pd
 from analysis.benchmark.cells import BASELINE, COLUMN, targets
 from analysis.benchmark.files import SUFFIX, Entered, read_all, write
 from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
-from analysis.records import parquet
 from analysis.records.configs import run_id, run_key
+from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames, combine, empty, is_missing, restrict
 from analysis.records.store import Attempt
 from experiments.config import compose
@@ -136,7 +136,7 @@ class Entering:
 
     def frames(self, names: Sequence[str]) -> Frames:
         """The records of these runs, each as its digests say."""
-        found, notes = parquet.newest_frames(self.folders.store, names, self.folders.records, verify=True)
+        found, notes = load_newest_cached(self.folders.store, names, self.folders.records, verify=True)
         if notes:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
         held = self.held.runs

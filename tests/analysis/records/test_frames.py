@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 
-from analysis.records.attempts import from_attempts, of_attempt
+from analysis.records.attempts import load_attempt, load_attempts
 from analysis.records.files import Damaged
 from analysis.records.frames import Frames, combine, empty, keys_of, label, remembered, runs_frame, typed
 from analysis.records.store import Store
@@ -48,7 +48,7 @@ def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file
     broken.update(files=broken.fingerprints())
     missing.rank_path(1).unlink()
     os.truncate(short.rank_path(0), 1000)
-    frames, notes = from_attempts([broken, missing, short])
+    frames, notes = load_attempts([broken, missing, short])
     assert (list(frames.runs["key"]), len(frames.steps)) == ([broken.key], 2 * 20)
     assert re.search(r"rank1\.jsonl.*1 broken line|1 broken line.*rank1\.jsonl", notes[0])
     assert len(notes) == 3
@@ -57,7 +57,7 @@ def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file
 def test_combine_takes_a_run_whole_from_the_newer_frames(store: Store, frames: Frames) -> None:
     key = synthetic.key(frames, "topk")
     short = synthetic.config("topk", train={"epochs": 1, "steps": 12, "validate": "never"})
-    new, _ = of_attempt(synthetic.timed(store, short))
+    new, _ = load_attempt(synthetic.timed(store, short))
     both = combine(frames, Frames(*(frame.assign(key=key) for frame in new)))  # under the same key
     assert len(both.runs) == 3
     assert both.steps["key"].eq(key).value_counts().to_dict() == {False: 2 * 20, True: 2 * 12}
@@ -65,7 +65,7 @@ def test_combine_takes_a_run_whole_from_the_newer_frames(store: Store, frames: F
 
 def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> None:
     attempt = synthetic.alternated(store, ["dense", "topk"], blocks=4, block_steps=3)
-    frames, notes = of_attempt(attempt)
+    frames, notes = load_attempt(attempt)
     assert not notes
     labels = {f"{attempt.key}/{method}": method for method in ("dense", "topk")}
     assert label(frames.runs).to_dict() == labels
@@ -79,7 +79,7 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
     path.write_text(path.read_text().replace('"variant":"topk"', '"variant":"topq"'))
     attempt.update(files=attempt.fingerprints())
     with pytest.raises(Damaged, match="variant topq"):
-        of_attempt(attempt)
+        load_attempt(attempt)
 
 
 def test_ordinary_runs_and_older_tables_are_in_no_group(frames: Frames) -> None:

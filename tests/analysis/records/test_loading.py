@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import msgspec
 import pytest
 
 import analysis
 from analysis.records import loading
-from analysis.records.files import write_json
+from analysis.records.collection import collect
+from analysis.records.files import fingerprint, write_json
+from analysis.records.frame_cache import COPY, ROWS
 from analysis.records.frames import query
-from analysis.records.parquet import collect, read_parquet, write_parquet
+from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import units
 from analysis.records.store import Store
 from tests.analysis import synthetic
@@ -105,14 +107,14 @@ run_id /etc
 FORGED += [(column, value) for column, value in map(str.split, FORGED_TEXTS.strip().splitlines())]
 
 
-def forge(path: Path, column: str, value: Any) -> str:
-    """Change a cell in the first row of a table; return the name of the row's run."""
-    table = pq.read_table(path)
-    rows = table.to_pylist()
-    kept = table.drop_columns([column]) if column in table.column_names else table
-    forged = pa.array([value, *(row.get(column) for row in rows[1:])], pa.string())
-    pq.write_table(kept.append_column(column, forged), path)
-    return str(rows[0]["run_id"])
+def forge(folder: Path, **cells: Any) -> None:
+    """Change cells of the first row in a batch of the cache, and the digest with it."""
+    path = folder / ROWS
+    rows = msgspec.msgpack.decode(path.read_bytes())
+    rows[0]["cells"] |= cells
+    path.write_bytes(msgspec.msgpack.encode(rows))
+    files = json.loads((folder / COPY).read_text())["files"]
+    write_json(folder / COPY, {"files": {**files, ROWS: fingerprint(path)}})
 
 
 def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[str], list[str]]:
@@ -122,51 +124,20 @@ def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[st
     return set(runs["run_id"]), notes
 
 
-def test_a_forged_row_is_named_and_its_run_read_from_its_log(results: Path) -> None:
+def test_a_forged_row_of_the_cache_is_read_again_and_adds_no_run_that_the_folder_lacks(results: Path) -> None:
     runs = {*measure(results, "dense", "topk")}
-    collect_into_tables(results)
-    path = results / "records" / "runs.parquet"
-    table = path.read_bytes()
-    for column, value in FORGED:
-        path.write_bytes(table)
-        run = forge(path, column, value)
+    for column, value in [*FORGED, ("attempt", None), ("seed", "x")]:
         for tables in (("runs",), analysis.TABLES):
-            found, notes = own_runs(results, tables)
-            assert found == runs, (column, value)
-            (note,) = notes
-            assert note.startswith("left out a row")
-            assert f"{path} is " in note
-            assert str(value if column == "run_id" else run) in note
-
-
-def test_a_forged_row_of_a_listing_is_made_again_and_adds_no_run_that_the_folder_lacks(results: Path) -> None:
-    runs = {*measure(results, "dense", "topk")}
-    assert own_runs(results) == (runs, [])
-    path = results / "records" / "listed" / "runs.parquet"
-    table = pq.read_table(path)
-    for column, value in FORGED:
-        for added in (0, 1):
-            pq.write_table(pa.concat_tables([table.slice(0, added), table]), path)
-            forge(path, "origin", "")
-            forge(path, column, value)
-            assert own_runs(results) == (runs, []), (column, added)
-
-
-def test_of_many_forged_rows_some_are_named(results: Path) -> None:
-    runs = {*measure(results, "dense")}
-    collect_into_tables(results)
-    path = results / "records" / "runs.parquet"
-    forge(path, "config_json", "5")
-    pq.write_table(pa.concat_tables([pq.read_table(path)] * 50), path)
-    found, notes = own_runs(results)
-    assert found == runs
-    assert len(notes) == loading.MOST_FAULTS + 1
-    assert "left out 30 more rows" in notes[-1]
+            shutil.rmtree(results / "records" / "cache", ignore_errors=True)
+            own_runs(results)
+            (folder,) = (results / "records" / "cache").glob("*/*")
+            forge(folder, **{column: value})
+            assert own_runs(results, tables) == (runs, []), (column, value)
 
 
 def test_many_processes_collect_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = synthetic.frames_with(tmp_path / "runs", synthetic.config("topk"), synthetic.config("dense"))
-    monkeypatch.setattr("analysis.records.parquet.RUNS_OF_A_PART", 1)
+    monkeypatch.setattr("analysis.records.attempts.BATCH_RUNS", 1)
     counts, _ = collect(Store(tmp_path / "runs"), tmp_path / "many", processes=2)
     assert counts == {"runs": 2, "steps": 80, "epochs": 0}
     collected = read_parquet(tmp_path / "many").steps.set_index(["key", "rank", "step"])["start_s"]

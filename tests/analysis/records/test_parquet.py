@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from pandas.testing import assert_frame_equal
 
-from analysis.records.attempts import from_attempts, of_attempt
+from analysis.records.attempts import load_attempt, load_attempts
 from analysis.records.frames import Frames, combine, empty, restrict
-from analysis.records.parquet import cached, newest_frames, read_parquet, write_parquet
+from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
 from tests.analysis import synthetic
-from tests.conftest import ROOT, environment_for, python
 
 
 def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
@@ -39,7 +36,7 @@ def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
 
 
 def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None:
-    write_parquet(from_attempts([])[0], tmp_path)
+    write_parquet(load_attempts([])[0], tmp_path)
     for nothing in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), restrict(frames, [])):
         assert not any(map(len, nothing))
         for both in (combine(nothing, frames), combine(frames, nothing)):
@@ -88,79 +85,7 @@ def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> No
     log = attempt.rank_path(0)
     log.write_text(log.read_text().replace('"loss":2.3,', '"loss":NaN,').replace('"lr":0.1', '"lr":null'))
     attempt.update(files=attempt.fingerprints())
-    write_parquet(of_attempt(attempt)[0], tmp_path)
+    write_parquet(load_attempt(attempt)[0], tmp_path)
     steps = read_parquet(tmp_path).steps
     assert steps.loc[0, ["loss", "lr"]].isna().all()
     assert steps["lr"].dtype == np.float64
-
-
-def test_a_copy_of_an_attempts_tables_is_made_again_where_it_is_damaged_or_of_another_record(
-    store: Store, tmp_path: Path
-) -> None:
-    attempt, other = (synthetic.timed(store, synthetic.config(method)) for method in ("dense", "topk"))
-    first, _ = cached(attempt, tmp_path)
-    (copy,) = (tmp_path / "attempts").iterdir()
-    for path in [*copy.iterdir()]:
-        raw = path.read_bytes()
-        middle = len(raw) // 3
-        path.write_bytes(raw[:middle] + bytes([raw[middle] ^ 255]) + raw[middle + 1 :])
-        again, notes = cached(attempt, tmp_path)
-        assert notes == []
-        assert_frame_equal(again.steps, first.steps)
-        assert path.read_bytes() == raw
-    cached(other, tmp_path)
-    (copy_of_other,) = {*(tmp_path / "attempts").iterdir()} - {copy}
-    shutil.rmtree(copy)
-    shutil.copytree(copy_of_other, copy)  # which names another run
-    assert set(cached(attempt, tmp_path)[0].runs["run_id"]) == {attempt.run_id}
-    attempt.update(parameters=7)
-    assert cached(attempt, tmp_path)[0].runs["parameters"].tolist() == [7]
-
-
-def test_a_copy_may_be_made_by_several_at_a_time(store: Store, tmp_path: Path) -> None:
-    attempt = synthetic.timed(store, synthetic.config())
-    with ThreadPoolExecutor(6) as pool:
-        found = [*pool.map(cached, [attempt] * 6, [tmp_path] * 6)]
-    for frames, notes in found:
-        assert notes == []
-        assert len(frames.steps) == 2 * 20
-        assert_frame_equal(frames.steps, found[0][0].steps)
-    assert len([*(tmp_path / "attempts").iterdir()]) == 1
-
-
-def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_named(
-    store: Store, tmp_path: Path
-) -> None:
-    old, new = (synthetic.timed(store, synthetic.config(), slow=slow) for slow in (1.0, 2.0))
-    other = synthetic.timed(store, synthetic.config("topk"))
-    log = new.rank_path(1)
-    log.write_text(log.read_text().replace('"step":1,', '"step":9,', 1))  # the same length
-    for verify in (False, True):
-        frames, notes = newest_frames(store, store.runs(), tmp_path, verify)
-        assert set(frames.runs["run_id"]) == {old.run_id, other.run_id}
-        assert set(frames.runs["attempt"]) == {old.number}
-        assert notes == [f"left out {new.name}: rank1.jsonl is not what was recorded: it has another digest"]
-
-
-SCRIPT = """
-import os, signal, sys
-from analysis.records.parquet import process_pool
-
-if __name__ == "__main__":
-    number = signal.Signals[sys.argv[1]]
-    try:
-        with process_pool(1) as pool:
-            pool.submit(abs, 1).result()
-            os.kill(os.getpid(), number)
-            pool.submit(abs, 1).result()
-    except KeyboardInterrupt:
-        print("interrupted", signal.getsignal(number) is signal.SIG_DFL)
-"""
-
-
-@pytest.mark.parametrize("number", ["SIGTERM", "SIGHUP"])
-def test_a_signal_ends_a_pool_as_ctrl_c_does_and_nothing_complains(tmp_path: Path, number: str) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    done = python(str(script), number, env=environment_for(tmp_path, PYTHONPATH=str(ROOT)))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted True\n", "")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import of_attempt, resumptions
+from analysis.records.attempts import load_attempt, resumptions
 from analysis.records.frames import Frames, empty, typed
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
@@ -73,7 +73,7 @@ def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames, topk: str
 def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp_path: Path) -> None:
     for block_steps, expected in ((3, [3, 4, 6, 7, 9, 10, 12, 13]), (1, [2, 3, 4, 5])):
         store = Store(tmp_path / str(block_steps))
-        frames = of_attempt(synthetic.alternated(store, ["dense", "topk"], 4, block_steps))[0]
+        frames = load_attempt(synthetic.alternated(store, ["dense", "topk"], 4, block_steps))[0]
         for key in frames.runs["key"]:
             found = warm(frames, key)
             assert sorted(set(found.steps["step"])) == expected
@@ -149,7 +149,7 @@ def interrupted(folder: Path, steps: int, *resumed: int) -> Frames:
     attempt = synthetic.timed(Store(folder / str(resumed)), synthetic.config(train=train))
     if resumed:
         attempt.update(resumed=[{"step": step} for step in resumed])
-    return of_attempt(attempt)[0]
+    return load_attempt(attempt)[0]
 
 
 def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:

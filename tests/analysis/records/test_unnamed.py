@@ -12,9 +12,9 @@ from pandas.testing import assert_frame_equal
 
 import analysis
 from analysis.records import columns
-from analysis.records.attempts import of_attempt
+from analysis.records.attempts import load_attempt
+from analysis.records.collection import collect
 from analysis.records.files import Damaged
-from analysis.records.parquet import collect
 from analysis.records.store import Attempt, Store
 from tests.analysis import synthetic
 
@@ -53,7 +53,7 @@ def test_it_is_seen_as_soon_as_it_is_written_and_survives_collecting(
     rewritten(words, lambda line: {**line, "queue": "long"})  # of another version of the code
 
     written = analysis.load(tmp_path)
-    monkeypatch.setattr("analysis.records.parquet.RUNS_OF_A_PART", 1)
+    monkeypatch.setattr("analysis.records.attempts.BATCH_RUNS", 1)
     collect(store, tmp_path / "records")
     collected = analysis.load(tmp_path)
     for frames in (written, collected):
@@ -78,7 +78,7 @@ def test_what_can_not_name_a_column_is_named_and_its_record_left_out(store: Stor
     for more, reason in (*refused, ({f"n{place}": 1 for place in range(300)}, "200 are the most")):
         attempt = synthetic.timed(store, synthetic.config("topk"))
         with pytest.raises(Damaged, match=reason):
-            of_attempt(rewritten(attempt, lambda line, more=more: {**line, **more}))  # type: ignore[misc]
+            load_attempt(rewritten(attempt, lambda line, more=more: {**line, **more}))  # type: ignore[misc]
 
 
 def test_a_number_is_found_under_the_name_that_it_has_now(store: Store, tmp_path: Path) -> None:
