@@ -242,8 +242,7 @@ class DDPHook(HookBase):
             self.check_workers_agree_on_step(self.comm, named, self.parameters[0][1])
         if self._dense is None:
             self.check_momentum_and_epoch(self.optimizer)
-            lr = self.find_learning_rates(self.optimizer, self.parameters)
-            self._steps = self.engine.make_step_settings(self.epoch, lr)
+            self.set_step_settings(self.parameters)
 
     def _end_step(self) -> None:
         """Wait for all averages and report.

@@ -150,7 +150,7 @@ class BackwardOverlap:
         """True between `begin_step` and `finish_step`."""
         return bool(self.pending)
 
-    def begin_step(self, epoch: int = 0, lr: float | Sequence[float] = 1.0) -> None:
+    def begin_step(self, epoch: int, lr: float | Sequence[float]) -> None:
         """Begin a step, before its first gradient. Arguments as `Aggregator.aggregate`."""
         self.steps = self.aggregator.begin_step(epoch, lr)
         self.pending = [set(indices) for indices in self.parameters_by_group]

@@ -136,6 +136,15 @@ class HookBase(WrapperBase):
         self._steps = list[StepSettings]()  # of this step, by the engine's buckets
         self._reports = list[StepReport]()  # of this step
 
+    def set_step_settings(self, parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
+        """Set the density and learning rate of each bucket for this step.
+
+        Args:
+            parameters: all that lie in buckets, with their names.
+        """
+        lr = self.find_learning_rates(self.optimizer, parameters)
+        self._steps = self.engine.make_step_settings(self.epoch, lr)
+
     def check_workers_agree_on_step(self, comm: Comm, more_facts: Mapping[str, Any], like: Tensor) -> None:
         """Compare method, step, epoch, optimizer and more over the workers of `comm`."""
         step = {"method": repr_without_addresses(self.method), "step": self.steps, "epoch": self.epoch}

@@ -190,8 +190,7 @@ class ShardHook(HookBase):
         self.check_momentum_and_epoch(self.optimizer)
         if self.debug:
             self.check_workers_agree_on_step(self._all_workers, {}, self.engine.buckets[0].flat)
-        lr = self.find_learning_rates(self.optimizer, self._parameters)
-        self._steps = self.engine.make_step_settings(self.epoch, lr)
+        self.set_step_settings(self._parameters)
 
     def _end_step(self, *_: Any) -> None:
         """Count and report a step that the optimizer has made.
