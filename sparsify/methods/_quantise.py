@@ -279,36 +279,25 @@ class QuantisedAllGather(FeedbackMethod):
             received = comm.all_gather(joint_message)
         lengths = [len(message) for message in own_messages]
         by_bucket = zip(*(message.split(lengths) for message in received), strict=True)
-        for messages, own_message, grad, state in zip(by_bucket, own_messages, grads, states, strict=True):
-            self._average_and_retain(messages, own_message, grad, state, timer)
+        for messages, grad, state in zip(by_bucket, grads, states, strict=True):
+            work = state.workspace.buffer("work")
+            with timer.phase("exchange"):
+                # 3. Sum. The gradient has been read, so its buffer holds the sum, except of half types.
+                total = grad if grad.dtype == work.dtype else state.workspace.buffer("total")
+                total.zero_()
+                for message in messages:
+                    total.add_(self.quantise.decode(message, work, state.quantise))
+            with timer.phase("select"):
+                # 4. Keep the rounding errors.
+                if self.feedback.residual(state.feedback) is not None:
+                    delivered = DenseSlice(0, self.quantise.decode(messages[comm.rank], work, state.quantise))
+                    self.feedback.retain_undelivered(Delivery([], [delivered]), state.feedback)
+            with timer.phase("scatter"):
+                # 5. Average, or vote.
+                total = total.sign_() if self.majority else total.div_(comm.size)
+                if total is not grad:
+                    grad.copy_(total)
         return sum(grad.numel() for grad in grads)
-
-    def _average_and_retain(
-        self,
-        messages: Sequence[Tensor],
-        own_message: Tensor,
-        grad: Tensor,
-        state: QuantisedState,
-        timer: PhaseTimer,
-    ) -> None:
-        """Write the average of all workers' messages into grad, and keep this worker's rounding errors."""
-        work = state.workspace.buffer("work")
-        with timer.phase("exchange"):
-            # 3. Sum. The gradient has been read, so its buffer holds the sum, except of half types.
-            total = grad if grad.dtype == work.dtype else state.workspace.buffer("total")
-            total.zero_()
-            for message in messages:
-                total.add_(self.quantise.decode(message, work, state.quantise))
-        with timer.phase("select"):
-            # 4. Keep the rounding errors.
-            if self.feedback.residual(state.feedback) is not None:
-                delivered = DenseSlice(0, self.quantise.decode(own_message, work, state.quantise))
-                self.feedback.retain_undelivered(Delivery([], [delivered]), state.feedback)
-        with timer.phase("scatter"):
-            # 5. Average, or vote.
-            total = total.sign_() if self.majority else total.div_(len(messages))
-            if total is not grad:
-                grad.copy_(total)
 
     def predict_bytes(self, bucket_step: BucketStep) -> PredictedBytes:
         return exact_bytes(cost.all_gather(self.quantise.nbytes(bucket_step.sizes), bucket_step.world_size))

@@ -17,7 +17,7 @@ def blockrandomk(
     exchange: Literal["allgather", "allreduce"] = "allgather",
     aligned: bool = False,
 ) -> Sparsifier:
-    """Block-random-k SGD: k consecutive elements from a random start. Eghlidi and Jaggi 2020, section 3.
+    """Block-random-k SGD: k elements in a row from a random start. Eghlidi and Jaggi 2020, section 3.
 
     A step (algorithm 1 there):
 

@@ -4,7 +4,7 @@ from sparsify.ranges import Scope, check_arguments
 
 @check_arguments
 def dense(scope: Scope = "global") -> Dense:
-    """Plain gradient averaging: by default one allreduce of the whole model. Yoon and Oh 2022, section II.
+    """Plain gradient averaging: one allreduce of the whole model by default. Yoon and Oh 2022 (arXiv).
 
     It is their baseline: density 1, one merged Horovod tensor, after backpropagation. With
     `sparsify.register` it runs over DDP's buckets, overlapped with the backward pass.

@@ -5,7 +5,7 @@ from sparsify.ranges import MomentumFactor, PositiveFloat, PositiveInt, check_ar
 
 @check_arguments
 def diloco(every: PositiveInt = 30, lr: PositiveFloat = 0.7, momentum: MomentumFactor = 0.9) -> LocalSteps:
-    """DiLoCo: AdamW inside, outer Nesterov momentum every H steps. Douillard et al. 2023, algorithm 1.
+    """DiLoCo: AdamW inside, Nesterov outside every H steps. Douillard et al. 2023 (arXiv), algorithm 1.
 
     arXiv:2311.08105. A round, from the anchor theta:
 

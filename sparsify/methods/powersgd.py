@@ -131,14 +131,18 @@ class PowerSGD(FeedbackMethod):
         self, grad: Tensor, step: StepSettings, state: PowerSGDState, comm: Comm, timer: PhaseTimer
     ) -> int:
         plan = state.plan
-        ps = view_matrices(state.first, plan.p)
-        qs = view_matrices(state.second, plan.q)
         is_compressed = [rank > 0 for _, rank in plan.q]
         update = grad if state.update is None else state.update  # it is written after the gradient was read
         with timer.phase("select"):
             acc = self.feedback.accumulate_in_gradient_units(grad, step.lr, state.feedback)
-            matrices = view_matrices(acc, plan.m)
-            for compresses, m, p, q in zip(is_compressed, matrices, ps, qs, strict=True):
+            views = (
+                view_matrices(acc, plan.m),
+                view_matrices(state.first, plan.p),
+                view_matrices(state.second, plan.q),
+                view_matrices(update, plan.m),
+            )
+            matrices = list(zip(is_compressed, *views, strict=True))
+            for compresses, m, p, q, _ in matrices:
                 if compresses:
                     torch.mm(m, q, out=p)  # 1.
                 else:
@@ -146,7 +150,7 @@ class PowerSGD(FeedbackMethod):
         with timer.phase("exchange"):
             comm.all_reduce(state.first)  # 2.
         with timer.phase("select"):
-            for compresses, m, p, q in zip(is_compressed, matrices, ps, qs, strict=True):
+            for compresses, m, p, q, _ in matrices:
                 if compresses:
                     p.copy_(torch.linalg.qr(p).Q)  # 3.
                     torch.mm(m.T, p, out=q)  # 4.
@@ -157,8 +161,7 @@ class PowerSGD(FeedbackMethod):
             # An uncompressed tensor is delivered whole. Of a compressed one the workers' average is.
             delivered = list[SparseVector | DenseSlice]()
             start = 0
-            updates = view_matrices(update, plan.m)
-            for compresses, m, p, q, average in zip(is_compressed, matrices, ps, qs, updates, strict=True):
+            for compresses, m, p, q, average in matrices:
                 if compresses:
                     torch.mm(p, q.T, out=average)  # 6.
                 else:

@@ -45,7 +45,7 @@ def qgz(
     feedback: Literal["none", "gradient", "low_pass"] = "none",
     beta: PositiveFraction = 0.5,
 ) -> QuantisedAllReduce:
-    """Quantised averaging: all-to-all and all-gather of gradients in few bits. Wang et al. 2023, qgZ.
+    """Quantised averaging: all-to-all and all-gather of gradients in few bits. Wang et al. 2023 (arXiv), qgZ.
 
     ZeRO++, arXiv:2306.10209. The bucket is divided into a region for each worker:
 

@@ -34,7 +34,7 @@ def sparseloco(
     scope: Literal["layer"] | Scope = "layer",
     density_warmup: Sequence[Density] = (),
 ) -> LocalSteps:
-    """SparseLoCo: every H steps the drift's largest elements, in two bits. Sarfi et al. 2025, algorithm 1.
+    """SparseLoCo: every H steps the drift's largest, in two bits. Sarfi et al. 2025 (arXiv), algorithm 1.
 
     arXiv:2508.15706. A residual that decays stands for outer momentum. A round on worker r, from the anchor
     theta, with the residual e:

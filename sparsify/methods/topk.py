@@ -20,7 +20,7 @@ def topk(
 ) -> Sparsifier:
     """Top-k SGD: each worker sends its k largest, keeps the rest. Aji and Heafield 2017; Shi et al. 2019.
 
-    A step:
+    A step (algorithm 1 of Eghlidi and Jaggi 2020, lines 6 to 11):
 
     1. acc = residual + gradient.
     2. Select the k elements of acc of largest magnitude.
