@@ -302,14 +302,14 @@ class LocalOptimizer(OptimizerWrapper):
         self.steps += 1
         reports = list[StepReport]()
         due_fragments = [fragment for fragment in self.fragments if fragment.is_due(self.steps)]
-        if self._copy_keys is None and due_fragments:
+        due_averages = [fragment for fragment in self.fragments if fragment.is_average_due(self.steps)]
+        if self._copy_keys is None and (due_fragments or due_averages):  # an average may be a resumed one
             self._copy_keys = find_parameter_copy_keys(self.inner_optimizer, self._wrapped_parameters)
         # Before others are begun: the thread works in order.
-        for fragment in self.fragments:
-            if fragment.is_average_due(self.steps):
-                if fragment in self._background_fragments:
-                    reports += self._wait_for_background()
-                self._apply_average(fragment)
+        for fragment in due_averages:
+            if fragment in self._background_fragments:
+                reports += self._wait_for_background()
+            self._apply_average(fragment)
         for fragment in due_fragments:
             self.check_epoch_known()
             average_drift = partial(fragment.average_drift, epoch, self.check, self.debug)

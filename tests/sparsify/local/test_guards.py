@@ -184,6 +184,28 @@ def test_master_weights_follow_the_exchange(strategy: str, own: dict[str, Any]) 
     torch.testing.assert_close(with_master, without, rtol=1e-4, atol=1e-5)
 
 
+def test_an_average_that_is_due_when_training_resumes_reaches_master_weights() -> None:
+    def body(comm: Comm) -> None:
+        strategy = sparsify.build("streaming_diloco", every=3, fragments=2, delay=1)
+
+        def make_inner(params: Any) -> Master:
+            return Master(params, lr=0.05)
+
+        worker = Worker(strategy, comm, make_inner)
+        saved = []
+        for stop in range(1, 7):
+            worker.train(stop)
+            saved.append(copy.deepcopy(worker.optimizer.state_dict()))
+        worker.train(12)
+        for state in saved:
+            resumed = Worker(strategy, comm, make_inner, model_of(seed=7))
+            resumed.optimizer.load_state_dict(state)
+            resumed.train(12)
+            assert torch.equal(resumed.own(), worker.own()), state["local"]["step"]
+
+    virtual.run(2, body)
+
+
 class Averaged(torch.optim.SGD):
     """Keeps averages beside the parameters, as optimizers without schedules do."""
 
