@@ -43,15 +43,29 @@ TIMEOUT = timedelta(minutes=30)
 
 
 class HorovodComm(ProcessComm):
-    """A communicator over the processes that Horovod knows.
+    """A communicator over the processes that Horovod knows, or over those of a process set.
 
-    `join` and `join_at_store` start Horovod, `close` ends it, and stops `server_to_stop`.
+    Ranks are those within the set. `join` and `join_at_store` start Horovod, `close` ends it, and stops
+    `server_to_stop`.
+
+    Raises:
+        ValueError: this worker does not belong to `process_set`.
     """
 
-    def __init__(self, server_to_stop: RendezvousServer | None = None) -> None:
-        self.rank = hvd.rank()
-        self.size = hvd.size()
+    def __init__(
+        self,
+        server_to_stop: RendezvousServer | None = None,
+        process_set: hvd.ProcessSet = hvd.global_process_set,
+    ) -> None:
+        if not process_set.included():
+            raise ValueError(
+                f"worker {hvd.rank()} is not in the process set of ranks {process_set.ranks}; call this in "
+                "the members of a set only"
+            )
+        self.rank = process_set.rank()
+        self.size = process_set.size()
         self._server = server_to_stop
+        self._process_set = process_set
 
     @classmethod
     def join(cls, device: torch.device, server_to_stop: RendezvousServer | None = None) -> HorovodComm:
@@ -181,13 +195,15 @@ class HorovodComm(ProcessComm):
         if not tensor.numel():
             return
         flat = flatten_as_movable_dtype(tensor)
-        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=root), flat)()
+        is_global = self._process_set is hvd.global_process_set
+        global_root = root if is_global else self._process_set.ranks[root]
+        self._begin(f"broadcast.{root}", partial(hvd.broadcast_async_, root_rank=global_root), flat)()
         if not tensor.is_contiguous():
             write_back(flat.view(tensor.dtype).view(tensor.shape), tensor)
 
     def barrier(self) -> None:
         with self._collective("barrier"):
-            hvd.barrier()
+            hvd.barrier(self._process_set)
 
     def _begin_max(self, number: int) -> Callable[[], Any]:
         largest = torch.tensor([number], dtype=torch.int32, device="cpu")  # also beside NCCL
@@ -210,7 +226,7 @@ class HorovodComm(ProcessComm):
         """
         size = f".{tensor.numel()}" if names_size else ""
         with self._collective(name):
-            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}")
+            handle = collective(tensor, name=f"{name}.{tensor.dtype}{size}", process_set=self._process_set)
         return partial(self._finish, name, handle)
 
     def _finish(self, name: str, handle: int) -> Any:

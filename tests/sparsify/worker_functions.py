@@ -259,6 +259,20 @@ def methods_collectives_and_votes(comm: Comm, now: Callable[[], float]) -> dict[
     )
 
 
+def over_horovod(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
+    """Return the same, and `any_memory` in a process set of ranks 1 and 2."""
+    import horovod.torch as hvd
+
+    from sparsify.comm.horovod import HorovodComm
+
+    found, some = methods_collectives_and_votes(comm, now), hvd.add_process_set([1, 2])
+    if comm.rank:
+        found |= prefixed("part", any_memory(HorovodComm(process_set=some), now))
+    else:
+        found["outside"] = torch.tensor("ValueError" in words_of(lambda: HorovodComm(process_set=some)))
+    return found
+
+
 def loss_of_a_worker(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Rank 1 dies; on the others, was the error the right one?"""
     comm.barrier()

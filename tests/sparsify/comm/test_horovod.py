@@ -47,8 +47,8 @@ def needs_horovod(test: Callable[..., None]) -> Any:
 
 @needs_horovod
 def test_three_processes_find_over_horovod_what_virtual_ranks_find(tmp_path: Path) -> None:
-    """Compare every method, every collective for every type, and votes."""
-    real = on_processes(worker_functions.methods_collectives_and_votes, 3, tmp_path, "horovod")
+    """Compare every method, every collective for every type, a process set, and votes."""
+    real = on_processes(worker_functions.over_horovod, 3, tmp_path, "horovod")
     simulated = virtual.run(3, lambda comm: worker_functions.methods_collectives_and_votes(comm, comm.now_s))
     assert len(simulated[0]) > 2 * len(per_step_names()) + 6 * len(worker_functions.TYPES)
     for ours, theirs in zip(simulated, real, strict=True):
@@ -58,6 +58,11 @@ def test_three_processes_find_over_horovod_what_virtual_ranks_find(tmp_path: Pat
             else:
                 assert torch.equal(value, theirs[name]), (name, value, theirs[name])
         assert theirs["heard"].tolist() == [0, 0, 2, 2, 2]  # rank r votes 2 in step r + 1
+    in_part = virtual.run(2, lambda comm: worker_functions.any_memory(comm, comm.now_s))
+    for ours, theirs in zip(in_part, real[1:], strict=True):
+        for name, value in ours.items():
+            assert torch.equal(theirs[f"part {name}"], value), name
+    assert real[0]["outside"].item()
 
 
 @needs_horovod
