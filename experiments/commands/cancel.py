@@ -93,7 +93,7 @@ def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
     wanted = {
         attempt: report
         for attempt, run in states.items()
-        if run.is_under_way and (report := view.job_report(attempt)).known == "queued"
+        if run.is_under_way and (report := view.job_report(attempt)).status == "queued"
     }
     if wanted:
         say(f"ends {listed([attempt.run_id for attempt in wanted])}")

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from analysis.records.files import check_no_link
-from analysis.records.locks import Lock
-from analysis.records.log import PATIENCE_S, Held
+from analysis.records.files import check_not_link
+from analysis.records.locks import FileLock
+from analysis.records.log import LOCK_TIMEOUT_S, LogInUseError
 from analysis.records.schema import JobNote
 from analysis.records.store import DAMAGED, Attempt, Store
 from experiments.config import code_version
@@ -79,16 +79,16 @@ def start_attempt(
         network: the emulated one.
 
     Raises:
-        Held: somebody is still writing the last attempt.
-        Damaged: a link stands where something would be written.
+        LogInUseError: somebody is still writing the last attempt.
+        DamagedFileError: a link stands where something would be written.
     """
     config = planned.config
     last = folders.store.last(config)
     if last is not None:
-        wait_for_writers(last, PATIENCE_S if sweep else LEAVE_S)
+        wait_for_writers(last, LOCK_TIMEOUT_S if sweep else LEAVE_S)
     attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rules)
     folder = folders.launch(attempt)
-    check_no_link(folder)
+    check_not_link(folder)
     if not sweep:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ def start_attempt(
     return started
 
 
-def run_lock(folders: Folders, name: str) -> Lock:
+def run_lock(folders: Folders, name: str) -> FileLock:
     """Return the lock that a process holds while it makes a run on this machine."""
-    return Lock(folders.scratch / "locks" / f"{name}.lock")
+    return FileLock(folders.scratch / "locks" / f"{name}.lock")
 
 
-def wait_for_lock(lock: Lock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
+def wait_for_lock(lock: FileLock, name: str, say: Callable[[str], None], give_up: Callable[[], bool]) -> bool:
     """Wait for a run's lock, which another process holds; return False where `give_up` ended the wait.
 
     Args:
@@ -154,12 +154,12 @@ def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
     """Wait until nobody writes an attempt, such as the workers of a starter that was just killed.
 
     Raises:
-        Held: somebody is still writing it.
+        LogInUseError: somebody is still writing it.
     """
     deadline = time.monotonic() + patience_s
     while writer := attempt.writer():
         if time.monotonic() > deadline:
-            raise Held(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
+            raise LogInUseError(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
         time.sleep(POLL_S)
 
 

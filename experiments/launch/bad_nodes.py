@@ -7,34 +7,32 @@ Python are written by begin.sh.
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from analysis.records.files import Damaged, open_for_append, read_note
-from analysis.records.log import read_lines_as
-from analysis.records.store import now
+from analysis.records.files import DamagedFileError, open_for_append, read_struct_or_none
+from analysis.records.log import read_lines
+from analysis.records.store import utc_now
 from slurm import commands, environment
 from slurm.commands import EndedJob
 
 LEDGER_FILE = "node-failures.jsonl"
-MOST_FAILURES = 2  # of a node, before jobs are kept away from it
-SAME_FAILURE = timedelta(
-    minutes=1
-)  # jobs whose ends lie closer went down with the same failure of their node
+MOST_FAILURES = 2  # of a node, from which on jobs are kept away from it
+SAME_FAILURE = timedelta(minutes=1)  # jobs whose ends lie closer went down with one failure of their node
 # Results may come from anybody, and these names become words of SLURM's programs and lines of jobs' scripts.
 NodeName = Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][\w.-]{0,252}\Z")]
 BEGIN_SCRIPT = Path(__file__).with_name("begin.sh")
 
 
 class WorkerNote(Struct, frozen=True):
-    """worker<rank>.json: where a worker was started."""
+    """The note worker<rank>.json on where a worker was started."""
 
     node: NodeName
 
@@ -49,31 +47,37 @@ class NodeFailure(Struct, frozen=True):
 
 
 def find_failed_nodes(job: str, start: Path) -> dict[str, str]:
-    """Nodes that, by SLURM, caused the end of a start that left no note, and when they failed, as far as is
-    known. A preemption without a warning ends the same way, and is no node's fault.
+    """Return the nodes that caused the end of a start that left no note, and when they failed.
+
+    A preemption without a warning ends the same way, and is no node's fault.
     """
     paths = [*start.glob("worker*.json")]
-    nodes = sorted({note.node for path in paths if (note := read_note(path, WorkerNote))})
+    notes = filter(None, (read_struct_or_none(path, WorkerNote) for path in paths))
+    nodes = sorted({note.node for note in notes})
     if not nodes:
         return {}
     ends = commands.await_job_ends(job, environment.restart_count())
     if ends is None:
-        return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), now())
-    blamed = _end_by_node(ends, "NODE_FAIL")
+        return dict.fromkeys(sorted(commands.find_down_nodes(nodes)), utc_now())
+    end_by_failed_node = _end_by_node(ends, "NODE_FAIL")
     # SLURM 26.05 says REQUEUED of what a node took along as of what a person requeued.
-    if suspected := {
-        node: at for node, at in _end_by_node(ends, "REQUEUED").items() if node in {*nodes} - {*blamed}
-    }:
-        begun = min(os.path.getmtime(path) for path in paths)
-        gone = commands.find_down_nodes(suspected) | commands.find_nodes_restarted_since(suspected, begun)
-        blamed |= {node: at for node, at in suspected.items() if node in gone}
-    return {node: blamed[node] for node in nodes if node in blamed}
+    end_by_suspect = {
+        node: end
+        for node, end in _end_by_node(ends, "REQUEUED").items()
+        if node in nodes and node not in end_by_failed_node
+    }
+    if end_by_suspect:
+        started = min(path.stat().st_mtime for path in paths)
+        guilty = commands.find_down_nodes(end_by_suspect)
+        guilty |= commands.find_nodes_restarted_since(end_by_suspect, started)
+        end_by_failed_node |= {node: end for node, end in end_by_suspect.items() if node in guilty}
+    return {node: end_by_failed_node[node] for node in nodes if node in end_by_failed_node}
 
 
 def _end_by_node(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
-    """Nodes of starts that ended so, and when."""
+    """Return the end of each node's start that ended in a state."""
     return {
-        node: end.at if end.at[:1].isdigit() else now()  # or it says Unknown
+        node: end.ended_at if end.ended_at[:1].isdigit() else utc_now()  # or it says Unknown
         for end in ends
         if end.state == state
         for node in commands.expand_nodes(end.nodes)
@@ -81,21 +85,24 @@ def _end_by_node(ends: Iterable[EndedJob], state: str) -> dict[str, str]:
 
 
 def find_nodes_without_python(python: str) -> list[str]:
-    """Nodes of this job that can't start this Python. The script that asks has done so on its own.
+    """Return the nodes of this job that can't start this Python.
+
+    On a job's first node its script has started it already.
 
     Raises:
-        SlurmError: they can't be asked.
+        SlurmError: the nodes can't be asked.
     """
     here = environment.current_allocation()
     if here is None or here.nodes == 1:
         return []
-    asked = ("srun", f"--nodes={here.nodes}", f"--ntasks={here.nodes}", "--ntasks-per-node=1")
-    return sorted(commands.run_command(*asked, "sh", str(BEGIN_SCRIPT), python).split())
+    srun = ("srun", f"--nodes={here.nodes}", f"--ntasks={here.nodes}", "--ntasks-per-node=1")
+    return sorted(commands.run_command(*srun, "sh", str(BEGIN_SCRIPT), python).split())
 
 
 def append_failure(ledger: Path, node: str, job: str, at: str, python: str | None = None) -> None:
-    """Append one line, in one write: jobs on other nodes may be writing theirs. Where the ledger is a link or
-    no file, nothing is noted, which is said.
+    """Append one line, in one write: jobs on other nodes may be writing theirs.
+
+    Where the ledger is a link or no file, the failure is printed, and not noted.
 
     Args:
         python: that could not be started there; None: it failed in another way.
@@ -104,44 +111,48 @@ def append_failure(ledger: Path, node: str, job: str, at: str, python: str | Non
     try:
         with open_for_append(ledger) as file:
             file.write(line.encode())
-    except Damaged as damage:
+    except DamagedFileError as damage:
         print(f"the failure of {node} is not noted: {damage}", file=sys.stderr)
 
 
 def read_failures(ledger: Path) -> list[NodeFailure]:
-    """All that were noted. A ledger that can't be read tells of none."""
+    """Return all failures that were noted; none where the ledger can't be read."""
     try:
-        found: list[NodeFailure] = read_lines_as(ledger, NodeFailure)[0]
-    except (FileNotFoundError, Damaged):
+        failures: list[NodeFailure] = read_lines(ledger, NodeFailure)[0]
+    except (FileNotFoundError, DamagedFileError):
         return []
-    return found
+    return failures
 
 
 def unreliable_nodes(ledger: Path, python: str) -> list[str]:
-    """Nodes that failed under our jobs FAILS times or more, and those that can't start this Python; jobs that
-    failed together count once.
+    """Return the nodes that failed under our jobs MOST_FAILURES times, and those that can't start this Python.
+
+    Jobs that failed together count once.
     """
-    found = read_failures(ledger)
-    times = [(each.at.replace(tzinfo=None), each.node) for each in found if each.python is None]
-    counts, last = Counter[str](), dict[str, datetime]()
-    for at, node in sorted(times):
-        if node not in last or at - last[node] > SAME_FAILURE:
-            counts[node] += 1
-        last[node] = at
-    lacking = {each.node for each in found if each.python == python}
-    return sorted({node for node, times in counts.items() if times >= MOST_FAILURES} | lacking)
+    failures = read_failures(ledger)
+    times_by_node = defaultdict[str, list[datetime]](list)
+    for failure in failures:
+        if failure.python is None:
+            times_by_node[failure.node].append(failure.at.replace(tzinfo=None))
+    unreliable = {failure.node for failure in failures if failure.python == python}
+    for node, times in times_by_node.items():
+        times.sort()
+        num_failures = 1 + sum(later - earlier > SAME_FAILURE for earlier, later in pairwise(times))
+        if num_failures >= MOST_FAILURES:
+            unreliable.add(node)
+    return sorted(unreliable)
 
 
 def describe_missing_python(nodes: Iterable[str], python: str) -> str:
-    """A sentence on nodes that lack it."""
+    """Return a sentence on nodes that can't start a Python."""
     return f"{python} can't be started on {', '.join(nodes)}, or lacks packages there"
 
 
 def explain_missing_python(ledger: Path, job: str) -> str | None:
-    """The same of the nodes where this job found no Python; None where it found one everywhere."""
-    found = [each for each in read_failures(ledger) if each.job == job and each.python]
-    return (
-        describe_missing_python(dict.fromkeys(each.node for each in found), str(found[-1].python))
-        if found
-        else None
+    """Return a sentence on the nodes where a job found no Python; None where it found one everywhere."""
+    failures = [failure for failure in read_failures(ledger) if failure.job == job and failure.python]
+    if not failures:
+        return None
+    return describe_missing_python(
+        dict.fromkeys(failure.node for failure in failures), str(failures[-1].python)
     )

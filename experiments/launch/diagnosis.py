@@ -1,4 +1,4 @@
-"""What became of a run that is not whole: its class of failure, a sentence, and what happens next."""
+"""The class of a run's failure, a sentence on it, and what happens next."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import shutil
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
 
-from analysis.records.columns import was_bottleneck
-from analysis.records.files import read_note
+from analysis.records.columns import is_relay_bottleneck
+from analysis.records.files import read_struct_or_none
 from analysis.records.store import Attempt
 from experiments.worker.errors import DISK_FULL, KINDS
 
@@ -23,7 +23,7 @@ DISK_FULL_BYTES = 64 * 1024  # with less than that free, a worker can't even lea
 
 
 class FailureNote(msgspec.Struct, frozen=True):
-    """failure<rank>.json: why a worker ended."""
+    """The note failure<rank>.json on why a worker ended."""
 
     rank: int
     kind: str
@@ -31,7 +31,7 @@ class FailureNote(msgspec.Struct, frozen=True):
 
 
 class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy for a class of failure; failures.yaml explains it."""
+    """The policy for a class of failure; failures.yaml explains the fields."""
 
     requeue: int = 0
     resumes: bool = False
@@ -42,59 +42,72 @@ class FailurePolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 AS_OFTEN_AS_ALLOWED = -1
 OUT_OF_MEMORY_SIGNALS = (signal.SIGKILL, signal.SIGABRT)  # by the kernel; by C++ that was refused some
-CANCEL_FILE = "cancel"  # a file in a run's launch folder: a person wants it ended
+CANCEL_FILE = "cancel"  # in a run's launch folder: a person wants the run ended
 POLICIES = msgspec.convert(
     yaml.safe_load(Path(__file__).with_name("failures.yaml").read_text()), dict[str, FailurePolicy]
 )
 
 
-def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> tuple[str, str]:
-    """The failure's class and a sentence: the first cause, not its consequences on the other workers.
+class Diagnosis(NamedTuple):
+    """The reason why a run is not whole."""
+
+    kind: str  # of POLICIES
+    why: str  # a sentence for people
+
+
+def diagnose(folder: Path, codes: Mapping[int, int], size: int) -> Diagnosis:
+    """Return the first cause of a failure, not its consequences on the other workers.
 
     Args:
-        folder: the start's notes.
+        folder: of the start, with its notes.
         codes: exit code by rank of the workers that ended by themselves, negative for a signal.
+        size: number of workers.
     """
     if not folder.is_dir():
-        return "disturbed", f"{folder} was removed while the run was under way"
-    found = [read_note(path, FailureNote) for path in folder.glob("failure*.json")]
-    notes = [note for note in found if note and note.kind in KINDS]
+        return Diagnosis("disturbed", f"{folder} was removed while the run was under way")
+    all_notes = (read_struct_or_none(path, FailureNote) for path in folder.glob("failure*.json"))
+    notes = [note for note in all_notes if note and note.kind in KINDS]
     causes = [note for note in notes if note.kind != "lost"]
     if causes:
-        first = min(causes, key=lambda note: (KINDS.index(note.kind), note.rank))
-        return first.kind, first.why
+        cause = min(causes, key=lambda note: (KINDS.index(note.kind), note.rank))
+        return Diagnosis(cause.kind, cause.why)
     # Who left a note was not killed, even if its end was untidy: what is left of a lost group may abort it.
-    told = {note.rank for note in notes}
-    if killed := {rank: -code for rank, code in codes.items() if code < 0 and rank not in told}:
-        rank, number = min(killed.items())
+    killed = {rank for rank, code in codes.items() if code < 0} - {note.rank for note in notes}
+    if killed:
+        rank = min(killed)
+        number = -codes[rank]
         others = "; the other workers were stopped" if size > 1 else ""
         hint = " (if nobody did that, memory may have run out)" if number in OUT_OF_MEMORY_SIGNALS else ""
-        return "killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}"
-    if silent := sorted(set(range(size)) - set(codes)):
+        return Diagnosis("killed", f"worker {rank} was killed by {signal.Signals(number).name}{hint}{others}")
+    silent = {*range(size)} - {*codes}
+    if silent:
         if shutil.disk_usage(folder).free < DISK_FULL_BYTES:
-            return "disk", DISK_FULL
-        return "killed", f"the process of worker {silent[0]} ended without a word"
+            return Diagnosis("disk", DISK_FULL)
+        return Diagnosis("killed", f"the process of worker {min(silent)} ended without a word")
     if notes:
-        return notes[0].kind, notes[0].why
+        return Diagnosis(notes[0].kind, notes[0].why)
     code = next((code for code in codes.values() if code), 0)
-    return "error", f"a worker ended with exit code {code} and no explanation"
+    return Diagnosis("error", f"a worker ended with exit code {code} and no explanation")
 
 
-def diagnose_job_state(state: str | None) -> tuple[str, str]:
-    """The same for a job that is gone and left no note, from its state in the accounting; None without."""
+def diagnose_job_state(state: str) -> Diagnosis:
+    """Return the cause of a job's end from its state in SLURM's accounting, for a job that left no note."""
     for kind, policy in POLICIES.items():
         if state in policy.slurm:
-            return kind, policy.slurm[state]
-    return (
+            return Diagnosis(kind, policy.slurm[state])
+    return Diagnosis(
         "killed",
         "the job ended without a word: cancelled, killed, or started where the results folder can't be seen",
     )
 
 
 def contention_warnings(manifest: Mapping[str, Any]) -> list[str]:
-    """What is to be said of workers that shared cores, and of a relay that had too little of one."""
+    """Return sentences on workers that shared cores, and on a relay that had too little of one."""
     machine = (manifest.get("provenance") or {}).get("machine") or {}
-    return [*machine.get("crowded", []), *[RELAY_OVERRUN] * was_bottleneck(manifest.get("relay") or {})]
+    warnings = [*machine.get("crowded", [])]
+    if is_relay_bottleneck(manifest.get("relay") or {}):
+        warnings.append(RELAY_OVERRUN)
+    return warnings
 
 
 class Interrupted(KeyboardInterrupt):
@@ -106,4 +119,5 @@ class RunFailed(RuntimeError):
 
     def __init__(self, why: str, kind: str, attempt: Attempt) -> None:
         super().__init__(why)
-        self.kind, self.attempt = kind, attempt
+        self.kind = kind
+        self.attempt = attempt

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from analysis.records import locks
-from analysis.records.files import read_json, write_atomic
+from analysis.records.files import read_json_or_none, write_atomic
 from experiments.config import code_version
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
@@ -272,7 +272,7 @@ class Examination:
         return str(self.folder / ORDERS_FILE)
 
     def _met(self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path) -> MeetingResult:
-        notes = [read_json(path) or {} for path in sorted(start.glob("met*.json"))]
+        notes = [read_json_or_none(path) or {} for path in sorted(start.glob("met*.json"))]
         if len(notes) == size and all(note.get("met") == size for note in notes):
             return MeetingResult(nodes, tuple(note.get("interface") for note in notes))
         return MeetingResult(
@@ -284,7 +284,7 @@ class Examination:
         """A lock that nodes should see."""
         path = self.folder / LOCK_FILE
         with path.open("r+b") as file:  # to lock a file, NFS asks that it may be written
-            locks.take(path, file.fileno())  # where it has none, nodes find the same
+            locks.try_flock(path, file.fileno())  # where it has none, nodes find the same
             yield
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from analysis.records.configs import run_id
-from analysis.records.files import Watched
+from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.folders import Folders
@@ -126,7 +126,7 @@ def _reasons(
 
     mpirun and its like end all processes once one ends badly, so each writes the reason into the manifest.
     """
-    watched, start = Watched(attempt.path), Watched(folder)
+    watched, start = WatchedFolder(attempt.path), WatchedFolder(folder)
     try:
         yield
     except Preempted as preempted:

@@ -1,4 +1,4 @@
-"""What a SLURM job does on its host, before and after its workers:
+"""The work of a SLURM job on its host, before and after its workers:
 
     python -m experiments.launch.job_hooks begin|end SPEC
 
@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from analysis.records.files import Damaged, write_json
-from analysis.records.log import Disturbed
-from analysis.records.store import Attempt, now
+from analysis.records.files import DamagedFileError, write_json
+from analysis.records.log import InterferenceError
+from analysis.records.store import Attempt, utc_now
 from experiments.config import code_version
 from experiments.launch.bad_nodes import (
     LEDGER_FILE,
@@ -34,25 +34,22 @@ from slurm import commands, environment
 from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, read_exit_codes, start_folder
 
 CLOSED_FILE = "closed.json"  # in a start's folder: its end was seen
-GO_ON, LEAVE = 0, 1
+GO_ON = 0  # exit codes
+LEAVE = 1
 NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script printed"
 
 
 def prepare_job(spec: JobSpec) -> int:
-    """Prepare for the workers: code that is not what was submitted runs nothing, and what is no part of it is
-    removed; a node that failed under an earlier start of this job is remembered, and a job that landed on one
-    that failed twice is sent elsewhere; without an answer of SLURM's it stays.
+    """Prepare for the workers, and return GO_ON or LEAVE.
+
+    Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node that
+    failed under an earlier start of this job is remembered, and a job that landed on one that failed twice is
+    sent elsewhere; without an answer of SLURM's it stays.
     """
-    code = Path(spec.command.cwd)
-    with contextlib.suppress(OSError):  # where it may not be removed, it is damage
-        if strays := code_version.remove_strays(code):
-            print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
-    if why := code_version.damage(code):
-        print(why, file=sys.stderr, flush=True)
-        for run in spec.runs:
-            _read_attempt(run).fail(why, "code")
+    if not _check_code(spec):
         return LEAVE
-    folder, job = Path(spec.runs[0]), environment.job_id()
+    job = environment.job_id()
+    folder = Path(spec.runs[0])
     ledger = folder.parent / LEDGER_FILE
     try:
         for start in sorted(folder.glob(f"start-{job}-*")):
@@ -60,33 +57,52 @@ def prepare_job(spec: JobSpec) -> int:
                 for node, at in find_failed_nodes(job, start).items():
                     append_failure(ledger, node, job, at)
                 _write_end(start, "unseen")
-        for node in (lacking := find_nodes_without_python(spec.python)):
-            append_failure(ledger, node, job, now(), spec.python)
-        bad = unreliable_nodes(ledger, spec.python)
-        avoided = sorted({*commands.expand_nodes(environment.node_list())} & {*bad})
-        may_move = environment.restart_count() < (POLICIES["python"].requeue if lacking else spec.requeues)
-        if lacking and not may_move:
-            for run in spec.runs:
-                _read_attempt(run).fail(describe_missing_python(lacking, spec.python), "python")
+        without_python = find_nodes_without_python(spec.python)
+        for node in without_python:
+            append_failure(ledger, node, job, utc_now(), spec.python)
+        unreliable = unreliable_nodes(ledger, spec.python)
+        avoided = sorted({*commands.expand_nodes(environment.node_list())} & {*unreliable})
+        requeues = POLICIES["python"].requeue if without_python else spec.requeues
+        may_move = environment.restart_count() < requeues
+        if without_python and not may_move:
+            _fail_all(spec, describe_missing_python(without_python, spec.python), "python")
             return LEAVE
         if not avoided or not may_move:
             return GO_ON
         print(f"{', '.join(avoided)} failed before: asking for other nodes", flush=True)
-        _requeue_elsewhere(job, bad)
+        _requeue_elsewhere(job, unreliable)
     except commands.SlurmError as error:
         print(f"it is not known whether these nodes are reliable ({error})", file=sys.stderr, flush=True)
         return GO_ON
     return LEAVE
 
 
-def _requeue_elsewhere(job: str, bad: Sequence[str]) -> None:
+def _check_code(spec: JobSpec) -> bool:
+    """Remove files that are no part of the code; where it is damaged, mark all runs as failed."""
+    code = Path(spec.command.cwd)
+    with contextlib.suppress(OSError):  # where it may not be removed, it is damage
+        if strays := code_version.remove_strays(code):
+            print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
+    damage = code_version.damage(code)
+    if damage:
+        print(damage, file=sys.stderr, flush=True)
+        _fail_all(spec, damage, "code")
+    return not damage
+
+
+def _fail_all(spec: JobSpec, why: str, kind: str) -> None:
+    for run in spec.runs:
+        _read_attempt(run).fail(why, kind)
+
+
+def _requeue_elsewhere(job: str, nodes: Sequence[str]) -> None:
     """Requeue this job, to other nodes than these."""
     # SLURM changes the nodes of waiting jobs only, which this one is from its requeueing on. This process is
     # told to end then, and is forced to after KillWait, 30 seconds.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     commands.requeue_job(job)
     try:
-        commands.exclude_nodes(job, bad)
+        commands.exclude_nodes(job, nodes)
     except commands.SlurmError as error:
         print(f"it may land here again: {error}", file=sys.stderr, flush=True)
 
@@ -94,9 +110,10 @@ def _requeue_elsewhere(job: str, bad: Sequence[str]) -> None:
 def finish_job(spec: JobSpec) -> int:
     """Judge each run after the workers have ended, and requeue the job if one of them can go on."""
     has_begun = any(start_folder(run).is_dir() for run in spec.runs)
-    wants = [_judge_run(run, spec.tasks, has_begun) for run in spec.runs]
-    limits = [spec.requeues if want == AS_OFTEN_AS_ALLOWED else want for want in wants]
-    if any(environment.restart_count() < limit for limit in limits):
+    requeues = [_judge_run(run, spec.tasks, has_begun) for run in spec.runs]
+    if AS_OFTEN_AS_ALLOWED in requeues:
+        requeues.append(spec.requeues)
+    if environment.restart_count() < max(requeues):
         try:
             commands.requeue_job(environment.job_id())
             return GO_ON
@@ -106,12 +123,13 @@ def finish_job(spec: JobSpec) -> int:
 
 
 def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
-    """Accept the record of a run or say why not; how often a requeue is worth it.
+    """Accept the record of a run or say why not; return how often a requeue is worth it.
 
     Args:
         has_begun: have workers of this start of the job begun any of its runs?
     """
-    attempt, start = _read_attempt(folder), start_folder(folder)
+    attempt = _read_attempt(folder)
+    start = start_folder(folder)
     if attempt.is_valid():
         _write_end(start, "ok")
         return 0
@@ -120,7 +138,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
         _write_end(start, "cancelled")
         return 0
     codes = read_exit_codes(start)
-    if attempt.state == "preempted" or (len(codes) == size and set(codes.values()) == {STOPPED}):
+    if attempt.state == "preempted" or (len(codes) == size and {*codes.values()} == {STOPPED}):
         attempt.update(state="preempted")
         _write_end(start, "preempted")
         return AS_OFTEN_AS_ALLOWED
@@ -128,12 +146,12 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
         return AS_OFTEN_AS_ALLOWED
     kind, why = diagnose(start, codes, size) if start.is_dir() else ("killed", NO_WORKER)
     _write_end(start, kind)
-    times = POLICIES[kind].requeue
+    requeues = POLICIES[kind].requeue
     if kind == "held":  # its manifest is another's
-        return times
-    if times == AS_OFTEN_AS_ALLOWED or environment.restart_count() < times:
+        return requeues
+    if requeues == AS_OFTEN_AS_ALLOWED or environment.restart_count() < requeues:
         attempt.update(state="submitted", why=f"{why}; it is started again")
-        return times
+        return requeues
     attempt.fail(why, kind)
     return 0
 
@@ -144,17 +162,17 @@ def _read_attempt(folder: str) -> Attempt:
 
 def _write_end(start: Path, end: str) -> None:
     if start.is_dir():
-        write_json(start / CLOSED_FILE, {"at": now(), "end": end})
+        write_json(start / CLOSED_FILE, {"at": utc_now(), "end": end})
 
 
-def main(what: str, path: str) -> int:
-    """Carry out one of the two hooks."""
+def main(hook: str, path: str) -> int:
+    """Carry out the hook `begin` or `end` for the spec in a file."""
     try:
         spec = msgspec.json.decode(Path(path).read_bytes(), type=JobSpec)
-        return prepare_job(spec) if what == "begin" else finish_job(spec)
+        return prepare_job(spec) if hook == "begin" else finish_job(spec)
     except (FileNotFoundError, msgspec.MsgspecError) as error:
         raise SystemExit(f"{path} can't be read here: does this node see the results folder?") from error
-    except (Damaged, Disturbed) as disturbance:
+    except (DamagedFileError, InterferenceError) as disturbance:
         raise SystemExit(str(disturbance)) from disturbance
 
 

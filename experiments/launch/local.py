@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from analysis.records import locks, schema
 from analysis.records.configs import run_id
-from analysis.records.files import Watched, read_note
-from analysis.records.locks import Lock
+from analysis.records.files import WatchedFolder, read_struct_or_none
+from analysis.records.locks import FileLock
 from analysis.records.store import Attempt
 from experiments.config.folders import ROOT, Folders
 from experiments.config.machines import EmulatedCluster
@@ -87,13 +87,13 @@ class LocalRun:
     attempt: Attempt
     planned: PlannedRun
     workers: LocalWorkers
-    lock: Lock
-    folder: Watched  # of the attempt
+    lock: FileLock
+    folder: WatchedFolder  # of the attempt
 
     @property
     def progress(self) -> RunProgress:
         """The progress that the worker has noted."""
-        note = read_note(self.workers.folder / "progress.json", schema.Progress)
+        note = read_struct_or_none(self.workers.folder / "progress.json", schema.Progress)
         return RunProgress(self.attempt.run_id, note or schema.Progress())
 
     def fail(self, why: str, kind: str) -> None:
@@ -247,7 +247,7 @@ class LocalBackend:
             )
             undo.pop_all()
         self.waiting.pop(0)
-        folder = Watched(started.attempt.path)
+        folder = WatchedFolder(started.attempt.path)
         self.running.append(LocalRun(started.attempt, planned, workers, lock, folder))
 
     def _finish(self, run: LocalRun, codes: dict[int, int]) -> None:
@@ -332,10 +332,10 @@ def hold_emulation_lock() -> Iterator[None]:
     Raises:
         ValueError: another process does.
     """
-    lock = Lock(locks.folder_of_machine() / f"{EMULATION}.lock")
+    lock = FileLock(locks.machine_lock_folder() / f"{EMULATION}.lock")
     if not lock.acquire(patience_s=0):
         raise ValueError(
-            f"{locks.holder(lock.path) or 'another process'} has a run with cluster=netns under way, and two "
+            f"{locks.find_holder(lock.path) or 'another process'} has a run with cluster=netns under way, and two "
             "at once would take each other's cores, so that neither finds its link; begin when it has ended, "
             "or take cluster=virtual, which simulates the link"
         )

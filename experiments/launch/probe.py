@@ -90,7 +90,7 @@ def lock_state(path: Path) -> str:
     """Whether a lock that somebody else holds on this file is seen here."""
     try:
         with path.open("r+b") as file:
-            return {False: HELD, True: NOT_HELD, None: NO_LOCKS}[locks.take(path, file.fileno())]
+            return {False: HELD, True: NOT_HELD, None: NO_LOCKS}[locks.try_flock(path, file.fileno())]
     except OSError as error:
         return os.strerror(error.errno or 0)
 

@@ -14,9 +14,9 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 from rich.text import Text
 
-from analysis.records.configs import labels, run_id
+from analysis.records.configs import label_configs, run_id
 from analysis.records.schema import Progress
-from analysis.records.visible import terminal, visible
+from analysis.records.visible import escape_controls, unwrap_terminal
 from experiments.config.plan import PlannedRun
 
 LINE_S = 30.0  # between two plain lines
@@ -76,7 +76,7 @@ class ProgressBar:
         self.num_done = 0
         self.num_steps_by_run: dict[str, int] = {}
         self.last_shown_s = clock()
-        console = Console(file=terminal(self.stream), highlight=False, markup=False, emoji=False)
+        console = Console(file=unwrap_terminal(self.stream), highlight=False, markup=False, emoji=False)
         self.is_live = self.stream.isatty() and not console.is_dumb_terminal and bool(labels)
         label_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.table = RunTable(
@@ -100,7 +100,7 @@ class ProgressBar:
         """Print one line above the runs; a terminal that is gone is no error."""
         with contextlib.suppress(OSError):
             if self.is_live:
-                self.table.console.print(visible(line), soft_wrap=True)
+                self.table.console.print(escape_controls(line), soft_wrap=True)
             else:
                 print(line, file=self.stream, flush=True)
 
@@ -173,7 +173,7 @@ class ProgressBar:
 def labels_by_run(runs: Sequence[PlannedRun]) -> dict[str, str]:
     """Return the values that vary among runs as a label for each, by its id."""
     configs = [run.config for run in runs]
-    return dict(zip(map(run_id, configs), labels(configs), strict=True))
+    return dict(zip(map(run_id, configs), label_configs(configs), strict=True))
 
 
 def describe_task(task: Task) -> str:

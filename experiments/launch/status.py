@@ -1,4 +1,4 @@
-"""Status of submitted runs, from what lies on the disk and one question to SLURM; in any later login."""
+"""The status of submitted runs, from the disk and one question to SLURM; in any later login."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.records import locks, schema
-from analysis.records.files import Damaged, read_note
+from analysis.records.files import DamagedFileError, read_struct_or_none
 from analysis.records.schema import DIVERGED
-from analysis.records.store import DAMAGED, NEWER, Attempt, NewerRecord
+from analysis.records.store import DAMAGED, NEWER, Attempt, NewerRecordError
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.plan import other_code, with_other
-from experiments.launch import bad_nodes, diagnosis
+from experiments.launch import diagnosis
 from experiments.launch.attempt import UNFINISHED_STATES, run_lock
-from experiments.launch.bad_nodes import LEDGER_FILE
+from experiments.launch.bad_nodes import LEDGER_FILE, explain_missing_python
+from experiments.launch.diagnosis import Diagnosis
 from slurm import jobs
 from slurm.jobs import JobReport, SubmittedJob
 from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_waiting
@@ -26,9 +28,9 @@ from slurm.reasons import NOT_BY_ITSELF, UNTIL_RELEASED, explain_waiting
 UNDER_WAY = ("queued", "running", "requeued")
 SUSPENDED = "suspended"  # a class of running jobs: their processes are stopped
 UNTIL_RESUMED = "until somebody resumes it"
-TOLD = (DIVERGED, "cancelled", DAMAGED, NEWER, SUSPENDED)  # classes that say more than the state does
-NOBODY = "nobody is seen to write it: its processes may have ended; the same words again go on"
-HOW_ON = "if it has ended, `cancel` gives it up, and `submit` makes it again"
+SHOWN_KINDS = (DIVERGED, "cancelled", DAMAGED, NEWER, SUSPENDED)  # they say more than the state does
+NO_WRITER = "nobody is seen to write it: its processes may have ended; the same words again go on"
+UNKNOWN_ADVICE = "if it has ended, `cancel` gives it up, and `submit` makes it again"
 ASK_S = 5.0  # between two questions to SLURM
 SETTLE_S = 30.0  # that a job's last words may need to become visible on a shared file system
 
@@ -44,136 +46,148 @@ class RunStatus(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The state as every command and page tells it."""
-        return self.kind if self.kind in TOLD else self.state
+        """The state as every command and page shows it."""
+        return self.kind if self.kind in SHOWN_KINDS else self.state
 
     @property
     def is_under_way(self) -> bool:
-        """Tell whether it goes on by itself."""
+        """True for a run that goes on by itself."""
         return self.state in UNDER_WAY
 
 
 @dataclass(frozen=True)
 class StatusView:
-    """SLURM's answers, asked once for the jobs of runs that have not ended as records tell."""
+    """SLURM's answers on the jobs of attempts, and what follows from them for the runs."""
 
     folders: Folders
     reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
 
     @classmethod
     def query(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
-        """The view of these attempts.
+        """Ask SLURM, once, about the jobs of the attempts that have not ended by their records.
 
         Raises:
             SlurmError: there is no SLURM here, or its controller does not answer.
         """
-        open_ = [
-            attempt for attempt in attempts if attempt.state in UNFINISHED_STATES and not _is_here(attempt)
-        ]
-        noted = {attempt: _noted(attempt, folders) for attempt in open_}
-        reports = jobs.query_jobs(noted.values())
-        return cls(folders, {attempt: reports[job] for attempt, job in noted.items()})
+        job_by_attempt = {
+            attempt: _submitted_job(attempt, folders)
+            for attempt in attempts
+            if attempt.state in UNFINISHED_STATES and not _is_without_job(attempt)
+        }
+        reports = jobs.query_jobs(job_by_attempt.values())
+        return cls(folders, {attempt: reports[job] for attempt, job in job_by_attempt.items()})
 
     @classmethod
     def query_settled(
         cls, folders: Folders, attempts: Sequence[Attempt], say: Callable[[str], None]
     ) -> StatusView:
-        """The same, as soon as no job of these attempts can be about to come back.
+        """Ask SLURM until no job of these attempts can be about to come back.
 
         A job whose node died has ended for a moment, until SLURM starts it again; and the last words of one
         that has just ended may not be visible here yet.
         """
-        deadline, told = time.monotonic() + SETTLE_S, False
+        deadline = time.monotonic() + SETTLE_S
+        say_once = cache(say)
         while True:
             view = cls.query(folders, attempts)
             if not any(view._may_return(attempt) for attempt in attempts) or time.monotonic() > deadline:
                 return view
-            if not told:
-                say(f"some jobs ended just now; within {SETTLE_S:.0f} s it shows whether SLURM restarts them")
-                told = True
+            say_once(
+                f"some jobs ended just now; within {SETTLE_S:.0f} s it shows whether SLURM restarts them"
+            )
             time.sleep(ASK_S)
 
     def _may_return(self, attempt: Attempt) -> bool:
         report = self.job_report(attempt)
-        if report.known != "ended" or attempt.state not in ("submitted", "running"):
+        if report.status != "ended" or attempt.state not in ("submitted", "running"):
             return False
-        ago = report.ended_ago_s()
-        return ago is None or ago < SETTLE_S
+        elapsed_s = report.seconds_since_end()
+        return elapsed_s is None or elapsed_s < SETTLE_S
 
     def job_report(self, attempt: Attempt) -> JobReport:
-        """What SLURM says of its job."""
+        """Return SLURM's report on the job of an attempt."""
         return (self.reports or {}).get(attempt, JobReport("forgotten"))
 
     def run_status(self, attempt: Attempt) -> RunStatus:
-        """The status of the run that an attempt is for."""
+        """Return the status of the run that an attempt is for."""
         try:
             manifest = attempt.check()
-        except Damaged as damage:
-            kind = NEWER if isinstance(damage, NewerRecord) else DAMAGED
+        except DamagedFileError as damage:
+            kind = NEWER if isinstance(damage, NewerRecordError) else DAMAGED
             return RunStatus("failed", f"{damage.brief}; it will be measured again", kind)
-        state, step = manifest["state"], int(manifest.get("step") or 0)
+        state = manifest["state"]
+        step = int(manifest.get("step") or 0)
         if state == "ok":
-            other = [with_other(files)] if (files := other_code(attempt)) else []
-            notes = [*other, *diagnosis.contention_warnings(manifest)]
-            if ended := manifest.get("diverged"):
-                return RunStatus("done", "; ".join([ended["why"], *notes]), DIVERGED, ended["step"])
-            return RunStatus("done", "; ".join(notes))
+            return self._done_status(attempt, manifest)
         if state == "failed":
             kind = str(manifest.get("failure", "error"))
             return RunStatus("failed", str(manifest.get("why")), kind, step)
-        if _is_here(attempt):
-            return self._here(attempt, state, step)
+        if _is_without_job(attempt):
+            return self._jobless_status(attempt, state, step)
         if self.reports is None:
-            then = "running" if state == "running" else "queued"
-            return RunStatus(then, "when SLURM was last heard of", step=step)
+            last_state = "running" if state == "running" else "queued"
+            return RunStatus(last_state, "when SLURM was last heard of", step=step)
         report = self.job_report(attempt)
-        if report.known == "queued":
-            return self._queued(attempt, report, step)
-        if report.known == "unknown":
-            return RunStatus("unknown", f"{report.reason}{self._last_sign(attempt)}; {HOW_ON}", step=step)
-        is_by_us = (self.folders.launch(attempt) / diagnosis.CANCEL_FILE).exists()
-        kind, why = (
-            ("cancelled", "by `cancel`") if is_by_us else diagnosis.diagnose_job_state(report.state or None)
-        )
+        if report.status == "queued":
+            return self._queued_status(attempt, report, step)
+        if report.status == "unknown":
+            why = f"{report.reason}{self._describe_last_sign(attempt)}; {UNKNOWN_ADVICE}"
+            return RunStatus("unknown", why, step=step)
+        kind, why = self._diagnose_ended_job(attempt, report)
         if state == "preempted" and kind == "cancelled":
             return RunStatus("stopped", f"{why}; saved at step {step}", kind, step)
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; submit again to go on", state, step)
-        if is_by_us:
-            return RunStatus("failed", why, kind, step)
-        if kind == "killed" and state == "submitted" and (lack := self._code_damage(manifest)):
-            kind, why = "code", lack
-        ledger, job = self.folders.scratch / LEDGER_FILE, attempt.job.id
-        if kind == "killed" and job and (lacking := bad_nodes.explain_missing_python(ledger, job)):
-            kind, why = "python", lacking  # there nobody could leave a note
         return RunStatus("failed", why, kind, step)
 
-    def _here(self, attempt: Attempt, state: str, step: int) -> RunStatus:
-        """The status of a run without a job."""
-        if holder := attempt.writer():
-            done = self.progress(attempt)
-            return RunStatus("running", f"written by {holder}", step=done.step, steps=done.steps)
-        if holder := locks.holder(run_lock(self.folders, attempt.run_id).path):
+    def _done_status(self, attempt: Attempt, manifest: Mapping[str, Any]) -> RunStatus:
+        warnings = diagnosis.contention_warnings(manifest)
+        if files := other_code(attempt):
+            warnings.insert(0, with_other(files))
+        divergence = manifest.get("diverged")
+        if divergence:
+            why = "; ".join([divergence["why"], *warnings])
+            return RunStatus("done", why, DIVERGED, divergence["step"])
+        return RunStatus("done", "; ".join(warnings))
+
+    def _jobless_status(self, attempt: Attempt, state: str, step: int) -> RunStatus:
+        """Return the status of a run without a job."""
+        if writer := attempt.writer():
+            progress = self.progress(attempt)
+            return RunStatus("running", f"written by {writer}", step=progress.step, steps=progress.steps)
+        if holder := locks.find_holder(run_lock(self.folders, attempt.run_id).path):
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
-        return RunStatus("stopped", NOBODY, "killed", attempt.saved_step())
+        return RunStatus("stopped", NO_WRITER, "killed", attempt.saved_step())
 
-    def _code_damage(self, manifest: Mapping[str, Any]) -> str:
-        """What is wrong with a job's code, of which too little may be left to say it; or nothing."""
-        is_copy = manifest.get("sweep") and manifest.get("code")
-        return code_version.damage(self.folders.code / Path(str(manifest["code"])).name) if is_copy else ""
+    def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
+        """Return why a job ended that left no note of it."""
+        if (self.folders.launch(attempt) / diagnosis.CANCEL_FILE).exists():
+            return Diagnosis("cancelled", "by `cancel`")
+        result = diagnosis.diagnose_job_state(report.state)
+        manifest = attempt.manifest
+        if result.kind != "killed" or manifest["state"] == "preempted":
+            return result
+        # Of damaged code too little may be left to say so, and nobody can leave a note without a Python.
+        if manifest["state"] == "submitted" and manifest.get("sweep") and manifest.get("code"):
+            damage = code_version.damage(self.folders.code / Path(str(manifest["code"])).name)
+            if damage:
+                result = Diagnosis("code", damage)
+        ledger = self.folders.scratch / LEDGER_FILE
+        missing = explain_missing_python(ledger, attempt.job.id) if attempt.job.id else None
+        return Diagnosis("python", missing) if missing and result.kind == "killed" else result
 
-    def _queued(self, attempt: Attempt, job: JobReport, step: int) -> RunStatus:
+    def _queued_status(self, attempt: Attempt, job: JobReport, step: int) -> RunStatus:
         manifest = attempt.manifest
         is_held = job.state in ("SUSPENDED", "STOPPED")
         until = f", {UNTIL_RESUMED}: `scontrol resume {job.id}` does" if is_held else ""
         if job.state != "PENDING" and manifest["state"] == "submitted":
             return RunStatus("queued", f"its job begins on {job.nodes}, or is at another of its runs{until}")
         if job.state != "PENDING":
-            done = self.progress(attempt)
+            progress = self.progress(attempt)
             kind = SUSPENDED if is_held else ""
-            return RunStatus("running", f"on {job.nodes}{until}", kind, done.step, done.steps)
+            return RunStatus("running", f"on {job.nodes}{until}", kind, progress.step, progress.steps)
         why = explain_waiting(job.reason)
         if manifest["state"] == "preempted":
             return RunStatus("requeued", f"saved at step {step}, waits: {why}", "preempted", step)
@@ -182,41 +196,39 @@ class StatusView:
         return RunStatus("queued", why)
 
     def progress(self, attempt: Attempt) -> schema.Progress:
-        """The progress of a run, from the note of its newest start."""
-        notes = self._notes(attempt)
-        return (read_note(notes[-1], schema.Progress) if notes else None) or schema.Progress()
+        """Return the progress of a run, from the note of its newest start."""
+        notes = self._progress_notes(attempt)
+        return (read_struct_or_none(notes[-1], schema.Progress) if notes else None) or schema.Progress()
 
-    def _notes(self, attempt: Attempt) -> list[Path]:
+    def _progress_notes(self, attempt: Attempt) -> list[Path]:
         return sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
 
-    def _last_sign(self, attempt: Attempt) -> str:
-        if holder := attempt.writer():
-            return f" ({holder} is writing its record)"
-        if not (notes := self._notes(attempt)):
+    def _describe_last_sign(self, attempt: Attempt) -> str:
+        if writer := attempt.writer():
+            return f" ({writer} is writing its record)"
+        notes = self._progress_notes(attempt)
+        if not notes:
             return " (it has left no sign that it began)"
         return f" (its last sign of life is {(time.time() - notes[-1].stat().st_mtime) / 60:.0f} min old)"
 
 
-def _noted(attempt: Attempt, folders: Folders) -> SubmittedJob:
-    """Its job as SLURM may know it: by id, or by script where the submitting process died too early."""
-    job, manifest = attempt.job, attempt.manifest
+def _submitted_job(attempt: Attempt, folders: Folders) -> SubmittedJob:
+    """Return the job of an attempt: by id, or by script where the submitting process died too early."""
+    job = attempt.job
+    manifest = attempt.manifest
     name, _, number = str(manifest.get("array") or "").partition(":")
-    script = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
+    folder = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
     return SubmittedJob(
-        job.id, name or None, script if name else None, int(number or 0), job.cluster, job.user
+        job.id, name or None, folder if name else None, int(number or 0), job.cluster, job.user
     )
 
 
-def _is_here(attempt: Attempt) -> bool:
-    """Tell whether its workers were started without a job of SLURM's."""
+def _is_without_job(attempt: Attempt) -> bool:
+    """Tell whether the workers of an attempt were started without a job of SLURM's."""
     return not attempt.job.id and not attempt.manifest.get("sweep")
 
 
-def stuck_reasons(states: Iterable[RunStatus]) -> set[str]:
-    """Reasons of jobs that wait and will not begin, or go on, unless somebody does something."""
-    under_way = {run.why for run in states if run.is_under_way}
-    return {
-        why
-        for why in under_way
-        if any(sign in why for sign in (NOT_BY_ITSELF, UNTIL_RELEASED, UNTIL_RESUMED))
-    }
+def stuck_reasons(statuses: Iterable[RunStatus]) -> set[str]:
+    """Return why jobs wait that will not begin, or go on, unless somebody does something."""
+    signs = (NOT_BY_ITSELF, UNTIL_RELEASED, UNTIL_RESUMED)
+    return {run.why for run in statuses if run.is_under_way and any(sign in run.why for sign in signs)}

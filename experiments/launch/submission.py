@@ -18,9 +18,9 @@ from msgspec import structs
 
 from analysis.records import locks
 from analysis.records.configs import run_id
-from analysis.records.files import Damaged, read_as, write_json
+from analysis.records.files import DamagedFileError, read_struct, write_json
 from analysis.records.schema import DIVERGED, Sweep
-from analysis.records.store import Attempt, now
+from analysis.records.store import Attempt, utc_now
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
@@ -207,7 +207,7 @@ class SweepFile:
 
     def __init__(self, folder: Path, words: Sequence[str], conf: str | None) -> None:
         self.folder = folder
-        self.head = {"name": folder.name, "words": [*words], "created": now(), "slurm_conf": conf}
+        self.head = {"name": folder.name, "words": [*words], "created": utc_now(), "slurm_conf": conf}
         self.array_by_name: dict[str, dict[str, Any]] = {}
 
     def write_array(
@@ -368,9 +368,9 @@ def _make_numbered_folder(root: Path, name: str) -> Path:
 @contextlib.contextmanager
 def _submission_lock(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
     """Let nobody else submit inside the block."""
-    lock = locks.Lock(folders.scratch / "submit.lock")
+    lock = locks.FileLock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
-        holder = locks.holder(lock.path) or "another process"
+        holder = locks.find_holder(lock.path) or "another process"
         raise ValueError(f"{holder} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
     try:
         if lock.of_this_machine:
@@ -388,8 +388,8 @@ def read_sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:
     sweeps = []
     for path in folders.sweeps.glob("*/sweep.json"):
         try:
-            sweep = read_as(path, Sweep)
-        except Damaged as damage:
+            sweep = read_struct(path, Sweep)
+        except DamagedFileError as damage:
             say(f"left out {path.parent.name}: {damage.brief}")
         else:
             sweeps += [sweep] if sweep else []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.log import Held, RankLog
+from analysis.records.log import LogInUseError, RankLog
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
@@ -87,7 +87,7 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
     for force_new in (False, True):
         with (
             RankLog(first.rank_path(1)),
-            pytest.raises(Held, match=f"process {os.getpid()} .* is still writing"),
+            pytest.raises(LogInUseError, match=f"process {os.getpid()} .* is still writing"),
         ):
             start_attempt(run, folders, force_new=force_new)
     assert start_attempt(run, folders).attempt.number == 2

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.files import read_json
+from analysis.records.files import read_json_or_none
 from experiments.launch.bad_nodes import append_failure
 from slurm import commands, jobs
 from tests.conftest import fine, refused, there
@@ -129,7 +129,7 @@ def test_workers_of_a_node_have_a_gpu_each_however_slurm_binds_them(bench: Bench
 
 def test_a_block_is_one_job(bench: Bench) -> None:
     name = submit(bench, "method=dense,topk", "launch.block=true")
-    sweep = there(read_json(bench.folders.sweeps / name / "sweep.json"))
+    sweep = there(read_json_or_none(bench.folders.sweeps / name / "sweep.json"))
     (array,) = sweep["arrays"]
     (job,) = array["jobs"]
     attempts = [bench.folders.store.attempts(run)[-1] for run in job["runs"]]
@@ -154,7 +154,7 @@ def test_a_node_that_failed_twice_is_avoided_also_by_a_job_that_lands_on_it(benc
     bench.await_end([attempt])
     assert attempt.is_valid(verify=True)
     notes = bench.folders.launch(attempt).glob("start-*/worker*.json")
-    assert {there(read_json(note))["node"] for note in notes} == {"n4"}
+    assert {there(read_json_or_none(note))["node"] for note in notes} == {"n4"}
     (log,) = bench.folders.sweeps.glob(f"*/a0/{attempt.job.id}_*0_log.out")
     assert "n3 failed before: asking for other nodes" in log.read_text()
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from analysis.records.files import read_json
+from analysis.records.files import read_json_or_none
 from analysis.records.store import Store
 from tests.launch.troubled import DEADLINE_S, SLOW, STEPS, WORDS, await_, faults_in, left_of, processes_of
 from tests.worker.runs import start_python, workers_of
@@ -32,7 +32,7 @@ class Case(NamedTuple):
 
     def step(self) -> int:
         """Steps done."""
-        notes = map(read_json, self.results.glob("launch/*/progress.json"))
+        notes = map(read_json_or_none, self.results.glob("launch/*/progress.json"))
         return max((int(note["step"]) for note in notes if note), default=0)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from analysis.records.files import read_json
+from analysis.records.files import read_json_or_none
 from analysis.records.store import Attempt
 from experiments.config.folders import Folders
 from experiments.launch.attempt import UNFINISHED_STATES
@@ -85,7 +85,7 @@ class Bench:
     def submit(self, *words: str) -> list[Attempt]:
         """The attempts that were queued."""
         done = fine(self.command("submit", *WORDS, "cluster=devcluster", self.conf, *words))
-        sweep = read_json(self.folders.sweeps / done.stdout.strip() / "sweep.json")
+        sweep = read_json_or_none(self.folders.sweeps / done.stdout.strip() / "sweep.json")
         assert sweep is not None, done.stderr
         runs = [run for array in sweep["arrays"] for job in array["jobs"] for run in job["runs"]]
         return [self.folders.store.attempts(run)[-1] for run in runs]
@@ -107,7 +107,7 @@ class Bench:
     def step(self, attempt: Attempt) -> int:
         """Steps done, as its newest start has told."""
         start = self.newest_start(attempt)
-        note = read_json(start / "progress.json") if start else None
+        note = read_json_or_none(start / "progress.json") if start else None
         return int(note["step"]) if note else 0
 
     def await_end(self, attempts: Sequence[Attempt]) -> None:
@@ -147,7 +147,7 @@ def patience(attempts: Sized) -> float:
 def kill_a_worker(bench: Bench, attempt: Attempt) -> None:
     """kill -9 of a random rank's process"""
     start = there(bench.newest_start(attempt))
-    notes = [note for path in start.glob("worker*.json") if (note := read_json(path))]
+    notes = [note for path in start.glob("worker*.json") if (note := read_json_or_none(path))]
     victim = random.Random(attempt.run_id).choice(sorted(notes, key=lambda note: int(note["rank"])))
     with contextlib.suppress(ProcessLookupError):  # it was quicker
         os.kill(victim["pid"], signal.SIGKILL)

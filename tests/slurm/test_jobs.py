@@ -68,7 +68,7 @@ def test_what_slurm_does_not_show_is_over_only_where_it_would_show_it(
         programs.prints("scontrol", config)
         jobs._cluster_settings.cache_clear()
         report = jobs.query_jobs([job])[job]
-        assert (report.known, report.state) == (known, state), row
+        assert (report.status, report.state) == (known, state), row
         if known in ("queued", "ended"):
             assert report.id == "12_1", row
 
@@ -78,7 +78,7 @@ def test_a_cluster_that_can_not_be_asked_from_here_leaves_its_jobs_unknown(progr
     programs.prints("squeue", "squeue: error: No cluster 'there' known by database.", code=1)
     job = JOB._replace(cluster="there")
     report = jobs.query_jobs([job])[job]
-    assert report.known == "unknown"
+    assert report.status == "unknown"
     assert "on the cluster there, and SLURM here is here" in report.reason
     assert "--clusters=there" in programs.words("squeue")
 
@@ -110,7 +110,7 @@ def test_what_a_person_exported_hides_no_job(programs: Programs, monkeypatch: py
     }  # fmt: skip
     for name in (*exported, "LOGNAME", "USER"):
         monkeypatch.setenv(name, "x")
-    assert jobs.query_jobs([JOB])[JOB].known == "queued"
+    assert jobs.query_jobs([JOB])[JOB].status == "queued"
     assert {"--jobs=12", "--all", "--array", "--states=all"} <= {*programs.words("squeue")}
     assert not {*programs.environment("squeue")} & exported
 
