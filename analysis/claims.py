@@ -42,7 +42,7 @@ from analysis.evidence import Chance, Evidence, digest, reduced
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
 from analysis.pictures.numbers import counted, number, with_unit
-from analysis.records.frames import Frames, reading
+from analysis.records.frames import Frames, track_read_keys
 from analysis.records.steps import LAUNCHES
 from analysis.stats import ENOUGH, Mixed, Value
 
@@ -225,7 +225,7 @@ def _rule_of(part: Any, names: Iterator[Any]) -> Any:
 
 
 def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Chance) -> Verdict:
-    with reading() as keys:
+    with track_read_keys() as keys:
         try:
             ours = claim.ours(frames, *claim.of)
         except Mixed as mixture:

@@ -17,10 +17,10 @@ import pandas as pd
 from analysis import plots
 from analysis.pictures import captions, style
 from analysis.records import columns
-from analysis.records.columns import IMPLIED, TITLES
-from analysis.records.configs import differing, flatten, plain, short
+from analysis.records.columns import IMPLIED_SETTINGS, TITLES
+from analysis.records.configs import differing_leaves, flatten, format_setting, short_name
 from analysis.records.frames import Frames
-from analysis.records.steps import ENOUGH_RUNS, precisions
+from analysis.records.steps import ENOUGH_LAUNCHES, used_precisions
 from analysis.stats import ALIKE, ANY, OF_COLUMN, POSITIVE, SHARE, Bounds, Mixed, Value, over_units
 from analysis.tables import Table
 
@@ -84,8 +84,8 @@ class Comparison:
         unit, factor = self._unit(points)
         label = self._label
         rows: dict[str, list[Any]] = {
-            short(self.by): [point.by for point in points],
-            short(self.x): [None if point.x is None else plain(point.x) for point in points],
+            short_name(self.by): [point.by for point in points],
+            short_name(self.x): [None if point.x is None else format_setting(point.x) for point in points],
             label: [point.value.times(factor) for point in points],
             "runs": [len(point.samples) for point in points],
         }
@@ -100,7 +100,7 @@ class Comparison:
     @property
     def title(self) -> str:
         """Headline of the table and the picture."""
-        return f"{self._label} over {short(self.x)}, by {short(self.by)}".capitalize()
+        return f"{self._label} over {short_name(self.x)}, by {short_name(self.by)}".capitalize()
 
     def picture(self, frames: Frames) -> plots.Figure:
         """A line per value of `by` over `x`; what has no `x` is a line across."""
@@ -117,9 +117,9 @@ class Comparison:
                     plots.seeds(axes, at, [factor * sample for sample in point.samples], look)
                 for point in (point for point in of_line if point.x is None):
                     plots.across(axes, point.value.times(factor), look)
-            plots.over(axes, places, short(self.x))
+            plots.over(axes, places, short_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
-            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short(self.by))
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))
         return figure
 
     def caption(self, frames: Frames) -> str:
@@ -127,8 +127,8 @@ class Comparison:
         points = self.points(frames)
         counts = sorted({len(point.samples) for point in points})
         runs = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        bars = "bars are 95 % intervals of the mean (Student's)" if counts[-1] >= ENOUGH_RUNS else (
-            f"no intervals: from {ENOUGH_RUNS} seeds on there are some"
+        bars = "bars are 95 % intervals of the mean (Student's)" if counts[-1] >= ENOUGH_LAUNCHES else (
+            f"no intervals: from {ENOUGH_LAUNCHES} seeds on there are some"
         )  # fmt: skip
         return (
             f"{self.title}. Small marks are single runs, {runs} per point, with a seed each; {bars}. "
@@ -142,9 +142,9 @@ class Comparison:
 
     @property
     def _bounds(self) -> Bounds:
-        if columns.unit(self.y) == "%":
+        if columns.unit_of_column(self.y) == "%":
             return SHARE
-        return OF_COLUMN.get(self.y, POSITIVE if columns.unit(self.y) else ANY)
+        return OF_COLUMN.get(self.y, POSITIVE if columns.unit_of_column(self.y) else ANY)
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
         """The runs that have `y`; of what was learned also those that diverged, which have no number."""
@@ -161,7 +161,7 @@ class Comparison:
     def _leaf(self, runs: pd.DataFrame, axis: str) -> pd.Series[Any]:
         """The value of the leaf `x` or `by` in each run's configuration; None where it has none."""
         name = getattr(self, axis)
-        rows = [{**IMPLIED, **flatten(json.loads(text))} for text in runs["config_json"]]
+        rows = [{**IMPLIED_SETTINGS, **flatten(json.loads(text))} for text in runs["config_json"]]
         if not any(name in row for row in rows):
             known = list(dict.fromkeys(leaf for row in rows for leaf in row))
             raise ValueError(_unknown(f"no setting {axis}={name} in these runs", name, known))
@@ -172,15 +172,17 @@ class Comparison:
         Raises:
             Mixed: these runs are no repetitions of one measurement.
         """
-        checked = group.assign(precision=precisions(group))
+        checked = group.assign(precision=used_precisions(group))
         alike = (*ALIKE, *(MORE_ALIKE if self.y.startswith(LEARNED) else ()))
         for column in alike:
             if len(found := _words(checked, column)) > 1:
                 raise Mixed(_mixed(column, found))
         configs = [json.loads(text) for text in group["config_json"]]
-        for leaf in differing(configs):
+        for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
-                raise Mixed(_mixed(leaf, sorted({plain(flatten(config).get(leaf)) for config in configs})))
+                raise Mixed(
+                    _mixed(leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs}))
+                )
         if group["seed"].duplicated().any():
             raise Mixed("these runs can't share an interval: some have one configuration and one seed")
 
@@ -205,7 +207,7 @@ class Comparison:
 
     def _unit(self, points: Sequence[Point]) -> tuple[str, float]:
         """The unit to show, and what values are multiplied by."""
-        unit = columns.unit(self.y)
+        unit = columns.unit_of_column(self.y)
         least = float(np.nanmin([abs(point.value.value) for point in points]))
         for larger, size in SCALES.get(unit, {}).items():
             if least >= size:
@@ -216,7 +218,7 @@ class Comparison:
     def _note(self, frames: Frames, points: Sequence[Point]) -> str:
         """Note of what is simulated, and of what else the points differ in."""
         runs = self._measured(frames.runs)
-        runs = runs.assign(precision=precisions(runs))
+        runs = runs.assign(precision=used_precisions(runs))
         notes = []
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
@@ -226,7 +228,7 @@ class Comparison:
         if diverged := sum(np.isnan(point.samples).sum() for point in points):
             notes.append(f"{diverged} of {len(runs)} runs diverged: what they are among has no mean.")
         if any(point.value.low is None for point in points):
-            notes.append(f"Fewer than {ENOUGH_RUNS} runs give no interval.")
+            notes.append(f"Fewer than {ENOUGH_LAUNCHES} runs give no interval.")
         return " ".join(notes)
 
 
@@ -239,9 +241,9 @@ def _groups(
     runs: pd.DataFrame, by: pd.Series[Any], x: pd.Series[Any]
 ) -> Iterator[tuple[tuple[str, Any], pd.DataFrame]]:
     """Runs of the same (`by`, `x`), those without an `x` first."""
-    places = sorted({(plain(line), value) for line, value in zip(by, x, strict=True)}, key=_order)
+    places = sorted({(format_setting(line), value) for line, value in zip(by, x, strict=True)}, key=_order)
     for line, value in places:
-        same = [plain(a) == line and b == value for a, b in zip(by, x, strict=True)]
+        same = [format_setting(a) == line and b == value for a, b in zip(by, x, strict=True)]
         yield (line, value), runs[np.array(same)]
 
 

@@ -17,15 +17,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, diverged, reads, remembered
-from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, Units, has_blocks, precisions, units
+from analysis.records.frames import Frames, cache_by_frames, find_diverged_keys, note_read_keys
+from analysis.records.steps import (
+    BLOCKS,
+    ENOUGH_LAUNCHES,
+    LAUNCHES,
+    ReplicationUnits,
+    has_blocks,
+    replication_units,
+    used_precisions,
+)
 
 CONFIDENCE = 0.95
 # How many samples make a verdict possible, by their kind: no number of our own blocks does. Windows are those
 # behind the speeds that authors logged, logged blocks those of their iterations (analysis.published).
 RUNS, WINDOWS, LOGGED = "runs", "windows", "logged blocks"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
-ENOUGH = {RUNS: ENOUGH_RUNS, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
+ENOUGH = {RUNS: ENOUGH_LAUNCHES, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
 Bounds = tuple[float, float]  # what a quantity cannot reach
 ANY: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
@@ -135,7 +143,7 @@ def over_units(
     onto, back = _scale(bounds, data)
     on_scale, n = onto(data), len(data)
     estimate = float(back(on_scale.mean())) if value is None else value
-    if n < ENOUGH_RUNS or not np.isfinite(on_scale).all():
+    if n < ENOUGH_LAUNCHES or not np.isfinite(on_scale).all():
         return Value(estimate, n=n, of=of)
     independent = max(2.0, n * _independent(on_scale)) if of == BLOCKS else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
@@ -155,7 +163,7 @@ def over_launches(by_block: pd.Series[float], bounds: Bounds = ANY) -> Value:
     """
     onto, back = _scale(bounds, by_block.to_numpy())
     of_launches = pd.Series(onto(by_block.to_numpy()), by_block.index).groupby(level=0).mean()
-    if len(of_launches) >= ENOUGH_RUNS:
+    if len(of_launches) >= ENOUGH_LAUNCHES:
         return over_units(back(of_launches.to_numpy()), bounds, LAUNCHES)
     return over_units(by_block.to_numpy(), bounds, BLOCKS)
 
@@ -167,7 +175,9 @@ def throughput(frames: Frames, keys: Sequence[str]) -> Value | None:
     _alike(frames, keys)
     run = frames.runs[frames.runs["key"] == keys[0]].iloc[0]
     samples = run["workers"] * run["task.batch_size"]
-    return _of_means(units(frames, keys), ("slowest",), lambda seconds: samples / seconds, POSITIVE)
+    return _of_means(
+        replication_units(frames, keys), ("slowest",), lambda seconds: samples / seconds, POSITIVE
+    )
 
 
 def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Value | None:
@@ -175,7 +185,7 @@ def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Va
     return phase_ratio(frames, keys, baseline, "slowest")
 
 
-@remembered
+@cache_by_frames
 def phase_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str) -> Value | None:
     """Time of a phase in `keys` over that in `baseline`: the mean of the logarithms of its paired ratios.
 
@@ -203,7 +213,7 @@ def of_phases(
     if not keys:
         return None
     _alike(frames, keys)
-    found = units(frames, keys)
+    found = replication_units(frames, keys)
     return _of_means(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
 
 
@@ -250,9 +260,9 @@ def final_difference(
 
 def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     """Per epoch until one of the runs diverged: step, mean over runs, its interval or NaN (low, high), n."""
-    reads(keys)
+    note_read_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
-    ended = epochs[epochs["key"].isin(diverged(frames))].groupby("key")["epoch"].max()
+    ended = epochs[epochs["key"].isin(find_diverged_keys(frames))].groupby("key")["epoch"].max()
     epochs = epochs[epochs["epoch"] < (ended.min() if len(ended) else np.inf)].dropna(subset=[column])
     rows = []
     for epoch, of_epoch in epochs.groupby("epoch"):
@@ -287,7 +297,7 @@ def _of_pairs(
     both = [*keys, *others]
     _alike(frames, both)
     by_block = has_blocks(frames, both)
-    here, there = (units(frames, side, by_block) for side in (keys, others))
+    here, there = (replication_units(frames, side, by_block) for side in (keys, others))
     if not set(phases) <= set(here.means) & set(there.means):
         return None
     sums = [side.means[list(phases)].sum(axis="columns") for side in (here, there)]
@@ -298,7 +308,9 @@ def _of_pairs(
     return over_launches(samples, bounds) if by_block else over_units(samples, bounds, here.of)
 
 
-def _of_means(found: Units, phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds) -> Value:
+def _of_means(
+    found: ReplicationUnits, phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds
+) -> Value:
     per_unit = np.array([statistic(*row) for row in found.means[list(phases)].to_numpy()], dtype=float)
     overall = float(statistic(*found.means[list(phases)].mean()))
     return over_units(per_unit, bounds, found.of, overall)
@@ -340,13 +352,13 @@ def _independent(series: np.ndarray) -> float:
     return (1 - r) / (1 + r) if r > 0 else 1.0
 
 
-@remembered
+@cache_by_frames
 def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
     """Refuse runs as Mixed that differ in a column of `ALIKE`, but for `without`, or of `more`."""
-    reads(keys)
+    note_read_keys(keys)
     there = frames.runs["key"].isin(keys).to_numpy()
     columns = {name: frames.runs[name] for name in (*ALIKE, *more) if name in frames.runs}
-    columns["precision"] = precisions(frames.runs)
+    columns["precision"] = used_precisions(frames.runs)
     for column in (name for name in (*ALIKE, *more) if name != without):
         values = columns[column][there].dropna() if column in columns else ()
         found = sorted({str(value)[:12] for value in values})
@@ -365,12 +377,14 @@ def _seeds(frames: Frames) -> pd.Series[Any]:
     return by_key
 
 
-@remembered
+@cache_by_frames
 def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
-    reads(keys)
+    note_read_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
-    recorded = (epochs.groupby("key")[column].transform("count") > 0) | epochs["key"].isin(diverged(frames))
+    recorded = (epochs.groupby("key")[column].transform("count") > 0) | epochs["key"].isin(
+        find_diverged_keys(frames)
+    )
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
     return last.rename(index=_seeds(frames))  # type: ignore[no-any-return]
 
@@ -386,8 +400,8 @@ def _paired(
 
 def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
     """The epochs of each run in which `column` was recorded, and the last one of a run that diverged."""
-    reads(keys)
-    ended = frames.epochs["key"].isin(diverged(frames))
+    note_read_keys(keys)
+    ended = frames.epochs["key"].isin(find_diverged_keys(frames))
     seeds, epochs = _seeds(frames), frames.epochs[frames.epochs[column].notna() | ended]
     tables = {seeds.get(key, key): epochs[epochs["key"] == key] for key in keys}
     return {seed: table for seed, table in tables.items() if len(table)}

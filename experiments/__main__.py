@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
-from analysis.records.visible import Visible
+from analysis.records.visible import EscapingStream
 from experiments.worker.errors import NO_SPACE, trouble_of_import
 from slurm import environment
 from sparsify.ranges import describe_unknown
@@ -34,7 +34,7 @@ IN_THE_WAY = {
 
 def main(words: Sequence[str]) -> int:
     """Carry out a command; returns its exit code. Nothing that it prints makes a terminal do something."""
-    out, err = (cast(TextIO, Visible(stream)) for stream in (sys.stdout, sys.stderr))
+    out, err = (cast(TextIO, EscapingStream(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
         code = _ended(words)
     if code == NOBODY_READS:
@@ -90,12 +90,12 @@ def _link_in_the_way(error: OSError) -> str:
 
 def _forbidden(error: OSError) -> str:
     """Return the sentence for a file or a folder that this user may not read, enter or write."""
-    from analysis.records.store import is_forbidden
+    from analysis.records.store import is_unreadable
 
     named = error.filename
     path = Path(os.fsdecode(named)) if isinstance(named, str | bytes) else Path()
     closed = [folder for folder in path.parents if os.path.isdir(folder) and not os.access(folder, os.X_OK)]
-    if closed or is_forbidden(path):
+    if closed or is_unreadable(path):
         advice = "let its owner share it, or set SPARSIFY_RESULTS to a folder of yours"
         return f"{[path, *closed][-1]} may not be read by you: {advice}"
     what = "is read-only" if error.errno == errno.EROFS else "may not be written by you"

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.benchmark.files import Entered
-from analysis.records.frames import Frames, diverged, steps_of
+from analysis.records.frames import Frames, find_diverged_keys, steps_of_run
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Value, final, over_units
 from analysis.times import rounds
@@ -117,7 +117,7 @@ def _cell(
         times=times,
         reached=sum(np.isfinite(each.at) for each in own.values()),
         seeds=len(own), launches=len(taken), target=level,
-        loss=None if {*keys} & {*diverged(frames)} else final(frames, keys, COLUMN),
+        loss=None if {*keys} & {*find_diverged_keys(frames)} else final(frames, keys, COLUMN),
         sent_mb=_sent_mb(frames, keys, own),
         gbit_s=_median(rows, "provenance.machine.link.together_gbit_s"),
         delay_ms=_times(1e3, _median(rows, "provenance.machine.link.latency_s")),
@@ -156,7 +156,7 @@ def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
     """
     found = dict[int, float]()
     for key in keys:
-        steps = steps_of(frames, key)
+        steps = steps_of_run(frames, key)
         share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
         for seed, own in rounds.taken(frames, [key]).items():
             found[seed] = (

@@ -15,10 +15,10 @@ import msgspec
 
 from analysis.benchmark.statement import NAME, EntryStatement
 from analysis.records import parquet
-from analysis.records.files import Damaged, write_atomic
+from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.frames import Frames
-from analysis.records.public import public
-from analysis.records.steps import with_outcomes
+from analysis.records.public import strip_private_facts
+from analysis.records.steps import add_outcomes
 
 STATEMENT = "entry.json"
 SUFFIX = ".entry"
@@ -37,7 +37,7 @@ class Entered(NamedTuple):
 
 def write(path: Path, statement: EntryStatement, frames: Frames) -> Path:
     """The file, replaced as a whole. Of steps it has those of launches alone."""
-    frames = public(_thinned(with_outcomes(frames)))
+    frames = strip_private_facts(_thinned(add_outcomes(frames)))
     with tempfile.TemporaryDirectory() as folder:
         parquet.write_parquet(frames, Path(folder))
         raws = {f"{name}.parquet": (Path(folder) / f"{name}.parquet").read_bytes() for name in TABLES}
@@ -66,41 +66,43 @@ def read(path: Path) -> Entered:
     """An entry, whose tables are as its statement says.
 
     Raises:
-        Damaged: it is no entry's file, or was changed.
+        DamagedFileError: it is no entry's file, or was changed.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             names = sorted(archive.namelist())
             if names != sorted([STATEMENT, *(f"{name}.parquet" for name in TABLES)]):
-                raise Damaged(path, f"is no entry's file: it holds {', '.join(names[:9]) or 'nothing'}")
+                raise DamagedFileError(
+                    path, f"is no entry's file: it holds {', '.join(names[:9]) or 'nothing'}"
+                )
             raws = {info.filename: _member(archive, info, path) for info in archive.infolist()}
     # The last two: members that are encrypted, or packed in ways that zipfile lacks.
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise Damaged(path, f"is no entry's file: {error}") from error
+        raise DamagedFileError(path, f"is no entry's file: {error}") from error
     try:
         statement = msgspec.json.decode(raws[STATEMENT], type=EntryStatement)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Damaged(path, f"says what no entry says: {error}") from error
+        raise DamagedFileError(path, f"says what no entry says: {error}") from error
     if not re.fullmatch(NAME, statement.name):
-        raise Damaged(path, f"is of {statement.name!r:.60}, which can't be an entry's name")
+        raise DamagedFileError(path, f"is of {statement.name!r:.60}, which can't be an entry's name")
     for name, digest in statement.tables.items():
         if hashlib.sha256(raws.get(name, b"")).hexdigest() != digest:
-            raise Damaged(path, f"was changed: {name} is not what its statement has the digest of")
+            raise DamagedFileError(path, f"was changed: {name} is not what its statement has the digest of")
     if {*statement.tables} != {*raws} - {STATEMENT}:
-        raise Damaged(path, "has a table without a digest")
+        raise DamagedFileError(path, "has a table without a digest")
     with tempfile.TemporaryDirectory() as folder:
         for name in statement.tables:
             (Path(folder) / name).write_bytes(raws[name])
         try:
             frames = parquet.read_parquet(Path(folder), TABLES, parquet.raise_fault)
-        except Damaged as damage:
-            raise Damaged(path, f"holds {damage.brief}") from damage
+        except DamagedFileError as damage:
+            raise DamagedFileError(path, f"holds {damage.brief}") from damage
     return Entered(statement, frames, path)
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
     if info.file_size > MOST_BYTES:
-        raise Damaged(path, f"holds {info.filename} of {info.file_size:,} bytes; an entry has less")
+        raise DamagedFileError(path, f"holds {info.filename} of {info.file_size:,} bytes; an entry has less")
     with archive.open(info) as member:
         return member.read(MOST_BYTES)
 
@@ -115,7 +117,7 @@ def read_all(folders: list[Path], tier: str, rules: str) -> tuple[list[Entered],
     for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
         try:
             entered = read(path)
-        except Damaged as damage:
+        except DamagedFileError as damage:
             notes.append(damage.brief)
             continue
         said = entered.statement

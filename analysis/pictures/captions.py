@@ -12,11 +12,11 @@ import pandas as pd
 
 from analysis.pictures.numbers import brief, number
 from analysis.pictures.style import TELLING, look, method_id
-from analysis.records.columns import was_bottleneck
-from analysis.records.frames import Frames, of_run
-from analysis.records.frames import diverged as diverged_in
-from analysis.records.frames import label as label_of
-from analysis.records.steps import ENOUGH_RUNS, Warm, precisions, warm
+from analysis.records.columns import is_relay_bottleneck
+from analysis.records.frames import Frames, value_of_run
+from analysis.records.frames import find_diverged_keys as diverged_in
+from analysis.records.frames import label_runs as label_of
+from analysis.records.steps import ENOUGH_LAUNCHES, WarmSteps, used_precisions, warm_steps
 
 SIMULATED = (
     "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
@@ -83,7 +83,7 @@ def machine(frames: Frames) -> str:
 
 def precision(frames: Frames) -> str:
     """The precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
-    found = sorted(set(precisions(frames.runs).dropna()))
+    found = sorted(set(used_precisions(frames.runs).dropna()))
     return listed(found) + " (*mixed*)" * (len(found) > 1)
 
 
@@ -177,7 +177,7 @@ def _relayed(runs: pd.DataFrame) -> str:
     late = 100 * float((runs["relay.late"] / runs["relay.packets"]).max())
     told = runs[[column for column in runs if str(column).startswith("relay.")]]
     told = told.rename(columns=lambda column: str(column).removeprefix("relay."))
-    is_overrun = any(map(was_bottleneck, told.dropna(subset=["packets"]).to_dict("records")))
+    is_overrun = any(map(is_relay_bottleneck, told.dropna(subset=["packets"]).to_dict("records")))
     return (
         f" by a relay that took {busy:.2g} % of a core at most, with {late:.2g} % of packets over 1 ms late"
         f"{': *the relay, not the link, was the bottleneck*' * is_overrun}"
@@ -220,9 +220,9 @@ def _told(frames: Frames, what: str, heading: str) -> str:
 def timing(frames: Frames) -> str:
     """Mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
     modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
-    runs: dict[str, list[Warm]] = {}  # by method
+    runs: dict[str, list[WarmSteps]] = {}  # by method
     for key in frames.runs["key"]:
-        runs.setdefault(look(_method(frames, key)).label, []).append(warm(frames, key))
+        runs.setdefault(look(_method(frames, key)).label, []).append(warm_steps(frames, key))
     counts: dict[str, list[str]] = {}  # sentence about the samples -> the methods for which it is true
     for method, warm_runs in runs.items():
         counts.setdefault(_samples(warm_runs), []).append(method)
@@ -301,7 +301,7 @@ def _ends(frames: Frames, groups: pd.DataFrame) -> str:
     )
 
 
-def _samples(runs: list[Warm]) -> str:
+def _samples(runs: list[WarmSteps]) -> str:
     """'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
@@ -320,7 +320,7 @@ def training(frames: Frames) -> str:
     epochs, steps = (listed(sorted(set(last[name]))) for name in ("epoch", "step"))
     seeds = _fewest_seeds(frames)
     count = f"{seeds} seed{'s' if seeds > 1 else ''} per method"
-    band = ", bands are 95 % intervals of the mean" if seeds >= ENOUGH_RUNS else ""
+    band = ", bands are 95 % intervals of the mean" if seeds >= ENOUGH_LAUNCHES else ""
     return f"{epochs} epoch{'s' if epochs != '1' else ''} = {steps} optimiser steps; {count}{band}."
 
 
@@ -362,4 +362,4 @@ def _fewest_seeds(frames: Frames) -> int:
 
 
 def _method(frames: Frames, key: str) -> str:
-    return method_id({name: of_run(frames, key, name) for name in TELLING if name in frames.runs})
+    return method_id({name: value_of_run(frames, key, name) for name in TELLING if name in frames.runs})

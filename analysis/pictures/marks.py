@@ -209,7 +209,7 @@ def phase_keys(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Pa
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
         Patch(facecolor=of.colour, hatch=of.hatch, label=labels.get(of.name, of.label), **edge)
-        for of in map(phase_list.find, phases)
+        for of in map(phase_list.find_phase, phases)
     ]
 
 
@@ -327,7 +327,7 @@ def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, fai
 
 def phase_look(phase: str) -> tuple[str, str]:
     """Colour and hatch of a phase's bars."""
-    found = phase_list.find(phase)
+    found = phase_list.find_phase(phase)
     return found.colour, found.hatch
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from analysis.pictures.captions import is_simulated
 from analysis.pictures.numbers import brief, counted, interval
 from analysis.pictures.style import look, method_id
-from analysis.records.frames import Frames, records, restrict
+from analysis.records.frames import Frames, select_runs, to_dicts
 from analysis.stats import SHARE, Mixed, Value, final_difference, of_phases, slowdown
 
 MOST_CELLS, MOST_METHODS = 3, 4
@@ -87,17 +87,17 @@ def _cells(frames: Frames) -> Iterator[tuple[dict[str, str], Frames]]:
     for values, rows in frames.runs.groupby(told, sort=False, dropna=False):
         there = {name: value for name, value in zip(told, values, strict=True) if value == value}
         words = {name: f"{CELL[name]}{value}" for name, value in there.items()}
-        yield words, restrict(frames, rows["key"])
+        yield words, select_runs(frames, rows["key"])
 
 
 def _pairs(cell: Frames) -> Iterator[Pair]:
     """Each method but the baseline beside it, densities apart."""
     found = dict[str, dict[Any, list[str]]]()
-    for run in records(cell.runs.sort_values("seed", kind="stable")):
+    for run in to_dicts(cell.runs.sort_values("seed", kind="stable")):
         density = run.get("method.density")
         by_density = found.setdefault(method_id(run), {})
         by_density.setdefault(density if density == density else None, []).append(str(run["key"]))
-    order = [*dict.fromkeys(method_id(run) for run in records(cell.runs))]
+    order = [*dict.fromkeys(method_id(run) for run in to_dicts(cell.runs))]
     base = next((name for name in order if name.startswith(DENSE)), order[0])
     others = [key for keys in found[base].values() for key in keys]
     for method in [name for name in order if name != base][:MOST_METHODS]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.records.files import MAX_LOG_BYTES, DamagedFileError, read_bytes
 
 FIRST_WINDOW, WINDOW = 41, 48  # iterations behind each logged time: the first prints at iteration 40
 LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
@@ -102,7 +102,7 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     """topk.e<job>.
 
     Raises:
-        Damaged: a line with a number is not as it should be, some ranks have more lines than others, or the
+        DamagedFileError: a line with a number is not as it should be, some ranks have more lines than others, or the
         job
             was another one than its name says.
     """
@@ -114,17 +114,17 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
     configured, windows, phases, validated = found.values()
     if set(configured) != {(str(batch), str(job.workers))}:
         asked = f"{job.workers} workers with batches of {batch}"
-        raise Damaged(
+        raise DamagedFileError(
             path, f"is the log of another job than one of {asked}: it has {sorted(set(configured))}"
         )
     ranks = [int(rank) for rank, *_ in phases]
     if len(windows) % job.workers or set(np.bincount(ranks, minlength=job.workers)) != {
         len(ranks) // job.workers
     }:
-        raise Damaged(path, f"has not as many lines of each of its {job.workers} ranks")
+        raise DamagedFileError(path, f"has not as many lines of each of its {job.workers} ranks")
     epochs = [(int(epoch), *map(float, values)) for epoch, *values in validated]
     if [epoch for epoch, *_ in epochs] != [*range(1, len(epochs) + 1)]:
-        raise Damaged(path, "has an epoch twice, or lacks one")
+        raise DamagedFileError(path, "has an epoch twice, or lacks one")
     forward, backward, fetching = ([float(line[part]) for line in phases] for part in (1, 2, 4))
     speeds = [float(speed) for _, speed in windows]
     # All ranks print a window before one prints the next, which is seconds later.
@@ -140,14 +140,14 @@ def read_iterations(path: Path, job: Job) -> pd.DataFrame:
     left out. Its number still counts.
 
     Raises:
-        Damaged: a line with a number is not as it should be, or lines are missing.
+        DamagedFileError: a line with a number is not as it should be, or lines are missing.
     """
     lines = list(_times_us(path))
     workers, dense = job.workers, job.method == "dense"
     comp = np.array([time for kind, time in lines if kind == "COMP"], dtype=np.int64)
     comm = np.array([time for kind, time in lines if kind == "COMM"], dtype=np.int64)
     if len(comm) % workers or len(comp) != (0 if dense else len(comm)):
-        raise Damaged(path, f"has {len(comp)} lines of compression and {len(comm)} of communication")
+        raise DamagedFileError(path, f"has {len(comp)} lines of compression and {len(comm)} of communication")
     comm = comm.reshape(-1, workers)
     whole = np.arange(len(comm)) if dense else _whole("".join(kind[3] for kind, _ in lines), workers)
     table: pd.DataFrame = pd.DataFrame({"iteration": whole})
@@ -186,13 +186,15 @@ def _times_us(path: Path) -> Iterator[tuple[str, int]]:
 def _matched(form: re.Pattern[str], line: str, path: Path, number: int) -> tuple[str, ...]:
     match = form.fullmatch(line.rstrip())
     if match is None:
-        raise Damaged(path, f"can't be read: its line {number} is not of a known form: {line.strip()[:60]!r}")
+        raise DamagedFileError(
+            path, f"can't be read: its line {number} is not of a known form: {line.strip()[:60]!r}"
+        )
     return match.groups()
 
 
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
     try:
-        text = read_bytes(path, MOST_LOG_BYTES).decode(errors="replace")
+        text = read_bytes(path, MAX_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError as error:
-        raise Damaged(path, "is missing: a clone of github.com/kljp/topk_results has it") from error
+        raise DamagedFileError(path, "is missing: a clone of github.com/kljp/topk_results has it") from error
     return enumerate(text.splitlines(), start=1)

@@ -15,7 +15,14 @@ import pyarrow.parquet as pq
 
 from analysis.published.log_files import JOBS, read_iterations, read_training
 from analysis.records import schema
-from analysis.records.files import Damaged, fingerprint, read_as, read_recorded, write_atomic, write_json
+from analysis.records.files import (
+    DamagedFileError,
+    fingerprint,
+    read_struct,
+    read_verified,
+    write_atomic,
+    write_json,
+)
 
 FOLDER = Path(__file__).parents[2] / "results" / "published" / "yoon2022"
 DIGESTS = "digests.json"
@@ -36,7 +43,7 @@ def jobs() -> pd.DataFrame:
     mean `fp_ms`, `bp_ms` (which compression is part of) and `io_ms` of an iteration.
 
     Raises:
-        Damaged: a table does not match its digest, as in the other three.
+        DamagedFileError: a table does not match its digest, as in the other three.
     """
     table: pd.DataFrame = _shipped().jobs.copy()
     return table
@@ -102,7 +109,7 @@ def from_logs(clone: Path) -> Tables:
     """The tables from a clone of the authors' repository.
 
     Raises:
-        Damaged: a log is missing or not as expected; the message says which line.
+        DamagedFileError: a log is missing or not as expected; the message says which line.
     """
     rows, curves, timed, parts = [], [], [], []
     for number, job in JOBS.items():
@@ -130,11 +137,11 @@ def read(folder: Path) -> Tables:
     """The tables in `folder`.
 
     Raises:
-        Damaged: one is missing, or does not match its digest.
+        DamagedFileError: one is missing, or does not match its digest.
     """
-    digests = read_as(folder / DIGESTS, schema.TableDigests)
+    digests = read_struct(folder / DIGESTS, schema.TableDigests)
     if digests is None:
-        raise Damaged(folder / DIGESTS, "is missing; `git checkout` brings it back")
+        raise DamagedFileError(folder / DIGESTS, "is missing; `git checkout` brings it back")
     return Tables(*(_decoded(folder / _file(name), digests) for name in Tables._fields))
 
 
@@ -197,11 +204,11 @@ def _encoded(name: str, table: pd.DataFrame) -> bytes:
 def _decoded(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
     recorded = digests.files.get(path.name)
     if recorded is None:
-        raise Damaged(path.parent / DIGESTS, f"has no digest of {path.name}")
+        raise DamagedFileError(path.parent / DIGESTS, f"has no digest of {path.name}")
     try:
-        raw = io.BytesIO(read_recorded(path, msgspec.structs.asdict(recorded)))
-    except Damaged as damage:
-        raise Damaged(
+        raw = io.BytesIO(read_verified(path, msgspec.structs.asdict(recorded)))
+    except DamagedFileError as damage:
+        raise DamagedFileError(
             path, f"{damage.why}; `git checkout` brings it back, `python -m analysis.published` explains it"
         ) from damage
     table: pd.DataFrame = pq.read_table(raw).to_pandas() if path.suffix == ".parquet" else pd.read_csv(raw)

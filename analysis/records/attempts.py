@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.records.columns import ALWAYS, COLUMNS
-from analysis.records.configs import flatten, variant_configs
-from analysis.records.files import Damaged, read_recorded
-from analysis.records.frames import Frames, no_rows, runs_frame, typed
-from analysis.records.log import whole_lines
-from analysis.records.schema import WHOLE, EpochLine, LogLine, LookLine, StepLine, fields_of
-from analysis.records.steps import with_outcomes
-from analysis.records.store import Attempt, Store, left_out, steps_made
+from analysis.records.columns import COLUMNS, REQUIRED_COLUMNS
+from analysis.records.configs import configs_by_variant, flatten
+from analysis.records.files import DamagedFileError, read_verified
+from analysis.records.frames import Frames, build_runs_table, empty_table, order_and_type_columns
+from analysis.records.log import decode_finished_log
+from analysis.records.schema import INTEGER, EpochLine, LogLine, LookLine, StepLine, fields_by_name
+from analysis.records.steps import add_outcomes
+from analysis.records.store import Attempt, Store, count_logged_steps, describe_left_out
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
-FIELDS = {line: fields_of(line) for line in (StepLine, EpochLine)}
+FIELDS = {line: fields_by_name(line) for line in (StepLine, EpochLine)}
 MEASURED = Frames._fields[1:]  # all tables but that of the runs
 PHASE = re.compile(r"[a-z_]{1,40}")
 UNNAMED = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
@@ -55,7 +55,7 @@ def load_attempt(attempt: Attempt) -> LoadedFrames:
     """Read the frames of one valid attempt from its logs.
 
     Raises:
-        Damaged: a file is not as it was recorded.
+        DamagedFileError: a file is not as it was recorded.
     """
     data = read_attempt(attempt, attempt.check())
     return LoadedFrames(build_frames([data]), data.notes)
@@ -68,8 +68,8 @@ def load_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
     for attempt in attempts:
         try:
             data = read_attempt(attempt, attempt.check())
-        except Damaged as damage:
-            notes.append(left_out(attempt, damage.brief))
+        except DamagedFileError as damage:
+            notes.append(describe_left_out(attempt, damage.brief))
         else:
             data_by_attempt.append(data)
             notes += data.notes
@@ -116,7 +116,7 @@ def _log_bytes(folder: Path) -> int:
     return 0
 
 
-def resumptions(manifest: Mapping[str, Any]) -> list[int]:
+def resumed_steps(manifest: Mapping[str, Any]) -> list[int]:
     """The steps at which a record continues after an interruption.
 
     A run that went back to an older checkpoint has measured the steps after it again, so that earlier
@@ -132,27 +132,29 @@ def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
     """Read the logs of a valid attempt.
 
     Raises:
-        Damaged: a file is not as it was recorded.
+        DamagedFileError: a file is not as it was recorded.
     """
     if manifest["state"] != "ok":
-        raise Damaged(attempt.path, "is not a whole record")
+        raise DamagedFileError(attempt.path, "is not a whole record")
     rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
     notes, files = list[str](), manifest["files"]
     tables: dict[str, list[Columns]] = {name: [] for name in MEASURED}
     for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
         path = attempt.rank_path(rank)
         lines: list[LogLine]
-        lines, broken = whole_lines(read_recorded(path, files[path.name]), LogLine, path)
+        lines, broken = decode_finished_log(read_verified(path, files[path.name]), LogLine, path)
         if broken:
             notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
         if strangers := {line.variant for line in lines} - rows.keys():
-            raise Damaged(path, f"has a line of variant {strangers.pop()}, which the run does not have")
+            raise DamagedFileError(
+                path, f"has a line of variant {strangers.pop()}, which the run does not have"
+            )
         for variant, row in rows.items():
             of_variant = [line for line in lines if line.variant == variant]
             steps = [line for line in of_variant if isinstance(line, StepLine)]
             epochs = [line for line in of_variant if isinstance(line, EpochLine)]
             looks = [line for line in of_variant if isinstance(line, LookLine)]
-            _check_steps(steps, steps_made(manifest), path)
+            _check_steps(steps, count_logged_steps(manifest), path)
             ranks = {"rank": np.full(len(steps), rank)}
             measured = _fields(steps, StepLine) | _phases(steps, path)
             spans = [(rank, line.step, *span) for line in steps for span in line.spans]
@@ -176,13 +178,13 @@ def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
 def build_frames(every: Sequence[AttemptData]) -> Frames:
     """Return the frames of these attempts, with the outcomes of their runs."""
     tables = (_table(name, [part for data in every for part in data.tables[name]]) for name in MEASURED)
-    return with_outcomes(Frames(runs_frame([row for data in every for row in data.rows]), *tables))
+    return add_outcomes(Frames(build_runs_table([row for data in every for row in data.rows]), *tables))
 
 
 def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A row for the run, or one for each of its variants."""
     config = attempt.config
-    variants = variant_configs(config)
+    variants = configs_by_variant(config)
     if not variants:
         return [_run_row(attempt, manifest, config)]
     alternated = manifest.get("alternated") or {}
@@ -207,7 +209,7 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
         **flatten(config),
         **{name: manifest.get(name) for name in facts},
         "steps_total": manifest.get("steps"),
-        "resumed": json.dumps(resumptions(manifest)) if "resumed" in manifest else None,
+        "resumed": json.dumps(resumed_steps(manifest)) if "resumed" in manifest else None,
         **({"diverged": manifest["diverged"]["step"]} if manifest.get("diverged") else {}),
         **flatten(manifest.get("searching") or {}, "searching."),
         **flatten(manifest.get("memory") or {}, "memory."),
@@ -221,12 +223,12 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
 
 
 def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
-    """Refuse a log in which a step is missing, or is there twice, as Damaged."""
+    """Refuse a log in which a step is missing, or is there twice, as DamagedFileError."""
     for number, line in enumerate(steps):
         if line.step != number:
-            raise Damaged(path, f"has step {line.step} where step {number} belongs")
+            raise DamagedFileError(path, f"has step {line.step} where step {number} belongs")
     if steps and expected is not None and len(steps) != expected:
-        raise Damaged(path, f"has {len(steps)} of {expected} steps")
+        raise DamagedFileError(path, f"has {len(steps)} of {expected} steps")
 
 
 def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]) -> Columns:
@@ -236,7 +238,7 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
     found = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
     columns = {}
     for name, values in zip(names, found, strict=True):
-        if name in fields and fields[name].type == WHOLE:
+        if name in fields and fields[name].type == INTEGER:
             columns[name] = np.array(values, dtype=np.int64)
         elif name in fields or values.count(None) < len(values):
             columns[name] = _numbers(values)
@@ -244,13 +246,17 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
 
 
 def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
-    """Columns of what no field is for, each of numbers or of texts; one that can't be named is Damaged."""
+    """Columns of what no field is for, each of numbers or of texts; one that can't be named is DamagedFileError."""
     names = dict.fromkeys(name for line in lines if line.more for name in line.more)
     for name in names:
         if not UNNAMED.fullmatch(name) or name in COLUMNS[table]:
-            raise Damaged(path, f"has a number named {name!r:.60}, which can't be a column of {table}")
+            raise DamagedFileError(
+                path, f"has a number named {name!r:.60}, which can't be a column of {table}"
+            )
     if len(names) > MOST_UNNAMED:
-        raise Damaged(path, f"has {len(names)} numbers that no field is for, and {MOST_UNNAMED} are the most")
+        raise DamagedFileError(
+            path, f"has {len(names)} numbers that no field is for, and {MOST_UNNAMED} are the most"
+        )
     found = {name: [(line.more or {}).get(name) for line in lines] for name in names}
     texts = {name for name, values in found.items() if any(isinstance(value, str) for value in values)}
     return {
@@ -260,12 +266,12 @@ def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: 
 
 
 def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
-    """Seconds of each phase; refused as Damaged if what should be a phase can't name a column."""
+    """Seconds of each phase; refused as DamagedFileError if what should be a phase can't name a column."""
     of_lines = [line.phases for line in lines]
     every = dict.fromkeys(itertools.chain.from_iterable(of_lines))
     spanned = {phase for line in lines for phase, _, _ in line.spans}
     if odd := sorted(name for name in {*every, *spanned} if not PHASE.fullmatch(name)):
-        raise Damaged(path, f"has a phase named {odd[0]!r:.60}")
+        raise DamagedFileError(path, f"has a phase named {odd[0]!r:.60}")
     names = [*every]
     if all([*phases] == names for phases in of_lines):  # as a rule; then one pass over them is enough
         numbers = itertools.chain.from_iterable(phases.values() for phases in of_lines)
@@ -276,7 +282,7 @@ def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
 
 def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
     """Columns of rows that have all that their table always has, but for the key."""
-    _, *fields = ALWAYS[table].items()
+    _, *fields = REQUIRED_COLUMNS[table].items()
     found = zip(*rows, strict=True) if rows else [()] * len(fields)
     return {
         name: np.array(values, dtype=field.type) for (name, field), values in zip(fields, found, strict=True)
@@ -292,11 +298,11 @@ def _numbers(values: Sequence[Any]) -> np.ndarray:
 def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
     """The parts below each other; what one of them lacks is NaN there."""
     if not parts:
-        return no_rows(name)
-    columns = [*ALWAYS[name], *(column for part in parts for column in part)]
+        return empty_table(name)
+    columns = [*REQUIRED_COLUMNS[name], *(column for part in parts for column in part)]
     nothing = {id(part): np.full(len(part["key"]), np.nan) for part in parts}
     joined = {
         column: np.concatenate([part.get(column, nothing[id(part)]) for part in parts])
         for column in dict.fromkeys(columns)
     }
-    return typed(name, pd.DataFrame(joined))
+    return order_and_type_columns(name, pd.DataFrame(joined))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from analysis.records.attempts import load_newest, split_into_batches
-from analysis.records.files import part_folder
-from analysis.records.frames import Frames, records, runs_frame
+from analysis.records.files import temporary_part_folder
+from analysis.records.frames import Frames, build_runs_table, to_dicts
 from analysis.records.parquet import join_parquet, write_frame, write_parquet
 from analysis.records.process_pool import open_process_pool
 from analysis.records.store import Store
@@ -30,13 +30,13 @@ def collect(
         show_progress: is given the parts, and gives them back one by one, each when it is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with part_folder(folder) as parts:
+    with temporary_part_folder(folder) as parts:
         batches = [*split_into_batches(store, store.runs())] or [[]]
         paths = [parts / str(number) for number in range(len(batches))]
         notes_by_part = _write_parts(store, batches, paths, processes)
         notes = [note for _, part in zip(show_progress(paths), notes_by_part, strict=True) for note in part]
-        rows = [row for path in paths for row in records(pq.read_table(path / "runs.parquet").to_pandas())]
-        runs = runs_frame(rows)
+        rows = [row for path in paths for row in to_dicts(pq.read_table(path / "runs.parquet").to_pandas())]
+        runs = build_runs_table(rows)
         write_frame(folder / "runs.parquet", runs)
         for name in Frames._fields[1:]:
             join_parquet(folder / f"{name}.parquet", [path / f"{name}.parquet" for path in paths])

@@ -16,7 +16,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from analysis.records.phases import PHASES
-from analysis.records.schema import NUMBER, Averaged, EpochLine, Field, StepLine, fields_of
+from analysis.records.schema import NUMBER, AveragedNumbers, EpochLine, Field, StepLine, fields_by_name
 
 
 class Title(Struct, frozen=True):
@@ -43,52 +43,65 @@ def _of_run(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
 _DATA = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
 TITLES = msgspec.convert(_DATA["titles"], dict[str, Title])
 _LISTED = msgspec.convert(_DATA["columns"], dict[str, dict[str, Field]])
-_STEP, _EPOCH = fields_of(StepLine), fields_of(EpochLine)
+_STEP, _EPOCH = fields_by_name(StepLine), fields_by_name(EpochLine)
 _PHASES = {
     f"{phase.name}_s": Field("s", f"of these for {phase.meaning}", since=phase.since, type=NUMBER)
     for phase in PHASES
 }
 _FIRST = {name: _STEP[name] for name in ("step", "epoch", "start_s", "step_s")}
-MEANS = _of_run(_STEP, "mean of its steps")
-LAST = {name: field for name, field in _of_run(_EPOCH, "at the last epoch").items() if name not in MEANS}
+MEAN_OUTCOMES = _of_run(_STEP, "mean of its steps")
+LAST_EPOCH_OUTCOMES = {
+    name: field for name, field in _of_run(_EPOCH, "at the last epoch").items() if name not in MEAN_OUTCOMES
+}
 _QUALITY, _TIMES, _ROUNDS = (_LISTED[kind] for kind in ("quality", "times", "rounds"))
-RUNS = {**_LISTED["settings"], **LAST, **_QUALITY, **_TIMES, **MEANS, **_ROUNDS, **_LISTED["facts"]}
-OUTCOMES = (*LAST, *_QUALITY, *_TIMES, *MEANS, *_ROUNDS, "took_s")
+RUN_COLUMNS = {
+    **_LISTED["settings"],
+    **LAST_EPOCH_OUTCOMES,
+    **_QUALITY,
+    **_TIMES,
+    **MEAN_OUTCOMES,
+    **_ROUNDS,
+    **_LISTED["facts"],
+}
+OUTCOMES = (*LAST_EPOCH_OUTCOMES, *_QUALITY, *_TIMES, *MEAN_OUTCOMES, *_ROUNDS, "took_s")
 COLUMNS: dict[str, dict[str, Field]] = {
-    "runs": RUNS,
+    "runs": RUN_COLUMNS,
     "steps": {**_LISTED["steps"], **_FIRST, **_PHASES, **_STEP},
-    "epochs": {**_LISTED["epochs"], **_EPOCH, **_told(fields_of(Averaged), "mean")},
+    "epochs": {**_LISTED["epochs"], **_EPOCH, **_told(fields_by_name(AveragedNumbers), "mean")},
     "spans": _LISTED["spans"],
     "looks": _LISTED["looks"],
 }
 # Those that every table has, also one without rows; of runs the others follow from their configurations.
-ALWAYS = {**COLUMNS, "runs": {name: RUNS[name] for name in ("key", "run_id", "group", "variant")}}
+REQUIRED_COLUMNS = {
+    **COLUMNS,
+    "runs": {name: RUN_COLUMNS[name] for name in ("key", "run_id", "group", "variant")},
+}
 # What settings mean that records of before they were added lack; so these keep their keys.
-IMPLIED: dict[str, Any] = {
+IMPLIED_SETTINGS: dict[str, Any] = {
     "comm": "torch", "container": "none", "train.evaluate": "anchor", "collectives": "auto",
-    **{name: field.implied for name, field in RUNS.items() if field.implied is not UNSET},
+    **{name: field.implied for name, field in RUN_COLUMNS.items() if field.implied is not UNSET},
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None},
 }  # fmt: skip
 # Shares of a core, and of the packets, from which on a relay held its link up.
-BUSY, LATE = 0.9, 0.1
+BUSY_SHARE, LATE_SHARE = 0.9, 0.1
 BEGIN, END = "<!-- columns: written by `python -m analysis.records.columns` -->", "<!-- end of columns -->"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
 
-def describe(frame: str, name: str) -> Field | None:
+def find_field(frame: str, name: str) -> Field | None:
     """The field of a column, else that of its kind; None where nothing tells what it means."""
     listed = COLUMNS[frame]
     kinds = (field for kind, field in listed.items() if "*" in kind and fnmatchcase(name, kind))
     return listed.get(name) or next(kinds, None)
 
 
-def unit(name: str) -> str:
+def unit_of_column(name: str) -> str:
     """The unit of a column of `runs`."""
-    field = describe("runs", name)
+    field = find_field("runs", name)
     return field.unit if field else ""
 
 
-def was_bottleneck(relay: Mapping[str, float]) -> bool:
+def is_relay_bottleneck(relay: Mapping[str, float]) -> bool:
     """Did the relay of an emulated link, rather than the link, limit what was sent?
 
     Args:
@@ -96,10 +109,10 @@ def was_bottleneck(relay: Mapping[str, float]) -> bool:
     """
     if not relay.get("packets"):
         return False
-    return relay["cpu_s"] > BUSY * relay["seconds"] or relay["late"] > LATE * relay["packets"]
+    return relay["cpu_s"] > BUSY_SHARE * relay["seconds"] or relay["late"] > LATE_SHARE * relay["packets"]
 
 
-def markdown() -> Iterator[str]:
+def markdown_lines() -> Iterator[str]:
     """All columns as tables, line by line."""
     head = ("", "| column | unit | meaning |", "|---|---|---|")
     for frame, listed in COLUMNS.items():
@@ -107,12 +120,12 @@ def markdown() -> Iterator[str]:
         yield from (f"| `{name}` | {field.unit} | {field.meaning} |" for name, field in listed.items())
 
 
-def page() -> str:
+def render_page() -> str:
     """docs/records.md with these tables between its two marks."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     tail = rest.partition(END)[2]
-    return f"{head}{BEGIN}\n{chr(10).join(markdown()).strip()}\n\n{END}{tail}"
+    return f"{head}{BEGIN}\n{chr(10).join(markdown_lines()).strip()}\n\n{END}{tail}"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(render_page())

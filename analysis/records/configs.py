@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from analysis.records.columns import IMPLIED
+from analysis.records.columns import IMPLIED_SETTINGS
 
 # Where and how a run is started. They change neither the mathematics nor the meaning of a record.
 LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
@@ -17,20 +17,20 @@ CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node", 
 # not have the first variant's instead, which the run has as a whole.
 BY_VARIANT = ("collectives",)
 # What tells runs apart is looked for in this order, then among the method's own leaves and the others.
-TOLD_BY = (
+LEAF_ORDER = (
     "method.name", "method.density", "task.name", "workers", "cluster.name", "cluster.link.name",
     "timing.mode", "seed",
 )  # fmt: skip
 # A choice of one of these brings leaves of its own, which are compared only where the choice is the same.
 CHOICES = ("method", "task", "cluster", "cluster.link")
 # The method and the density are shown wherever they vary, also where other leaves tell the same runs apart.
-SHOWN = TOLD_BY[:2]
+ALWAYS_SHOWN = LEAF_ORDER[:2]
 # It follows from the cluster's name, or is about turns, whose variants are named.
-SILENT = ("cluster.where", "variants", "alternate")
+HIDDEN_PREFIXES = ("cluster.where", "variants", "alternate")
 # Alone or among equals, a run is told by these.
-TELLING = ("method.name", "method.density", "task.name", "seed")
+DEFAULT_LEAVES = ("method.name", "method.density", "task.name", "seed")
 # What records mean that lack a leaf added later.
-_IMPLIED = {name: value for name, value in IMPLIED.items() if name != "variants"}
+_IMPLIED = {name: value for name, value in IMPLIED_SETTINGS.items() if name != "variants"}
 
 
 def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,11 +51,11 @@ def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, A
     return {
         name: _without_implied(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
         for name, value in config.items()
-        if not (prefix + name in IMPLIED and IMPLIED[prefix + name] == value)
+        if not (prefix + name in IMPLIED_SETTINGS and IMPLIED_SETTINGS[prefix + name] == value)
     }
 
 
-def unmeasured(config: Mapping[str, Any]) -> list[str]:
+def find_unmeasured_leaves(config: Mapping[str, Any]) -> list[str]:
     """Dotted leaves of a recorded config that say where and how to start a run, which no record does."""
     cluster, container = config.get("cluster"), config.get("container")
     names = [name for name in LAUNCH_FIELDS if name in config]
@@ -66,7 +66,7 @@ def unmeasured(config: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def variant_configs(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def configs_by_variant(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
     ordinary run.
     """
@@ -108,40 +108,42 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The dotted leaves that are not the same in all these configurations, most telling first.
 
     A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
     are compared, also where methods do.
     """
     rows = [{**_IMPLIED, **flatten(config)} for config in configs]
-    names = dict.fromkeys(name for row in rows for name in row if not name.startswith(SILENT))
+    names = dict.fromkeys(name for row in rows for name in row if not name.startswith(HIDDEN_PREFIXES))
     return [name for name in sorted(names, key=_order(list(names))) if _varies(name, rows)]
 
 
-def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Leaves of `differing` that tell these configurations apart, in the order of a label."""
+def distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Leaves of `differing_leaves` that tell these configurations apart, in the order of a label."""
     rows = [{**_IMPLIED, **flatten(config)} for config in configs]
     told: list[tuple[str, ...]] = [()] * len(rows)
     found = list[str]()
-    for name in differing(configs):
+    for name in differing_leaves(configs):
         finer = [(*before, _key(row.get(name))) for before, row in zip(told, rows, strict=True)]
-        if name in SHOWN or len(set(finer)) > len(set(told)):
+        if name in ALWAYS_SHOWN or len(set(finer)) > len(set(told)):
             told = finer
             found.append(name)
-    return sorted(found, key=lambda name: (name not in SHOWN, name == "seed", not name.startswith("method.")))
+    return sorted(
+        found, key=lambda name: (name not in ALWAYS_SHOWN, name == "seed", not name.startswith("method."))
+    )
 
 
-def labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """A label of each configuration that shows what varies among them: `topk density=0.01 seed=2`.
 
     The method always comes first. Where nothing varies, they are told by method, density, task and seed.
     """
-    shown = varying(configs) or TELLING
-    return [label_of(config, shown) for config in configs]
+    shown = distinguishing_leaves(configs) or DEFAULT_LEAVES
+    return [label_config(config, shown) for config in configs]
 
 
-def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
+def label_config(config: Mapping[str, Any], shown: Iterable[str]) -> str:
     """The label of one configuration, of these leaves; what takes turns is named by its variants."""
     flat = {**_IMPLIED, **flatten(config)}
     taking_turns = [part["name"] for part in config.get("variants") or []]
@@ -149,18 +151,18 @@ def label_of(config: Mapping[str, Any], shown: Iterable[str]) -> str:
     for name in shown:
         of_the_first = taking_turns and name.startswith("method.")
         if name != "method.name" and flat.get(name) is not None and not of_the_first:
-            words.append(f"{short(name)}={plain(flat[name])}")
+            words.append(f"{short_name(name)}={format_setting(flat[name])}")
     return " ".join(words)
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """A leaf as labels call it."""
     if name.endswith(".name"):
         return name.removesuffix(".name").rpartition(".")[2]
     return name.removeprefix("method.")
 
 
-def plain(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """0.01, fused, true: as the command line takes it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -188,8 +190,8 @@ def _key(value: Any) -> str:
 
 def _order(names: Sequence[str]) -> Callable[[str], tuple[int, int]]:
     def of(name: str) -> tuple[int, int]:
-        if name in TOLD_BY:
-            return 0, TOLD_BY.index(name)
+        if name in LEAF_ORDER:
+            return 0, LEAF_ORDER.index(name)
         return 1 + (not name.startswith("method.")), names.index(name)
 
     return of

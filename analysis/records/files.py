@@ -28,28 +28,28 @@ from analysis.records import locks
 
 T = TypeVar("T")
 
-MOST_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
-MOST_CONFIG_BYTES = 2**20  # of a configuration: one has 4 KB, and 30 variants that take turns 30 times that
-MOST_LOG_BYTES = 2**30  # of a log: a million steps
-PART, LOCK = ".part", "lock"  # how the name of what is not finished ends; in a folder of that
-YOUNG_S = 10.0  # so old it has its lock
-LONGEST_S = 86_400.0  # nothing takes so long to be written, where no lock tells
-DEEPEST = 40  # lists and objects within each other; a manifest has 5
+MAX_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
+MAX_CONFIG_BYTES = 2**20  # of a configuration: one has 4 KB, and 30 variants that take turns 30 times that
+MAX_LOG_BYTES = 2**30  # of a log: a million steps
+PART_SUFFIX, LOCK_NAME = ".part", "lock"  # how the name of what is not finished ends; in a folder of that
+LOCKING_DELAY_S = 10.0  # so old it has its lock
+MAX_WRITING_S = 86_400.0  # nothing takes so long to be written, where no lock tells
+MAX_DEPTH = 40  # lists and objects within each other; a manifest has 5
 ODD_TEXT = re.compile(rb"[0-9]{19}|\\u[dD]")  # of numbers of more than 64 bits, and halves of characters
-MOST_WORDS = 160  # characters of a complaint: it may repeat what it complains about
-KINDS = {
+MAX_COMPLAINT = 160  # characters of a complaint: it may repeat what it complains about
+NAME_BY_FILE_TYPE = {
     stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device", stat.S_IFLNK: "a link",
 }  # fmt: skip
 NO_LINK = "is a link, and no link is followed here: remove it"  # results of others could lead anywhere by one
 
 
-class Damaged(ValueError):
+class DamagedFileError(ValueError):
     """The content of `path` is not what was written there; `why` follows its name in a sentence."""
 
     def __init__(self, path: Path, why: str) -> None:
         plain = "".join(sign if sign.isprintable() else " " for sign in why)
-        self.path, self.why = path, plain if len(plain) <= MOST_WORDS else f"{plain[:MOST_WORDS]} ..."
+        self.path, self.why = path, plain if len(plain) <= MAX_COMPLAINT else f"{plain[:MAX_COMPLAINT]} ..."
         super().__init__(f"{path} {self.why}")
 
     @property
@@ -60,11 +60,11 @@ class Damaged(ValueError):
 
 def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace `path` by `content`, or leave it unchanged; `durable` waits for the disk."""
-    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}{PART}")
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}{PART_SUFFIX}")
     raw = content.encode() if isinstance(content, str) else content
     try:
         with part.open("wb") as file:
-            locks.take(part, file.fileno())  # by which `remove_parts` sees that it is being written
+            locks.try_flock(part, file.fileno())  # by which `remove_unfinished` sees that it is being written
             file.write(raw)
             if durable:
                 file.flush()
@@ -79,16 +79,16 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 
 @contextlib.contextmanager
-def part_folder(parent: Path) -> Iterator[Path]:
+def temporary_part_folder(parent: Path) -> Iterator[Path]:
     """A folder in `parent` for what is not finished, which is removed at the end."""
-    with tempfile.TemporaryDirectory(PART, ".", parent, ignore_cleanup_errors=True) as name:
-        lock = Path(name) / LOCK
+    with tempfile.TemporaryDirectory(PART_SUFFIX, ".", parent, ignore_cleanup_errors=True) as name:
+        lock = Path(name) / LOCK_NAME
         with lock.open("wb") as file:
-            locks.take(lock, file.fileno())
+            locks.try_flock(lock, file.fileno())
             yield Path(name)
 
 
-def entries_below(folder: Path) -> Iterator[Path]:
+def walk_entries(folder: Path) -> Iterator[Path]:
     """Everything in a folder and below, however deep; links are not followed, and what can't be read is
     passed over.
     """
@@ -101,12 +101,14 @@ def entries_below(folder: Path) -> Iterator[Path]:
                     folders.append(entry.path)
 
 
-def remove_parts(folder: Path) -> int:
+def remove_unfinished(folder: Path) -> int:
     """Remove what processes that were killed have not finished, in a folder and below; returns how much."""
-    names = (path for path in entries_below(folder) if path.name.startswith(".") and path.suffix == PART)
+    names = (
+        path for path in walk_entries(folder) if path.name.startswith(".") and path.suffix == PART_SUFFIX
+    )
     found = [path for path in names if _is_left(path)]
     for path in found:
-        remove(path)
+        remove_path(path)
     return len(found)
 
 
@@ -118,10 +120,10 @@ def _is_left(part: Path) -> bool:
         if not is_folder and not stat.S_ISREG(status.st_mode):
             return False
         age_s = time.time() - status.st_mtime
-        is_free = _is_free(part / LOCK if is_folder else part)
+        is_free = _is_free(part / LOCK_NAME if is_folder else part)
     except OSError:  # it was finished meanwhile, or is another user's
         return False
-    return age_s > LONGEST_S if is_free is None else is_free and age_s > YOUNG_S
+    return age_s > MAX_WRITING_S if is_free is None else is_free and age_s > LOCKING_DELAY_S
 
 
 def _is_free(lock: Path) -> bool | None:
@@ -131,7 +133,7 @@ def _is_free(lock: Path) -> bool | None:
     except FileNotFoundError:
         return True
     try:
-        return locks.take(lock, descriptor)
+        return locks.try_flock(lock, descriptor)
     finally:
         os.close(descriptor)
 
@@ -146,21 +148,21 @@ def is_plain_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def check_no_link(path: Path) -> None:
+def check_not_link(path: Path) -> None:
     """Refuse a link, whose target could lie outside of the results.
 
     Raises:
-        Damaged: the last part of `path` is a link.
+        DamagedFileError: the last part of `path` is a link.
     """
     if path.is_symlink():
-        raise Damaged(path, NO_LINK)
+        raise DamagedFileError(path, NO_LINK)
 
 
 def open_for_append(path: Path) -> io.FileIO:
     """Open a file for appending, without following a link or waiting for a FIFO; make it where it is not.
 
     Raises:
-        Damaged: a link is there, or something else than a file.
+        DamagedFileError: a link is there, or something else than a file.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -181,29 +183,31 @@ def check_plain_file(path: Path) -> None:
     """Refuse a link, and whatever else is there instead of a file.
 
     Raises:
-        Damaged: something is there that is no file.
+        DamagedFileError: something is there that is no file.
     """
-    check_no_link(path)
+    check_not_link(path)
     with contextlib.suppress(FileNotFoundError):
         _check_is_file(path, path.lstat().st_mode)
 
 
 def _check_is_file(path: Path, mode: int) -> None:
-    """Raise Damaged where a mode is not that of a file."""
+    """Raise DamagedFileError where a mode is not that of a file."""
     if not stat.S_ISREG(mode):
-        raise Damaged(path, f"is {KINDS.get(stat.S_IFMT(mode), 'something else')} and no file")
+        raise DamagedFileError(
+            path, f"is {NAME_BY_FILE_TYPE.get(stat.S_IFMT(mode), 'something else')} and no file"
+        )
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy the content of a file that is no link.
 
     Raises:
-        FileNotFoundError, Damaged: as `read_bytes`.
+        FileNotFoundError, DamagedFileError: as `read_bytes`.
     """
-    target.write_bytes(read_bytes(source, MOST_LOG_BYTES, follows_link=False))
+    target.write_bytes(read_bytes(source, MAX_LOG_BYTES, follows_link=False))
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file, a folder with all in it, or a link but not its target, if it is there."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
@@ -211,7 +215,7 @@ def remove(path: Path) -> None:
     try:
         shutil.rmtree(path)
     except RecursionError:  # so many folders are in each other
-        for below in reversed([*entries_below(path)]):
+        for below in reversed([*walk_entries(path)]):
             if below.is_dir() and not below.is_symlink():
                 below.rmdir()
             else:
@@ -224,7 +228,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def read_bytes(path: Path, most: int = MOST_BYTES, follows_link: bool = True) -> bytes:
+def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> bytes:
     """The content of a file.
 
     Args:
@@ -232,81 +236,83 @@ def read_bytes(path: Path, most: int = MOST_BYTES, follows_link: bool = True) ->
 
     Raises:
         FileNotFoundError: there is none.
-        Damaged: it can't be read, is something else than a file, or has more than `most` bytes.
+        DamagedFileError: it can't be read, is something else than a file, or has more than `most` bytes.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # waits for no FIFO's writer
     if not follows_link:
-        check_no_link(path)
+        check_not_link(path)
         flags |= os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
     except OSError as error:
-        raise Damaged(path, f"can't be read: {error.strerror}") from error
+        raise DamagedFileError(path, f"can't be read: {error.strerror}") from error
     try:
         found = os.fstat(descriptor)
         _check_is_file(path, found.st_mode)
         if found.st_size > most:
-            raise Damaged(path, f"has {found.st_size:,} bytes, and no such file has more than {most:,}")
+            raise DamagedFileError(
+                path, f"has {found.st_size:,} bytes, and no such file has more than {most:,}"
+            )
         with os.fdopen(os.dup(descriptor), "rb") as file:
             return file.read(most)
     except OSError as error:
-        raise Damaged(path, f"can't be read: {error.strerror}") from error
+        raise DamagedFileError(path, f"can't be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
 
 
-def read_object(path: Path, schema: type[Any], most: int = MOST_BYTES) -> dict[str, Any] | None:
+def read_json_object(path: Path, schema: type[Any], most: int = MAX_BYTES) -> dict[str, Any] | None:
     """The object in `path`, once it has proved to fit the schema, with fields that the schema does not name;
     None if there is no such file.
 
     Raises:
-        Damaged: something else is there.
+        DamagedFileError: something else is there.
     """
     try:
-        content = decoded(read_bytes(path, most), path)
+        content = decode_json(read_bytes(path, most), path)
     except FileNotFoundError:
         return None
-    converted(content, schema, path)
+    convert_to_schema(content, schema, path)
     assert isinstance(content, dict)
     return content
 
 
-def read_as(path: Path, schema: type[T]) -> T | None:
+def read_struct(path: Path, schema: type[T]) -> T | None:
     """The same as an instance of the schema."""
-    content = read_object(path, schema)
+    content = read_json_object(path, schema)
     return None if content is None else msgspec.convert(content, schema)
 
 
-def read_note(path: Path, schema: type[T]) -> T | None:
+def read_struct_or_none(path: Path, schema: type[T]) -> T | None:
     """The same of a note without which its reader can do as well: None too if something else is there."""
     try:
-        return read_as(path, schema)
-    except Damaged:
+        return read_struct(path, schema)
+    except DamagedFileError:
         return None
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
+def read_json_or_none(path: Path) -> dict[str, Any] | None:
     """The object in `path`; None if there is no such file or it does not hold a whole JSON object."""
-    return read_note(path, dict)
+    return read_struct_or_none(path, dict)
 
 
-def read_recorded(path: Path, expected: Mapping[str, Any]) -> bytes:
+def read_verified(path: Path, expected: Mapping[str, Any]) -> bytes:
     """A file of a record, as it was when the record was finished.
 
     Args:
         expected: what the manifest says of it.
 
     Raises:
-        Damaged: it is not.
+        DamagedFileError: it is not.
     """
     try:
-        raw = read_bytes(path, MOST_LOG_BYTES)
+        raw = read_bytes(path, MAX_LOG_BYTES)
     except FileNotFoundError as error:
-        raise Damaged(path, "is missing") from error
+        raise DamagedFileError(path, "is missing") from error
     if hashlib.sha256(raw).hexdigest() != expected["sha256"]:
-        raise Damaged(path, "is not what was recorded: it has another digest")
+        raise DamagedFileError(path, "is not what was recorded: it has another digest")
     return raw
 
 
@@ -316,35 +322,41 @@ def fingerprint(path: Path) -> dict[str, Any]:
     return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
 
-def decoded(raw: bytes, path: Path, where: str = "") -> Any:
-    """Decode the JSON that `path` has `where`; refused as Damaged where no record can hold it."""
+def decode_json(raw: bytes, path: Path, where: str = "") -> Any:
+    """Decode the JSON that `path` has `where`; refused as DamagedFileError where no record can hold it."""
     try:
         content = json.loads(raw.decode())
-        may_be_odd = raw.count(b"{") + raw.count(b"[") > DEEPEST or ODD_TEXT.search(raw)
+        may_be_odd = raw.count(b"{") + raw.count(b"[") > MAX_DEPTH or ODD_TEXT.search(raw)
         if may_be_odd and (odd := _odd(content)):
-            raise Damaged(path, f"holds {odd}{where}")
+            raise DamagedFileError(path, f"holds {odd}{where}")
     except UnicodeDecodeError as error:
-        raise Damaged(path, f"is no text in UTF-8{where}") from error
+        raise DamagedFileError(path, f"is no text in UTF-8{where}") from error
     except RecursionError as error:
-        raise Damaged(path, f"is nested too deeply{where}") from error
+        raise DamagedFileError(path, f"is nested too deeply{where}") from error
     except json.JSONDecodeError as error:
-        raise Damaged(path, f"is no JSON{where}: {error}" if raw.strip() else f"is empty{where}") from error
+        raise DamagedFileError(
+            path, f"is no JSON{where}: {error}" if raw.strip() else f"is empty{where}"
+        ) from error
     except ValueError as error:  # of a number that is too long for Python
-        raise error if isinstance(error, Damaged) else Damaged(path, f"is no JSON{where}: {error}") from error
+        raise (
+            error
+            if isinstance(error, DamagedFileError)
+            else DamagedFileError(path, f"is no JSON{where}: {error}")
+        ) from error
     return content
 
 
-def converted(content: Any, schema: Any, path: Path, where: str = "") -> Any:
-    """Convert what `path` has `where` to its schema; refused as Damaged where it does not fit."""
+def convert_to_schema(content: Any, schema: Any, path: Path, where: str = "") -> Any:
+    """Convert what `path` has `where` to its schema; refused as DamagedFileError where it does not fit."""
     try:
         return msgspec.convert(content, schema)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise Damaged(path, f"is not as it was written{where}: {error}") from error
+        raise DamagedFileError(path, f"is not as it was written{where}: {error}") from error
 
 
 def _odd(value: Any, depth: int = 0) -> str:
     """Name what no record can hold, whatever its schema, for no table could; empty where there is nothing."""
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return "lists and objects nested too deeply"
     if isinstance(value, dict):
         return next(filter(None, (_odd(part, depth + 1) for pair in value.items() for part in pair)), "")
@@ -357,7 +369,7 @@ def _odd(value: Any, depth: int = 0) -> str:
     return ""
 
 
-class Watched:
+class WatchedFolder:
     """A folder that may be removed, or replaced by another one of its name, while this process needs it."""
 
     def __init__(self, path: Path) -> None:

@@ -34,16 +34,23 @@ from analysis.records.attempts import (
 )
 from analysis.records.columns import OUTCOMES
 from analysis.records.files import (
-    Damaged,
+    DamagedFileError,
     fingerprint,
-    part_folder,
-    read_as,
     read_bytes,
-    read_recorded,
+    read_struct,
+    read_verified,
+    temporary_part_folder,
     write_atomic,
     write_json,
 )
-from analysis.records.frames import Frames, empty, keep_tables, restrict, runs_frame, stack
+from analysis.records.frames import (
+    Frames,
+    build_runs_table,
+    concat_frames,
+    empty_frames,
+    select_runs,
+    select_tables,
+)
 from analysis.records.parquet import find_row_fault, parse_table, write_frame
 from analysis.records.store import Attempt, Store
 
@@ -114,7 +121,7 @@ def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> di
     batch_by_folder = dict[Path, Batch]()
     missing = {**origins}
     for path in sorted(folder.glob("*")):
-        with contextlib.suppress(Damaged):  # then its runs are read from their logs
+        with contextlib.suppress(DamagedFileError):  # then its runs are read from their logs
             batch_by_folder[path] = _read_batch(path, missing, tables)
             for row in batch_by_folder[path].rows:
                 missing.pop((row.cells["run_id"], row.cells["attempt"]), None)
@@ -125,31 +132,31 @@ def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> Batc
     """Return what a folder holds of these attempts.
 
     Raises:
-        Damaged: a file is not as it was written.
+        DamagedFileError: a file is not as it was written.
     """
     path = folder / ROWS
-    copy = read_as(folder / COPY, schema.Copy) or schema.Copy({})
+    copy = read_struct(folder / COPY, schema.TableCopy) or schema.TableCopy({})
     raws = {
-        name: read_recorded(folder / name, msgspec.structs.asdict(facts))
+        name: read_verified(folder / name, msgspec.structs.asdict(facts))
         for name, facts in copy.files.items()
         if name == ROWS or Path(name).stem in tables
     }
     try:
         rows = msgspec.msgpack.decode(raws.pop(ROWS, b""), type=list[CachedRow])
     except msgspec.MsgspecError as error:
-        raise Damaged(path, f"is not as it was written: {error}") from error
+        raise DamagedFileError(path, f"is not as it was written: {error}") from error
     current = [
         row for row in rows if origins.get((row.cells.get("run_id"), row.cells.get("attempt"))) == row.origin
     ]
     for row in current:
         if fault := find_row_fault(row.cells, path):
             raise fault
-    frames = empty()
+    frames = empty_frames()
     if current:
         parsed = {Path(name).stem: parse_table(folder / name, raw) for name, raw in raws.items()}
         frames = frames._replace(**parsed)
         if len(current) < len(rows):
-            frames = restrict(frames, {str(row.cells["key"]) for row in current})
+            frames = select_runs(frames, {str(row.cells["key"]) for row in current})
     return Batch(current, frames, sum(facts.bytes for facts in copy.files.values()) < SMALL_BYTES)
 
 
@@ -167,7 +174,7 @@ def _write_batch(folder: Path, data_by_attempt: Sequence[AttemptData], tables: C
     name = hashlib.sha256(repr([row.origin for row in rows]).encode()).hexdigest()[:16]
     with contextlib.suppress(OSError):  # somebody else's results, or another process was quicker
         folder.mkdir(parents=True, exist_ok=True)
-        with part_folder(folder) as part:
+        with temporary_part_folder(folder) as part:
             new = part / name
             new.mkdir()
             write_atomic(new / ROWS, msgspec.msgpack.encode(rows))
@@ -177,30 +184,32 @@ def _write_batch(folder: Path, data_by_attempt: Sequence[AttemptData], tables: C
             new.rename(folder / name)
     try:
         return _read_batch(folder / name, origins, tables)
-    except Damaged:
-        return Batch(rows, keep_tables(frames, tables))
+    except DamagedFileError:
+        return Batch(rows, select_tables(frames, tables))
 
 
 def _join(rows: list[CachedRow], tables: Sequence[Frames], runs: Sequence[str]) -> Frames:
     """Return the frames of these rows and tables, in the order of the runs."""
     if not rows:
-        return empty()
+        return empty_frames()
     place_by_run = {run: place for place, run in enumerate(runs)}
     place_by_key = {row.cells["key"]: place_by_run[str(row.cells["run_id"])] for row in rows}
     rows.sort(key=lambda row: place_by_key[row.cells["key"]])
     outcomes = pd.DataFrame([row.outcomes for row in rows], columns=[*OUTCOMES], dtype=float)
     measured = [
         table.sort_values("key", key=lambda keys: keys.map(place_by_key), kind="stable", ignore_index=True)
-        for table in stack(tables)[1:]
+        for table in concat_frames(tables)[1:]
     ]
-    return Frames(pd.concat([runs_frame([row.cells for row in rows]), outcomes], axis="columns"), *measured)
+    return Frames(
+        pd.concat([build_runs_table([row.cells for row in rows]), outcomes], axis="columns"), *measured
+    )
 
 
 def _digest_origins(attempts: Iterable[Attempt]) -> dict[tuple[Any, Any], str]:
     """Return a digest of what each attempt's frames follow from: run.json has the digests of its logs."""
     origins = dict[tuple[Any, Any], str]()
     for attempt in attempts:
-        with contextlib.suppress(Damaged, FileNotFoundError):  # it was removed meanwhile
+        with contextlib.suppress(DamagedFileError, FileNotFoundError):  # it was removed meanwhile
             raw = read_bytes(attempt.path / "config.json") + read_bytes(attempt.path / "run.json")
             origins[attempt.run_id, attempt.number] = hashlib.sha256(raw).hexdigest()[:16]
     return origins

@@ -20,8 +20,8 @@ from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import pandas as pd
 
-from analysis.records.columns import ALWAYS, COLUMNS, IMPLIED
-from analysis.records.configs import flatten, labels
+from analysis.records.columns import COLUMNS, IMPLIED_SETTINGS, REQUIRED_COLUMNS
+from analysis.records.configs import flatten, label_configs
 from analysis.records.schema import ALL, DIVERGED, DONE, NUMBER, TEXT
 
 # In an expression: a text, or a name with its dots; not the exponent of a number.
@@ -33,7 +33,9 @@ R = TypeVar("R")
 _FOUND: dict[tuple[int, ...], dict[Any, Any]] = {}  # by the identities of tables
 _READ: ContextVar[set[str] | None] = ContextVar("_READ", default=None)
 NO_ROWS = np.array([], dtype=int)
-NO_LOOKS = pd.DataFrame({name: pd.Series(dtype=field.type) for name, field in ALWAYS["looks"].items()})
+NO_LOOKS = pd.DataFrame(
+    {name: pd.Series(dtype=field.type) for name, field in REQUIRED_COLUMNS["looks"].items()}
+)
 
 
 class Frames(NamedTuple):
@@ -48,26 +50,26 @@ class Frames(NamedTuple):
     looks: pd.DataFrame = NO_LOOKS
 
 
-def became(runs: pd.DataFrame) -> list[str]:
+def run_states(runs: pd.DataFrame) -> list[str]:
     """What became of each of these runs, which are whole, in one word."""
     if "diverged" not in runs:
         return [DONE] * len(runs)
     return [DIVERGED if is_diverged else DONE for is_diverged in runs["diverged"].notna()]
 
 
-def diverged(frames: Frames) -> list[str]:
+def find_diverged_keys(frames: Frames) -> list[str]:
     """Keys of the trainings that diverged: at their last epoch nothing is a number."""
     return [
-        key for key, word in zip(frames.runs["key"], became(frames.runs), strict=True) if word == DIVERGED
+        key for key, word in zip(frames.runs["key"], run_states(frames.runs), strict=True) if word == DIVERGED
     ]
 
 
-def empty() -> Frames:
+def empty_frames() -> Frames:
     """Frames of no runs, with all their columns."""
-    return Frames(*map(no_rows, Frames._fields))
+    return Frames(*map(empty_table, Frames._fields))
 
 
-def no_rows(name: str) -> pd.DataFrame:
+def empty_table(name: str) -> pd.DataFrame:
     """A frame of no runs, with all its columns."""
     none: pd.DataFrame = _no_rows(name).copy()
     return none
@@ -75,24 +77,24 @@ def no_rows(name: str) -> pd.DataFrame:
 
 @cache
 def _no_rows(name: str) -> pd.DataFrame:
-    return typed(name, pd.DataFrame())
+    return order_and_type_columns(name, pd.DataFrame())
 
 
-def restrict(frames: Frames, keys: Collection[str]) -> Frames:
+def select_runs(frames: Frames, keys: Collection[str]) -> Frames:
     """The rows of these runs only."""
     wanted = set(keys)
     return Frames(*(frame[frame["key"].isin(wanted)].reset_index(drop=True) for frame in frames))
 
 
-def keep_tables(frames: Frames, names: Collection[str]) -> Frames:
+def select_tables(frames: Frames, names: Collection[str]) -> Frames:
     """Return the frames with the runs and these tables; the others are empty."""
-    return frames._replace(**{name: no_rows(name) for name in Frames._fields[1:] if name not in names})
+    return frames._replace(**{name: empty_table(name) for name in Frames._fields[1:] if name not in names})
 
 
-def keys_of(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
+def find_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
     """Keys of the runs that have these values in these columns; none where nothing recorded a column."""
     runs = frames.runs
-    if not len(runs) or not {*settings} <= {*runs, *IMPLIED}:
+    if not len(runs) or not {*settings} <= {*runs, *IMPLIED_SETTINGS}:
         return []
     wanted = np.ones(len(runs), dtype=bool)
     for name, value in settings.items():  # without a copy of the other columns, of which there are hundreds
@@ -101,27 +103,27 @@ def keys_of(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
             same = column.eq(value)
             if not pd.api.types.is_numeric_dtype(column):  # where methods differ in the type, all are texts
                 same |= column.eq(str(_as_text(value)))
-            if IMPLIED.get(name) == value:
+            if IMPLIED_SETTINGS.get(name) == value:
                 same |= column.isna()
             wanted &= same.fillna(False).to_numpy(dtype=bool)
         else:
-            wanted &= IMPLIED[name] == value
+            wanted &= IMPLIED_SETTINGS[name] == value
     return list(runs["key"][wanted])
 
 
-def combine(old: Frames, new: Frames) -> Frames:
+def merge_frames(old: Frames, new: Frames) -> Frames:
     """The rows of both; a run that is in both is taken from `new` only."""
-    return stack([restrict(old, set(old.runs["key"]) - set(new.runs["key"])), new])
+    return concat_frames([select_runs(old, set(old.runs["key"]) - set(new.runs["key"])), new])
 
 
-def stack(parts: Sequence[Frames]) -> Frames:
+def concat_frames(parts: Sequence[Frames]) -> Frames:
     """The rows of all, which have no run in common."""
-    runs = runs_frame([row for part in parts for row in records(part.runs)])
+    runs = build_runs_table([row for part in parts for row in to_dicts(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
     return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
 
 
-def query(frames: Frames, expression: str) -> Frames:
+def query_runs(frames: Frames, expression: str) -> Frames:
     """The runs for which an expression is true, with their steps, epochs and spans.
 
         query(frames, "method.name == 'topk' and method.density <= 0.01")
@@ -140,16 +142,16 @@ def query(frames: Frames, expression: str) -> Frames:
         raise ValueError(f"{expression!r} can't be evaluated: {error}") from error
     if not isinstance(chosen, pd.DataFrame):
         raise ValueError(f"{expression!r} says of no run whether it is meant")
-    return restrict(frames, chosen["key"])
+    return select_runs(frames, chosen["key"])
 
 
-def label(runs: pd.DataFrame) -> pd.Series[Any]:
+def label_runs(runs: pd.DataFrame) -> pd.Series[Any]:
     """Labels of these runs by key, which show what varies among them: `topk density=0.01 seed=2`."""
     configs = [json.loads(text) for text in runs["config_json"]]
     variants = runs["variant"] if "variant" in runs else pd.Series(None, runs.index, dtype=object)
     texts = [
         f"{variant}:{text}" if isinstance(variant, str) and not text.startswith(variant) else text
-        for variant, text in zip(variants, labels(configs), strict=True)
+        for variant, text in zip(variants, label_configs(configs), strict=True)
     ]
     by_key: pd.Series[Any] = pd.Series(texts, index=runs["key"], dtype=object)
     return by_key
@@ -170,23 +172,23 @@ def _as_column(word: str, columns: Sequence[str]) -> str:
     )
 
 
-def with_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
+def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
     """The frames with another provenance of each run."""
     rows = []
-    for row in records(frames.runs):
+    for row in to_dicts(frames.runs):
         provenance = change(json.loads(row["provenance_json"]))
         kept = {name: value for name, value in row.items() if not name.startswith("provenance")}
         text = json.dumps(provenance, sort_keys=True)
         rows.append({**kept, **flatten(provenance, "provenance."), "provenance_json": text})
-    return frames._replace(runs=runs_frame(rows))
+    return frames._replace(runs=build_runs_table(rows))
 
 
-def typed(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+def order_and_type_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """The columns that this frame always has first, in their order and type, then whatever else was recorded.
 
     What had another name until it got its own one is found under that. A number that nothing describes stays.
     """
-    listed = ALWAYS[name]
+    listed = REQUIRED_COLUMNS[name]
     for new, field in COLUMNS[name].items():
         if field.was and field.was in frame:  # a log that was begun by older code may have both
             known = frame[new].fillna(frame[field.was]) if new in frame else frame[field.was]
@@ -217,7 +219,7 @@ def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
         return column.map(lambda value: None if is_missing(value) else _as_text(value)).astype(object)
 
 
-def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def to_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows as objects; columns are named by text, which pandas does not promise."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
@@ -225,15 +227,17 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     filled = [table for table in tables if len(table)]
     if not filled:
-        return no_rows(name)
+        return empty_table(name)
     columns = list(dict.fromkeys(column for table in filled for column in table.columns))
-    both = pd.concat([typed(name, table.reindex(columns=columns)) for table in filled], ignore_index=True)
+    both = pd.concat(
+        [order_and_type_columns(name, table.reindex(columns=columns)) for table in filled], ignore_index=True
+    )
     texts = both.columns[(both.dtypes == TEXT) & ~both.columns.isin(COLUMNS[name])]
     mended: pd.DataFrame = both.assign(**{column: _plain(both[column]) for column in texts})
     return mended  # what is a text in one of them was a number in another, perhaps
 
 
-def runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def build_runs_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [None if is_missing(row.get(name)) else row[name] for row in rows] for name in names}
@@ -241,7 +245,7 @@ def runs_frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
         kinds = {type(value) for value in values if value is not None}
         if len(kinds) > 1 and not kinds <= {int, float}:
             columns[name] = [_as_text(value) for value in values]
-    return typed("runs", pd.DataFrame(columns))
+    return order_and_type_columns("runs", pd.DataFrame(columns))
 
 
 def _as_text(value: Any) -> str | None:
@@ -253,7 +257,7 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and np.isnan(value))
 
 
-def largest_tensors(looks: pd.DataFrame) -> pd.Series[str]:
+def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
     """Name of each run's tensor with the most elements; of several the first by name."""
     sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)]
     largest_first = sizes.sort_values(["value", "of"], ascending=[False, True])
@@ -262,7 +266,7 @@ def largest_tensors(looks: pd.DataFrame) -> pd.Series[str]:
 
 
 @contextmanager
-def reading() -> Iterator[set[str]]:
+def track_read_keys() -> Iterator[set[str]]:
     """The keys of the runs whose numbers are read meanwhile: what a value rests on."""
     keys = set[str]()
     token = _READ.set(keys)
@@ -270,16 +274,16 @@ def reading() -> Iterator[set[str]]:
         yield keys
     finally:
         _READ.reset(token)
-        reads(keys)
+        note_read_keys(keys)
 
 
-def reads(keys: Iterable[str]) -> None:
-    """Note that numbers of these runs are read, for whoever asks (`reading`)."""
+def note_read_keys(keys: Iterable[str]) -> None:
+    """Note that numbers of these runs are read, for whoever asks (`track_read_keys`)."""
     if (noted := _READ.get()) is not None:
         noted.update(keys)
 
 
-def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
+def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
     """Calls a function of runs, steps and epochs once for the same frames and arguments, for as long as the
     frames live. Neither they nor what it returns may be changed in place.
     """
@@ -296,11 +300,11 @@ def remembered(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concat
                 weakref.finalize(table, _FOUND.pop, key, None)
         kept = _FOUND[key]
         if call not in kept:
-            with reading() as keys:
+            with track_read_keys() as keys:
                 kept[call] = function(frames, *args, **kwargs), frozenset(keys)
         result: R
         result, known = kept[call]
-        reads(known)
+        note_read_keys(known)
         return result
 
     return found
@@ -310,23 +314,23 @@ def _hashable(argument: Any) -> Any:
     return tuple(argument) if isinstance(argument, list) else argument
 
 
-@remembered
+@cache_by_frames
 def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarray]:
     """Places of each run's rows, found for all at once."""
-    return places(getattr(frames, table))
+    return rows_by_key(getattr(frames, table))
 
 
-def places(table: pd.DataFrame) -> dict[str, np.ndarray]:
+def rows_by_key(table: pd.DataFrame) -> dict[str, np.ndarray]:
     """Places of each run's rows in a table, by its key."""
     return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
 
 
-def steps_of(frames: Frames, key: str) -> pd.DataFrame:
+def steps_of_run(frames: Frames, key: str) -> pd.DataFrame:
     """A run's steps."""
     steps: pd.DataFrame = frames.steps.take(_rows(frames, "steps").get(key, NO_ROWS))
     return steps
 
 
-def of_run(frames: Frames, key: str, column: str) -> Any:
+def value_of_run(frames: Frames, key: str, column: str) -> Any:
     """A run's value in a column of `runs`, without a copy of its other hundred; None where there is none."""
     return frames.runs[column].iloc[_rows(frames, "runs")[key][0]] if column in frames.runs else None

@@ -11,13 +11,13 @@ from typing import Any
 import pandas as pd
 
 from analysis import TABLES
-from analysis.records.columns import IMPLIED, OUTCOMES, RUNS
-from analysis.records.files import read_note
+from analysis.records.columns import IMPLIED_SETTINGS, OUTCOMES, RUN_COLUMNS
+from analysis.records.files import read_struct_or_none
 from analysis.records.frame_cache import load_newest_cached
-from analysis.records.frames import Frames, empty, keep_tables, restrict, stack
+from analysis.records.frames import Frames, concat_frames, empty_frames, select_runs, select_tables
 from analysis.records.parquet import read_column_names, read_parquet
 from analysis.records.schema import RunIndex
-from analysis.records.steps import with_outcomes
+from analysis.records.steps import add_outcomes
 from analysis.records.store import Store
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,20 +35,22 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
         tables: those that are needed; the others are left empty. `runs` alone is read in a moment.
 
     Raises:
-        Damaged: a table is not as it was written.
+        DamagedFileError: a table is not as it was written.
     """
     folder = Path(results or os.environ.get("SPARSIFY_RESULTS") or ROOT / "results")
     shipped = ROOT / "results" / "shipped"
-    parts = {OWN: own(folder, tables, warnings.warn), SHIPPED: _read_shipped(shipped, tables)}
+    parts = {OWN: load_own(folder, tables, warnings.warn), SHIPPED: _read_shipped(shipped, tables)}
     keys = parts[SHIPPED].runs["key"][_not_in(parts[OWN].runs, parts[SHIPPED].runs)]
-    parts[SHIPPED] = restrict(parts[SHIPPED], keys)
-    both = stack([part._replace(runs=part.runs.assign(source=source)) for source, part in parts.items()])
-    return tidy(both._replace(runs=with_names(both.runs, folder, shipped)))
+    parts[SHIPPED] = select_runs(parts[SHIPPED], keys)
+    both = concat_frames(
+        [part._replace(runs=part.runs.assign(source=source)) for source, part in parts.items()]
+    )
+    return fill_and_drop_empty(both._replace(runs=add_items_and_sweeps(both.runs, folder, shipped)))
 
 
-def runs(results: Path, shipped: Path, say: Callable[[str], None]) -> dict[str, pd.DataFrame]:
+def load_runs(results: Path, shipped: Path, say: Callable[[str], None]) -> dict[str, pd.DataFrame]:
     """The runs alone, own and shipped, as they are in their tables."""
-    mine, theirs = own(results, ["runs"], say).runs, _read_shipped(shipped, ["runs"]).runs
+    mine, theirs = load_own(results, ["runs"], say).runs, _read_shipped(shipped, ["runs"]).runs
     found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
     return {source: table.assign(source=source) for source, table in found.items()}
 
@@ -57,7 +59,7 @@ def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
     return ~theirs["run_id"].isin(set(mine["run_id"]))
 
 
-def own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
+def load_own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
     """Return this checkout's runs, as they are in the cache or in their logs; say what had to be left out."""
     store = Store(results / "runs")
     frames, notes = load_newest_cached(store, store.runs(), results / "records", tables)
@@ -66,17 +68,17 @@ def own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> F
     return frames
 
 
-def tidy(frames: Frames) -> Frames:
+def fill_and_drop_empty(frames: Frames) -> Frames:
     """The frames without empty columns, and with what older records imply."""
     runs = frames.runs
-    for name, value in IMPLIED.items():
+    for name, value in IMPLIED_SETTINGS.items():
         if name in runs and value not in (None, {}):
             runs = runs.assign(**{name: runs[name].where(runs[name].notna(), _as(runs[name], value))})
     full = frames._replace(runs=runs)
     return Frames(*(frame.dropna(axis="columns", how="all") if len(frame) else frame for frame in full))
 
 
-def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
+def add_items_and_sweeps(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
     """The runs with the `items` and `sweeps` that each belongs to, from notes of figures and sweeps."""
     found: dict[str, dict[str, dict[str, None]]] = {"items": {}, "sweeps": {}}
     for folder, column in (
@@ -86,7 +88,7 @@ def with_names(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame
     ):
         for path in sorted(folder.glob("*.json")):
             name = path.stem.rpartition("-")[0] if column == "items" else path.stem
-            index = read_note(path, RunIndex)  # where it is damaged, nobody knows
+            index = read_struct_or_none(path, RunIndex)  # where it is damaged, nobody knows
             for run in index.runs if index else ():
                 found[column].setdefault(run, {})[name] = None
     columns = {
@@ -102,11 +104,13 @@ def _read_shipped(folder: Path, tables: Collection[str]) -> Frames:
     """Return the tables in a folder, of those asked for; outcomes are computed where they were not stored."""
     path = folder / "runs.parquet"
     if not path.is_file():
-        return empty()
-    first = {name for name in OUTCOMES if not RUNS[name].since}  # of later ones older steps have nothing
+        return empty_frames()
+    first = {
+        name for name in OUTCOMES if not RUN_COLUMNS[name].since
+    }  # of later ones older steps have nothing
     if first <= set(read_column_names(path)):
         return read_parquet(folder, {"runs", *tables})
-    return keep_tables(with_outcomes(read_parquet(folder)), tables)
+    return select_tables(add_outcomes(read_parquet(folder)), tables)
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:

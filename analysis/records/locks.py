@@ -19,39 +19,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 POLL_S = 0.1
-TELL_S = 3.0  # after which a wait for another process is told
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
-HELD = (errno.EWOULDBLOCK, errno.EACCES)
+REPORT_AFTER_S = 3.0  # after which a wait for another process is told
+UNSUPPORTED_ERRNOS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
+HELD_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 ELSEWHERE = "a file system with locks (Lustre: mounted with -o flock; NFS: from version 4)"
 
 
-def take(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | None:
+def try_flock(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | None:
     """Take the lock of an open file. False: another process has it; None: its file system has no locks."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in NO_LOCKS:
+        if error.errno in UNSUPPORTED_ERRNOS:
             return None
-        if error.errno in HELD:
+        if error.errno in HELD_ERRNOS:
             return False
         raise OSError(error.errno, error.strerror, str(path)) from error
     return True
 
 
-def are_at(path: Path) -> bool:
+def supports_locks(path: Path) -> bool:
     """Check that this file, which is made where it is not, lies on a file system that has locks."""
     with path.open("ab") as file:
-        return take(path, file.fileno(), fcntl.LOCK_SH) is not None
+        return try_flock(path, file.fileno(), fcntl.LOCK_SH) is not None
 
 
-def holder(path: Path) -> str | None:
+def find_holder(path: Path) -> str | None:
     """Holder of a file's lock, in words; None: nobody, or its file system has no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # it is not there, or no file that can be locked
         return None
     try:
-        if take(path, descriptor, fcntl.LOCK_SH) is not False:
+        if try_flock(path, descriptor, fcntl.LOCK_SH) is not False:
             return None
         inode = os.fstat(descriptor).st_ino
     finally:
@@ -63,12 +63,12 @@ def holder(path: Path) -> str | None:
     return "a process of another machine or container"
 
 
-def folder_of_machine() -> Path:
+def machine_lock_folder() -> Path:
     """The folder of locks that are for this user's processes on this machine."""
     return Path(tempfile.gettempdir()) / f"sparsify-locks-{os.geteuid()}"
 
 
-class Lock:
+class FileLock:
     """A lock that one process holds at a time, by the file at `path`.
 
     Where the file system of `path` has no locks, a file of this machine's temporary folder stands for it, and
@@ -93,8 +93,8 @@ class Lock:
             waited_s = time.monotonic() - began
             if waited_s >= patience_s:
                 return False
-            if say is not None and waited_s >= TELL_S:
-                say(f"waiting for {holder(self.path) or 'another process'}, which holds {self.path}")
+            if say is not None and waited_s >= REPORT_AFTER_S:
+                say(f"waiting for {find_holder(self.path) or 'another process'}, which holds {self.path}")
                 say = None
             time.sleep(POLL_S)
         return True
@@ -105,7 +105,7 @@ class Lock:
             os.close(self.descriptor)
             self.descriptor = None
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> FileLock:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ class Lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             undo.callback(os.close, descriptor)
-            if (taken := take(self.path, descriptor)) is None:
+            if (taken := try_flock(self.path, descriptor)) is None:
                 self._stand_in()
                 return self._taken()
             # Whoever has removed the file meanwhile left this lock without a name by which others find it.
@@ -127,7 +127,7 @@ class Lock:
 
     def _stand_in(self) -> None:
         """Go on with a file of this machine's."""
-        folder = folder_of_machine()
+        folder = machine_lock_folder()
         if self.of_this_machine:
             raise ValueError(
                 f"no file can be locked in {folder}, nor where the results are: set TMPDIR or "

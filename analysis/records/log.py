@@ -15,26 +15,36 @@ import msgspec
 
 from analysis.records import locks
 from analysis.records.configs import flatten
-from analysis.records.files import MOST_LOG_BYTES, Damaged, converted, decoded, open_for_append, read_bytes
+from analysis.records.files import (
+    MAX_LOG_BYTES,
+    DamagedFileError,
+    convert_to_schema,
+    decode_json,
+    open_for_append,
+    read_bytes,
+)
 from analysis.records.schema import EpochLine, LogLine, StepLine
 
 # In which the locks of a node that died must be gone: file systems wait some 90 s for it to answer.
-PATIENCE_S = 180.0
-TELLING = {"loss": "loss", "top1": "val_top1"}  # what shows how a training goes, and where a log has it
+LOCK_TIMEOUT_S = 180.0
+PROGRESS_FIELDS = {
+    "loss": "loss",
+    "top1": "val_top1",
+}  # what shows how a training goes, and where a log has it
 # By its kind, the names that a line may have.
-KNOWN = {
+FIELDS_BY_KIND = {
     kind: {"kind", *(field.name for field in msgspec.structs.fields(line))} - {"more"}
     for kind, line in (("step", StepLine), ("epoch", EpochLine))
 }
 
 
-class Disturbed(ValueError):
+class InterferenceError(ValueError):
     """Somebody else has removed, changed or closed what this process was writing."""
 
     kind = "disturbed"
 
 
-class Held(ValueError):
+class LogInUseError(ValueError):
     """Another process is writing this; the message says which."""
 
     kind = "held"
@@ -52,8 +62,8 @@ class RankLog:
         give_up: asked while waiting; True ends the wait.
 
     Raises:
-        Held: another process has it open.
-        Damaged: a link is there, or something else than a file.
+        LogInUseError: another process has it open.
+        DamagedFileError: a link is there, or something else than a file.
     """
 
     def __init__(
@@ -63,11 +73,11 @@ class RankLog:
         self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
         self.file = open_for_append(path)
         deadline = time.monotonic() + patience_s
-        while locks.take(path, self.file.fileno()) is False:
+        while locks.try_flock(path, self.file.fileno()) is False:
             if time.monotonic() > deadline or give_up():
                 self.file.close()
-                holder = locks.holder(path) or "another process"
-                raise Held(f"{path} is being written by {holder}: wait for its end, or end it")
+                holder = locks.find_holder(path) or "another process"
+                raise LogInUseError(f"{path} is being written by {holder}: wait for its end, or end it")
             time.sleep(locks.POLL_S)
         self.written = self.size()
 
@@ -84,14 +94,16 @@ class RankLog:
     def add(self, kind: str, **values: Any) -> None:
         """Append a line to those in memory."""
         if "variant" not in values:  # variants that take turns have a loss each
-            self.newest |= {name: values[key] for name, key in TELLING.items() if values.get(key) is not None}
+            self.newest |= {
+                name: values[key] for name, key in PROGRESS_FIELDS.items() if values.get(key) is not None
+            }
         self.pending.append(json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=True))
 
     def flush(self, durable: bool = False) -> None:
         """Append the lines in memory to the file, in one write; `durable` also waits for the disk.
 
         Raises:
-            Disturbed: it is not the file any more that this process has written.
+            InterferenceError: it is not the file any more that this process has written.
         """
         if not self.pending and not durable:
             return
@@ -125,38 +137,38 @@ class RankLog:
         try:
             there = os.stat(self.path)
         except FileNotFoundError:
-            raise Disturbed(f"{self.path} was removed while it was being written") from None
+            raise InterferenceError(f"{self.path} was removed while it was being written") from None
         if not os.path.samestat(there, os.fstat(self.file.fileno())):
-            raise Disturbed(f"{self.path} was replaced while it was being written")
+            raise InterferenceError(f"{self.path} was replaced while it was being written")
         if there.st_size != self.written:
-            raise Disturbed(f"{self.path} was changed by another process while it was being written")
+            raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_objects(path: Path) -> tuple[list[dict[str, Any]], int]:
     """The objects in a log, a line each, and the number of other lines: a killed writer may leave one."""
-    return read_lines_as(path, dict)
+    return read_lines(path, dict)
 
 
-def read_lines_as(path: Path, schema: Any) -> tuple[list[Any], int]:
+def read_lines(path: Path, schema: Any) -> tuple[list[Any], int]:
     """The lines of a log that fit the schema, which may be a union, and the number of others.
 
     Raises:
-        FileNotFoundError, Damaged: as `read_bytes`.
+        FileNotFoundError, DamagedFileError: as `read_bytes`.
     """
     found, others = list[Any](), 0
-    for line in read_bytes(path, MOST_LOG_BYTES).splitlines():
+    for line in read_bytes(path, MAX_LOG_BYTES).splitlines():
         try:
             found.append(_line(line, schema, path, ""))
-        except Damaged:
+        except DamagedFileError:
             others += 1
     return found, others
 
 
-def whole_lines(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
+def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
     """The lines of a finished log, and the number of broken ones at its end, which is at most one.
 
     Raises:
-        Damaged: another line is not as it was written.
+        DamagedFileError: another line is not as it was written.
     """
     if raw.endswith(b"\n"):
         # Also of NaN, which is no JSON. Whatever a line holds, the slower way below tells which line it is.
@@ -169,11 +181,11 @@ def whole_lines(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
     return found, int(bool(last))
 
 
-def check_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
+def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
     """Find each of so many steps of each variant in a log once, in order.
 
     Raises:
-        Disturbed: something else is there.
+        InterferenceError: something else is there.
     """
     found: dict[str | None, list[int]] = {variant: [] for variant in variants}
     broken = 0
@@ -188,7 +200,7 @@ def check_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
     if broken or any(of_variant != [*range(steps)] for of_variant in found.values()):
         lines = sum(map(len, found.values()))
         different = sum(len({*of_variant} & {*range(steps)}) for of_variant in found.values())
-        raise Disturbed(
+        raise InterferenceError(
             f"{path} holds {lines} lines for {different} of {len(variants) * steps} steps"
             + f", and {broken} that are broken" * bool(broken)
             + ": it was removed, changed, or written by two, while the run was under way"
@@ -196,14 +208,16 @@ def check_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
 
 
 def _line(line: bytes, schema: Any, path: Path, where: str) -> Any:
-    content = decoded(line, path, where)
-    return converted(with_more(content) if schema is LogLine else content, schema, path, where)
+    content = decode_json(line, path, where)
+    return convert_to_schema(
+        gather_unknown_fields(content) if schema is LogLine else content, schema, path, where
+    )
 
 
-def with_more(content: Any) -> Any:
+def gather_unknown_fields(content: Any) -> Any:
     """A line of a log with what no field is for under `more`, as leaves: numbers, texts, lists as JSON."""
     kind = content.get("kind") if isinstance(content, dict) else None
-    known = KNOWN.get(kind) if isinstance(kind, str) else None
+    known = FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None
     if known is None or content.keys() <= known:
         return content
     more = flatten({name: value for name, value in content.items() if name not in known})

@@ -15,17 +15,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from analysis.records import schema
-from analysis.records.columns import ALWAYS, COLUMNS
+from analysis.records.columns import COLUMNS, REQUIRED_COLUMNS
 from analysis.records.files import (
-    DEEPEST,
-    MOST_LOG_BYTES,
-    Damaged,
-    converted,
-    decoded,
+    MAX_DEPTH,
+    MAX_LOG_BYTES,
+    DamagedFileError,
+    convert_to_schema,
+    decode_json,
     read_bytes,
     write_atomic,
 )
-from analysis.records.frames import Frames, is_missing, no_rows, records, restrict, typed
+from analysis.records.frames import (
+    Frames,
+    empty_table,
+    is_missing,
+    order_and_type_columns,
+    select_runs,
+    to_dicts,
+)
 from analysis.records.schema import NUMBER
 
 pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps as much as the tables took
@@ -44,7 +51,7 @@ SCHEMA_BY_JSON_COLUMN: dict[str, Any] = {
     "provenance_json": schema.Provenance,
     "rules_json": dict[str, str],
 }
-# What only `decoded` sees: numbers of more than 64 bits, halves of characters.
+# What only `decode_json` sees: numbers of more than 64 bits, halves of characters.
 ODD_TEXT = re.compile(r"[0-9]{19}|\\u[dD]")
 MOST_NAME = 80  # characters of a run's name in a sentence: a forged one may be long
 
@@ -102,7 +109,7 @@ def _with_texts(kind: pa.Schema, names: Collection[str]) -> pa.Schema:
 def read_parquet(
     folder: Path,
     names: Collection[str] = Frames._fields,
-    on_fault: Callable[[Damaged], object] | None = None,
+    on_fault: Callable[[DamagedFileError], object] | None = None,
 ) -> Frames:
     """Return the frames in `folder`; a frame without a file, and one that is not among `names`, is empty.
 
@@ -111,40 +118,40 @@ def read_parquet(
             out. None: the tables come with this code, and their rows are not looked at.
 
     Raises:
-        Damaged: a file is no table, or not one of these.
+        DamagedFileError: a file is no table, or not one of these.
     """
     tables = list[pd.DataFrame]()
     for name in Frames._fields:
-        tables.append(_read_table(folder / f"{name}.parquet") if name in names else no_rows(name))
+        tables.append(_read_table(folder / f"{name}.parquet") if name in names else empty_table(name))
         release_memory()  # of what reading took, a third of the tables' size
     frames = Frames(*tables)
     if on_fault is None:
         return frames
     runs_path = folder / "runs.parquet"
     columns = [name for name in schema.RunCells.__struct_fields__ if name in frames.runs]
-    faults = [find_row_fault(cells, runs_path) for cells in records(frames.runs[columns])]
+    faults = [find_row_fault(cells, runs_path) for cells in to_dicts(frames.runs[columns])]
     for fault in filter(None, faults):
         on_fault(fault)
     if not any(faults):
         return frames
     whole = frames.runs[[fault is None for fault in faults]].reset_index(drop=True)
-    return restrict(frames._replace(runs=whole), whole["key"])
+    return select_runs(frames._replace(runs=whole), whole["key"])
 
 
 def _read_table(path: Path) -> pd.DataFrame:
     try:
-        raw = read_bytes(path, MOST_LOG_BYTES)
+        raw = read_bytes(path, MAX_LOG_BYTES)
     except FileNotFoundError:
-        return no_rows(path.stem)
+        return empty_table(path.stem)
     return parse_table(path, raw)
 
 
-def raise_fault(fault: Damaged) -> None:
+def raise_fault(fault: DamagedFileError) -> None:
     """Raise the fault of a row, for `read_parquet` to refuse its table."""
     raise fault
 
 
-def find_row_fault(cells: Mapping[str, Any], path: Path) -> Damaged | None:
+def find_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | None:
     """Return what is wrong with the cells of a run; None where nothing is.
 
     Args:
@@ -153,11 +160,11 @@ def find_row_fault(cells: Mapping[str, Any], path: Path) -> Damaged | None:
     name = str(cells.get("run_id"))[:MOST_NAME]
     present = {column: cell for column, cell in cells.items() if not is_missing(cell)}
     try:
-        converted(present, schema.RunCells, path, f" in the row of {name}")
+        convert_to_schema(present, schema.RunCells, path, f" in the row of {name}")
         for column, kind in SCHEMA_BY_JSON_COLUMN.items():
             if column in present:
                 _check_json(present[column], kind, path, f" in {column} of {name}")
-    except Damaged as damage:
+    except DamagedFileError as damage:
         return damage
     return None
 
@@ -166,28 +173,28 @@ def _check_json(text: str, kind: Any, path: Path, where: str) -> None:
     """Check that a text is the JSON of an object of this schema, as a file of a record is checked.
 
     Raises:
-        Damaged: it is not.
+        DamagedFileError: it is not.
     """
-    if text.count("{") + text.count("[") <= DEEPEST and not ODD_TEXT.search(text):
+    if text.count("{") + text.count("[") <= MAX_DEPTH and not ODD_TEXT.search(text):
         try:
             msgspec.json.decode(text, type=kind)  # takes a tenth of the time, as for thousands of rows
         except (msgspec.MsgspecError, UnicodeError):
             pass  # it is another one, or has a NaN
         else:
             return
-    converted(decoded(text.encode(), path, where), kind, path, where)
+    convert_to_schema(decode_json(text.encode(), path, where), kind, path, where)
 
 
 def read_column_names(path: Path) -> list[str]:
     """Return the columns of a table.
 
     Raises:
-        Damaged: the file is no table.
+        DamagedFileError: the file is no table.
     """
     try:
         return list(pq.read_schema(path).names)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(path, "is not a whole Parquet file") from error
+        raise DamagedFileError(path, "is not a whole Parquet file") from error
 
 
 def release_memory() -> None:
@@ -202,7 +209,7 @@ def parse_table(path: Path, raw: bytes) -> pd.DataFrame:
         raw: the content of the file.
 
     Raises:
-        Damaged: it is no table, or not this one, or unpacks to too much.
+        DamagedFileError: it is no table, or not this one, or unpacks to too much.
     """
     name = path.stem
     try:
@@ -215,19 +222,21 @@ def parse_table(path: Path, raw: bytes) -> pd.DataFrame:
         for text in frame.select_dtypes("category").columns:
             frame[text] = frame[text].astype(object).where(frame[text].notna(), None)
     except (pa.ArrowException, OSError) as error:
-        raise Damaged(path, "is not a whole Parquet file") from error
+        raise DamagedFileError(path, "is not a whole Parquet file") from error
     if schema_number != str(schema.SCHEMA):
-        raise Damaged(path, f"has schema {schema_number}, and this code reads schema {schema.SCHEMA}")
+        raise DamagedFileError(
+            path, f"has schema {schema_number}, and this code reads schema {schema.SCHEMA}"
+        )
     new_names = {field.was: column for column, field in COLUMNS[name].items()}
     columns = {*frame.columns, *(new_names.get(column) for column in frame.columns)}
-    needed = [column for column, field in ALWAYS[name].items() if not field.since]
+    needed = [column for column, field in REQUIRED_COLUMNS[name].items() if not field.since]
     needed += NEEDED_RUN_COLUMNS if name == "runs" and len(frame) else ()
     if missing := [column for column in needed if column not in columns]:
-        raise Damaged(path, f"is not as it was written: it has no column {missing[0]}")
+        raise DamagedFileError(path, f"is not as it was written: it has no column {missing[0]}")
     try:
-        return typed(name, frame)
+        return order_and_type_columns(name, frame)
     except (TypeError, ValueError) as error:
-        raise Damaged(path, f"is not as it was written: {error}") from error
+        raise DamagedFileError(path, f"is not as it was written: {error}") from error
 
 
 def _unpack(path: Path, raw: bytes) -> pa.Table:
@@ -237,7 +246,9 @@ def _unpack(path: Path, raw: bytes) -> pa.Table:
     # Of texts that stand in many rows, a reference in each of them.
     unpacked_bytes = max(8 * metadata.num_rows * metadata.num_columns, sum(groups))
     if unpacked_bytes > max(UNPACKED_BYTES, UNPACKED_RATIO * len(raw)):
-        raise Damaged(path, f"unpacks {len(raw):,} bytes to {metadata.num_rows:,} rows: no run wrote it")
+        raise DamagedFileError(
+            path, f"unpacks {len(raw):,} bytes to {metadata.num_rows:,} rows: no run wrote it"
+        )
     texts = [field.name for field in metadata.schema.to_arrow_schema() if _is_text(field.type)]
     return pq.ParquetFile(io.BytesIO(raw), metadata=metadata, read_dictionary=texts).read()
 

@@ -24,14 +24,14 @@ PHASES = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), t
 NAMES = tuple(phase.name for phase in PHASES)
 # What no clock saw: the rest of a step. It is drawn, and is no column of steps.
 UNACCOUNTED = Phase("unaccounted", "unaccounted", "#FFFFFF", OTHER, "what no phase has", hatch="....")
-DRAWN = {phase.name: phase for phase in (*PHASES, UNACCOUNTED)}
+PHASE_BY_NAME = {phase.name: phase for phase in (*PHASES, UNACCOUNTED)}
 
 
-def find(name: str) -> Phase:
+def find_phase(name: str) -> Phase:
     """The phase of this name; one that is not listed looks unaccounted, under its own name."""
-    return DRAWN.get(name) or msgspec.structs.replace(UNACCOUNTED, name=name, label=name)
+    return PHASE_BY_NAME.get(name) or msgspec.structs.replace(UNACCOUNTED, name=name, label=name)
 
 
-def of_group(group: str) -> tuple[str, ...]:
+def names_in_group(group: str) -> tuple[str, ...]:
     """Names of a group's phases, in the order of a step."""
     return tuple(phase.name for phase in PHASES if phase.group == group)

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from analysis.records import schema
-from analysis.records.frames import Frames, with_provenance
+from analysis.records.frames import Frames, map_provenance
 
-LISTED: dict[str, Any] = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
+PUBLIC_FACTS: dict[str, Any] = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
 
 
-def public(frames: Frames) -> Frames:
+def strip_private_facts(frames: Frames) -> Frames:
     """These frames without what is private in their provenance."""
-    return with_provenance(frames, public_provenance)
+    return map_provenance(frames, public_provenance)
 
 
 def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
         filter(None, (*machine.hosts, *(worker.host for worker in machine.workers), seen.host))
     )
     numbered = {name: f"host{number}" for number, name in enumerate(names, 1)}
-    kept: dict[str, Any] = _renamed(_listed(provenance, LISTED), numbered)
+    kept: dict[str, Any] = _renamed(_listed(provenance, PUBLIC_FACTS), numbered)
     return kept
 
 

@@ -13,21 +13,21 @@ from typing import Annotated, Any, Final, Literal, get_args
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 SCHEMA = 1  # of a manifest, and of tables
-SECOND = "2026-11-22"  # most of what was recorded later is from this day
+SECOND_VERSION_DAY = "2026-11-22"  # most of what was recorded later is from this day
 Dtype = Literal["object", "int64", "float64"]  # of a column
 TEXT: Final = "object"
-WHOLE: Final = "int64"
+INTEGER: Final = "int64"
 NUMBER: Final = "float64"
 # Of a whole number in a record: more would not fit a table's column.
-Whole = Annotated[int, Meta(ge=0, le=2**53)]
+WholeNumber = Annotated[int, Meta(ge=0, le=2**53)]
 Finite = Annotated[float, Meta(gt=-1e18, lt=1e18)]
-Maybe = Finite | None
+FiniteOrNone = Finite | None
 Duration = Annotated[float, Meta(ge=0, lt=1e10)]
 # Of a file or folder, inside the one where it is looked for.
 Name = Annotated[str, Meta(pattern=r"\A(?!\.\.?\Z)[^/\x00-\x1f]{1,255}\Z")]
 JobId = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}(_[0-9]{1,10})?\Z")]  # of SLURM, of an array's task
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]  # SHA-256
-Time = Annotated[datetime, Meta(tz=True)]  # of `records.now`
+Timestamp = Annotated[datetime, Meta(tz=True)]  # of `records.now`
 DONE, DIVERGED = "done", "diverged"  # what people are told of an attempt that is whole
 RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted"]
 
@@ -47,7 +47,7 @@ class Field(Struct, frozen=True):
     exact: bool = False  # does it need more than the seven digits of a float32?
 
 
-def fields_of(line: type[Struct]) -> dict[str, Field]:
+def fields_by_name(line: type[Struct]) -> dict[str, Field]:
     """The fields of a kind of line by name, first those that every line has."""
     found = {}
     for info in sorted(structs.fields(line), key=lambda info: not info.required):
@@ -55,22 +55,22 @@ def fields_of(line: type[Struct]) -> dict[str, Field]:
         for field in marks:
             if isinstance(field, Field):
                 whole = int in (kind, *get_args(kind)) and info.required
-                found[info.name] = structs.replace(field, type=WHOLE if whole else NUMBER)
+                found[info.name] = structs.replace(field, type=INTEGER if whole else NUMBER)
     return found
 
 
 class FileFacts(Struct, frozen=True):
     """Size and digest of a file when its attempt was finished."""
 
-    bytes: Whole
+    bytes: WholeNumber
     sha256: Digest
 
 
 class Resumption(Struct, frozen=True):
     """Place at which a record continues after an interruption."""
 
-    step: Whole
-    at: Time | None = None
+    step: WholeNumber
+    at: Timestamp | None = None
     host: str | None = None
 
 
@@ -101,7 +101,7 @@ class Provenance(Struct, frozen=True):
 
     host: str | None = None
     cpu: str | None = None
-    cores: Whole | None = None
+    cores: WholeNumber | None = None
     gpu: str | None = None
     precision: str | None = None  # what products were computed in, whatever was asked for
     data: DataFacts = DataFacts()
@@ -109,29 +109,29 @@ class Provenance(Struct, frozen=True):
     machine: MachineFacts | None = None
 
 
-class Searching(Struct, frozen=True):
+class SearchFacts(Struct, frozen=True):
     """Kernel that searched for what to send: `training.loop.searched`."""
 
     kernel: str | None = None
-    steps: Whole = 0
-    fallbacks: Whole = 0
+    steps: WholeNumber = 0
+    fallbacks: WholeNumber = 0
 
 
 class VariantFacts(Struct, frozen=True):
     """Outcome of one variant of a run."""
 
-    parameters: Whole | None = None
-    tensors: Whole | None = None
-    searching: Searching | None = None
+    parameters: WholeNumber | None = None
+    tensors: WholeNumber | None = None
+    searching: SearchFacts | None = None
     graph: str | None = None
 
 
-class Alternated(Struct, frozen=True):
+class AlternationEnd(Struct, frozen=True):
     """End of the turns of a run's variants: `training.alternation.Ended`."""
 
     stopped: Literal["half-width", "limit", "signal"] | None = None
     half_width: Finite | None = None
-    blocks: Whole | None = None
+    blocks: WholeNumber | None = None
     variants: dict[Name, VariantFacts] = {}
 
 
@@ -145,8 +145,8 @@ class MemoryPeak(Struct, frozen=True):
 class Divergence(Struct, frozen=True):
     """End of a training whose gradient was not finite any more; its record is whole until there."""
 
-    step: Whole  # of the first such gradient
-    made: Whole  # steps, when it was noticed
+    step: WholeNumber  # of the first such gradient
+    made: WholeNumber  # steps, when it was noticed
     why: str
 
 
@@ -157,26 +157,26 @@ class Manifest(Struct, frozen=True):
     schema: int = 0
     key: str = ""
     run_id: Name | None = None
-    attempt: Whole | None = None
-    created: Time | None = None
-    started: Time | None = None
-    ended: Time | None = None
+    attempt: WholeNumber | None = None
+    created: Timestamp | None = None
+    started: Timestamp | None = None
+    ended: Timestamp | None = None
     files: dict[Name, FileFacts] = {}
     provenance: Provenance = Provenance()
-    steps: Whole | None = None
-    steps_per_epoch: Whole | None = None
-    parameters: Whole | None = None
-    tensors: Whole | None = None
+    steps: WholeNumber | None = None
+    steps_per_epoch: WholeNumber | None = None
+    parameters: WholeNumber | None = None
+    tensors: WholeNumber | None = None
     simulated: bool = False
-    searching: Searching | None = None
+    searching: SearchFacts | None = None
     graph: str | None = None
-    alternated: Alternated | None = None
+    alternated: AlternationEnd | None = None
     diverged: Divergence | None = None
     memory: MemoryPeak | None = None
     relay: dict[Name, Finite] = {}  # what the relay of an emulated network did, see relay.cpp
     interface: dict[Name, Finite] = {}  # what its nodes' interfaces sent
     resumed: list[Resumption] = []
-    step: Whole | None = None
+    step: WholeNumber | None = None
     why: str | None = None
     failure: str | None = None
     sweep: Name | None = None
@@ -186,7 +186,7 @@ class Manifest(Struct, frozen=True):
     rules: dict[str, str] = {}
 
 
-class Named(Struct, frozen=True):
+class NamedChoice(Struct, frozen=True):
     """A choice, which has a name."""
 
     name: Name
@@ -198,30 +198,30 @@ class ClusterKind(Struct, frozen=True):
     where: Name
 
 
-class TaskChoice(Named, frozen=True):
+class TaskChoice(NamedChoice, frozen=True):
     """The task, and what outcomes are computed from."""
 
-    batch_size: Whole | None = None
+    batch_size: WholeNumber | None = None
 
 
-class TimingAsked(Struct, frozen=True):
+class TimingSettings(Struct, frozen=True):
     """How steps were to be timed."""
 
     mode: Name
-    warmup_steps: Whole
+    warmup_steps: WholeNumber
 
 
-class TrainingAsked(Struct, frozen=True):
+class TrainingSettings(Struct, frozen=True):
     """What the run is there for."""
 
     validate: Name
 
 
-class VariantAsked(Struct, frozen=True):
+class VariantSettings(Struct, frozen=True):
     """One of those that take turns: its name, and what in it is not as in the others."""
 
     name: Name
-    method: Named | UnsetType = UNSET
+    method: NamedChoice | UnsetType = UNSET
     task: dict[Name, Any] = {}
     timing: dict[Name, Any] = {}
     train: dict[Name, Any] = {}
@@ -232,14 +232,14 @@ class ConfigFile(Struct, frozen=True):
     have the hash that the run's id ends in.
     """
 
-    method: Named
+    method: NamedChoice
     task: TaskChoice
     cluster: ClusterKind
-    workers: Whole
-    seed: Whole
-    timing: TimingAsked
-    train: TrainingAsked
-    variants: list[VariantAsked] = []
+    workers: WholeNumber
+    seed: WholeNumber
+    timing: TimingSettings
+    train: TrainingSettings
+    variants: list[VariantSettings] = []
     alternate: dict[Name, Any] = {}
 
 
@@ -251,79 +251,106 @@ class RunCells(Struct, frozen=True):
     config_json: str
     provenance_json: str
     rules_json: str | None = None
-    started: Time | None = None
-    ended: Time | None = None
+    started: Timestamp | None = None
+    ended: Timestamp | None = None
 
 
-class Averaged(Struct, frozen=True, gc=False):
+class AveragedNumbers(Struct, frozen=True, gc=False):
     """Numbers that are recorded of every step, and their means over the steps of an epoch."""
 
-    wire_bytes: Annotated[Maybe, Field("B", "that the worker put on the wire", of_run=True, exact=True)] = (
-        None
-    )
-    host_syncs: Annotated[Maybe, Field("", "how often the host waited for the device")] = None
+    wire_bytes: Annotated[
+        FiniteOrNone, Field("B", "that the worker put on the wire", of_run=True, exact=True)
+    ] = None
+    host_syncs: Annotated[FiniteOrNone, Field("", "how often the host waited for the device")] = None
     sent_density: Annotated[
-        Maybe, Field("", "share of the elements that the worker sent", of_run=True, was="density")
+        FiniteOrNone, Field("", "share of the elements that the worker sent", of_run=True, was="density")
     ] = None
     update_density: Annotated[
-        Maybe, Field("", "share of the elements that the update changed", of_run=True)
+        FiniteOrNone, Field("", "share of the elements that the update changed", of_run=True)
     ] = None
-    density: Maybe = None  # the older name of `sent_density`
+    density: FiniteOrNone = None  # the older name of `sent_density`
     more: dict[str, float | str | bool | None] | None = None  # what no field is for: see `log.with_more`
 
 
 class StepLine(
-    Averaged, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="step"
+    AveragedNumbers,
+    frozen=True,
+    gc=False,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="step",
 ):
     """A line of a rank's log: one step."""
 
-    step: Annotated[Whole, Field("", "counted from 0")]
-    epoch: Annotated[Whole, Field("", "counted from 1")]
+    step: Annotated[WholeNumber, Field("", "counted from 0")]
+    epoch: Annotated[WholeNumber, Field("", "counted from 1")]
     start_s: Annotated[Finite, Field("s", "when it began, by the worker's own clock", exact=True)]
     step_s: Annotated[Duration, Field("s", "how long it took")]
     phases: dict[str, Finite] = {}
     spans: list[tuple[str, Finite, Finite]] = []
     residual_norm: Annotated[float | None, Field("", "Euclidean norm of what it owes")] = None
     loss: Annotated[float | None, Field("", "training loss of its batch")] = None  # NaN where it diverged
-    lr: Annotated[Maybe, Field("", "learning rate")] = None
+    lr: Annotated[FiniteOrNone, Field("", "learning rate")] = None
     block: Annotated[
-        Whole | None, Field("", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND)
+        WholeNumber | None,
+        Field("", "in which turn, of variants that take turns; 0 is warm-up", since=SECOND_VERSION_DAY),
     ] = None
     messages: Annotated[
-        Maybe,
+        FiniteOrNone,
         Field(
-            "", "latency terms of its collectives, as its backend carries them out", of_run=True, since=SECOND
+            "",
+            "latency terms of its collectives, as its backend carries them out",
+            of_run=True,
+            since=SECOND_VERSION_DAY,
         ),
     ] = None
     predicted_s: Annotated[
-        Maybe, Field("s", "that they should take on the emulated link as found; 0 without one", since=SECOND)
+        FiniteOrNone,
+        Field(
+            "s",
+            "that they should take on the emulated link as found; 0 without one",
+            since=SECOND_VERSION_DAY,
+        ),
     ] = None
-    stops: Annotated[Maybe, Field("", "how often a worker was suspended in it", since="2026-11-24")] = None
+    stops: Annotated[
+        FiniteOrNone, Field("", "how often a worker was suspended in it", since="2026-11-24")
+    ] = None
     variant: Name | None = None
 
 
 class EpochLine(
-    Averaged, frozen=True, gc=False, kw_only=True, forbid_unknown_fields=True, tag_field="kind", tag="epoch"
+    AveragedNumbers,
+    frozen=True,
+    gc=False,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="epoch",
 ):
     """A line of a rank's log: one epoch, as the worker that validated saw it."""
 
-    epoch: Annotated[Whole, Field("", "counted from 1")]
-    step: Annotated[Whole, Field("steps", "made until then")]
+    epoch: Annotated[WholeNumber, Field("", "counted from 1")]
+    step: Annotated[WholeNumber, Field("steps", "made until then")]
     train_loss: Annotated[
         float | None, Field("", "mean training loss since the last validation", of_run=True)
     ] = None
     val_loss: Annotated[float | None, Field("", "validation loss", of_run=True)] = None
-    val_top1: Annotated[Maybe, Field("%", "validation accuracy", of_run=True)] = None
-    val_top5: Annotated[Maybe, Field("%", "the right class among the first five", of_run=True)] = None
-    wall_s: Annotated[Maybe, Field("s", "spent in steps until then")] = None
+    val_top1: Annotated[FiniteOrNone, Field("%", "validation accuracy", of_run=True)] = None
+    val_top5: Annotated[FiniteOrNone, Field("%", "the right class among the first five", of_run=True)] = None
+    wall_s: Annotated[FiniteOrNone, Field("s", "spent in steps until then")] = None
     captured_energy: Annotated[
-        Maybe, Field("", "share of the squared norm that was sent, mean", since=SECOND)
+        FiniteOrNone, Field("", "share of the squared norm that was sent, mean", since=SECOND_VERSION_DAY)
     ] = None
     test_loss: Annotated[
-        float | None, Field("", "loss on the test set, of runs with held-out data", of_run=True, since=SECOND)
+        float | None,
+        Field("", "loss on the test set, of runs with held-out data", of_run=True, since=SECOND_VERSION_DAY),
     ] = None
     test_top1: Annotated[
-        Maybe, Field("%", "accuracy on the test set, of runs with held-out data", of_run=True, since=SECOND)
+        FiniteOrNone,
+        Field(
+            "%", "accuracy on the test set, of runs with held-out data", of_run=True, since=SECOND_VERSION_DAY
+        ),
     ] = None
     variant: Name | None = None
 
@@ -337,7 +364,7 @@ REGIONS = (1, 10, 100, 1000)  # elements of a region
 class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
     """A line of rank 0's log: what was seen of one tensor in one step; see experiments/training/looks.py."""
 
-    step: Whole
+    step: WholeNumber
     what: Name
     of: str
     xs: list[Finite]
@@ -352,7 +379,7 @@ class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
 LogLine = StepLine | EpochLine | LookLine
 
 
-class Copy(Struct, frozen=True):
+class TableCopy(Struct, frozen=True):
     """copy.json: what the tables of one attempt were when they were written."""
 
     files: dict[Name, FileFacts]
@@ -381,7 +408,7 @@ class SweepJob(Struct, frozen=True):
 class SweepArray(Struct, frozen=True):
     """Jobs that need the same nodes."""
 
-    nodes: Whole
+    nodes: WholeNumber
     jobs: list[SweepJob]
 
 
@@ -405,7 +432,7 @@ class JobNote(Struct, frozen=True):
 class Progress(Struct, frozen=True):
     """progress.json: how far a start is."""
 
-    step: Whole = 0
-    steps: Whole | None = None
+    step: WholeNumber = 0
+    steps: WholeNumber | None = None
     loss: float | None = None  # of the last step whose loss was read
     top1: float | None = None  # percent, of the last validation

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.records import phases
-from analysis.records.columns import LAST, MEANS, OUTCOMES
-from analysis.records.frames import Frames, of_run, reads, remembered, steps_of
+from analysis.records.columns import LAST_EPOCH_OUTCOMES, MEAN_OUTCOMES, OUTCOMES
+from analysis.records.frames import Frames, cache_by_frames, note_read_keys, steps_of_run, value_of_run
 
 WINDOW = 5  # steps in a rolling median
 SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
-ENOUGH_RUNS = 3  # with so many there is an interval over runs, and over launches in place of their blocks
+ENOUGH_LAUNCHES = 3  # with so many there is an interval over runs, and over launches in place of their blocks
 # Data sets of text, with which the names of their tasks end: their loss is the mean of -ln p of a word.
 TEXTS = ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars")
 # Numbers of a step that add up over a round, and what they are called of it.
@@ -28,7 +28,7 @@ ROUNDS = {"wire_bytes": "round_bytes", "messages": "round_messages"}
 LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, and turns within one
 
 
-class Warm(NamedTuple):
+class WarmSteps(NamedTuple):
     """A run's steps after its warm-up, and how many steps were left out."""
 
     steps: pd.DataFrame
@@ -43,7 +43,7 @@ class Warm(NamedTuple):
         return int(self.steps["step"].nunique())
 
 
-def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
+def count_cold_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
     """Number of first steps to leave out: `at_least`, then until the rolling median settles, at most half."""
     times = np.asarray(step_s, dtype=float)
     most = len(times) // 2
@@ -54,15 +54,15 @@ def warm_up(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
     return most
 
 
-@remembered
-def warm(frames: Frames, key: str) -> Warm:
+@cache_by_frames
+def warm_steps(frames: Frames, key: str) -> WarmSteps:
     """The steps of a run after its warm-up, which ends at the same step on every rank.
 
     After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
-    reads([key])
-    steps = steps_of(frames, key)
+    note_read_keys([key])
+    steps = steps_of_run(frames, key)
     stopped = (
         np.unique(steps["step"].to_numpy()[steps["stops"].to_numpy() > 0])
         if "stops" in steps
@@ -71,22 +71,22 @@ def warm(frames: Frames, key: str) -> Warm:
     if "block" in steps and steps["block"].notna().any():
         return _of_turns(steps, stopped)
     steps = steps[~np.isin(steps["step"], stopped)] if len(stopped) else steps
-    slowest = slowest_rank(steps)
-    at_least = int(of_run(frames, key, "timing.warmup_steps"))
-    text = of_run(frames, key, "resumed")  # older frames do not have the column
+    slowest = slowest_rank_seconds(steps)
+    at_least = int(value_of_run(frames, key, "timing.warmup_steps"))
+    text = value_of_run(frames, key, "resumed")  # older frames do not have the column
     resumed = json.loads(text) if isinstance(text, str) else []
     bounds = [0, *np.searchsorted(slowest.index, resumed), len(slowest)]
     parts = [slowest.to_numpy()[first:end] for first, end in itertools.pairwise(bounds)]
-    cold = [warm_up(part, at_least) for part in parts]
+    cold = [count_cold_steps(part, at_least) for part in parts]
     if len(parts) > 1:
         longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
         cold = longer if sum(longer) < len(slowest) else cold
     is_warm = np.concatenate([np.arange(len(part)) >= few for part, few in zip(parts, cold, strict=True)])
     kept = is_warm[np.searchsorted(slowest.index, steps["step"])]
-    return Warm(steps[kept], cold[0], sum(cold[1:]), len(stopped))
+    return WarmSteps(steps[kept], cold[0], sum(cold[1:]), len(stopped))
 
 
-def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> Warm:
+def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
     """Warm steps of a variant's turns: block 0 is warm-up, and the first step after another variant's
     turn finds none of its data in the caches.
     """
@@ -99,20 +99,20 @@ def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> Warm:
     is_first = (number == first[turn]) & (length[turn] > 1)
     kept = (block > 0) & ~is_first & ~np.isin(number, stopped)
     cold = len(np.unique(number[block == 0]))
-    return Warm(steps[kept], cold, stopped=len(stopped), turns=len(np.unique(block[kept])))
+    return WarmSteps(steps[kept], cold, stopped=len(stopped), turns=len(np.unique(block[kept])))
 
 
-def step_seconds(frames: Frames, key: str) -> np.ndarray:
+def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
     """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
-    return slowest_rank(warm(frames, key).steps).to_numpy()
+    return slowest_rank_seconds(warm_steps(frames, key).steps).to_numpy()
 
 
-def phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
+def warm_phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
     """Means over ranks, a row per warm step: columns `step`, each recorded phase, and `unaccounted`."""
-    return _phases(warm(frames, key).steps)
+    return _phases(warm_steps(frames, key).steps)
 
 
-def slowest_rank(steps: pd.DataFrame) -> pd.Series[float]:
+def slowest_rank_seconds(steps: pd.DataFrame) -> pd.Series[float]:
     """Each step's time on its slowest rank, by step, of one run's rows."""
     numbers, order, starts = _by_step(steps)
     times = steps["step_s"].to_numpy()[order]
@@ -145,14 +145,14 @@ def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return numbers, order, starts
 
 
-def precisions(runs: pd.DataFrame) -> pd.Series[Any]:
+def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
     """Precision that each run multiplied in, or where that was not recorded, the one asked for."""
     asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
     got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
     return got
 
 
-class Units(NamedTuple):
+class ReplicationUnits(NamedTuple):
     """Measurements: a row each, of mean seconds per phase, `step`, `unaccounted`, `slowest`.
 
     `slowest` is the step on its slowest rank. Rows are indexed by (group, block) or by seed, in their order.
@@ -162,7 +162,7 @@ class Units(NamedTuple):
     of: str  # BLOCKS or LAUNCHES
 
 
-@remembered
+@cache_by_frames
 def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
     """Tell whether all these runs took turns, block by block."""
     if "block" not in frames.steps or "group" not in frames.runs:
@@ -172,66 +172,66 @@ def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
     return len(steps) > 0 and bool(steps["block"].notna().all() and groups.notna().all())
 
 
-@remembered
-def in_blocks(frames: Frames, keys: Sequence[str]) -> bool:
+@cache_by_frames
+def are_blocks_units(frames: Frames, keys: Sequence[str]) -> bool:
     """Decide whether blocks are the units: all these runs have some, in fewer than ENOUGH_RUNS launches."""
     if not has_blocks(frames, keys):
         return False
     launches = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
-    return bool(launches.nunique() < ENOUGH_RUNS)
+    return bool(launches.nunique() < ENOUGH_LAUNCHES)
 
 
-@remembered
-def units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> Units:
+@cache_by_frames
+def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> ReplicationUnits:
     """The units of replication of a method's runs; `by_block` where they must pair with those of another."""
-    by_block = in_blocks(frames, keys) if by_block is None else by_block
+    by_block = are_blocks_units(frames, keys) if by_block is None else by_block
     parts = []
     for place, key in enumerate(keys):
-        steps = warm(frames, key).steps
-        table = _phases(steps).assign(slowest=slowest_rank(steps))
+        steps = warm_steps(frames, key).steps
+        table = _phases(steps).assign(slowest=slowest_rank_seconds(steps))
         if by_block:
             _, order, starts = _by_step(steps)
             block = steps["block"].to_numpy()[order][starts]
-            group = np.full(len(table), of_run(frames, key, "group"), dtype=object)
+            group = np.full(len(table), value_of_run(frames, key, "group"), dtype=object)
             parts.append(table.groupby([group, pd.Series(block, table.index, name="block")]).mean())
         else:
-            seed = of_run(frames, key, "seed") if "seed" in frames.runs else place
+            seed = value_of_run(frames, key, "seed") if "seed" in frames.runs else place
             parts.append(table.mean().to_frame(seed).T)
     # A phase that one of them does not have takes no time there.
     means = pd.concat(parts).fillna(0.0)
     by_unit: pd.DataFrame = means.groupby(level=list(range(means.index.nlevels))).mean()
-    return Units(by_unit, BLOCKS if by_block else LAUNCHES)
+    return ReplicationUnits(by_unit, BLOCKS if by_block else LAUNCHES)
 
 
-def breakdown(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+def mean_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
     """Mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
-    means: pd.Series[float] = units(frames, keys).means.drop(columns="slowest").mean()
+    means: pd.Series[float] = replication_units(frames, keys).means.drop(columns="slowest").mean()
     return means
 
 
 def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
-    """Seconds of each phase: the mean of `breakdown`, and the median over the n warm steps of all runs."""
-    table = pd.concat([phase_seconds(frames, key) for key in keys])
+    """Seconds of each phase: the mean of `mean_phase_seconds`, and the median over the n warm steps of all runs."""
+    table = pd.concat([warm_phase_seconds(frames, key) for key in keys])
     summary: pd.DataFrame = pd.DataFrame(
-        {"mean": breakdown(frames, keys), "median": table.median(), "n": len(table)}
+        {"mean": mean_phase_seconds(frames, keys), "median": table.median(), "n": len(table)}
     )
     return summary
 
 
-def with_outcomes(frames: Frames) -> Frames:
+def add_outcomes(frames: Frames) -> Frames:
     """These frames with the outcomes of each run; those that it has already are kept, for the steps behind
     them may not be there any more."""
     runs = frames.runs
     if not len(runs):
         return frames
-    found = outcomes(frames).reindex(runs["key"]).reset_index(drop=True)
+    found = compute_outcomes(frames).reindex(runs["key"]).reset_index(drop=True)
     known = runs.reindex(columns=list(OUTCOMES)).astype(float).reset_index(drop=True)
     added = known.where(known.notna(), found)
     others = runs.drop(columns=[name for name in OUTCOMES if name in runs]).reset_index(drop=True)
     return frames._replace(runs=pd.concat([others, added], axis="columns"))
 
 
-def outcomes(frames: Frames) -> pd.DataFrame:
+def compute_outcomes(frames: Frames) -> pd.DataFrame:
     """The outcomes of each run, by its key; NaN for what was not measured.
 
     `step_s` is the mean over warm steps of the time on the slowest rank, as `steps.units` has it. Bytes and
@@ -240,7 +240,7 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     runs = frames.runs.set_index("key")
     found: pd.DataFrame = pd.DataFrame(index=runs.index, columns=list(OUTCOMES), dtype=float)
     last = frames.epochs.sort_values("epoch", kind="stable").groupby("key").tail(1).set_index("key")
-    for column in LAST:
+    for column in LAST_EPOCH_OUTCOMES:
         found[column] = last.reindex(columns=[column])[column].reindex(runs.index)
     with np.errstate(over="ignore"):  # of a training that is about to diverge it is infinite
         perplexity = pd.Series(np.exp(found["val_loss"].astype(float)), runs.index)
@@ -251,13 +251,13 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     found["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / found["step_s"]
     # A number that no run here has is no column of what `load` returns.
     of_rank0, of_epochs = (
-        frame.reindex(columns=["key", *MEANS]).groupby("key").mean()
+        frame.reindex(columns=["key", *MEAN_OUTCOMES]).groupby("key").mean()
         for frame in (frames.steps[frames.steps["rank"] == 0], frames.epochs)
     )
     means = of_rank0.reindex(runs.index).combine_first(of_epochs)
-    for column in MEANS:
+    for column in MEAN_OUTCOMES:
         found[column] = means[column].reindex(runs.index)
-    of_rounds = rounds(frames)
+    of_rounds = mean_sent_per_round(frames)
     for column, name in ROUNDS.items():
         found[name] = of_rounds[column].reindex(runs.index)
     # Records have dates in any form of the standard, and perhaps in years that pandas has not.
@@ -269,7 +269,7 @@ def outcomes(frames: Frames) -> pd.DataFrame:
     return found
 
 
-def rounds(frames: Frames) -> pd.DataFrame:
+def mean_sent_per_round(frames: Frames) -> pd.DataFrame:
     """What rank 0 sent in a round of `method.every` steps, by key: the mean over the whole rounds.
 
     What is sent within a round counts in it, and what only some rounds send in those: of fragments each once,
@@ -304,11 +304,13 @@ def _step_seconds(frames: Frames) -> pd.Series[Any]:
         special |= {*steps.loc[steps["stops"] > 0, "key"]}
     found = dict[str, float]()
     for key, times in steps.groupby(["key", "step"])["step_s"].max().groupby(level="key"):
-        if key in special:  # `units` is right for all of them, and takes milliseconds for each
-            found[str(key)] = float(units(frames, [str(key)], by_block=False).means["slowest"].iloc[0])
+        if key in special:  # `replication_units` is right for all of them, and takes milliseconds for each
+            found[str(key)] = float(
+                replication_units(frames, [str(key)], by_block=False).means["slowest"].iloc[0]
+            )
         else:
             seconds = times.to_numpy()
-            cold = warm_up(seconds, int(runs["timing.warmup_steps"][key]))
+            cold = count_cold_steps(seconds, int(runs["timing.warmup_steps"][key]))
             found[str(key)] = float(np.mean(seconds[cold:]))
     by_key: pd.Series[Any] = pd.Series(found, dtype=float)
     return by_key

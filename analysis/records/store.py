@@ -27,20 +27,20 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from analysis.records import locks, schema
-from analysis.records.configs import measured_config, run_id, run_key, variant_configs
+from analysis.records.configs import configs_by_variant, measured_config, run_id, run_key
 from analysis.records.files import (
-    MOST_CONFIG_BYTES,
-    Damaged,
-    check_no_link,
+    MAX_CONFIG_BYTES,
+    DamagedFileError,
+    check_not_link,
     check_plain_file,
     fingerprint,
-    read_json,
-    read_note,
-    read_object,
-    read_recorded,
+    read_json_object,
+    read_json_or_none,
+    read_struct_or_none,
+    read_verified,
     write_json,
 )
-from analysis.records.log import Disturbed, check_steps
+from analysis.records.log import InterferenceError, check_logged_steps
 from analysis.records.schema import SCHEMA
 
 T = TypeVar("T")
@@ -51,16 +51,16 @@ RANK_LOG = re.compile(r"rank(0|[1-9][0-9]{0,8})\.jsonl")
 NUMBER = re.compile(r"[0-9]{1,9}")  # of an attempt, of a step
 
 
-class NewerRecord(Damaged):
+class NewerRecordError(DamagedFileError):
     """A record that a newer version of this code has written."""
 
 
-def now() -> str:
+def utc_now() -> str:
     """The time in UTC, to the second, in the format of all records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def left_out(attempt: Attempt, fault: str) -> str:
+def describe_left_out(attempt: Attempt, fault: str) -> str:
     """The line that tells of a damaged attempt."""
     return f"left out {attempt.name}: {fault}"
 
@@ -96,13 +96,13 @@ class Attempt:
         """Content of run.json; before it is written, that the attempt is planned.
 
         Raises:
-            Damaged: something else lies there.
+            DamagedFileError: something else lies there.
         """
         path = self.path / "run.json"
         try:
-            return read_object(path, schema.Manifest) or {"state": "planned"}
-        except Damaged:
-            check_not_newer(path, read_json(path) or {})
+            return read_json_object(path, schema.Manifest) or {"state": "planned"}
+        except DamagedFileError:
+            check_not_newer(path, read_json_or_none(path) or {})
             raise
 
     @property
@@ -110,14 +110,14 @@ class Attempt:
         """The configuration that was asked for.
 
         Raises:
-            Damaged: it is not there, or not that of this run.
+            DamagedFileError: it is not there, or not that of this run.
         """
         path = self.path / "config.json"
-        config = read_object(path, schema.ConfigFile, MOST_CONFIG_BYTES)
+        config = read_json_object(path, schema.ConfigFile, MAX_CONFIG_BYTES)
         if config is None:
-            raise Damaged(path, "is missing")
+            raise DamagedFileError(path, "is missing")
         if run_id(config) != self.run_id:
-            raise Damaged(path, f"is not that of this run, but of {run_id(config)}")
+            raise DamagedFileError(path, f"is not that of this run, but of {run_id(config)}")
         return config
 
     @property
@@ -125,20 +125,22 @@ class Attempt:
         """One of STATES, or DAMAGED."""
         try:
             return str(self.manifest["state"])
-        except Damaged:
+        except DamagedFileError:
             return DAMAGED
 
     def update(self, **changes: Any) -> None:
         """Change fields of the manifest atomically.
 
         Raises:
-            Disturbed: there is none any more.
+            InterferenceError: there is none any more.
         """
         self._write({**self._present(), **changes})
 
     def _present(self) -> dict[str, Any]:
-        if (manifest := read_json(self.path / "run.json")) is None:
-            raise Disturbed(f"{self.path / 'run.json'} was removed or damaged while the run was under way")
+        if (manifest := read_json_or_none(self.path / "run.json")) is None:
+            raise InterferenceError(
+                f"{self.path / 'run.json'} was removed or damaged while the run was under way"
+            )
         return manifest
 
     def _write(self, manifest: dict[str, Any]) -> None:
@@ -155,7 +157,7 @@ class Attempt:
     @property
     def job(self) -> schema.JobNote:
         """SLURM's job, from `note_job`."""
-        return read_note(self.path / "job.json", schema.JobNote) or schema.JobNote()
+        return read_struct_or_none(self.path / "job.json", schema.JobNote) or schema.JobNote()
 
     @property
     def checkpoints(self) -> Path:
@@ -166,7 +168,7 @@ class Attempt:
         """Check that its workers may go on, before they change anything.
 
         Raises:
-            Disturbed: it is whole, or was given up, and nobody has taken it up again.
+            InterferenceError: it is whole, or was given up, and nobody has taken it up again.
         """
         if self.state in ("ok", "failed"):
             raise self._closed()
@@ -179,9 +181,9 @@ class Attempt:
         """
         manifest = self.manifest
         if "started" not in manifest:
-            self.update(state="running", started=now(), **facts)
+            self.update(state="running", started=utc_now(), **facts)
             return
-        resumption = {"step": step, "at": now(), "host": host}
+        resumption = {"step": step, "at": utc_now(), "host": host}
         self.update(state="running", resumed=[*manifest.get("resumed", []), resumption])
 
     def preempt(self, step: int) -> None:
@@ -206,10 +208,10 @@ class Attempt:
         """Check that nothing that is written or removed here leads elsewhere.
 
         Raises:
-            Damaged: the folder, or that of checkpoints, is a link, or a log is no file.
+            DamagedFileError: the folder, or that of checkpoints, is a link, or a log is no file.
         """
-        check_no_link(self.path)
-        check_no_link(self.checkpoints)
+        check_not_link(self.path)
+        check_not_link(self.checkpoints)
         for path in self.rank_paths():
             check_plain_file(path)
 
@@ -224,7 +226,7 @@ class Attempt:
 
     def writer(self) -> str | None:
         """Holder of the lock of one of its logs; None: nobody writes it."""
-        return next((holder for path in self.rank_paths() if (holder := locks.holder(path))), None)
+        return next((holder for path in self.rank_paths() if (holder := locks.find_holder(path))), None)
 
     def finish(self, workers: int, steps: int, **summary: Any) -> None:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
@@ -234,24 +236,24 @@ class Attempt:
                 variants took turns, of each variant; where it `diverged`, those that it made.
 
         Raises:
-            Disturbed: what lies there is not what these workers wrote, or somebody has closed the attempt.
+            InterferenceError: what lies there is not what these workers wrote, or somebody has closed the attempt.
         """
         try:
-            manifest, variants = self._present(), variant_configs(self.config)
-        except Damaged as damage:
+            manifest, variants = self._present(), configs_by_variant(self.config)
+        except DamagedFileError as damage:
             what = f"{damage.path} was changed while the run was under way: it {damage.why}"
-            raise Disturbed(what) from damage
+            raise InterferenceError(what) from damage
         if manifest["state"] != "running":
             raise self._closed()
         if [path.name for path in self.rank_paths()] != [f"rank{rank}.jsonl" for rank in range(workers)]:
             found = ", ".join(path.name for path in self.rank_paths())
-            raise Disturbed(f"{self.path} holds {found or 'no logs'} for {workers} workers")
-        made = steps_made({"steps": steps, **summary})
+            raise InterferenceError(f"{self.path} holds {found or 'no logs'} for {workers} workers")
+        made = count_logged_steps({"steps": steps, **summary})
         for path in self.rank_paths():
-            check_steps(path, made or 0, [*variants] or [None])
+            check_logged_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
-        end = {"state": "ok", "ended": now(), "files": self.fingerprints(), "steps": steps}
+        end = {"state": "ok", "ended": utc_now(), "files": self.fingerprints(), "steps": steps}
         self._write({**kept, **self._identity(), **end, **summary})
         shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
 
@@ -259,17 +261,17 @@ class Attempt:
         """Size and digest of each log."""
         return {path.name: fingerprint(path) for path in self.rank_paths()}
 
-    def _closed(self) -> Disturbed:
+    def _closed(self) -> InterferenceError:
         manifest = self.manifest
         why = f" ({manifest['why']})" if manifest.get("why") else ""
-        return Disturbed(f"{self.path} was marked as {manifest['state']}{why} by another process")
+        return InterferenceError(f"{self.path} was marked as {manifest['state']}{why} by another process")
 
     def fail(self, why: str, kind: str = "failed") -> None:
         """Mark the attempt as failed: `why` for people, `kind` (a failure class) for programs. What is whole
         stays so."""
         manifest = {} if self.state == DAMAGED else self.manifest
         if manifest.get("state") != "ok":
-            end = {"state": "failed", "ended": now(), "why": why, "failure": kind}
+            end = {"state": "failed", "ended": utc_now(), "why": why, "failure": kind}
             self._write({**manifest, **self._identity(), **end})
 
     def is_valid(self, verify: bool = False) -> bool:
@@ -284,7 +286,7 @@ class Attempt:
         """
         try:
             self.check(verify)
-        except Damaged as damage:
+        except DamagedFileError as damage:
             return damage.brief
         return None
 
@@ -292,44 +294,48 @@ class Attempt:
         """The manifest, once nothing is wrong with what it says; see `fault`.
 
         Raises:
-            Damaged: something is.
+            DamagedFileError: something is.
         """
         path, manifest = self.path / "run.json", self.manifest
         check_not_newer(path, manifest)
         if manifest["state"] != "ok":
             if not path.exists():
-                raise Damaged(path, "is missing")
+                raise DamagedFileError(path, "is missing")
             return manifest
         if manifest.get("schema") != SCHEMA:
-            raise Damaged(path, f"has schema {manifest.get('schema')}, and this code reads schema {SCHEMA}")
+            raise DamagedFileError(
+                path, f"has schema {manifest.get('schema')}, and this code reads schema {SCHEMA}"
+            )
         if manifest.get("key") != run_key(self.config):
-            raise Damaged(path, f"has the key {manifest.get('key')}, which is not that of its config")
+            raise DamagedFileError(
+                path, f"has the key {manifest.get('key')}, which is not that of its config"
+            )
         files, logs = manifest.get("files", {}), [log.name for log in self.rank_paths()]
         for rank in range(max(1, len(logs))):
             if f"rank{rank}.jsonl" not in files:
-                raise Damaged(path, f"does not list the log of rank {rank}")
+                raise DamagedFileError(path, f"does not list the log of rank {rank}")
         for name, expected in files.items():
             log = self.path / name
             try:
                 size = log.stat().st_size
             except OSError as error:
-                raise Damaged(log, f"can't be read: {error.strerror}") from error
+                raise DamagedFileError(log, f"can't be read: {error.strerror}") from error
             if size != expected["bytes"]:
-                raise Damaged(log, f"has {size:,} bytes instead of {expected['bytes']:,}")
+                raise DamagedFileError(log, f"has {size:,} bytes instead of {expected['bytes']:,}")
             if verify:
-                read_recorded(log, expected)
+                read_verified(log, expected)
         return manifest
 
 
-def is_forbidden(path: Path) -> bool:
+def is_unreadable(path: Path) -> bool:
     """Tell whether a file or a folder is there that this user may not read."""
     wanted = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
     return os.access(path, os.F_OK) and not os.access(path, wanted)
 
 
-def why_empty(folder: Path) -> str:
+def explain_no_attempts(folder: Path) -> str:
     """Return why no attempt is seen in a run's folder."""
-    if is_forbidden(folder):
+    if is_unreadable(folder):
         return "its folder may not be read by you, so let its owner share it"
     return "there is no attempt in it"
 
@@ -339,10 +345,10 @@ def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
     number = manifest.get("schema")
     if isinstance(number, int) and number > SCHEMA:
         what = f"is of a newer version of this code (schema {number}; this one reads schema {SCHEMA})"
-        raise NewerRecord(path, f"{what}: update this checkout to read it")
+        raise NewerRecordError(path, f"{what}: update this checkout to read it")
 
 
-def steps_made(manifest: Mapping[str, Any]) -> int | None:
+def count_logged_steps(manifest: Mapping[str, Any]) -> int | None:
     """Steps that each rank has logged: all that were asked for, or those until it diverged."""
     diverged, asked = manifest.get("diverged"), manifest.get("steps")
     return diverged["made"] if diverged else asked
@@ -378,14 +384,14 @@ class Store:
         for run in runs:
             attempts = self.attempts(run)
             if not attempts and (self.root / run).is_dir():
-                notes.append(f"left out {run}: {why_empty(self.root / run)}")
+                notes.append(f"left out {run}: {explain_no_attempts(self.root / run)}")
             for attempt in reversed(attempts):
                 try:
                     if (manifest := attempt.check(verify))["state"] != "ok":
                         continue
                     found.append(read(attempt, manifest))
-                except Damaged as damage:
-                    notes.append(left_out(attempt, damage.brief))
+                except DamagedFileError as damage:
+                    notes.append(describe_left_out(attempt, damage.brief))
                 else:
                     break
         return found, notes
@@ -423,7 +429,7 @@ class Store:
                 attempt.path.mkdir()
                 break
         write_json(attempt.path / "config.json", measured_config(config))
-        attempt._write({**attempt._identity(), "state": "planned", "created": now()})
+        attempt._write({**attempt._identity(), "state": "planned", "created": utc_now()})
         return attempt
 
     def runs(self) -> list[str]:

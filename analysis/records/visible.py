@@ -8,7 +8,7 @@ from typing import Any, TextIO
 KEPT = "\n\t"
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text, in which control characters, and signs that turn others around, are written as escapes."""
     return text if text.isprintable() else "".join(map(_sign, text))
 
@@ -18,20 +18,20 @@ def _sign(sign: str) -> str:
     return sign if is_shown else repr(sign)[1:-1]
 
 
-class Visible:
-    """A stream on which all is `visible`, whoever writes: an attempt's records may come from anybody."""
+class EscapingStream:
+    """A stream on which all is `escape_controls`, whoever writes: an attempt's records may come from anybody."""
 
     def __init__(self, stream: TextIO) -> None:
         self.terminal = stream
 
     def write(self, text: str) -> int:
-        self.terminal.write(visible(text))
+        self.terminal.write(escape_controls(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.terminal, name)
 
 
-def terminal(stream: TextIO) -> TextIO:
-    """The stream behind a `Visible` one, for colours and progress bars, whose texts are `visible` already."""
+def unwrap_terminal(stream: TextIO) -> TextIO:
+    """The stream behind a `EscapingStream` one, for colours and progress bars, whose texts are `escape_controls` already."""
     return getattr(stream, "terminal", stream)

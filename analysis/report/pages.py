@@ -30,13 +30,13 @@ from markupsafe import Markup, escape
 from analysis import verdicts
 from analysis.claims import DECISIVE, WORDS
 from analysis.records.files import (
-    MOST_LOG_BYTES,
-    check_no_link,
+    MAX_LOG_BYTES,
+    check_not_link,
     copy_file,
     is_plain_file,
     is_plain_folder,
     read_bytes,
-    remove,
+    remove_path,
     write_atomic,
 )
 from analysis.report.content import MARKS, Item, Lead
@@ -68,7 +68,7 @@ class Site:
                 remove.
         """
         self.folder = folder
-        check_no_link(folder)
+        check_not_link(folder)
         for path in (folder / part for part in PARTS):
             if os.path.lexists(path) and not (is_plain_folder(path) and is_plain_file(path / OURS)):
                 raise ValueError(
@@ -111,18 +111,18 @@ class Site:
             if part == DATA and is_plain_folder(path / RUN):
                 staying.add(path / RUN)
             for left in {*path.iterdir()} - staying if part != KEPT else ():
-                remove(left)
+                remove_path(left)
             (path / OURS).touch()
         names = {f"{run}.js" for run in unchanged}
         for left in (self.folder / DATA / RUN).glob("*"):
             if left.name not in names or not is_plain_file(left):
-                remove(left)
+                remove_path(left)
         shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
     def kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
         """What `keep` kept under this name; None where it was made from something else, or is not there."""
         try:
-            found = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MOST_LOG_BYTES))
+            found = json.loads(read_bytes(self.folder / KEPT / f"{name}.json", MAX_LOG_BYTES))
             is_same = isinstance(found, dict) and found.get("made_from") == made_from
             return msgspec.convert(found["content"], kind) if is_same else None
         except (
@@ -160,7 +160,7 @@ class Site:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            remove(path)  # a report has made all that is in its folders
+            remove_path(path)  # a report has made all that is in its folders
         write_atomic(path, text, durable=False)  # it can be made again
         return path
 

@@ -21,14 +21,14 @@ from analysis.records.frames import (
     NO_LOOKS,
     NO_ROWS,
     Frames,
-    became,
     is_missing,
-    places,
-    records,
-    restrict,
-    steps_of,
+    rows_by_key,
+    run_states,
+    select_runs,
+    steps_of_run,
+    to_dicts,
 )
-from analysis.records.steps import with_outcomes
+from analysis.records.steps import add_outcomes
 
 HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
 POINTS = 300  # of a curve over steps
@@ -41,7 +41,7 @@ OWN = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", 
 LEAVES = {
     "method": "method.name", "task": "task.name", "workers": "workers", "seed": "seed", "mode": "timing.mode",
 }  # fmt: skip
-TELLING = (*configs.TELLING, "workers")
+TELLING = (*configs.DEFAULT_LEAVES, "workers")
 DRAWN = ("step", "rank", "phase", "start_ms", "took_ms")  # of a span
 # Of a run's hundred columns those that its page needs.
 TOLD = (
@@ -94,7 +94,7 @@ class RunPage:
         own = {
             each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("id", "parts")
         }
-        label = configs.label_of(self.config, TELLING) if self.config else self.run
+        label = configs.label_config(self.config, TELLING) if self.config else self.run
         return {**own, "label": label, "config": self.leaves, **self.parts}
 
 
@@ -132,7 +132,9 @@ def every_label(runs: Sequence[RunPage]) -> list[str]:
     found = [""] * len(runs)
     for group in groups.values():
         known = [place for place in group if runs[place].config]
-        for place, label in zip(known, configs.labels([runs[place].config for place in known]), strict=True):
+        for place, label in zip(
+            known, configs.label_configs([runs[place].config for place in known]), strict=True
+        ):
             found[place] = label
     return [label or run.run for label, run in zip(found, runs, strict=True)]
 
@@ -142,14 +144,14 @@ def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
     if not len(frames.runs):
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
-        frames = with_outcomes(frames)
+        frames = add_outcomes(frames)
     narrow = frames._replace(runs=frames.runs[[name for name in TOLD if name in frames.runs]], looks=NO_LOOKS)
     keys = [*map(str, frames.runs["key"])]
     for first in range(0, len(keys), TOGETHER):
-        few = restrict(narrow, keys[first : first + TOGETHER])
+        few = select_runs(narrow, keys[first : first + TOGETHER])
         spans = timeline.aligned(few.spans).round({"start_ms": 4, "took_ms": 4})
-        of_epochs, of_spans = places(few.epochs), places(few.spans)
-        for row, state in zip(records(few.runs), became(few.runs), strict=True):
+        of_epochs, of_spans = rows_by_key(few.epochs), rows_by_key(few.spans)
+        for row, state in zip(to_dicts(few.runs), run_states(few.runs), strict=True):
             of_run = few._replace(
                 epochs=few.epochs.take(of_epochs.get(row["key"], NO_ROWS)),
                 spans=few.spans.take(of_spans.get(row["key"], NO_ROWS)),
@@ -162,7 +164,7 @@ def _of_frames(
 ) -> RunPage:
     """A run, of whose epochs and spans these frames are; `spans` are `timeline.aligned`."""
     key = str(row["key"])
-    own = steps_of(frames, key)
+    own = steps_of_run(frames, key)
     return RunPage(
         id=page_id(row["run_id"], key),
         run=row["run_id"],
@@ -196,7 +198,7 @@ def _steps(of_run: pd.DataFrame) -> dict[str, list[Any]]:
     """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
     if not len(of_run):
         return {}
-    slowest = steps.slowest_rank(of_run)
+    slowest = steps.slowest_rank_seconds(of_run)
     chosen = slowest.iloc[_evenly(len(slowest), POINTS)]
     step, loss = of_run["step"].to_numpy(), of_run["loss"].to_numpy()
     of_step = dict(
@@ -208,7 +210,7 @@ def _steps(of_run: pd.DataFrame) -> dict[str, list[Any]]:
 
 def _phases(frames: Frames, key: str) -> dict[str, float]:
     """Mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
-    means = 1e3 * steps.phase_seconds(frames, key).drop(columns="step").mean()
+    means = 1e3 * steps.warm_phase_seconds(frames, key).drop(columns="step").mean()
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 
@@ -270,4 +272,6 @@ def _point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict[str, Any
 
 def looks() -> dict[str, list[str]]:
     """Name and colour of each phase, and the colour of text on it."""
-    return {name: [phase.label, phase.colour, ink(phase.colour)] for name, phase in phases.DRAWN.items()}
+    return {
+        name: [phase.label, phase.colour, ink(phase.colour)] for name, phase in phases.PHASE_BY_NAME.items()
+    }

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.frames import Frames
-from analysis.records.steps import BLOCKS, LAUNCHES, in_blocks, warm
+from analysis.records.steps import BLOCKS, LAUNCHES, are_blocks_units, warm_steps
 from analysis.stats import ANY, Value, over_units
 
 CAUSES = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
@@ -31,7 +31,7 @@ def lateness(frames: Frames, key: str) -> pd.DataFrame | None:
 
     None where phases were not timed one by one.
     """
-    steps = warm(frames, key).steps.set_index(["step", "rank"]).sort_index()
+    steps = warm_steps(frames, key).steps.set_index(["step", "rank"]).sort_index()
     parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in CAUSES.items()}
     needed = ["wait_s", "transfer_s", "forward_s", "backward_s"]  # dense selects nothing
     if steps[needed].isna().to_numpy().any():
@@ -60,7 +60,7 @@ def explained(frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str]
     part, whole = units[cause], units[list(of)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
-    of_units = BLOCKS if in_blocks(frames, keys) else LAUNCHES
+    of_units = BLOCKS if are_blocks_units(frames, keys) else LAUNCHES
     return over_units(100 * (share + deviations.to_numpy()), ANY, of_units, 100 * share)
 
 
@@ -77,7 +77,7 @@ def waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
 
 def _units(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Means over blocks or launches, a row each."""
-    by_block, means = in_blocks(frames, keys), []
+    by_block, means = are_blocks_units(frames, keys), []
     for key, table in zip(keys, tables, strict=True):
         block = frames.steps[frames.steps["key"] == key].groupby("step")["block"].first()
         unit = block.loc[table.index].to_numpy() if by_block else np.zeros(len(table))

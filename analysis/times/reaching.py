@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from analysis.records.frames import Frames, diverged, reads
+from analysis.records.frames import Frames, find_diverged_keys, note_read_keys
 from analysis.stats import POSITIVE, Value, over_units
 
 
@@ -41,9 +41,9 @@ def steps_to(
     """
     if not keys:
         return {}
-    reads(keys)
+    note_read_keys(keys)
     seeds = frames.runs.set_index("key")["seed"]
-    epochs, never = frames.epochs.dropna(subset=[column]).sort_values("epoch"), diverged(frames)
+    epochs, never = frames.epochs.dropna(subset=[column]).sort_values("epoch"), find_diverged_keys(frames)
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
     return {
         seeds[key]: reached(own[by], own[column], level, falls)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from analysis.records.frames import Frames, of_run
-from analysis.records.steps import warm
+from analysis.records.frames import Frames, value_of_run
+from analysis.records.steps import warm_steps
 
 
 class Taken(NamedTuple):
@@ -32,12 +32,12 @@ def taken(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, Ta
     """
     found = dict[int, Taken]()
     for key in keys:
-        steps = warm(frames, key).steps
+        steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
         local, exchanging = (
             float(steps[which].groupby("block")["step_s"].mean().median())
             for which in (~is_exchange, is_exchange)
         )
-        seed = int(of_run(frames, key, "seed"))
+        seed = int(value_of_run(frames, key, "seed"))
         found[seed] = Taken(0.0 if is_exchange.all() else local, exchanging, a_round)
     return found

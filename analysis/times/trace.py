@@ -97,7 +97,7 @@ def _events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
     ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))
     for row in ends.to_dict("records"):
         variant, is_step = str(row["key"]).partition("/")[2], lane == STEPS
-        name = f"step {row['step']}" if is_step else phases.find(row["phase"]).label
+        name = f"step {row['step']}" if is_step else phases.find_phase(row["phase"]).label
         facts = {fact: row[fact] for fact in FACTS if is_step and math.isfinite(row[fact])}
         yield {
             "name": f"{variant} {name}".strip() if is_step else name,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from analysis import plots
 from analysis.pictures import style
 from analysis.pictures.captions import listed
-from analysis.records.files import Damaged, write_atomic
-from analysis.records.log import read_lines
+from analysis.records.files import DamagedFileError, write_atomic
+from analysis.records.log import read_objects
 from experiments.bench._runner import SCHEMA, Record, newest_stores
 from experiments.config.folders import Folders
 
@@ -33,15 +33,15 @@ class Page(NamedTuple):
         for store in newest_stores(self.bench, folders):
             try:
                 drawn.append(self.draw_one(store, folders.figures, say))
-            except Damaged as damage:
+            except DamagedFileError as damage:
                 say(f"left out: {damage}")
         return drawn
 
     def draw_one(self, store: Path, folder: Path, say: Say = print) -> Path:
-        """One device's picture (returned, PNG and PDF) and page; Damaged where it has no such records."""
+        """One device's picture (returned, PNG and PDF) and page; DamagedFileError where it has no such records."""
         rows, starts = self.read(store, say)
         if not rows:
-            raise Damaged(store, "has no row of a case")
+            raise DamagedFileError(store, "has no row of a case")
         folder.mkdir(parents=True, exist_ok=True)
         picture = style.save(self.draw(rows), folder, store.stem)
         write_atomic(folder / f"{store.stem}.md", self.write(rows, starts, store.stem))
@@ -52,9 +52,9 @@ def of_schema(path: Path, fits: Callable[[Record], bool], say: Say) -> tuple[lis
     """The rows and the invocations that are as they were written; says how many lines are not.
 
     Raises:
-        Damaged: it is no file of records.
+        DamagedFileError: it is no file of records.
     """
-    lines, broken = read_lines(path)
+    lines, broken = read_objects(path)
     ours = [record for record in lines if record.get("schema") == SCHEMA]
     records = [record for record in ours if fits(record)]
     if damaged := broken + len(ours) - len(records):

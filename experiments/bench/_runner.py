@@ -25,8 +25,8 @@ from typing import Any
 
 import jinja2
 
-from analysis.records.files import Damaged, write_atomic
-from analysis.records.log import read_lines
+from analysis.records.files import DamagedFileError, write_atomic
+from analysis.records.log import read_objects
 from experiments.config import code_version
 from experiments.config.folders import Folders
 
@@ -225,7 +225,7 @@ def newest(store: Path) -> dict[str, list[Record]]:
     are passed over.
     """
     found: dict[str, list[Record]] = {}
-    for row in read_lines(store)[0] if store.exists() else ():
+    for row in read_objects(store)[0] if store.exists() else ():
         is_named = isinstance(row.get("key"), str) and isinstance(row.get("at"), str)
         if row.get("schema") == SCHEMA and row.get("kind") == "row" and is_named:
             same = found.get(row["key"], [])
@@ -237,7 +237,7 @@ def numbered(store: Path, names: Sequence[str]) -> Iterator[Record]:
     """The newest rows of a store that have these numbers, of which the first is not 0; a store that can't be
     read has none.
     """
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedFileError):
         for row in (row for of_case in newest(store).values() for row in of_case):
             numbers = [row.get(name) for name in names]
             if all(isinstance(number, int | float) and number >= 0 for number in numbers) and numbers[0]:
@@ -257,7 +257,7 @@ def shipped(name: str, bench: Bench, folders: Folders) -> list[Path]:
     )
     rows = [row for of_case in newest(store).values() for row in of_case]
     used = {row["at"] for row in rows}
-    lines = read_lines(store)[0]
+    lines = read_objects(store)[0]
     starts = [line for line in lines if line.get("kind") == "invocation" and line["at"] in used]
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, text_of([*starts, *map(bench.public, rows)]))

@@ -22,7 +22,7 @@ from analysis.pictures import marks
 from analysis.pictures.captions import listed
 from analysis.pictures.numbers import number, with_interval
 from analysis.pictures.style import Look
-from analysis.records.schema import Finite, Whole
+from analysis.records.schema import Finite, WholeNumber
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.bench._pages import Page, Say, dated, distinct, of_schema
@@ -44,14 +44,14 @@ class RatioSpread(Struct, frozen=True):
     median: Finite
     low: Finite
     high: Finite
-    n: Whole
+    n: WholeNumber
 
 
 class BenchStart(Struct, frozen=True):
     """A line of the benchmark of selections: one invocation."""
 
     at: datetime
-    flush_bytes: Whole
+    flush_bytes: WholeNumber
 
 
 class BenchRow(Struct, frozen=True):
@@ -64,7 +64,7 @@ class BenchRow(Struct, frozen=True):
     n: Annotated[int, Meta(ge=1, le=2**53)]
     density: Annotated[float, Meta(gt=0, le=1)]
     distribution: str
-    k: Whole
+    k: WholeNumber
     source: str
     row: str
     what: str
@@ -81,7 +81,7 @@ class BenchUnmade(BenchRow, frozen=True, kw_only=True):
 class BenchTimed(BenchRow, frozen=True, kw_only=True):
     """One that was."""
 
-    repeats: Whole
+    repeats: WholeNumber
     median_ms: Annotated[float, Meta(gt=0, lt=1e12)]
     low_ms: Finite
     high_ms: Finite

@@ -20,7 +20,7 @@ from analysis import plots
 from analysis.pictures import marks
 from analysis.pictures.numbers import number
 from analysis.pictures.style import Look
-from analysis.records.schema import Finite, Whole
+from analysis.records.schema import Finite, WholeNumber
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.bench._pages import Page, Say, dated, distinct, of_schema
@@ -46,15 +46,15 @@ class StepSpread(Struct, frozen=True):
     median: Annotated[float, Meta(gt=0, lt=1e12)]
     low: Finite
     high: Finite
-    n: Whole
+    n: WholeNumber
 
 
 class StepStart(Struct, frozen=True):
     """A line of the benchmark of whole steps: one invocation."""
 
     at: datetime
-    launches: Whole
-    layers: Whole
+    launches: WholeNumber
+    layers: WholeNumber
 
 
 class StepRow(Struct, frozen=True):
@@ -65,10 +65,10 @@ class StepRow(Struct, frozen=True):
     torch: str
     part: str
     network: str
-    workers: Whole
+    workers: WholeNumber
     row: str
     density: Finite
-    layers: Whole | None = None  # of linear ones
+    layers: WholeNumber | None = None  # of linear ones
     commit: str | None = None
     dirty: str | None = None
 
@@ -76,9 +76,9 @@ class StepRow(Struct, frozen=True):
 class StepTimed(StepRow, frozen=True, kw_only=True):
     """A way of training, timed."""
 
-    batch: Whole
+    batch: WholeNumber
     shape: list[int]
-    turns: Whole
+    turns: WholeNumber
     cpu_ms: StepSpread
     wall_ms: StepSpread
     cpu_over_ddp: StepSpread
@@ -88,17 +88,17 @@ class StepTimed(StepRow, frozen=True, kw_only=True):
 class StepCounted(StepRow, frozen=True, kw_only=True):
     """A way of training, counted."""
 
-    collectives: Whole
-    ddp_buckets: Whole
-    operations: Whole | None = None
-    around_search: Whole | None = None
+    collectives: WholeNumber
+    ddp_buckets: WholeNumber
+    operations: WholeNumber | None = None
+    around_search: WholeNumber | None = None
 
 
 class StepAround(StepRow, frozen=True, kw_only=True):
     """A step without a network, timed."""
 
     n: Annotated[int, Meta(ge=1, le=2**53)]
-    turns: Whole
+    turns: WholeNumber
     cpu_ms: StepSpread
     wall_ms: StepSpread
     cpu_over_add: StepSpread

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from analysis.records.store import now
+from analysis.records.store import utc_now
 from experiments.bench import Device
 from experiments.bench._runner import Record
 from experiments.config import code_version
@@ -47,7 +47,7 @@ def facts(device: torch.device, threads: int | None = None) -> Record:
     cuda, threads = device.type == "cuda", threads or torch.get_num_threads()
     told = provenance("", "", device)
     return {
-        "at": now(),
+        "at": utc_now(),
         "device": device.type,
         "name": torch.cuda.get_device_name(device) if cuda else f"{cpu_model()}, {threads} threads",
         "cpu": cpu_model(),

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from analysis.pictures.numbers import with_interval
 from analysis.records.files import write_atomic
-from analysis.records.store import now
+from analysis.records.store import utc_now
 from analysis.stats import Value
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart, GpuPromise
 from experiments.bench._runner import Bench, Record, Stopped, newest, rendered
@@ -101,7 +101,7 @@ class GpuCall:
     def bench(self) -> Bench:
         """The parts as cases of a benchmark."""
         return Bench(
-            about={"at": now(), "device": "cpu" if self.rehearsal else "cuda", "name": self.name}
+            about={"at": utc_now(), "device": "cpu" if self.rehearsal else "cuda", "name": self.name}
             | code_version.origin(),
             cases=[{"part": name} for name in self.parts if not self.named or name in self.named],
             measure=self.measure,

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from analysis.records.files import read_json, write_atomic, write_json
-from analysis.records.store import now
+from analysis.records.files import read_json_or_none, write_atomic, write_json
+from analysis.records.store import utc_now
 from experiments.bench._runner import Bench, Record, heading, measured_before
 from experiments.bench._timing import facts, synchronise
 from experiments.config import compose
@@ -182,7 +182,7 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
             said = [lines[-1] for lines in logs if lines] or ["without a word"]
             raise ValueError(f"a worker failed: {said[0]}")
-        found = read_json(folder / "found.json")
+        found = read_json_or_none(folder / "found.json")
         assert found is not None, "a worker that ended well has written it"
         return list(found["cases"])
 
@@ -190,7 +190,7 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
 def main(orders_file: Path, folder: Path) -> int:
     """A worker that was started here."""
     worker_process.exit_when_stdin_closes()
-    place, orders = environment.worker_place(), read_json(orders_file)
+    place, orders = environment.worker_place(), read_json_or_none(orders_file)
     assert orders is not None, orders_file
     config = Config.of(orders["config"])
     device = prepare_device(config, place)
@@ -330,7 +330,7 @@ def written(name: str, found: LinkFit, where: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = f"""\
 # @package cluster.link
-# Measured {now()[:10]} by `make bench BENCH=link`: {where}.
+# Measured {utc_now()[:10]} by `make bench BENCH=link`: {where}.
 # 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to {beta.high:.3g} s.
 alpha_s: {alpha.value:.4e}
 beta_s_per_byte: {beta.value:.4e}

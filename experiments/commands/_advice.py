@@ -20,8 +20,8 @@ from analysis.published import dependent
 from analysis.published.rederived import JOB, communication_ms
 from analysis.published.unvalidated import step_ms
 from analysis.records import loading, phases
-from analysis.records.frames import Frames, restrict
-from analysis.records.steps import breakdown, warm
+from analysis.records.frames import Frames, select_runs
+from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Value
 from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
@@ -195,8 +195,8 @@ def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Networ
 
 
 SHAPES = ("width", "layers", "heads")  # settings of a task that change its network
-SELECTING = phases.of_group(phases.SELECTION)  # searching, packing, merging
-COMMUNICATING = phases.of_group(phases.COMMUNICATION)
+SELECTING = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.names_in_group(phases.COMMUNICATION)
 PUBLISHED = ("vgg16_cifar10", 128)  # task and batch of Yoon and Oh's logs
 # Methods that search as another one does, whose time stands for theirs.
 SEARCH_AS = {"gtopk": "topk", "sparcml": "topk", "scalecom": "topk"}
@@ -238,7 +238,7 @@ class Known:
             & ~_is_simulated(runs)
             & runs["key"].isin(frames.steps["key"])
         )
-        return restrict(frames, runs.loc[whole, "key"])
+        return select_runs(frames, runs.loc[whole, "key"])
 
     def _of_network(self, runs: pd.DataFrame) -> pd.Series[bool]:
         """Which runs are of the task's very network, whatever their batch."""
@@ -252,7 +252,7 @@ class Known:
     @cached_property
     def like(self) -> Frames:
         """Those of `records` on such a machine."""
-        return restrict(self.records, self.records.runs.loc[self._on_machine(self.records.runs), "key"])
+        return select_runs(self.records, self.records.runs.loc[self._on_machine(self.records.runs), "key"])
 
     def _on_machine(self, runs: pd.DataFrame) -> pd.Series[bool]:
         """Which runs are on the accelerator that the cluster names; without one those on a CPU."""
@@ -321,7 +321,7 @@ class Known:
         ]
         runs = runs[~_is_simulated(runs) & runs["workers"].eq(self.config["workers"])]
         runs = runs[runs["key"].isin(frames.steps["key"])]
-        each = [warm(frames, key).steps for key in runs["key"]]
+        each = [warm_steps(frames, key).steps for key in runs["key"]]
         alone = [steps.loc[steps["wire_bytes"].eq(0), "step_s"] for steps in each]
         return [float(seconds.mean()) for seconds in alone if len(seconds)]
 
@@ -360,7 +360,7 @@ class Known:
 
     def _seconds(self, key: str, counted: Collection[str], without: bool = False) -> float:
         """Mean seconds of a run's step in these phases, or in all others, `unaccounted` among them."""
-        took = breakdown(self.like, [key]).drop("step")
+        took = mean_phase_seconds(self.like, [key]).drop("step")
         return float(took[took.index.isin(counted) != without].sum())
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.records import parquet
-from analysis.records.configs import run_key, variant_configs
-from analysis.records.files import Damaged
-from analysis.records.frames import is_missing, records
+from analysis.records.configs import configs_by_variant, run_key
+from analysis.records.files import DamagedFileError
+from analysis.records.frames import is_missing, to_dicts
 from analysis.records.store import Attempt
 from experiments.commands._find import the_name
 from experiments.config import compose
@@ -41,11 +41,11 @@ def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], s
     none), and its key.
     """
     own = folders.store.runs()
-    shipped = records(parquet.read_parquet(folders.shipped).runs)
+    shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
     name = the_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
     if name in own and (attempts := folders.store.attempts(name)):
         config = _newest_config(attempts)
-        return variant_configs(config) or {"": config}, run_key(config)
+        return configs_by_variant(config) or {"": config}, run_key(config)
     rows = [row for row in shipped if row["run_id"] == name]
     variants = ["" if is_missing(row["variant"]) else row["variant"] for row in rows]
     configs = (json.loads(row["config_json"]) for row in rows)
@@ -56,9 +56,9 @@ def _newest_config(attempts: Sequence[Attempt]) -> dict[str, Any]:
     """Return the configuration of these attempts, which is that of all, from the newest that has it whole.
 
     Raises:
-        Damaged: none has.
+        DamagedFileError: none has.
     """
     for attempt in reversed(attempts[1:]):
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(DamagedFileError):
             return attempt.config
     return attempts[0].config

@@ -15,9 +15,9 @@ from analysis import tables, verdicts
 from analysis.evidence import SCALE_NAMES, reduced
 from analysis.pictures import captions, style, summary
 from analysis.records import parquet
-from analysis.records.files import Damaged, read_as, read_json, write_atomic, write_json
+from analysis.records.files import DamagedFileError, read_json_or_none, read_struct, write_atomic, write_json
 from analysis.records.frame_cache import load_newest_cached
-from analysis.records.frames import Frames, empty, restrict
+from analysis.records.frames import Frames, empty_frames, select_runs
 from analysis.records.process_pool import open_process_pool
 from analysis.records.schema import RunIndex
 from analysis.tables import Table
@@ -65,7 +65,7 @@ def draw_local(figure: Figure, profile: str, runs: Sequence[str], folders: Folde
         say(note)
     folders.index.mkdir(parents=True, exist_ok=True)
     index, noted = folders.index / f"{figure.stem(profile)}.json", {"runs": list(runs)}
-    if read_json(index) != noted:
+    if read_json_or_none(index) != noted:
         write_json(index, noted)
     again = not is_up_to_date(figure, profile, folders)
     drawn = draw(figure, profile, frames, folders.figures, OWN, notes, again)
@@ -166,7 +166,7 @@ def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[D
     """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
     ones; and those of published tables. False where one of them can't be written, which is said.
     """
-    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
+    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     names = [(figure, profile) for figure in every_figure for profile in figure.profiles]
     every, all_written = list[Drawn](), True
     found = (_or_error(partial(stored, *name, folders, shipped)) for name in names)
@@ -267,7 +267,7 @@ def _or_error(do: Callable[[], T]) -> T | OSError:
 
 def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
-    own = or_nothing(lambda: read_as(folders.index / f"{figure.stem(profile)}.json", RunIndex))
+    own = or_nothing(lambda: read_struct(folders.index / f"{figure.stem(profile)}.json", RunIndex))
     if own:
         frames, notes = load_newest_cached(folders.store, own.runs, folders.records)
         for note in notes:
@@ -285,9 +285,9 @@ def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> S
 def stored_shipped(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure that the repository carries; None where they do not suffice."""
     if profile == PUBLISHED:
-        return Stored(empty(), TABLES)
+        return Stored(empty_frames(), TABLES)
     path = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
-    index = or_nothing(lambda: read_as(path, RunIndex))
+    index = or_nothing(lambda: read_struct(path, RunIndex))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
     return Stored(runs_of(shipped, index.runs), SHIPPED)
@@ -297,10 +297,10 @@ def or_nothing(read: Callable[[], T]) -> T | None:
     """The thing that was read, or None where it is damaged, which is said."""
     try:
         return read()
-    except Damaged as damage:
+    except DamagedFileError as damage:
         say(f"left out: {damage}")
         return None
 
 
 def runs_of(frames: Frames, run_ids: Collection[str]) -> Frames:
-    return restrict(frames, frames.runs["key"][frames.runs["run_id"].isin(run_ids)])
+    return select_runs(frames, frames.runs["key"][frames.runs["run_id"].isin(run_ids)])

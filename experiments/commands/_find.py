@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.records.configs import labels
-from analysis.records.files import MOST_LOG_BYTES, Damaged, read_bytes
+from analysis.records.configs import label_configs
+from analysis.records.files import MAX_LOG_BYTES, DamagedFileError, read_bytes
 from analysis.records.schema import Sweep
-from analysis.records.store import DAMAGED, Attempt, why_empty
+from analysis.records.store import DAMAGED, Attempt, explain_no_attempts
 from experiments.commands._make import say
 from experiments.config import choices
 from experiments.config.folders import Folders
@@ -46,7 +46,7 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
     name = the_name(words[0], names)
     attempts = folders.store.attempts(name)
     if not attempts:
-        raise ValueError(f"{name} can't be shown: {why_empty(folders.store.root / name)}")
+        raise ValueError(f"{name} can't be shown: {explain_no_attempts(folders.store.root / name)}")
     return attempts[-1]
 
 
@@ -73,7 +73,7 @@ def shipped_run(word: str, folders: Folders) -> str | None:
         return None
     from analysis.records.parquet import read_parquet  # pandas comes with it
 
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedFileError):
         names = {str(name) for name in read_parquet(folders.shipped, ["runs"]).runs["run_id"]}
         matching = [name for name in names if part in name]
         return matching[0] if len(matching) == 1 else None
@@ -131,9 +131,9 @@ def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
     for attempt in attempts:
         try:
             configs[attempt] = attempt.config
-        except Damaged as damage:
+        except DamagedFileError as damage:
             troubles[attempt] = damage.brief
-    found = dict(zip(configs, labels([*configs.values()]), strict=True)) | troubles
+    found = dict(zip(configs, label_configs([*configs.values()]), strict=True)) | troubles
     return [found[attempt] for attempt in attempts]
 
 
@@ -217,11 +217,11 @@ def last_lines(log: Path) -> list[str]:
     """The end of a log, or why there is none to show; a link is not followed."""
     try:
         return (
-            read_bytes(log, MOST_LOG_BYTES, follows_link=False)
+            read_bytes(log, MAX_LOG_BYTES, follows_link=False)
             .decode(errors="replace")
             .splitlines()[-LOG_LINES:]
         )
-    except Damaged as damage:
+    except DamagedFileError as damage:
         return [damage.brief]
     except FileNotFoundError:
         return [f"{log.name} is not there any more"]

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.records import loading
-from analysis.records.columns import IMPLIED, TITLES
-from analysis.records.configs import SHOWN, flatten, plain, short, varying
-from analysis.records.files import Damaged
-from analysis.records.frames import became, is_missing
+from analysis.records.columns import IMPLIED_SETTINGS, TITLES
+from analysis.records.configs import ALWAYS_SHOWN, distinguishing_leaves, flatten, format_setting, short_name
+from analysis.records.files import DamagedFileError
+from analysis.records.frames import is_missing, run_states
 from analysis.records.schema import DONE
-from analysis.records.store import Attempt, why_empty
+from analysis.records.store import Attempt, explain_no_attempts
 from analysis.tables import Table
 from experiments.commands._find import states_of, without_variant
 from experiments.commands._make import say
@@ -34,8 +34,8 @@ def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
     last = folders.store.last_numbers()
     for run in sorted({*folders.store.runs()} - {*last}):
-        say(f"left out {run}: {why_empty(folders.store.root / run)}")
-    parts = loading.runs(folders.results, folders.shipped, say)
+        say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
+    parts = loading.load_runs(folders.results, folders.shipped, say)
     own = parts[loading.OWN]
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
     # A run that was measured before an attempt that failed is shown as what it is now.
@@ -45,9 +45,10 @@ def every_run(folders: Folders) -> pd.DataFrame:
     rows = pd.DataFrame([_unfinished(attempt, status.word) for attempt, status in became_of.items()])
     shipped = parts[loading.SHIPPED]
     found = pd.concat(
-        [kept.assign(state=became(kept)), rows, shipped.assign(state=became(shipped))], ignore_index=True
+        [kept.assign(state=run_states(kept)), rows, shipped.assign(state=run_states(shipped))],
+        ignore_index=True,
     )
-    return loading.with_names(found, folders.results, folders.shipped)
+    return loading.add_items_and_sweeps(found, folders.results, folders.shipped)
 
 
 def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
     row: dict[str, Any] = {**names, "source": loading.OWN}
     try:
         manifest, config = attempt.manifest, attempt.config
-    except Damaged:
+    except DamagedFileError:
         return {**row, "state": state}
     times = {name: manifest.get(name) for name in ("started", "ended")}
     return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
@@ -98,7 +99,7 @@ def _matching(runs: pd.DataFrame, word: str) -> Any:
             "configuration (method=topk, seed=0), a column of docs/records.md, state=, source=, sweep=, "
             "an item, or part of a run's name"
         )
-    values = runs[column].map(lambda value: IMPLIED.get(column) if is_missing(value) else value)
+    values = runs[column].map(lambda value: IMPLIED_SETTINGS.get(column) if is_missing(value) else value)
     return values.map(lambda value: any(_is(value, one) for one in wanted))
 
 
@@ -111,7 +112,7 @@ def _is(value: Any, text: str) -> bool:
     try:
         return float(value) == float(text)
     except (TypeError, ValueError):
-        return plain(value).lower() == text.replace(" ", "").lower()
+        return format_setting(value).lower() == text.replace(" ", "").lower()
 
 
 def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
@@ -171,19 +172,21 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _settings(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """A column for each leaf that varies; where they are many, those behind the density share one."""
-    leaves = dict.fromkeys(["method.name", *varying([config for config in configs if config])])
+    leaves = dict.fromkeys(["method.name", *distinguishing_leaves([config for config in configs if config])])
     values = {leaf: [_leaf(config, leaf) for config in configs] for leaf in leaves}
-    alone = [leaf for leaf in leaves if len(leaves) <= MOST_LEAVES or leaf in SHOWN]
-    columns = {short(leaf): values.pop(leaf) for leaf in alone}
+    alone = [leaf for leaf in leaves if len(leaves) <= MOST_LEAVES or leaf in ALWAYS_SHOWN]
+    columns = {short_name(leaf): values.pop(leaf) for leaf in alone}
     if values:
-        told = [[f"{short(leaf)}={value}" * (value is not None) for value in values[leaf]] for leaf in values]
+        told = [
+            [f"{short_name(leaf)}={value}" * (value is not None) for value in values[leaf]] for leaf in values
+        ]
         columns[OTHER_SETTINGS] = [" ".join(filter(None, words)) for words in zip(*told, strict=True)]
     return columns
 
 
 def _leaf(config: Mapping[str, Any], leaf: str) -> str | None:
-    value = flatten(config).get(leaf, IMPLIED.get(leaf) if config else None)
-    return None if is_missing(value) else plain(value)
+    value = flatten(config).get(leaf, IMPLIED_SETTINGS.get(leaf) if config else None)
+    return None if is_missing(value) else format_setting(value)
 
 
 def _age(row: Mapping[str, Any]) -> str | None:

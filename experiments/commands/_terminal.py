@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from analysis.claims import IN_BAND, OUT_OF_BAND, UNDECIDED
-from analysis.records.visible import terminal
+from analysis.records.visible import unwrap_terminal
 from analysis.tables import Table
 
 COLOURS: dict[str, str] = (
@@ -32,7 +32,7 @@ def show(table: Table, clipped: str = "") -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
-    console = Console(file=terminal(sys.stdout))
+    console = Console(file=unwrap_terminal(sys.stdout))
     if table.title:
         console.print(Text(table.title, "bold"))
     header, rows, sides = table.header(), table.texts(), table.are_numbers()

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from analysis import verdicts
 from analysis.claims import UNDECIDED, Verdict
 from analysis.records import parquet
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands._draw import or_nothing, stored
@@ -39,7 +39,7 @@ def claims() -> int:
     import pandas as pd
 
     folders = Folders()
-    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty()
+    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     items = told_now_and_then(figures.shipped_items(), "figures")
     judged = {item: judged_of(figures.load(item), folders, shipped) for item in items}
     lines = list(lines_of(papers.statements().values(), judged))
@@ -53,7 +53,7 @@ def judged_of(figure: Figure, folders: Folders, shipped: Frames) -> list[Verdict
     for profile in BEST_FIRST:
         if profile in figure.profiles and (found := stored(figure, profile, folders, shipped)):
             return figure.judge(found.frames)
-    return figure.judge(empty())
+    return figure.judge(empty_frames())
 
 
 def lines_of(

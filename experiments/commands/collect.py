@@ -16,12 +16,12 @@ from analysis.evidence import REDUCED, RULES
 from analysis.pictures import captions
 from analysis.records import collection, parquet
 from analysis.records.configs import run_id
-from analysis.records.files import read_as, remove_parts, write_atomic, write_json
+from analysis.records.files import read_struct, remove_unfinished, write_atomic, write_json
 from analysis.records.frame_cache import load_newest_cached
-from analysis.records.frames import Frames, combine, empty, largest_tensors, restrict
-from analysis.records.public import public
+from analysis.records.frames import Frames, empty_frames, largest_tensor_by_run, merge_frames, select_runs
+from analysis.records.public import strip_private_facts
 from analysis.records.schema import ALL, RunIndex
-from analysis.records.steps import with_outcomes
+from analysis.records.steps import add_outcomes
 from analysis.report.content import MARKS
 from experiments import figures
 from experiments.commands._draw import draw_each, load_figures, runs_of, stored_shipped
@@ -60,7 +60,7 @@ def collect(*, ship: bool = False) -> int:
 
 def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
-    if left := remove_parts(folders.results):
+    if left := remove_unfinished(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
     told = partial(told_now_and_then, what="parts of the runs")
     counts, notes = collection.collect(folders.store, folders.records, usable_cores(), told)
@@ -86,7 +86,7 @@ def shipping(folders: Folders) -> Iterator[str]:
     for name, runs in complete.items():
         if set(runs) <= {*frames.runs["run_id"], *old}:
             write_json(indexes / f"{name}.json", {"runs": runs})
-    merged = public(with_outcomes(combine(before, thinned(as_known(before, frames)))))
+    merged = strip_private_facts(add_outcomes(merge_frames(before, thinned(as_known(before, frames)))))
     needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
     parquet.write_parquet(runs_of(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
@@ -162,9 +162,9 @@ def index_of(path: Path) -> list[str]:
     """The runs of a figure that was shipped.
 
     Raises:
-        Damaged: the file does not say.
+        DamagedFileError: the file does not say.
     """
-    index = read_as(path, RunIndex)
+    index = read_struct(path, RunIndex)
     return index.runs if index else []
 
 
@@ -178,7 +178,7 @@ def thinned(frames: Frames) -> Frames:
     if not len(runs):
         return frames
     is_curve = runs["train.validate"].eq("epoch") & runs["timing.mode"].ne("as_published")
-    timed = restrict(frames, runs["key"][~is_curve])
+    timed = select_runs(frames, runs["key"][~is_curve])
     return frames._replace(steps=timed.steps, spans=timed.spans, looks=drawn(frames.looks))
 
 
@@ -186,7 +186,7 @@ def drawn(looks: pd.DataFrame) -> pd.DataFrame:
     """Looks of each run at the whole model and at its largest tensor; of the others the last histograms."""
     if not len(looks):
         return looks
-    largest = looks["key"].map(largest_tensors(looks))
+    largest = looks["key"].map(largest_tensor_by_run(looks))
     tensor = looks["of"].str.split("/").str[0]  # regions of it are "tensor/elements"
     last = looks["step"].eq(looks.groupby("key")["step"].transform("max"))
     kept = tensor.eq(ALL) | tensor.eq(largest) | looks["what"].eq("size")
@@ -202,7 +202,7 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
         figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
         rows += [(figure.name, verdict) for verdict in figure.judge(runs_of(shipped, index_of(path)))]
     for figure in published_figures():
-        rows += [(figure.name, verdict) for verdict in figure.judge(empty())]
+        rows += [(figure.name, verdict) for verdict in figure.judge(empty_frames())]
     return rows
 
 

@@ -9,9 +9,9 @@ import pandas as pd
 from analysis import tables
 from analysis.comparison import Comparison
 from analysis.pictures import captions, style
-from analysis.records.configs import run_key, varying
+from analysis.records.configs import distinguishing_leaves, run_key
 from analysis.records.files import write_atomic
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
 from experiments.commands._listing import configs_of, every_run, filtered
@@ -48,7 +48,7 @@ def compare(words: Filters, *, save: str | None = None) -> int:
         raise ValueError("no whole run is meant by these words; `list` shows what there is")
     by = axes["by"] or "method.name"
     compared = Comparison(axes["x"] or _only_axis(runs, by), axes["y"] or _quality(runs), by, axes["ref"])
-    frames = empty()._replace(runs=runs)
+    frames = empty_frames()._replace(runs=runs)
     table = compared.table(frames)
     path = None if save is None else _saved(save, compared, runs)
     show(table)
@@ -79,7 +79,7 @@ def _quality(runs: pd.DataFrame) -> str:
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:
     """The one leaf that the runs differ in besides `by` and the seed; none and several are refused."""
-    found = [leaf for leaf in varying(configs_of(runs)) if leaf not in (by, "seed")]
+    found = [leaf for leaf in distinguishing_leaves(configs_of(runs)) if leaf not in (by, "seed")]
     if len(found) == 1:
         return found[0]
     differing = ", ".join(found) if found else f"nothing but {by} and the seed"

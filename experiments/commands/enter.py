@@ -14,7 +14,7 @@ from analysis.benchmark.files import Entered, read
 from analysis.benchmark.statement import EntryStatement
 from analysis.pictures.numbers import brief, counted, with_interval
 from analysis.records.configs import run_id, run_key
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames, empty_frames
 from experiments.commands._durations import Machine, Took
 from experiments.commands._listing import every_run
 from experiments.commands._make import say, told
@@ -42,7 +42,7 @@ from experiments.figures.benchmark.held import held as held_runs
 from experiments.figures.benchmark.laws import FOLDER, Law, check_laws, files_of
 from experiments.figures.benchmark.rules import AT, rules
 from experiments.launch.backends import execute_runs
-from experiments.launch.local import usable_cores, emulation_request
+from experiments.launch.local import emulation_request, usable_cores
 from experiments.worker.cores import cpu_model
 from slurm.emulated import network
 
@@ -87,7 +87,7 @@ def enter(
         raise ValueError("--draw is for --check FILE")
     tier, entered = _asked(words)
     laws = laws and not plan  # which does nothing, whatever else is asked
-    held = empty() if laws else held_runs(folders, tier)
+    held = empty_frames() if laws else held_runs(folders, tier)
     own = {each.name: Entering(each, tier, folders, held) for each in entered}
     if laws:
         for each in own.values():
@@ -261,7 +261,7 @@ class Stages:
 
     folders: Folders
     since: str | None = None
-    held: Frames = field(default_factory=empty)
+    held: Frames = field(default_factory=empty_frames)
 
     def carry_out(self, what: str, configs: Sequence[Config], in_real_time: bool = False) -> None:
         """Make what is missing of a stage."""

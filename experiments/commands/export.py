@@ -11,12 +11,12 @@ import pandas as pd
 from msgspec import structs
 
 from analysis.records import parquet, phases
-from analysis.records.configs import flatten, labels
-from analysis.records.files import Damaged
-from analysis.records.frames import Frames, records, restrict
+from analysis.records.configs import flatten, label_configs
+from analysis.records.files import DamagedFileError
+from analysis.records.frames import Frames, select_runs, to_dicts
 from analysis.records.loading import OWN
-from analysis.records.log import read_lines_as
-from analysis.records.schema import EpochLine, LogLine, StepLine, fields_of
+from analysis.records.log import read_lines
+from analysis.records.schema import EpochLine, LogLine, StepLine, fields_by_name
 from analysis.records.store import Attempt
 from experiments.commands._listing import KEY_DIGITS, configs_of, every_run, filtered
 from experiments.commands._make import follow_runs, say, told_now_and_then
@@ -81,10 +81,10 @@ class Board:
         """Add what is new of the runs that these words mean; returns how many there are by now."""
         runs = filtered(every_run(self.folders), words)
         known = runs[runs["config_json"].notna()]
-        names = dict(zip(known["key"], labels(configs_of(known)), strict=True))
+        names = dict(zip(known["key"], label_configs(configs_of(known)), strict=True))
         own, shipped = (known[known["source"].eq(OWN) == is_own] for is_own in (True, False))
         for name in told_now_and_then([*dict.fromkeys(own["run_id"])], "runs"):
-            of_run = {row["key"].partition("/")[2]: row for row in records(own[own["run_id"] == name])}
+            of_run = {row["key"].partition("/")[2]: row for row in to_dicts(own[own["run_id"] == name])}
             attempts = self.folders.store.attempts(name)
             if not attempts:  # they were removed meanwhile
                 continue
@@ -94,9 +94,9 @@ class Board:
                 self.read[attempt.name] = lines
                 for variant, points in found.items():
                     self._add(of_run[variant], names[of_run[variant]["key"]], points)
-        new = [row for row in records(shipped) if row["key"] not in self.writers]
+        new = [row for row in to_dicts(shipped) if row["key"] not in self.writers]
         if new:
-            frames = restrict(parquet.read_parquet(self.folders.shipped), [row["key"] for row in new])
+            frames = select_runs(parquet.read_parquet(self.folders.shipped), [row["key"] for row in new])
             for row in told_now_and_then(new, "shipped runs"):
                 self._add(row, names[row["key"]], [*_of_frames(frames, row["key"])])
         return len(self.writers)
@@ -109,8 +109,8 @@ class Board:
     def _new(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
         """What rank 0 of an attempt has logged since the last look, by variant; and its lines by now."""
         try:
-            lines, _ = read_lines_as(attempt.rank_path(0), LogLine)
-        except (FileNotFoundError, Damaged):
+            lines, _ = read_lines(attempt.rank_path(0), LogLine)
+        except (FileNotFoundError, DamagedFileError):
             return {}, 0
         found: dict[str, list[CurvePoint]] = {}
         for line in lines[self.read.get(attempt.name, 0) :]:
@@ -151,12 +151,12 @@ def _of_frames(frames: Frames, key: str) -> Iterator[CurvePoint]:
     for kind, frame in (("step", frames.steps), ("epoch", frames.epochs)):
         own = frame[frame["key"] == key]
         own = own[own["rank"] == 0] if kind == "step" else own
-        for row in records(own):
+        for row in to_dicts(own):
             yield CurvePoint(row["step"], row.get("wall_s") or row.get("start_s") or 0.0, _values(kind, row))
 
 
 def _values(kind: str, row: Mapping[str, Any]) -> dict[str, float]:
-    names = {name: f"{kind}/{name}" for name in fields_of(KINDS[kind])}
+    names = {name: f"{kind}/{name}" for name in fields_by_name(KINDS[kind])}
     names |= {f"{phase}_s": f"phase/{phase}" for phase in phases.NAMES} if kind == "step" else {}
     numbers = ((shown, row.get(name)) for name, shown in names.items())
     return {

@@ -14,8 +14,8 @@ import msgspec
 
 from analysis.records import parquet
 from analysis.records.attempts import load_attempts, split_into_batches
-from analysis.records.files import NO_LINK, Damaged, is_plain_file
-from analysis.records.frames import Frames, empty
+from analysis.records.files import NO_LINK, DamagedFileError, is_plain_file
+from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from analysis.records.store import DAMAGED, Attempt
 from analysis.report import pages
@@ -133,10 +133,10 @@ class Shipped:
         """No runs where they are damaged, which is noted."""
         try:
             return parquet.read_parquet(self.folders.shipped)
-        except Damaged as damage:
+        except DamagedFileError as damage:
             self.notes.append(str(damage))
             self.is_whole = False
-            return empty()
+            return empty_frames()
 
     @cached_property
     def made_from(self) -> str:
@@ -351,7 +351,7 @@ def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPag
     manifest = {} if attempt.state == DAMAGED else attempt.manifest
     try:
         config, key = attempt.config, attempt.key
-    except Damaged as damage:
+    except DamagedFileError as damage:
         status, config, key = RunStatus("failed", status.why or damage.brief, DAMAGED), {}, ""
         say(f"{attempt.name} is shown as damaged: {damage.brief}")
     logs = tuple({"name": log.name, "lines": last_lines(log)} for log in log_files(attempt, folders))

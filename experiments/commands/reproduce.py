@@ -6,7 +6,7 @@ from time import monotonic
 
 from analysis.occasions import APART_MIN, ENOUGH_OCCASIONS, occasions_of
 from analysis.records.configs import run_id
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
 from experiments.commands._make import is_forced, say, told
@@ -65,7 +65,7 @@ def reproduce_figure(
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
     item = figure.name
     if not figure.has_runs:
-        return draw(figure, figures.PUBLISHED, empty(), folders.figures, TABLES)
+        return draw(figure, figures.PUBLISHED, empty_frames(), folders.figures, TABLES)
     profile = profile_of(overrides)
     optional = more_configs_of(figure, profile, overrides)
     wanted = configs_of(figure, profile, overrides) + (optional if more else [])

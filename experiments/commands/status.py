@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from analysis.records.schema import Sweep, Time
+from analysis.records.schema import Sweep, Timestamp
 from analysis.records.store import DAMAGED, Attempt
 from experiments.commands._find import (
     attempts_of,
@@ -116,5 +116,5 @@ def _seconds(attempt: Attempt) -> float | None:
     manifest = attempt.manifest
     if not manifest.get("started") or not manifest.get("ended"):
         return None
-    started, ended = (msgspec.convert(manifest[name], Time) for name in ("started", "ended"))
+    started, ended = (msgspec.convert(manifest[name], Timestamp) for name in ("started", "ended"))
     return max(0.0, (ended - started).total_seconds())

@@ -7,9 +7,9 @@ from analysis.published import tables
 from analysis.records import parquet
 from analysis.records.attempts import load_newest
 from analysis.records.configs import run_id
-from analysis.records.files import Damaged
+from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames
-from analysis.records.log import read_lines
+from analysis.records.log import read_objects
 from experiments import figures
 from experiments.commands._make import told_now_and_then
 from experiments.commands.collect import index_of
@@ -44,11 +44,11 @@ def _own(folders: Folders) -> Iterator[str]:
     print(f"{len(runs)} runs in {folders.store.root}")
 
 
-def _tables(folder: Path, on_fault: Callable[[Damaged], object] | None = None) -> Iterator[str]:
+def _tables(folder: Path, on_fault: Callable[[DamagedFileError], object] | None = None) -> Iterator[str]:
     for name in Frames._fields:
         try:
             parquet.read_parquet(folder, [name], on_fault)
-        except Damaged as damage:
+        except DamagedFileError as damage:
             yield str(damage)
 
 
@@ -60,7 +60,7 @@ def _shipped(folders: Folders) -> Iterator[str]:
     for path in indexes:
         try:
             missing = set(index_of(path)) - there
-        except Damaged as damage:
+        except DamagedFileError as damage:
             yield str(damage)
             continue
         if missing and not broken:
@@ -77,7 +77,7 @@ def outdated(folders: Folders) -> Iterator[str]:
         name, _, profile = path.stem.rpartition("-")
         try:
             item, drawn = figures.item_of_prefix(name), set(index_of(path))
-        except (Damaged, ValueError):
+        except (DamagedFileError, ValueError):
             continue
         figure = figures.load(item)
         configs = [*configs_of(figure, profile), *more_configs_of(figure, profile)]
@@ -96,7 +96,7 @@ def _published() -> Iterator[str]:
     try:
         read = tables.read(tables.FOLDER)
         print(f"{sum(map(len, read))} rows of published facts in {tables.FOLDER}")
-    except Damaged as damage:
+    except DamagedFileError as damage:
         yield str(damage)
 
 
@@ -104,8 +104,8 @@ def _benchmarks(folders: Folders) -> Iterator[str]:
     for folder in (folders.results / "bench", folders.shipped / "bench"):
         for path in sorted(folder.glob("*.jsonl")):
             try:
-                _, others = read_lines(path)
-            except Damaged as damage:
+                _, others = read_objects(path)
+            except DamagedFileError as damage:
                 yield str(damage)
             else:
                 if others:

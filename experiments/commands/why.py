@@ -9,9 +9,9 @@ import msgspec
 
 from analysis import compare
 from analysis.records import schema
-from analysis.records.configs import variant_configs
-from analysis.records.files import Damaged
-from analysis.records.log import read_lines_as
+from analysis.records.configs import configs_by_variant
+from analysis.records.files import DamagedFileError
+from analysis.records.log import read_lines
 from analysis.records.store import Attempt
 from experiments.commands._find import (
     labels_of_attempts,
@@ -74,10 +74,10 @@ def _compared(a: Attempt, b: Attempt) -> str:
 def _outcomes(a: Attempt, b: Attempt) -> str:
     """Outcomes of both, and of each variant that both have where variants took turns."""
     from analysis.records.attempts import load_attempts  # pandas comes with it
-    from analysis.records.frames import records
+    from analysis.records.frames import to_dicts
 
     (of_a, _), (of_b, _) = (load_attempts([run] if run.is_valid() else []) for run in (a, b))
-    rows = [{row["variant"]: row for row in records(frames.runs)} for frames in (of_a, of_b)]
+    rows = [{row["variant"]: row for row in to_dicts(frames.runs)} for frames in (of_a, of_b)]
     if not all(rows):
         bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)
         return f"what they came to is not known: {bad} has no whole record"
@@ -90,7 +90,7 @@ def summary(attempt: Attempt, status: RunStatus) -> str:
     path, why = attempt.path, "" if status.state == "done" else "why: "
     lines = [f"{attempt.run_id} attempt {attempt.number}: {status.word}"]
     lines += [f"  {why}{status.why}"] if status.why else []
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedFileError):
         lines += _described(attempt)
     where = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return "\n".join([*lines, f"  {where}"])
@@ -98,7 +98,7 @@ def summary(attempt: Attempt, status: RunStatus) -> str:
 
 def _described(attempt: Attempt) -> list[str]:
     manifest, lines = attempt.manifest, _measured(attempt)
-    searching = msgspec.convert(manifest.get("searching") or {}, schema.Searching)
+    searching = msgspec.convert(manifest.get("searching") or {}, schema.SearchFacts)
     if searching.kernel:
         wrong = f", the guessed bound wrong in {searching.fallbacks} of {searching.steps} searches"
         lines.append(f"  searched by {searching.kernel}" + wrong * (searching.kernel != "torch"))
@@ -110,7 +110,7 @@ def _measured(attempt: Attempt) -> list[str]:
     if not ranks:
         return []
     found: list[schema.LogLine]
-    found, others = read_lines_as(ranks[0], schema.LogLine)
+    found, others = read_lines(ranks[0], schema.LogLine)
     steps = [line for line in found if isinstance(line, schema.StepLine)]
     epochs = [line for line in found if isinstance(line, schema.EpochLine)]
     broken = f", {others} broken" * bool(others)
@@ -118,10 +118,10 @@ def _measured(attempt: Attempt) -> list[str]:
     if stopped := [step.step for step in steps if step.stops]:
         lines.append(f"  suspended in {len(stopped)} of them, from step {stopped[0]} on: they are left out")
         steps = [step for step in steps if not step.stops]
-    if variants := variant_configs(attempt.config):
+    if variants := configs_by_variant(attempt.config):
         lines += [_median_of_turns(attempt, name, steps) for name in variants]
         if alternated := attempt.manifest.get("alternated"):
-            ended = msgspec.convert(alternated, schema.Alternated)
+            ended = msgspec.convert(alternated, schema.AlternationEnd)
             width = "unknown" if ended.half_width is None else f"{100 * ended.half_width:.1f} %"
             turns = f"  {ended.blocks} turns each, ended by the {ended.stopped}"
             lines.append(f"{turns}; half-width of the ratios {width}")
@@ -139,10 +139,10 @@ def _median_step(attempt: Attempt, step_s: Sequence[float]) -> str:
 
     Times of virtual ranks are called what they are.
     """
-    from analysis.records.steps import warm_up  # pandas comes with it
+    from analysis.records.steps import count_cold_steps  # pandas comes with it
 
     timing = attempt.config.get("timing", {})
-    cold = warm_up(step_s, int(timing.get("warmup_steps", 0)))
+    cold = count_cold_steps(step_s, int(timing.get("warmup_steps", 0)))
     simulated = "*simulated*, " * bool(attempt.manifest.get("simulated"))
     return (
         f"  median step {1e3 * statistics.median(step_s[cold:]):.1f} ms on rank 0 ({simulated}"
@@ -153,7 +153,7 @@ def _median_step(attempt: Attempt, step_s: Sequence[float]) -> str:
 def _median_of_turns(attempt: Attempt, variant: str, steps: Sequence[schema.StepLine]) -> str:
     """The median of one variant's steps after its warm-up, but for the first of each turn."""
     mine = [step for step in steps if step.variant == variant]
-    mode = variant_configs(attempt.config)[variant]["timing"]["mode"]
+    mode = configs_by_variant(attempt.config)[variant]["timing"]["mode"]
     is_single = attempt.config.get("alternate", {}).get("block_steps") == 1
     firsts = {step.block: step.step for step in reversed(mine)}
     counted = [step.step_s for step in mine if step.block and (is_single or step.step != firsts[step.block])]

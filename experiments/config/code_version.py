@@ -12,7 +12,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.records.files import PART, entries_below, read_json, remove, write_atomic, write_json
+from analysis.records.files import (
+    PART_SUFFIX,
+    read_json_or_none,
+    remove_path,
+    walk_entries,
+    write_atomic,
+    write_json,
+)
 from experiments.config.folders import ROOT
 
 FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
@@ -85,7 +92,7 @@ def _concerns(path: Path, chosen: Collection[str]) -> bool:
 @cache
 def origin() -> dict[str, str | None]:
     """The commit, and 12 digits of a hash over the differences from it; None where there are none."""
-    if (noted := read_json(ROOT / NOTE)) is not None:
+    if (noted := read_json_or_none(ROOT / NOTE)) is not None:
         return {"commit": noted.get("commit"), "dirty": noted.get("dirty")}
     changed = _git("status", "--porcelain", "--", *CODE)
     difference = (_git("diff", "HEAD", "--", *CODE) or "") if changed else ""
@@ -117,7 +124,7 @@ def copy_into(folder: Path) -> Path:
     copy = folder / digest()
     wanted = {str(path): (ROOT / path).read_bytes() for path in files(ROOT)}
     if copy.is_symlink() or not copy.is_dir():
-        remove(copy)
+        remove_path(copy)
     remove_strays(copy, wanted)
     for name, content in wanted.items():
         path = copy / name
@@ -125,7 +132,7 @@ def copy_into(folder: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content, durable=False)
     note = {**origin(), "files": {name: _digest_of_file(content) for name, content in wanted.items()}}
-    if read_json(copy / NOTE) != note:
+    if read_json_or_none(copy / NOTE) != note:
         write_json(copy / NOTE, note)
     if why := damage(copy):
         raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
@@ -142,13 +149,13 @@ def remove_strays(copy: Path, wanted: Collection[str] | None = None) -> list[str
     found = [*_strays(copy, names)] if names else []
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # another job of this code has removed it
-            remove(path)
+            remove_path(path)
     return [str(path.relative_to(copy)) for path in found]
 
 
 def _noted(copy: Path) -> dict[str, str] | None:
     """The digests of a copy's files, by the note in it; None where that is not the one that the copy had."""
-    files_then: Any = (read_json(copy / NOTE) or {}).get("files")
+    files_then: Any = (read_json_or_none(copy / NOTE) or {}).get("files")
     is_own = not copy.is_symlink() and _digest_of(files_then) == copy.name
     return files_then if is_own else None
 
@@ -182,7 +189,7 @@ def _strays(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
     from wherever it is. Links are no part of any copy.
     """
     folders = {str(parent) for name in wanted for parent in Path(name).parents}
-    for path in entries_below(copy):
+    for path in walk_entries(copy):
         name = str(path.relative_to(copy))
         is_ours = name in folders if _is_folder(path) else name in (*wanted, NOTE) and not path.is_symlink()
         if not is_ours and not _is_passing(path):
@@ -196,4 +203,8 @@ def _is_folder(path: Path) -> bool:
 def _is_passing(path: Path) -> bool:
     """Tell whether it is a file that another process replaces by a whole one, or that NFS keeps a while."""
     is_hidden_file = path.is_file() and not path.is_symlink()
-    return is_hidden_file and path.name.startswith(".") and (path.suffix == PART or path.name[:4] == ".nfs")
+    return (
+        is_hidden_file
+        and path.name.startswith(".")
+        and (path.suffix == PART_SUFFIX or path.name[:4] == ".nfs")
+    )

@@ -26,8 +26,8 @@ from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from analysis.records.columns import IMPLIED
-from analysis.records.configs import flatten, measured_config, run_key, unmeasured
+from analysis.records.columns import IMPLIED_SETTINGS
+from analysis.records.configs import find_unmeasured_leaves, flatten, measured_config, run_key
 from experiments.config.choices import FIXED, GROUPS, REGISTRIES, files, folders, options, settable
 from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
@@ -337,7 +337,7 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
         ValueError: it was measured with settings that are no more; or its record, which may be anybody's,
             says where and how to start it.
     """
-    if strangers := sorted({name for config in configs.values() for name in unmeasured(config)}):
+    if strangers := sorted({name for config in configs.values() for name in find_unmeasured_leaves(config)}):
         raise ValueError(
             f"the configuration of this run holds {format_value(', '.join(strangers))}, which no record "
             "of a run does: where and how a run is started is for you to say, not for its record; ask for "
@@ -382,8 +382,8 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError:  # not in this profile: paper's device emulates no link
             continue
         for name in own | there:
-            value = own.get(name, IMPLIED.get(name))
-            if value != there.get(name, IMPLIED.get(name)):
+            value = own.get(name, IMPLIED_SETTINGS.get(name))
+            if value != there.get(name, IMPLIED_SETTINGS.get(name)):
                 is_list = str(value).startswith("[")
                 settings[name] = json.loads(str(value)) if is_list else value
     return chosen | settings

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from analysis.records.columns import IMPLIED
-from analysis.records.configs import flatten, variant_configs
+from analysis.records.columns import IMPLIED_SETTINGS
+from analysis.records.configs import configs_by_variant, flatten
 from experiments.config.machines import (
     AnyCluster,
     EmulatedCluster,
@@ -242,11 +242,11 @@ class Config(Fields):
 
         It is taken as it stands: when it was resolved, it was checked.
         """
-        taken = {"select": IMPLIED["select"], **recorded}  # else, what was implied is the default
+        taken = {"select": IMPLIED_SETTINGS["select"], **recorded}  # else, what was implied is the default
         if isinstance(container := taken.get("container", "none"), str):
             taken["container"] = {"name": container}
         variants = tuple(
-            NamedVariant(name, cls.of(of_one)) for name, of_one in variant_configs(recorded).items()
+            NamedVariant(name, cls.of(of_one)) for name, of_one in configs_by_variant(recorded).items()
         )
         return replace(cls.built({key: taken[key] for key in taken if key != "variants"}), variants=variants)
 

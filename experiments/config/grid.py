@@ -13,8 +13,8 @@ from itertools import product
 from typing import Any
 
 from analysis.records.configs import run_id
-from analysis.records.files import read_as, write_json
-from analysis.records.locks import Lock
+from analysis.records.files import read_struct, write_json
+from analysis.records.locks import FileLock
 from analysis.records.schema import RunIndex
 from experiments.config import choices, compose, grammar
 from experiments.config.config import Config
@@ -114,8 +114,8 @@ def note_sweep(
         return
     folders.sweep_index.mkdir(parents=True, exist_ok=True)
     path = folders.sweep_index / f"{name}.json"
-    with Lock(folders.scratch / "sweep-index.lock") as lock:
+    with FileLock(folders.scratch / "sweep-index.lock") as lock:
         lock.acquire(say=say)
-        before = read_as(path, RunIndex)
+        before = read_struct(path, RunIndex)
         runs = [*(before.runs if before else []), *map(run_id, configs)]
         write_json(path, {"runs": list(dict.fromkeys(runs))})

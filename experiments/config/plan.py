@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
-from analysis.records.configs import run_id, variant_configs
+from analysis.records.configs import configs_by_variant, run_id
 from analysis.records.store import Attempt
 from experiments.config import choices, code_version, compose, data_root
 from experiments.config.config import Config
@@ -128,7 +128,7 @@ def with_other(files: Sequence[str]) -> str:
 def other_code(attempt: Attempt) -> list[str]:
     """The files that its numbers rest on and that have changed since; older records do not say."""
     config = attempt.config
-    methods = {each["method"]["name"] for each in (config, *variant_configs(config).values())}
+    methods = {each["method"]["name"] for each in (config, *configs_by_variant(config).values())}
     task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
     return code_version.changed(

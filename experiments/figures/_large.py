@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis import plots
 from analysis.pictures import style
-from analysis.records.frames import Frames, keys_of, remembered, restrict
+from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -66,10 +66,10 @@ def run(profile: str) -> Run:
     )
 
 
-@remembered
+@cache_by_frames
 def added(frames: Frames, elements: int) -> dict[str, Work]:
     """The work of each method, measured without a network, selecting scaled to so many elements."""
-    found = restrict(frames, keys_of(frames, {"task.name": "vector"}))
+    found = select_runs(frames, find_keys(frames, {"task.name": "vector"}))
     parts = {method: _predicted.measured(found, method, elements) for method in LOOKS}
     return {method: own for method, own in parts.items() if own is not None}
 

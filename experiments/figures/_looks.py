@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from analysis.records.frames import Frames, keys_of, largest_tensors, reads, restrict
+from analysis.records.frames import Frames, find_keys, largest_tensor_by_run, note_read_keys, select_runs
 from analysis.stats import Bounds, Value, over_units
 from experiments.config.run import Run
 from experiments.figures._runs import TRAINED, crossed, each, scale
@@ -49,7 +49,7 @@ def models(frames: Frames) -> dict[str, Frames]:
 
 
 def of_task(frames: Frames, name: str) -> Frames:
-    return restrict(frames, keys_of(frames, {"task.name": name}))
+    return select_runs(frames, find_keys(frames, {"task.name": name}))
 
 
 def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
@@ -61,14 +61,14 @@ def seen(frames: Frames, what: str, of: str | None = None) -> pd.DataFrame:
 
 def largest(frames: Frames) -> str:
     """The tensor with the most elements, of a model."""
-    by_run = largest_tensors(frames.looks)
+    by_run = largest_tensor_by_run(frames.looks)
     return str(by_run.iloc[0]) if len(by_run) else ""
 
 
 def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
     """A number of each run, as an arithmetic mean with its interval within what the number can be."""
-    runs = [restrict(frames, [key]) for key in frames.runs["key"]]
-    reads(frames.runs["key"])
+    runs = [select_runs(frames, [key]) for key in frames.runs["key"]]
+    note_read_keys(frames.runs["key"])
     known = [value for run in runs if len(run.looks) and not np.isnan(value := number(run))]
     return over_units(known, bounds, value=float(np.mean(known))) if known else None
 
@@ -97,4 +97,4 @@ def some_steps(steps: Sequence[int], count: int = 4) -> list[int]:
 
 def first(frames: Frames) -> Frames:
     """The first of several runs."""
-    return restrict(frames, list(frames.runs["key"][:1]))
+    return select_runs(frames, list(frames.runs["key"][:1]))

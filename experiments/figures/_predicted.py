@@ -12,8 +12,8 @@ import numpy as np
 from analysis.published.rederived import JOB, communication_ms
 from analysis.published.unvalidated import step_ms
 from analysis.records import phases
-from analysis.records.frames import Frames, remembered
-from analysis.records.steps import breakdown
+from analysis.records.frames import Frames, cache_by_frames
+from analysis.records.steps import mean_phase_seconds
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TIMED, scale, variants, with_density
@@ -25,8 +25,8 @@ SCHEMES = {
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
     "stable_topk": "randomk allreduce",  # values without indices
 }  # fmt: skip
-SELECTING = phases.of_group(phases.SELECTION)  # searching, packing, merging
-COMMUNICATING = phases.of_group(phases.COMMUNICATION)
+SELECTING = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATING = phases.names_in_group(phases.COMMUNICATION)
 WORD = 4  # bytes
 ALPHA_S = 5e-5  # seconds to start a message on Ethernet, as conf/link/ethernet_10g.yaml has it
 MODEL = 14_728_266  # parameters of VGG-16 for CIFAR-10
@@ -58,7 +58,7 @@ def exchange_s(method: str, elements: int, density: float, workers: int, link: c
     return link.transfer_seconds(cost.CollectiveCost(found.messages, int(WORD * found.most)))
 
 
-@remembered
+@cache_by_frames
 def measured(frames: Frames, method: str, elements: int | None = None) -> Work | None:
     """A method's parts, of the runs of real processes; None where there are none.
 
@@ -67,7 +67,7 @@ def measured(frames: Frames, method: str, elements: int | None = None) -> Work |
     """
     if not (keys := yoon2022.keys(frames, method)):
         return None
-    seconds = breakdown(frames, keys).drop(labels="step")
+    seconds = mean_phase_seconds(frames, keys).drop(labels="step")
     selecting = float(sum(took for phase, took in seconds.items() if phase in SELECTING))
     rest = [took for phase, took in seconds.items() if phase not in (*SELECTING, *COMMUNICATING)]
     if elements is not None:

@@ -12,8 +12,8 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import number
 from analysis.pictures.style import Look
 from analysis.records.columns import OUTCOMES
-from analysis.records.frames import Frames, keys_of
-from analysis.records.steps import with_outcomes
+from analysis.records.frames import Frames, find_keys
+from analysis.records.steps import add_outcomes
 from analysis.stats import Value, curve, final, final_difference, final_ratio
 from experiments.config.run import Run, RunSettings
 from experiments.figures._runs import TRAINED, scale
@@ -52,7 +52,7 @@ class Trainings:
         own = {
             key: value for key, value in self.named[name].items() if key in (self.told_by or self.named[name])
         }
-        return keys_of(
+        return find_keys(
             frames, {"method.name" if key == "method" else key: value for key, value in own.items()}
         )
 
@@ -110,7 +110,7 @@ def perplexity(loss: Value) -> Value:
 
 def told(frames: Frames) -> Frames:
     """These frames, whose runs have their outcomes: records from before one was added lack it."""
-    return frames if {*OUTCOMES} <= {*frames.runs} else with_outcomes(frames)
+    return frames if {*OUTCOMES} <= {*frames.runs} else add_outcomes(frames)
 
 
 def outcome(frames: Frames, own: Sequence[str], column: str, unit: float = 1.0) -> float | None:

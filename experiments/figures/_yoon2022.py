@@ -15,7 +15,7 @@ import numpy as np
 from analysis.pictures.style import TELLING, look, method_id
 from analysis.pictures.summary import Theirs
 from analysis.published.dependent import BLOCKS
-from analysis.records.frames import Frames, records, remembered
+from analysis.records.frames import Frames, cache_by_frames, to_dicts
 from analysis.stats import (
     POSITIVE,
     Bounds,
@@ -105,7 +105,7 @@ def start(profile: str, settings: RunSettings) -> Run:
 # --- whose runs
 
 
-@remembered
+@cache_by_frames
 def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     """The runs of a method (and timing mode), in the order of their seeds."""
     if not len(frames.runs):
@@ -114,7 +114,7 @@ def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     told = [name for name in ("key", *TELLING, "timing.mode") if name in frames.runs]
     return [
         str(run["key"])
-        for run in records(frames.runs.sort_values("seed")[told])
+        for run in to_dicts(frames.runs.sort_values("seed")[told])
         if method_id(run) == method and mode in ("", run["timing.mode"])
     ]
 
@@ -125,7 +125,7 @@ def present(frames: Frames, mode: str = "") -> list[str]:
     Raises:
         ValueError: none has.
     """
-    found = map(method_id, records(frames.runs))
+    found = map(method_id, to_dicts(frames.runs))
     methods = [method for method in dict.fromkeys((*METHODS, *found)) if keys(frames, method, mode)]
     if not methods:
         raise ValueError(f"nothing to draw: there is no run{f' in timing mode {mode}' if mode else ''}")

@@ -16,7 +16,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of
+from analysis.records.frames import Frames, find_keys
 from analysis.stats import Value, final, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -85,7 +85,7 @@ def keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
         chosen["method.scope"] = SCOPE_NAMES[scope]
     if "random" in own["method"]:
         chosen["method.exchange"] = own.get("method.exchange", "allgather")
-    return keys_of(frames, chosen)
+    return find_keys(frames, chosen)
 
 
 def cell(frames: Frames, scheme: str, scope: str, size: int) -> Value | None:

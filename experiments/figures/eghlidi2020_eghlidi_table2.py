@@ -11,7 +11,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks
 from analysis.pictures.numbers import brief, number
 from analysis.records.frames import Frames
-from analysis.records.steps import breakdown
+from analysis.records.steps import mean_phase_seconds
 from analysis.stats import SHARE, Value, phase_difference, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -109,7 +109,7 @@ def _passes(frames: Frames, method: str) -> Value | None:
     """Time of FP and BP beyond dense's, in percent of these."""
     passes, dense = ("forward", "backward"), _keys(frames, "dense")
     more = phase_difference(frames, _keys(frames, method), dense, passes)
-    return more and more.times(100 / float(breakdown(frames, dense)[[*passes]].sum()))
+    return more and more.times(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 
 
 def _coding(frames: Frames) -> Value | None:
@@ -126,7 +126,7 @@ def _coding(frames: Frames) -> Value | None:
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Mean milliseconds of their parts; what two clocks share by microseconds is no negative bar."""
-    seconds = breakdown(frames, _keys(frames, method))
+    seconds = mean_phase_seconds(frames, _keys(frames, method))
     return {
         part: max(0.0, 1e3 * sum(float(seconds.get(phase, 0.0)) for phase in phases))
         for part, (phases, _) in PARTS.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.records.frames import Frames, keys_of
+from analysis.records.frames import Frames, find_keys
 from analysis.stats import Value, curve, final, final_difference
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -41,7 +41,7 @@ def _trainings(profile: str, seeds: list[int]) -> list[Run]:
 
 
 def keys(frames: Frames, task: str, method: str) -> list[str]:
-    return keys_of(frames, {"task.name": task, "method.name": method})
+    return find_keys(frames, {"task.name": task, "method.name": method})
 
 
 def tasks(frames: Frames) -> list[str]:

@@ -14,8 +14,8 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of, remembered
-from analysis.records.steps import warm
+from analysis.records.frames import Frames, cache_by_frames, find_keys
+from analysis.records.steps import warm_steps
 from analysis.stats import COUNTED, Value, phase_ratio, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -57,7 +57,7 @@ def sizes(frames: Frames) -> list[int]:
 
 
 def keys(frames: Frames, method: str, size: int) -> list[str]:
-    return keys_of(frames, {"variant": method, "task.elements": size})
+    return find_keys(frames, {"variant": method, "task.elements": size})
 
 
 def milliseconds(frames: Frames, method: str, size: int) -> Value | None:
@@ -65,7 +65,7 @@ def milliseconds(frames: Frames, method: str, size: int) -> Value | None:
     return taken(frames, keys(frames, method, size), "select", unit=1e3)
 
 
-@remembered
+@cache_by_frames
 def gain(frames: Frames, method: str, size: int, over: str = EXACT) -> Value | None:
     """Time of another method's selecting over that of this one's, paired by turns."""
     return phase_ratio(frames, keys(frames, over, size), keys(frames, method, size), "select")
@@ -76,7 +76,9 @@ def selected(frames: Frames, method: str, size: int) -> float | None:
     if not (found := keys(frames, method, size)):
         return None
     density = float(frames.runs.set_index("key")["method.density"][found[0]])
-    return float(warm(frames, found[0]).steps["sent_density"].mean()) * size / max(1, int(density * size))
+    return (
+        float(warm_steps(frames, found[0]).steps["sent_density"].mean()) * size / max(1, int(density * size))
+    )
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:

@@ -16,8 +16,8 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
-from analysis.records.frames import Frames, keys_of, remembered, restrict
-from analysis.records.steps import LAUNCHES, breakdown
+from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.steps import LAUNCHES, mean_phase_seconds
 from analysis.stats import POSITIVE, Mixed, Value, over_units, slowdown, taken
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -83,9 +83,9 @@ def in_buckets(item: str, model: Model) -> dict[str, RunSettings]:
 # --- what was measured: of a cell, which is a task and a batch
 
 
-@remembered
+@cache_by_frames
 def cell(frames: Frames, task: str, batch: int) -> Frames:
-    return restrict(frames, keys_of(frames, {"task.name": task, "task.batch_size": batch}))
+    return select_runs(frames, find_keys(frames, {"task.name": task, "task.batch_size": batch}))
 
 
 def cells(frames: Frames) -> list[tuple[str, int]]:
@@ -105,14 +105,16 @@ def cells(frames: Frames) -> list[tuple[str, int]]:
     return found
 
 
-@remembered
+@cache_by_frames
 def by_link(frames: Frames) -> dict[str, Frames]:
     """The runs over each link, the slowest first."""
     if not len(frames.runs):
         return {}
     names = frames.runs.groupby("cluster.link.name")["cluster.link.beta_s_per_byte"].first()
     ordered = names.sort_values(ascending=False).index
-    return {str(link): restrict(frames, keys_of(frames, {"cluster.link.name": link})) for link in ordered}
+    return {
+        str(link): select_runs(frames, find_keys(frames, {"cluster.link.name": link})) for link in ordered
+    }
 
 
 def found_gbit_s(frames: Frames, seed: int | None = None) -> float:
@@ -133,7 +135,7 @@ def ratio(frames: Frames, task: str, batch: int, link: str, method: str, baselin
     return own and yoon2022.ratio(own, method, baseline, MODE)
 
 
-@remembered
+@cache_by_frames
 def seeds(frames: Frames, task: str, batch: int) -> list[int]:
     """The launches that went over all links, by their numbers."""
     own = cell(frames, task, batch).runs
@@ -147,7 +149,7 @@ def points(frames: Frames, task: str, batch: int, seed: int, method: str) -> tup
     """Bandwidths found in a launch, rising, and there a step of the method over one of overlapped dense."""
     pairs = []
     for of_link in by_link(cell(frames, task, batch)).values():
-        launch = set(keys_of(of_link, {"seed": seed}))
+        launch = set(find_keys(of_link, {"seed": seed}))
         here, there = (
             [key for key in yoon2022.keys(of_link, each, MODE) if key in launch] for each in (method, DENSE)
         )
@@ -157,7 +159,7 @@ def points(frames: Frames, task: str, batch: int, seed: int, method: str) -> tup
     return list(gbit_s), list(ratios)
 
 
-@remembered
+@cache_by_frames
 def crossings(frames: Frames, task: str, batch: int, method: str) -> dict[int, float]:
     """The bandwidth up to which a method takes less than overlapped dense, by launch."""
     found = {seed: points(frames, task, batch, seed, method) for seed in seeds(frames, task, batch)}
@@ -175,7 +177,7 @@ class Predicted(NamedTuple):
     density: float
 
 
-@remembered
+@cache_by_frames
 def parts(launch: Frames, method: str) -> Predicted | None:
     """Computing is the same for both selections: the mean of both counts."""
     both = [_predicted.measured(launch, each) for each in SERIALISED]
@@ -184,7 +186,7 @@ def parts(launch: Frames, method: str) -> Predicted | None:
     if own is None or len(computing) < len(SERIALISED):
         return None
     keys = [yoon2022.keys(launch, each) for each in SERIALISED]
-    backward_s = float(np.mean([breakdown(launch, of_variant)["backward"] for of_variant in keys]))
+    backward_s = float(np.mean([mean_phase_seconds(launch, of_variant)["backward"] for of_variant in keys]))
     run = launch.runs[launch.runs["key"].eq(keys[0][0])].iloc[0]
     size, workers, density = int(run["parameters"]), int(run["workers"]), float(run["method.density"])
     return Predicted(float(np.mean(computing)) - backward_s, backward_s, own.select_s, size, workers, density)
@@ -207,11 +209,13 @@ def predicted_ratio(of: Predicted, method: str, gbit_s: float) -> float:
     return (of.rest_s + of.backward_s + of.select_s + own) / (of.rest_s + max(of.backward_s, dense))
 
 
-@remembered
+@cache_by_frames
 def predictions(frames: Frames, task: str, batch: int, method: str) -> dict[int, float]:
     """The predicted bandwidth, by launch."""
     own = cell(frames, task, batch)
-    launches = ((seed, restrict(own, keys_of(own, {"seed": seed}))) for seed in seeds(frames, task, batch))
+    launches = (
+        (seed, select_runs(own, find_keys(own, {"seed": seed}))) for seed in seeds(frames, task, batch)
+    )
     found = {seed: parts(launch, method) for seed, launch in launches}
     return {seed: predicted_crossing(of, method) for seed, of in found.items() if of}
 

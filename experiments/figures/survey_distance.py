@@ -16,8 +16,8 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, remembered
-from analysis.records.steps import LAUNCHES, warm
+from analysis.records.frames import Frames, cache_by_frames
+from analysis.records.steps import LAUNCHES, warm_steps
 from analysis.stats import POSITIVE, Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
@@ -65,14 +65,14 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-@remembered
+@cache_by_frames
 def cases(frames: Frames) -> pd.DataFrame:
     """A row per exchange, way to travel, delay, P and launch: what a worker spends in collectives, the median
     over turns. Workers are in step, so that a mean over them is what each of them spends.
     """
     rows = []
     for run in frames.runs.to_dict("records"):
-        steps = warm(frames, str(run["key"])).steps
+        steps = warm_steps(frames, str(run["key"])).steps
         if not {"wait_s", "transfer_s"} <= {*steps} or not len(steps):
             continue
         spent = steps["wait_s"].fillna(0.0) + steps["transfer_s"]

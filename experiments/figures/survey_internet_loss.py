@@ -16,7 +16,7 @@ from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number
-from analysis.records.frames import Frames, keys_of, remembered, restrict
+from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
@@ -101,7 +101,7 @@ def _settings(name: str, every: int | None) -> RunSettings:
 
 def trained(frames: Frames, name: str, every: int | None, where: str = "virtual") -> list[str]:
     """The trainings of a method, one a seed; those in real time are on emulated nodes."""
-    return keys_of(frames, {**_chosen(name, every), "cluster.where": where, "train.validate": "epoch"})
+    return find_keys(frames, {**_chosen(name, every), "cluster.where": where, "train.validate": "epoch"})
 
 
 def _chosen(name: str, every: int | None) -> dict[str, Any]:
@@ -113,10 +113,10 @@ def _chosen(name: str, every: int | None) -> dict[str, Any]:
 def timed(frames: Frames, each: Compared) -> list[str]:
     """The launches in which a method took turns."""
     chosen = {**_chosen(*each), "cluster.where": "netns", "train.validate": "never"}
-    return keys_of(frames, {**chosen, "collectives": "backend" if each[0] == RINGS else "auto"})
+    return find_keys(frames, {**chosen, "collectives": "backend" if each[0] == RINGS else "auto"})
 
 
-@remembered
+@cache_by_frames
 def taken(frames: Frames, each: Compared) -> dict[int, Taken]:
     """By launch."""
     return rounds.taken(frames, timed(frames, each))
@@ -238,7 +238,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _of_link(frames: Frames) -> Frames:
     """The runs over the link."""
-    return restrict(frames, keys_of(frames, {"cluster.where": "netns"}))
+    return select_runs(frames, find_keys(frames, {"cluster.where": "netns"}))
 
 
 @plots.kind
@@ -256,7 +256,7 @@ def _steps(axes: plots.Axes, /, frames: Frames, found: Sequence[Compared]) -> No
     axes.set(xlabel="Mean step (ms); pale: computing")
 
 
-@remembered
+@cache_by_frames
 def computing_s(frames: Frames) -> float:
     """Seconds of a local step, which exchanges nothing: the mean over launches and methods that have any."""
     found = [own.local_s for each in COMPARED for own in taken(frames, each).values() if own.local_s]

@@ -20,8 +20,8 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style, timeline
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, remembered
-from analysis.records.steps import warm
+from analysis.records.frames import Frames, cache_by_frames
+from analysis.records.steps import warm_steps
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run
@@ -59,7 +59,7 @@ COLUMNS = [
 ]  # fmt: skip
 
 
-@remembered
+@cache_by_frames
 def cases(frames: Frames) -> pd.DataFrame:
     """A row per exchange, k, P and link: what was sent, predicted and measured, and their ratio; `blocks` has
     the measured seconds of each turn.
@@ -67,7 +67,7 @@ def cases(frames: Frames) -> pd.DataFrame:
     rows = []
     for run in frames.runs.to_dict("records"):
         key = str(run["key"])
-        steps = warm(frames, key).steps
+        steps = warm_steps(frames, key).steps
         if not steps["predicted_s"].gt(0).any():
             continue
         # The one that sends most is on the critical path.

@@ -17,8 +17,8 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import brief, number, with_interval
-from analysis.records.frames import Frames, keys_of, remembered
-from analysis.records.steps import LAUNCHES, warm
+from analysis.records.frames import Frames, cache_by_frames, find_keys
+from analysis.records.steps import LAUNCHES, warm_steps
 from analysis.stats import POSITIVE, Mixed, Value, over_units
 from analysis.tables import Table
 from analysis.times import rounds
@@ -72,7 +72,7 @@ def _link(cell: Cell) -> RunSettings:
     return {BETA: 8e-9 / cell[0], ALPHA: cell[1]}
 
 
-@remembered
+@cache_by_frames
 def cells(frames: Frames) -> list[Cell]:
     """The links that were measured, the slowest first."""
     if BETA not in frames.runs:
@@ -90,7 +90,7 @@ def _here(frames: Frames, cell: Cell) -> pd.DataFrame:
     return here
 
 
-@remembered
+@cache_by_frames
 def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> list[str]:
     """The launches of a method over a link.
 
@@ -99,10 +99,10 @@ def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> lis
     """
     here, every = set(_here(frames, cell)["key"]), timed or TIMED_AS[name].get("method.every")
     chosen: dict[str, Any] = {"method.name": name, **({"method.every": every} if every else {})}
-    return [key for key in keys_of(frames, chosen) if key in here]
+    return [key for key in find_keys(frames, chosen) if key in here]
 
 
-@remembered
+@cache_by_frames
 def found_gbit_s(frames: Frames, cell: Cell, seed: int | None = None) -> float:
     """The bandwidth while all nodes send, in one launch or the median over them; else as asked."""
     here = _here(frames, cell)
@@ -112,13 +112,13 @@ def found_gbit_s(frames: Frames, cell: Cell, seed: int | None = None) -> float:
     return cell[0] if np.isnan(found) else float(found)
 
 
-@remembered
+@cache_by_frames
 def taken(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> dict[int, Taken]:
     """By launch; see `keys`."""
     return rounds.taken(frames, keys(frames, name, cell, timed), FRAGMENTS if name == STREAMING else 1)
 
 
-@remembered
+@cache_by_frames
 def computing(frames: Frames, name: str, cell: Cell) -> dict[int, float]:
     """Seconds of a method's step without an exchange, by launch; of dense, which has none, the mean over the
     other methods.
@@ -131,7 +131,7 @@ def computing(frames: Frames, name: str, cell: Cell) -> dict[int, float]:
     return {seed: float(np.mean(each)) for seed, each in found.items() if each}
 
 
-@remembered
+@cache_by_frames
 def shares(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
     """Share of time computing, by launch."""
     own = taken(frames, name, cell)
@@ -145,14 +145,14 @@ def share(frames: Frames, name: str, every: int | None, cell: Cell) -> Value | N
     return over_units(found, (0.0, 1.0), LAUNCHES) if found else None
 
 
-@remembered
+@cache_by_frames
 def exchanged_bytes(frames: Frames, name: str, cell: Cell) -> float:
     """Bytes that a worker sends in an exchange."""
-    sent = [warm(frames, key).steps["wire_bytes"] for key in keys(frames, name, cell)]
+    sent = [warm_steps(frames, key).steps["wire_bytes"] for key in keys(frames, name, cell)]
     return float(np.mean([own[own > 0].mean() for own in sent])) if sent else 0.0
 
 
-@remembered
+@cache_by_frames
 def arithmetic(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
     """The share by bytes over the bandwidth found alone, as tables are made that nobody measured: no latency,
     no selecting, no packing. By launch, with the seconds of computing that it measured.
@@ -204,7 +204,7 @@ def _mean_s(frames: Frames, name: str, every: int, cell: Cell) -> list[dict[int,
 # --- the bandwidth that a share takes
 
 
-@remembered
+@cache_by_frames
 def crossings(frames: Frames, name: str, percent: int, delay: float) -> dict[int, float]:
     """The bandwidth at which a method with Table 4's H computes for this share of its time, by launch: linear
     between two links in the logarithms of bandwidth and of computing over the rest, as arithmetic has it.

@@ -11,7 +11,7 @@ import pandas as pd
 from analysis import plots
 from analysis.pictures import captions, marks, style, timeline
 from analysis.records import phases
-from analysis.records.frames import Frames, restrict
+from analysis.records.frames import Frames, select_runs
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4 as fig4
@@ -59,7 +59,7 @@ def table(frames: Frames) -> Table:
         took = spans.pivot_table(index="rank", columns="phase", values="took_ms", aggfunc="sum")
         found.append(took.assign(method=style.look(method).label, rank=took.index.astype(str)))
     frame = pd.concat(found).reindex(columns=["method", "rank", *phases.NAMES])
-    frame = frame.dropna(axis="columns", how="all").rename(columns=lambda name: phases.find(name).label)
+    frame = frame.dropna(axis="columns", how="all").rename(columns=lambda name: phases.find_phase(name).label)
     return Table(
         f"Time in each phase{captions.simulated(frames)}", frame, dict.fromkeys(frame.columns[2:], "ms")
     )
@@ -73,7 +73,7 @@ def iteration(frames: Frames, key: str) -> pd.DataFrame:
 
 def facts(frames: Frames) -> dict[str, str]:
     """Of the methods that are drawn."""
-    shown = restrict(frames, [key for method in _methods(frames) for key in yoon2022.keys(frames, method)])
+    shown = select_runs(frames, [key for method in _methods(frames) for key in yoon2022.keys(frames, method)])
     return {"setting": captions.setting(shown), "timing": captions.timing(shown)}
 
 

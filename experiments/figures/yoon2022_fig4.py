@@ -13,7 +13,7 @@ from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
 from analysis.records import phases
 from analysis.records.frames import Frames
-from analysis.records.steps import breakdown, phase_summary
+from analysis.records.steps import mean_phase_seconds, phase_summary
 from analysis.stats import Value
 from analysis.tables import Table
 from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, waits_ms
@@ -75,7 +75,7 @@ def _share(method: str, parts: Mapping[str, float], whose: str, place: float) ->
 
 def parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
-    seconds = breakdown(frames, yoon2022.keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.keys(frames, method, MODE))
     # Two clocks may overlap by microseconds; a bar cannot be negative.
     return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
@@ -119,7 +119,7 @@ def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
     """Milliseconds of each phase that a method has, a row each, and of the step."""
     times = pd.DataFrame({label: 1e3 * summary[name] for label, summary in summaries.items()})
     times = times.reindex([*ORDER, "step"]).dropna(how="all").astype(object)
-    times = times.rename(index=lambda phase: phases.find(phase).label)
+    times = times.rename(index=lambda phase: phases.find_phase(phase).label)
     named: pd.DataFrame = times.rename_axis("phase").reset_index()
     return named
 

@@ -13,8 +13,8 @@ from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import brief, number
-from analysis.records.frames import Frames, empty, keys_of, remembered, restrict
-from analysis.records.steps import breakdown
+from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_keys, select_runs
+from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Value, taken
 from analysis.tables import Table
 from analysis.times.attribution import COMMUNICATION
@@ -51,15 +51,15 @@ def runs(profile: str) -> list[Run]:
 # --- what was measured
 
 
-@remembered
+@cache_by_frames
 def links(frames: Frames) -> dict[str, Frames]:
     """The runs of each link that took turns over it, the slowest link first."""
-    timed = restrict(frames, keys_of(frames, {"timing.mode": MODE, "train.validate": "never"}))
+    timed = select_runs(frames, find_keys(frames, {"timing.mode": MODE, "train.validate": "never"}))
     if not len(timed.runs):
         return {}
     ordered = timed.runs.sort_values("cluster.link.beta_s_per_byte", ascending=False)
     return {
-        str(link): restrict(frames, list(ordered["key"][ordered["cluster.link.name"].eq(link)]))
+        str(link): select_runs(frames, list(ordered["key"][ordered["cluster.link.name"].eq(link)]))
         for link in ordered["cluster.link.name"].unique()
     }
 
@@ -76,7 +76,7 @@ def look(method: str) -> style.Look:
 
 def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Value | None:
     """Step time of a method over that of another, on a link; None where it was not measured."""
-    return yoon2022.ratio(links(frames).get(link, empty()), method, baseline, MODE)
+    return yoon2022.ratio(links(frames).get(link, empty_frames()), method, baseline, MODE)
 
 
 def _step_s(frames: Frames, method: str) -> Value | None:
@@ -119,7 +119,7 @@ def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Wait and transfer, means over ranks, and the rest of the slowest rank's step; where communication
     overlaps, all in one.
     """
-    seconds = breakdown(frames, yoon2022.keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.keys(frames, method, MODE))
     apart = () if method.endswith("-overlapped") else COMMUNICATION
     parts = {phase: 1e3 * float(seconds.get(phase, 0.0)) for phase in apart}
     step = _step_s(frames, method)
@@ -171,4 +171,4 @@ def claims() -> list[Claim]:
 
 def _less_ms(frames: Frames, link: str, method: str, other: str) -> Value | None:
     """Milliseconds by which the other communicates for less time."""
-    return yoon2022.more_ms(links(frames).get(link, empty()), method, other, COMMUNICATION, MODE)
+    return yoon2022.more_ms(links(frames).get(link, empty_frames()), method, other, COMMUNICATION, MODE)

@@ -16,7 +16,7 @@ from analysis.published.dependent import combined, estimate
 from analysis.published.rederived import JOB
 from analysis.published.unvalidated import step_ms
 from analysis.records.frames import Frames
-from analysis.records.steps import units, warm
+from analysis.records.steps import replication_units, warm_steps
 from analysis.stats import POSITIVE, Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
@@ -117,7 +117,7 @@ def table(frames: Frames) -> Table:
 def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
     """Seconds of a phase by block; of none where the variant was not run, or had no such phase."""
     keys = yoon2022.keys(frames, variant)
-    means = units(frames, keys).means if keys else pd.DataFrame()
+    means = replication_units(frames, keys).means if keys else pd.DataFrame()
     seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
 
@@ -147,7 +147,7 @@ def _filtered(frames: Frames) -> Value | None:
     keys = yoon2022.keys(frames, "dense-published")
     if not keys:
         return None
-    steps = pd.concat([warm(frames, key).steps for key in keys])
+    steps = pd.concat([warm_steps(frames, key).steps for key in keys])
 
     def filtered(low: float, high: float) -> pd.Series[float]:
         kept = steps[steps["synchronize_s"].gt(low) & steps["synchronize_s"].lt(high)]

@@ -17,7 +17,7 @@ from analysis.published import rederived
 from analysis.published.dependent import estimate
 from analysis.published.rederived import JOB
 from analysis.records.frames import Frames
-from analysis.records.steps import BLOCKS, ENOUGH_RUNS, LAUNCHES, warm
+from analysis.records.steps import BLOCKS, ENOUGH_LAUNCHES, LAUNCHES, warm_steps
 from analysis.stats import ANY, SHARE, Bounds, Value, over_units
 from analysis.tables import Table
 from experiments.config.run import Run
@@ -125,7 +125,7 @@ def points(frames: Frames, method: str) -> pd.DataFrame:
     """A row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
     parts = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
     for key in yoon2022.keys(frames, method, MODE):
-        steps = warm(frames, key).steps
+        steps = warm_steps(frames, key).steps
         steps = steps.assign(spent=steps["wait_s"] + steps["transfer_s"])
         of_step = steps.groupby("step")
         late = of_step["late_s"].max() - of_step["late_s"].mean()
@@ -149,6 +149,6 @@ def _of_blocks(
     def of(table: pd.DataFrame) -> float:
         return statistic(table["late"].to_numpy(), table["spent"].to_numpy())
 
-    by_launch = found["launch"].nunique() >= ENOUGH_RUNS
+    by_launch = found["launch"].nunique() >= ENOUGH_LAUNCHES
     units = found.groupby("launch" if by_launch else ["launch", "block"], sort=False)
     return over_units([of(unit) for _, unit in units], bounds, LAUNCHES if by_launch else BLOCKS, of(found))

@@ -13,7 +13,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, reads, records, remembered
+from analysis.records.frames import Frames, cache_by_frames, note_read_keys, to_dicts
 from analysis.stats import Value, curve, final, final_difference, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -194,14 +194,14 @@ def claims() -> list[Claim]:
     ]
 
 
-@remembered
+@cache_by_frames
 def by_variant(frames: Frames) -> ByChange:
     """The runs of each, in the order of `variants`."""
     found: ByChange = {}
     if not len(frames.runs):
         return found
     shortest = float(frames.runs["steps_total"].min())
-    for run in records(frames.runs.sort_values("seed")):
+    for run in to_dicts(frames.runs.sort_values("seed")):
         is_dense, momentum = run["method.name"] == "dense", AFTER
         if run["method.name"] == "dgc":
             is_masked = json.loads(str(run["config_json"]))["method"]["masking"]
@@ -247,7 +247,7 @@ def _ends(frames: Frames, variant: Change, column: str = COLUMN) -> pd.Series[fl
     keys = by_variant(frames).get(variant, [])
     if not keys:
         return pd.Series(dtype=float)
-    reads(keys)
+    note_read_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     last = epochs.sort_values("epoch").groupby("key").tail(1).set_index("key")[column]
     by_seed = last.rename(index=frames.runs.set_index("key")["seed"])

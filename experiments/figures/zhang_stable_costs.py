@@ -18,8 +18,8 @@ import pandas as pd
 from analysis import plots
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of, remembered, restrict
-from analysis.records.steps import breakdown
+from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.steps import mean_phase_seconds
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -77,12 +77,12 @@ def _variants(density: float) -> dict[str, RunSettings]:
     return with_density({name: {"method": name} for name in SCHEMES}, density)
 
 
-@remembered
+@cache_by_frames
 def counted(frames: Frames) -> pd.DataFrame:
     """A row for each method, number of workers and k: words and latency terms of the worker that sends most,
     the median over the steps after the first one; the published ones beside them.
     """
-    virtual = restrict(frames, keys_of(frames, {"cluster.where": "virtual"})).runs
+    virtual = select_runs(frames, find_keys(frames, {"cluster.where": "virtual"})).runs
     found = [_row(frames, run) for run in virtual.to_dict("records")]
     table: pd.DataFrame = pd.DataFrame(found, columns=COLUMNS).sort_values(["k", "P"], kind="stable")
     return table
@@ -178,7 +178,7 @@ def _measured(frames: Frames) -> Table:
     none = {"transfer": np.nan}  # where nothing was sent
     cells = []
     for run in frames.runs[frames.runs["cluster.where"] == "local"].to_dict("records"):
-        parts = breakdown(frames, [run["key"]])
+        parts = mean_phase_seconds(frames, [run["key"]])
         cells.append({
             "method": style.look(str(run["variant"])).label,
             "elements": run["task.elements"],

@@ -11,7 +11,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of
+from analysis.records.frames import Frames, find_keys
 from analysis.stats import POSITIVE, Value, final, final_ratio, over_units
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
@@ -56,7 +56,7 @@ def runs(profile: str) -> list[Run]:
 def keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
     """The runs of a method; of Stable Top-K those with this B and N."""
     cell = {"method.block": size, "method.every": period} if size else {}
-    return keys_of(frames, {"method.name": method, **cell})
+    return find_keys(frames, {"method.name": method, **cell})
 
 
 def cells(frames: Frames) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import number
-from analysis.records.frames import Frames, keys_of, remembered
+from analysis.records.frames import Frames, cache_by_frames, find_keys
 from analysis.stats import Value, curve, final_ratio, slowdown, taken, throughput
 from analysis.tables import Table
 from analysis.times.reaching import Steps, seconds_to, sooner, steps_to
@@ -73,7 +73,7 @@ def _trainings(profile: str, seeds: list[int]) -> list[Run]:
 
 def keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
     """The runs of trainings (validate: `epoch`) or of what took turns (`never`)."""
-    return keys_of(frames, {"task.name": task, "method.name": method, "train.validate": validate})
+    return find_keys(frames, {"task.name": task, "method.name": method, "train.validate": validate})
 
 
 def tasks(frames: Frames) -> list[str]:
@@ -88,7 +88,7 @@ def trained(frames: Frames, task: str) -> dict[str, list[str]]:
     return {method: own for method, own in found.items() if own}
 
 
-@remembered
+@cache_by_frames
 def step_s(frames: Frames, task: str, method: str) -> Value | None:
     """Seconds of a step of the slowest worker, simulated."""
     return taken(frames, keys(frames, task, method), "slowest")

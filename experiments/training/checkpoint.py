@@ -26,9 +26,9 @@ import torch
 from msgspec import Struct
 from torch import Generator, Tensor, nn
 
-from analysis.records.files import check_no_link, read_note, remove, write_json
+from analysis.records.files import check_not_link, read_struct_or_none, remove_path, write_json
 from analysis.records.log import RankLog
-from analysis.records.schema import FileFacts, Whole
+from analysis.records.schema import FileFacts, WholeNumber
 from analysis.records.store import Attempt
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import of_all
@@ -48,9 +48,9 @@ BLOCK = 2**20  # bytes that are read at a time
 class SavedPart(Struct, frozen=True):
     """One rank's part of a checkpoint."""
 
-    log_bytes: Whole
+    log_bytes: WholeNumber
     own: FileFacts
-    same_as: Whole  # the rank whose shared part is this one's too
+    same_as: WholeNumber  # the rank whose shared part is this one's too
     shared: FileFacts | None
 
 
@@ -58,7 +58,7 @@ class Checkpoint(Struct, frozen=True):
     """whole.json: a checkpoint that all ranks have written."""
 
     format: int
-    step: Whole
+    step: WholeNumber
     ranks: list[SavedPart]
 
 
@@ -131,9 +131,9 @@ class Checkpointer:
 
         Raises:
             Preempted: a worker was told to stop before there was anything to do.
-            Damaged: on all workers, where a link stands for the folder of checkpoints.
+            DamagedFileError: on all workers, where a link stands for the folder of checkpoints.
         """
-        check_no_link(self.attempt.checkpoints)
+        check_not_link(self.attempt.checkpoints)
         gathered = gather_json(self.comm, self._candidates() if self.comm.rank == 0 else [], self.device)
         step, log_bytes, faults = 0, 0, []
         for candidate in gathered[0]:
@@ -150,7 +150,7 @@ class Checkpointer:
             for saved, path in self.attempt.saved().items():
                 # Neither what is later nor what was never whole fits the logs that will be written from here.
                 if saved > step or not (path / "whole.json").exists():
-                    remove(path)
+                    remove_path(path)
             self._report(faults, step)
         self.comm.barrier()
         if self.agreement.now() == STOP:
@@ -225,12 +225,12 @@ class Checkpointer:
         saved = self.attempt.saved()
         whole = sorted(step for step, path in saved.items() if (path / "whole.json").exists())
         for step in saved.keys() - {*whole[-KEPT:]}:
-            remove(saved[step])
+            remove_path(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
         """The checkpoints that were declared whole, the newest first."""
         saved = self.attempt.saved()
-        notes = {step: read_note(path / "whole.json", Checkpoint) for step, path in saved.items()}
+        notes = {step: read_struct_or_none(path / "whole.json", Checkpoint) for step, path in saved.items()}
         fitting = {step: note for step, note in notes.items() if note and self._fits(note, step)}
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
 

@@ -338,7 +338,7 @@ def published() -> np.ndarray:
     one the greatest, and the other six share what the mean leaves.
 
     Raises:
-        analysis.records.files.Damaged: the table is not there, as in a copy of the code alone.
+        analysis.records.files.DamagedFileError: the table is not there, as in a copy of the code alone.
     """
     from analysis.published import rederived  # pandas comes with it
 

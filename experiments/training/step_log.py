@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from analysis.records.schema import Averaged, fields_of
+from analysis.records.schema import AveragedNumbers, fields_by_name
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import of_all
 from experiments.training.task import Metrics
@@ -21,7 +21,7 @@ from sparsify.core.timer import PhaseTimer
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import NonFiniteGradientError, StepReport
 
-EPOCH_MEANS = tuple(fields_of(Averaged))  # recorded per epoch besides
+EPOCH_MEANS = tuple(fields_by_name(AveragedNumbers))  # recorded per epoch besides
 STEPS_PER_WRITE = 100  # steps between two writes of the log; nothing is written inside a timed step
 
 
@@ -154,7 +154,7 @@ class StepLog:
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Go on from what was `state`."""
-        now = {field.was: name for name, field in fields_of(Averaged).items() if field.was}
+        now = {field.was: name for name, field in fields_by_name(AveragedNumbers).items() if field.was}
         self.epoch = [{now.get(name, name): value for name, value in step.items()} for step in saved["epoch"]]
         self.timed_s = saved["timed_s"]
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.records.files import Watched
+from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
 from experiments.training.stop import Preempted, Stop
 from experiments.worker.errors import leave_reason
@@ -27,7 +27,7 @@ def main(
     """Be the worker that this process is; returns its exit code."""
     end_with_starter()
     stop = Stop().listen()  # before torch is loaded, which takes seconds
-    place, folder = environment.worker_place(), Watched(start_folder)
+    place, folder = environment.worker_place(), WatchedFolder(start_folder)
     orders = Orders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late

@@ -22,7 +22,7 @@ from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from analysis.records import locks
-from analysis.records.files import read_json, write_json
+from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
@@ -184,7 +184,7 @@ def telling(
     give_up: Callable[[], bool], name_missing: Callable[[], str], say: Callable[[str], None]
 ) -> Callable[[], bool]:
     """Return `give_up` for a wait that begins now, which also says once, after TELL_S, for whom it waits."""
-    tells_at = time.monotonic() + locks.TELL_S
+    tells_at = time.monotonic() + locks.REPORT_AFTER_S
     has_told = False
 
     def ask() -> bool:
@@ -288,7 +288,7 @@ def open_store(
         ValueError: there is no such interface, or no free port.
     """
     if here:
-        if locks.are_at(file := folder / "rendezvous"):  # which torch locks
+        if locks.supports_locks(file := folder / "rendezvous"):  # which torch locks
             return MeetingPlace(FileStore(str(file), place.size), "127.0.0.1")
         interface = environment.gloo_interface()
     if place.rank == 0:
@@ -304,7 +304,7 @@ def open_store(
     deadline, tried = time.monotonic() + patience.total_seconds(), None
     while True:
         # Listing the folder makes a network file system look again.
-        if NOTE in os.listdir(folder) and (tried := read_json(folder / NOTE)):
+        if NOTE in os.listdir(folder) and (tried := read_json_or_none(folder / NOTE)):
             for address in tried["addresses"]:
                 if (own := own_address_to(address, tried["port"])) is not None:
                     store = TCPStore(address, tried["port"], is_master=False, timeout=ANSWER)

@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from analysis.records.files import Watched, write_json
+from analysis.records.files import WatchedFolder, write_json
 
 # From causes to consequences: the sentence of a worker that only lost its peers comes last.
 DISK_FULL = "the disk is full: free some space and give the same command again; what was finished is kept"
@@ -74,7 +74,7 @@ def _without_ports() -> str:
     )
 
 
-def leave_reason(error: BaseException, rank: int, folder: Watched) -> tuple[str, str]:
+def leave_reason(error: BaseException, rank: int, folder: WatchedFolder) -> tuple[str, str]:
     """Print the traceback, and leave the reason in the folder of this start; returns what `explain` says."""
     kind, why = explain(error)
     traceback.print_exception(error)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.records.files import read_note
+from analysis.records.files import read_struct_or_none
 from experiments.config.machines import NamedLink
 from experiments.worker.hardware_claims import OTHERWISE
 from slurm.emulated import counters
@@ -270,7 +270,7 @@ def links_of(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
 
 def of_relay(statistics: str | None) -> dict[str, Any]:
     """What the relay of an emulated network has told last, for the record; nothing where there is none."""
-    found = read_note(Path(statistics), dict[str, float]) if statistics else None
+    found = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
     return {"relay": found} if found else {}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from analysis.records.files import Watched, write_json
+from analysis.records.files import WatchedFolder, write_json
 from experiments.config.config import Config
 from experiments.worker.errors import leave_reason
 from experiments.worker.orders import Orders
@@ -34,7 +34,7 @@ def main(orders_file: Path, start_folder: Path) -> int:
         met = int(comm.all_reduce(torch.ones(1, device=device)))
         comm.close()
     except BaseException as error:
-        leave_reason(error, place.rank, Watched(start_folder))
+        leave_reason(error, place.rank, WatchedFolder(start_folder))
         return 1
     interface = environment.gloo_interface()
     note = {

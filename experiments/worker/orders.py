@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from analysis.records.files import write_atomic
-from analysis.records.log import Disturbed
+from analysis.records.log import InterferenceError
 
 
 class Orders(msgspec.Struct, frozen=True):
@@ -32,9 +32,9 @@ class Orders(msgspec.Struct, frozen=True):
         """The orders in this file.
 
         Raises:
-            Disturbed: it is not there any more, or something else is.
+            InterferenceError: it is not there any more, or something else is.
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.MsgspecError) as error:
-            raise Disturbed(f"{path} was removed or damaged while its job was under way") from error
+            raise InterferenceError(f"{path} was removed or damaged while its job was under way") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from analysis.records.files import write_atomic
-from analysis.records.log import PATIENCE_S, RankLog
+from analysis.records.log import LOCK_TIMEOUT_S, RankLog
 from analysis.records.store import Attempt
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
@@ -130,7 +130,7 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     run, attempt, stop, facts = started.run, started.attempt, started.stop, started.facts
     config, settings = run.config, run.settings
     path, told = attempt.rank_path(comm.rank), no_progress
-    log = started.owned.enter_context(RankLog(path, PATIENCE_S, lambda: stop.told))
+    log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.told))
     if comm.rank == 0:
         attempt.check_open()
         started.progress.newest, told = log.newest, started.progress

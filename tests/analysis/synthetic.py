@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from analysis.records.attempts import load_attempts
-from analysis.records.frames import Frames, query
+from analysis.records.frames import Frames, query_runs
 from analysis.records.log import RankLog
 from analysis.records.store import Attempt, Store
 
@@ -262,4 +262,4 @@ def frames_of(store: Store) -> Frames:
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:
     """Return the key of the first run of this kind."""
     words = f"method.name == '{method}' and timing.mode == '{mode}' and workers == {workers}"
-    return str(query(frames, words).runs["key"].iloc[0])
+    return str(query_runs(frames, words).runs["key"].iloc[0])

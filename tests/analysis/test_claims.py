@@ -18,7 +18,7 @@ from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import EXAMPLES, SCALE_NAMES, reduced
 from analysis.records.attempts import load_attempts
 from analysis.records.configs import flatten
-from analysis.records.frames import Frames, empty, reads
+from analysis.records.frames import Frames, empty_frames, note_read_keys
 from analysis.records.store import Store
 from analysis.stats import Mixed, Value
 from experiments import figures
@@ -34,7 +34,7 @@ def claim(kind: Any, paper: float | str | None, tolerance: float, ours: Value | 
 def verdict(
     judged: Claim, frames: Frames | None = None, declared: Mapping[str, Any] = MappingProxyType({})
 ) -> Verdict:
-    return judge([judged], frames or empty(), declared)[0]
+    return judge([judged], frames or empty_frames(), declared)[0]
 
 
 def word_and_reason(judged: Verdict) -> str:
@@ -116,10 +116,10 @@ SMALL = {"workers": 99}  # of a paper whose scale nothing here has
 
 def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
     def of_key(frames: Frames, key: str) -> Value:
-        reads([key])
+        note_read_keys([key])
         return three(1.0)
 
-    frames = empty()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
+    frames = empty_frames()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
     reading = replace(claim("ordering", 1.0, 0.0, None), ours=of_key)
     judged = [verdict(replace(reading, of=(key,)), frames, SMALL).scale for key in "ab"]
     assert judged == [f"reduced scale: workers {workers} instead of 99" for workers in (2, 3)]
@@ -223,9 +223,9 @@ PAPER: dict[str, Any] = {
 def test_the_scale_is_told_from_the_records_and_each_declared_field_counts() -> None:
     def difference(**changes: Any) -> str:
         runs = pd.DataFrame([PAPER | {"device": "cpu", "precision": "fp32"} | changes])
-        return reduced(empty()._replace(runs=runs), PAPER)
+        return reduced(empty_frames()._replace(runs=runs), PAPER)
 
-    assert difference() == reduced(empty(), PAPER) == ""
+    assert difference() == reduced(empty_frames(), PAPER) == ""
     for column in PAPER:
         other = {"task.name": "x", "precision": "fp64"}.get(column, 7)
         assert SCALE_NAMES[column] in difference(**{column: other})
@@ -239,7 +239,7 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
         recipe = compose.resolve(["recipe=yoon2022", "method=topk", f"device={device}"])
         row = flatten(recipe)
         row["steps_total"] = row["train.epochs"] * yoon2022.STEPS_PER_EPOCH
-        frames = empty()._replace(runs=pd.DataFrame([row]))
+        frames = empty_frames()._replace(runs=pd.DataFrame([row]))
         for declared in (yoon2022.TIMING_SCALE, yoon2022.TRAINING_SCALE):
             assert {*declared} - {EXAMPLES, "task.smoothing"} <= set(row)  # which this task has not
             assert reduced(frames, declared) == ""
@@ -247,7 +247,7 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
 
 def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:
     for item in figures.shipped_items():
-        judged = figures.load(item).judge(empty())
+        judged = figures.load(item).judge(empty_frames())
         assert {each.word for each in judged if not each.claim.rederived} <= {"not run"}, item
         assert all(each.claim.source and each.claim.reason.endswith(".") for each in judged), item
         assert len({each.claim.text for each in judged}) == len(judged), item

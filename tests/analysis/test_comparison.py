@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from analysis.comparison import Comparison
-from analysis.records.frames import Frames, query
+from analysis.records.frames import Frames, query_runs
 from analysis.records.store import Store
 from analysis.stats import Mixed, final, final_difference, slowdown
 from tests.analysis import synthetic
@@ -40,10 +40,10 @@ def frames(tmp_path: Path) -> Frames:
 def test_a_point_is_the_mean_over_seeds_and_shares_are_subtracted_seed_by_seed(frames: Frames) -> None:
     dense, *of_topk = OVER.points(frames)
     assert (dense.by, dense.x, dense.against) == ("dense", None, None)
-    base = list(query(frames, "method.name == 'dense'").runs["key"])
+    base = list(query_runs(frames, "method.name == 'dense'").runs["key"])
     for point, density in zip(of_topk, DENSITIES, strict=True):
         assert (point.by, point.x) == ("topk", density)
-        keys = list(query(frames, f"method.density == {density}").runs["key"])
+        keys = list(query_runs(frames, f"method.density == {density}").runs["key"])
         assert point.value == pytest.approx(final(frames, keys, "val_top1"))
         assert point.against == pytest.approx(final_difference(frames, keys, base, "val_top1"))
 
@@ -53,7 +53,7 @@ def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> N
     configs = (synthetic.config(method, seed=seed) for method in methods for seed in range(3))
     frames = synthetic.frames_with(tmp_path, *configs)
     compared = Comparison("workers", "step_s", ref="dense")
-    dense, topk = (list(query(frames, f"method.name == '{method}'").runs["key"]) for method in methods)
+    dense, topk = (list(query_runs(frames, f"method.name == '{method}'").runs["key"]) for method in methods)
     ratio = there(compared.points(frames)[-1].against)
     assert ratio[:4] == pytest.approx(there(slowdown(frames, topk, dense))[:4])
     # Values are shown in the unit that fits them.
@@ -62,7 +62,7 @@ def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> N
 
 
 def test_without_three_seeds_there_is_no_interval_which_is_said(frames: Frames) -> None:
-    table = OVER.table(query(frames, "seed < 2"))
+    table = OVER.table(query_runs(frames, "seed < 2"))
     assert "[" not in table.markdown().partition("| topk")[2].partition("Fewer")[0]
     assert "Fewer than 3 runs give no interval" in table.note
     assert "Fewer" not in OVER.table(frames).note

@@ -15,7 +15,7 @@ import pytest
 from analysis.claims import Claim, Verdict, judge
 from analysis.evidence import Evidence, links_found
 from analysis.records.attempts import load_attempt
-from analysis.records.frames import Frames, empty, reading, reads, remembered
+from analysis.records.frames import Frames, cache_by_frames, empty_frames, note_read_keys, track_read_keys
 from analysis.records.store import Store
 from analysis.stats import POSITIVE, Value, over_launches
 from analysis.verdicts import paper_text
@@ -25,7 +25,7 @@ from tests.analysis.values import interval
 
 def runs(*rows: dict[str, Any]) -> Frames:
     keyed = [{"key": f"k{at}", "group": None, **row} for at, row in enumerate(rows)]
-    return empty()._replace(runs=pd.DataFrame(keyed))
+    return empty_frames()._replace(runs=pd.DataFrame(keyed))
 
 
 def timed(minutes: Sequence[float], **more: Any) -> Frames:
@@ -63,15 +63,15 @@ def on(frames: Frames, ours: Value | None = None, **more: Any) -> Verdict:
 
 
 def test_what_is_read_is_noted_also_where_it_is_remembered() -> None:
-    first = remembered(lambda frames: reads(["k0"]))
-    frames = empty()
+    first = cache_by_frames(lambda frames: note_read_keys(["k0"]))
+    frames = empty_frames()
     for _ in range(2):
-        with reading() as outer:
-            with reading() as inner:
+        with track_read_keys() as outer:
+            with track_read_keys() as inner:
                 first(frames)
-            reads(["k1"])
+            note_read_keys(["k1"])
         assert (inner, outer) == ({"k0"}, {"k0", "k1"})
-    reads(["k0"])  # nobody asks
+    note_read_keys(["k0"])  # nobody asks
 
 
 # --- launches and occasions
@@ -129,7 +129,7 @@ def test_intervals_over_launches_cover_the_truth_and_no_effect_is_rarely_called_
     values = drawn(spread, draws)
     assert {(value.n, value.of) for value in values} == {(5, "launches")}
     assert 0.93 <= coverage(values) <= 0.97
-    words = [on(empty(), value).word for value in values]
+    words = [on(empty_frames(), value).word for value in values]
     assert words.count("holds") <= 0.035 * draws  # 2.5 % are expected
     assert words.count("inconclusive") >= 0.93 * draws
 
@@ -167,7 +167,7 @@ def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> 
     off, as_asked = over(10.0, 2.5), over(1.0, 0.95)
     both = off._replace(runs=pd.concat([off.runs, as_asked.runs]))
     assert links_found(off) == links_found(both) == "2.5 Gbit/s (asked: 10)"
-    assert links_found(as_asked) == links_found(empty()) == ""
+    assert links_found(as_asked) == links_found(empty_frames()) == ""
 
 
 # --- rules
@@ -190,7 +190,10 @@ def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
 
 def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
     in_words = claim(stated="about twice")
-    assert [verdict.word for verdict in judge([in_words, claim()], empty(), {})] == ["holds", "reproduced"]
+    assert [verdict.word for verdict in judge([in_words, claim()], empty_frames(), {})] == [
+        "holds",
+        "reproduced",
+    ]
     assert paper_text(in_words) == "about twice"
 
 

@@ -11,7 +11,7 @@ from analysis import stats
 from analysis.pictures import captions
 from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames
-from analysis.records.steps import breakdown, phase_summary, step_seconds
+from analysis.records.steps import mean_phase_seconds, phase_summary, warm_step_seconds_slowest_rank
 from analysis.records.store import Store
 from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
 from tests.analysis import synthetic
@@ -33,7 +33,7 @@ def learned(frames: Frames, method: str) -> list[str]:
 def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames) -> None:
     run = key(frames, "dense", "production")
     speed = there(stats.throughput(frames, [run]))
-    assert speed.value == pytest.approx(2 * 32 / step_seconds(frames, run).mean())
+    assert speed.value == pytest.approx(2 * 32 / warm_step_seconds_slowest_rank(frames, run).mean())
     assert (speed.low, speed.n, speed.of) == (None, 1, "launches")
     assert stats.taken(frames, [run], "select") is None, "no selection, rather than one of zero"
 
@@ -50,7 +50,10 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
     _, base = timed(tmp_path, machine)
     frames, keys = timed(tmp_path, {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
     ratio = there(stats.slowdown(frames, keys, base))
-    of_first_seed = step_seconds(frames, keys[0]).mean() / step_seconds(frames, base[0]).mean()
+    of_first_seed = (
+        warm_step_seconds_slowest_rank(frames, keys[0]).mean()
+        / warm_step_seconds_slowest_rank(frames, base[0]).mean()
+    )
     assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
     assert ratio.half_width < 0.05  # the drift of both cancels
     itself = there(stats.slowdown(frames, base, list(reversed(base))))
@@ -68,7 +71,7 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.4, 2: 2.5}, "topk")
     short = frames.steps["key"].eq(keys[0]) & frames.steps["step"].ge(12)  # one run has fewer steps
     frames = frames._replace(steps=frames.steps[~short])
-    parts, mean = breakdown(frames, keys), phase_summary(frames, keys)["mean"]
+    parts, mean = mean_phase_seconds(frames, keys), phase_summary(frames, keys)["mean"]
     for phase in ("step", "select"):
         value = there(stats.taken(frames, keys, phase, unit=1e3)).value
         assert (1e3 * parts[phase], 1e3 * mean[phase]) == pytest.approx((value, value), rel=1e-12)
@@ -97,7 +100,7 @@ def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) ->
     low, high = interval(ratio)
     assert 1.1 < low < ratio.value < high < 1.5
     select = there(stats.taken(frames, [topk], "select"))
-    assert select.value == pytest.approx(breakdown(frames, [topk])["select"])
+    assert select.value == pytest.approx(mean_phase_seconds(frames, [topk])["select"])
     assert select.of == "blocks"
 
 

@@ -31,8 +31,8 @@ from msgspec import Struct, structs
 
 from analysis.records import parquet, schema
 from analysis.records.configs import flatten, measured_config, run_id, run_key
-from analysis.records.frames import empty
-from analysis.records.visible import visible
+from analysis.records.frames import empty_frames
+from analysis.records.visible import escape_controls
 from experiments import figures
 from experiments.__main__ import main as command_line
 from experiments.commands import report, reproduce, run
@@ -477,7 +477,7 @@ class Ended:
         faults = {
             self.error: bool(self.error),
             "Traceback": "Traceback" in self.said,
-            "obeyed by a terminal": self.said != visible(self.said),
+            "obeyed by a terminal": self.said != escape_controls(self.said),
             f"exit code {self.code}": self.code not in (0, 1, 2),
             "no word": bool(self.code) and not self.said.strip(),
             f"took {self.took_s:.0f} s": self.took_s > DEADLINE_S,
@@ -504,7 +504,7 @@ def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
         mock.patch.dict(os.environ, surroundings),
         mock.patch.object(run, "execute_runs", _invent),
         mock.patch.object(reproduce, "execute_runs", _invent),
-        mock.patch.object(report.Shipped, "frames", empty()),  # hundreds of runs, which are whole
+        mock.patch.object(report.Shipped, "frames", empty_frames()),  # hundreds of runs, which are whole
         mock.patch.object(figures, "items", return_value={ITEM: figures.items()[ITEM]}),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),

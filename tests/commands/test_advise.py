@@ -7,7 +7,7 @@ import re
 import pytest
 
 from analysis.records import parquet
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from analysis.stats import Value
 from experiments import figures
 from experiments.commands import _advice, _draw
@@ -96,7 +96,7 @@ FAR = ("link=internet_100m_50ms", "workers=4")
 @pytest.fixture
 def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no record tell how long methods take, which takes seconds to find."""
-    monkeypatch.setattr(_advice.Known, "records", empty())
+    monkeypatch.setattr(_advice.Known, "records", empty_frames())
 
 
 def step_ms(printed: str, label: str = "dense") -> tuple[float, float, float]:

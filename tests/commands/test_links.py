@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.files import Damaged, open_for_append, read_bytes
-from analysis.records.frames import empty
+from analysis.records.files import DamagedFileError, open_for_append, read_bytes
+from analysis.records.frames import empty_frames
 from analysis.records.store import Store
 from analysis.report import pages
 from experiments import figures
@@ -52,7 +52,7 @@ def precious(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.Site:
     """Provide a report of one run, where no other is shipped and figures need some."""
-    monkeypatch.setattr(report.Shipped, "frames", empty())
+    monkeypatch.setattr(report.Shipped, "frames", empty_frames())
     monkeypatch.setattr(figures, "items", dict)
     site = pages.Site(tmp_path / "results" / "report")
     site.begin()
@@ -87,7 +87,7 @@ def test_a_report_in_a_link_is_refused(name: str, here: Command, tmp_path: Path)
 def test_a_kept_figure_that_is_a_link_is_not_copied(
     here: Command, precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report.Shipped, "frames", empty())
+    monkeypatch.setattr(report.Shipped, "frames", empty_frames())
     monkeypatch.setattr(figures, "items", partial(dict, {"speed-logs": figures.items()["speed-logs"]}))
     folder = tmp_path / "results" / "figures"
     folder.mkdir(parents=True)
@@ -184,7 +184,7 @@ def test_only_a_file_is_appended_to(
         else:
             ledger.symlink_to(target)
         kind = NOT_FOLLOWED if target else "is a FIFO and no file"
-        with pytest.raises(Damaged, match=kind):
+        with pytest.raises(DamagedFileError, match=kind):
             open_for_append(ledger)
         bad_nodes.append_failure(ledger, "n1", "7", "2026-01-01T10:00:00Z")
         assert f"the failure of n1 is not noted: {ledger} {kind}" in capsys.readouterr().err
@@ -193,7 +193,7 @@ def test_only_a_file_is_appended_to(
         if target:
             ledger.unlink()
     reader = os.open(ledger, os.O_RDONLY | os.O_NONBLOCK)  # somebody reads it
-    with pytest.raises(Damaged, match="is a FIFO and no file"):
+    with pytest.raises(DamagedFileError, match="is a FIFO and no file"):
         open_for_append(ledger)
     os.close(reader)
 

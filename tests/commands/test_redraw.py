@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records.files import write_json
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands import _draw
 from experiments.config.folders import Folders
@@ -98,7 +98,7 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
             for process in multiprocessing.active_children():
                 process.kill()
                 killed.append(process)
-            yield _draw.stored(*name, folders, empty())
+            yield _draw.stored(*name, folders, empty_frames())
 
     found = [*_draw.draw_each(names, stored(), tmp_path)]
     assert killed

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from analysis.records import attempts
-from analysis.records.files import read_as
+from analysis.records.files import read_struct
 from analysis.records.frames import Frames
 from analysis.records.parquet import read_parquet
 from analysis.records.schema import RunIndex
@@ -40,7 +40,7 @@ def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def runs_of_one_figure() -> Frames:
     folder = Folders().shipped
-    index = there(read_as(folder / "figures" / "fig1-laptop.json", RunIndex))
+    index = there(read_struct(folder / "figures" / "fig1-laptop.json", RunIndex))
     return runs_of(read_parquet(folder), index.runs)
 
 

@@ -19,7 +19,7 @@ import pytest
 from analysis.pictures import captions
 from analysis.records.attempts import load_attempt
 from analysis.records.configs import run_id
-from analysis.records.files import read_json
+from analysis.records.files import read_json_or_none
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Attempt, Store
 from experiments.commands._again import asked
@@ -126,10 +126,10 @@ def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_swee
     assert "; 0 of 2 done" in done.stderr
     assert "| seed |" in done.stdout
     sweeps = results / "records" / "sweeps"
-    index = there(read_json(sweeps / "thesis.json"))
+    index = there(read_json_or_none(sweeps / "thesis.json"))
     assert sorted(index["runs"]) == store.runs()
     assert "all 2 runs are already measured" in here(*words, "seed=0,1", "sweep=other").stderr
-    assert read_json(sweeps / "other.json") == index
+    assert read_json_or_none(sweeps / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
     refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
     assert len(store.runs()) == 2

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from analysis.records import schema
-from analysis.records.configs import flatten, measured_config, run_key, variant_configs
-from analysis.records.files import Damaged, read_as, write_json
+from analysis.records.configs import configs_by_variant, flatten, measured_config, run_key
+from analysis.records.files import DamagedFileError, read_struct, write_json
 from analysis.records.store import DAMAGED
 from analysis.report import pages
 from experiments import figures
@@ -83,7 +83,7 @@ def test_a_variant_adds_nothing_either() -> None:
     config = measured_config(compose.resolve(IN_TURNS).as_dict())
     config["variants"][1]["cluster"] = {"setup": ["touch owned"]}
     with pytest.raises(ValueError, match=r"holds cluster\.setup"):
-        compose.asked_again(variant_configs(config), run_key(config))
+        compose.asked_again(configs_by_variant(config), run_key(config))
 
 
 def test_words_of_a_record_set_what_is_measured_alone() -> None:
@@ -137,8 +137,8 @@ def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:
             assert attempt.job.id is None
         array = {"nodes": 1, "jobs": [{"id": text, "runs": []}]}
         write_json(tmp_path / "sweep.json", {"name": "runs-001", "created": "", "arrays": [array]})
-        with pytest.raises(Damaged, match="is not as it was written"):
-            read_as(tmp_path / "sweep.json", schema.Sweep)
+        with pytest.raises(DamagedFileError, match="is not as it was written"):
+            read_struct(tmp_path / "sweep.json", schema.Sweep)
 
 
 def test_a_submission_reads_nothing_that_was_there(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_no_name_leads_out_of_its_folder(tmp_path: Path) -> None:
             write_json(attempt.path / "run.json", manifest | forged)
             assert attempt.state == DAMAGED, forged
         write_json(tmp_path / "index.json", {"runs": [name]})
-        with pytest.raises(Damaged):
-            read_as(tmp_path / "index.json", schema.RunIndex)
+        with pytest.raises(DamagedFileError):
+            read_struct(tmp_path / "index.json", schema.RunIndex)
 
 
 # --- loading

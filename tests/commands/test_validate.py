@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from analysis.records.attempts import load_attempts
-from analysis.records.files import Damaged, write_json
+from analysis.records.files import DamagedFileError, write_json
 from analysis.records.parquet import SCHEMA_KEY, read_parquet, write_parquet
 from analysis.records.store import Attempt
 from experiments import figures
@@ -113,7 +113,7 @@ def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped:
     pq.write_table(table.replace_schema_metadata(None), path)  # before files said their schema
     assert len(read_parquet(shipped).runs)
     pq.write_table(table.replace_schema_metadata({SCHEMA_KEY: "2"}), path)
-    with pytest.raises(Damaged, match="has schema 2, and this code reads schema 1"):
+    with pytest.raises(DamagedFileError, match="has schema 2, and this code reads schema 1"):
         read_parquet(shipped)
 
 

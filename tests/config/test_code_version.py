@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.records.files import remove
+from analysis.records.files import remove_path
 from experiments.config import code_version
 from experiments.config.code_version import FOLDERS, NOTE, copy_into, damage, remove_strays
 from tests.conftest import fine, process, python
@@ -55,7 +55,7 @@ def test_damage_of_a_copy_is_told_and_mended(copy: Path) -> None:
     assert damage(copy) == ""
     for name, content, told in DAMAGES:
         if content is None:
-            remove(copy / name)
+            remove_path(copy / name)
         else:
             (copy / name).write_text(content)
         why = damage(copy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from analysis.records.configs import run_id
-from analysis.records.files import read_json
+from analysis.records.files import read_json_or_none
 from experiments.config import compose, grid
 from experiments.config.folders import Folders
 from experiments.figures.runs import name_and_configs
@@ -27,7 +27,7 @@ def test_a_sweep_grows_and_lists_each_run_once(tmp_path: Path) -> None:
     grid.note_sweep(folders, "thesis", [first], print)
     grid.note_sweep(folders, "thesis", [second, first], print)
     grid.note_sweep(folders, None, [second], print)
-    assert read_json(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
+    assert read_json_or_none(folders.sweep_index / "thesis.json") == {"runs": [run_id(first), run_id(second)]}
 
 
 def test_a_sweep_has_one_name_that_a_file_can_have() -> None:

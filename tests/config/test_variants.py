@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis.records.configs import measured_config, run_id, run_key, variant_configs
+from analysis.records.configs import configs_by_variant, measured_config, run_id, run_key
 from experiments.config import compose
 from experiments.config.config import Config
 from tests.config.refusals import check_refusals
@@ -17,7 +17,7 @@ def variants(*pairs: str) -> str:
 
 def test_each_variant_is_the_config_of_its_own_words() -> None:
     config = compose.resolve([*BASE, variants(DENSE, TOPK)])
-    found = variant_configs(config)
+    found = configs_by_variant(config)
     assert list(found) == ["dense", "topk"]
     assert config["method"]["name"] == "dense", "the first is what the others are compared with"
     for name, words in (("dense", ["method=dense"]), ("topk", ["method=topk", "method.density_warmup=[]"])):
@@ -34,7 +34,7 @@ def test_what_records_leave_out_of_a_variant_is_not_the_first_ones() -> None:
     rings = "rings:'method=dense collectives=backend'"
     config = compose.resolve([*BASE, variants(rings, DENSE)])
     for recorded in (config.as_dict(), config):
-        found = [each.get("collectives") for each in variant_configs(recorded).values()]
+        found = [each.get("collectives") for each in configs_by_variant(recorded).values()]
         assert found == ["backend", None]
     again = Config.of(config.as_dict())
     assert [each.config.collectives for each in again.variants] == ["backend", "auto"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records.configs import measured_config, run_key, variant_configs
+from analysis.records.configs import configs_by_variant, measured_config, run_key
 from experiments.config import compose
 
 
@@ -33,7 +33,7 @@ def test_what_takes_turns_is_asked_for_with_its_variants() -> None:
     dense, sparse = "method=dense timing.mode=production", "method=topk method.density=0.01"
     asked = [f"variants={{a:'{dense}',b:'{sparse}'}}", "alternate.blocks=4", "profile=smoke", "workers=3"]
     config = measured_config(compose.resolve(asked).as_dict())
-    found = compose.asked_again(variant_configs(config), run_key(config))
+    found = compose.asked_again(configs_by_variant(config), run_key(config))
     assert run_key(compose.resolve(found).as_dict()) == run_key(config)
     assert found.settings["workers"] == 3
     assert found.variants["b"]["method.density"] == 0.01

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.claims import Verdict
-from analysis.records.frames import Frames, empty, runs_frame, typed
+from analysis.records.frames import Frames, build_runs_table, empty_frames, order_and_type_columns
 from experiments import figures
 from experiments.config.run import Run
 
@@ -67,8 +67,8 @@ class RecordBuilder:
 
     def frames(self) -> Frames:
         """Return all tables, with the columns and types of records."""
-        tables = {name: typed(name, pd.DataFrame(self.rows[name])) for name in TABLES[1:]}
-        return empty()._replace(runs=runs_frame(self.rows["runs"]), **tables)
+        tables = {name: order_and_type_columns(name, pd.DataFrame(self.rows[name])) for name in TABLES[1:]}
+        return empty_frames()._replace(runs=build_runs_table(self.rows["runs"]), **tables)
 
 
 def verdict(item: str, frames: Frames, begins: str) -> Verdict:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.figures import papers
 from tests.conftest import Command, refused
@@ -54,10 +54,10 @@ def test_title_runs_and_draw_are_enough(write: Write) -> None:
     write(LEAST)
     figures.load("density").check_claims()
     assert figures.find_item("thesis/density") == "density"
-    assert figures.load("density").tables(empty()) == []
-    assert figures.load("density").judge(empty()) == []
+    assert figures.load("density").tables(empty_frames()) == []
+    assert figures.load("density").judge(empty_frames()) == []
     assert figures.load("density").bibtex == ""
-    assert "Nothing here is judged" in page("density", empty())
+    assert "Nothing here is judged" in page("density", empty_frames())
     more = "def lines(frames): ...\nHEIGHT = 3\nBIBTEX = '@misc{mine}'\n"
     text = LEAST.replace("(frames, profile)", "(frames, profile, axes=None)") + more
     write("from math import sqrt\n" + text, "own_more.py")
@@ -118,7 +118,9 @@ def test_a_mistake_is_refused_with_its_line_before_anything_runs(write: Write, h
 
 def test_every_claim_of_the_papers_is_held_against_records_by_an_item() -> None:
     texts = [
-        each.claim.text for item in figures.shipped_items() for each in figures.load(item).judge(empty())
+        each.claim.text
+        for item in figures.shipped_items()
+        for each in figures.load(item).judge(empty_frames())
     ]
     for paper in papers.names():
         for said in papers.claims(paper).values():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import isotonic_regression
 
-from analysis.records.frames import Frames, query
+from analysis.records.frames import Frames, query_runs
 from analysis.stats import Mixed
 from experiments.figures import _crossing
 from experiments.figures import survey_crossover_measured as item
@@ -87,7 +87,7 @@ def test_each_launch_that_has_all_links_is_one_estimate_at_the_bandwidths_that_w
     value = there(_crossing.mean(found))
     assert (value.value, value.n) == pytest.approx((0.4, 3))
     assert there(value.low) < 0.4 < there(value.high)
-    part = query(whole, "group != 'ethernet_2g-1'")
+    part = query_runs(whole, "group != 'ethernet_2g-1'")
     assert sorted(item.crossings(part, *CASE, "topk")) == [0, 2]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from analysis.pictures import style
-from analysis.records.frames import Frames, empty, query
+from analysis.records.frames import Frames, empty_frames, query_runs
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
 from experiments import figures
@@ -35,7 +35,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Frames:
 
 def own_runs(frames: Frames, item: str) -> Frames:
     """Return the runs of fig3 or fig4, as the caller of an item picks them by key."""
-    return query(frames, f"`timing.mode` == 'serialised' and workers == {8 if item == 'fig3' else 2}")
+    return query_runs(frames, f"`timing.mode` == 'serialised' and workers == {8 if item == 'fig3' else 2}")
 
 
 def with_lateness(frames: Frames) -> Frames:
@@ -50,7 +50,7 @@ def test_an_item_draws_from_parquet_and_the_same_records_give_the_same_bytes(
     item: str, everything: Frames, tmp_path: Path
 ) -> None:
     draw = figures.load(item).draw
-    frames = empty() if item in PUBLISHED else own_runs(everything, item)
+    frames = empty_frames() if item in PUBLISHED else own_runs(everything, item)
     write_parquet(frames, tmp_path)
     assert all(axes.has_data() for axes in draw(read_parquet(tmp_path), "laptop").axes)
     drawn = [style.save(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
@@ -103,10 +103,10 @@ def test_nothing_is_drawn_of_nothing_and_the_page_still_says_so() -> None:
     for item in ITEMS:
         if item not in PUBLISHED:
             with pytest.raises(ValueError, match="nothing to draw"):
-                figures.load(item).draw(empty(), "laptop")
+                figures.load(item).draw(empty_frames(), "laptop")
             said = "not run" if figures.load(item).claims() else "Nothing here is judged"
-            assert said in page(item, empty()), item
-            assert {found.word for found in figures.load(item).judge(empty())} <= {"not run"}, item
+            assert said in page(item, empty_frames()), item
+            assert {found.word for found in figures.load(item).judge(empty_frames())} <= {"not run"}, item
 
 
 def test_simulated_times_are_labelled_in_picture_caption_and_tables(tmp_path: Path) -> None:

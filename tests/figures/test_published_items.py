@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.figures.runs import name_and_configs
 from tests.conftest import Command, refused
@@ -17,7 +17,7 @@ ITEMS = [item for item in sorted(figures.shipped_items()) if not figures.load(it
 
 def page(item: str) -> str:
     """Return the page of an item without runs."""
-    return made_up.page(item, empty(), figures.PUBLISHED)
+    return made_up.page(item, empty_frames(), figures.PUBLISHED)
 
 
 def test_each_page_says_that_nothing_was_measured_here_and_names_the_logs() -> None:
@@ -27,7 +27,7 @@ def test_each_page_says_that_nothing_was_measured_here_and_names_the_logs() -> N
         assert f"![{item}]({item}.png)" in text
         assert "not measured by this project" in text
         assert not re.search(r"\bnan\b", text.lower())
-        assert "reproduced" not in {judged.word for judged in figures.load(item).judge(empty())}
+        assert "reproduced" not in {judged.word for judged in figures.load(item).judge(empty_frames())}
         assert ("github.com/kljp/topk_results" in text) == item.endswith("-logs")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.records.configs import variant_configs
+from analysis.records.configs import configs_by_variant
 from experiments import figures
 from experiments.figures.runs import configs_of
 from tests.figures.made_up import PROFILES
@@ -21,7 +21,7 @@ FIRST = {
 def test_every_timing_item_is_measured_in_turns_against_the_same_method(profile: str) -> None:
     for item, first in FIRST.items():
         for config in configs_of(figures.load(item), profile):
-            variants = variant_configs(config)
+            variants = configs_by_variant(config)
             assert next(iter(variants)) == first
             assert not any(variant["method"].get("density_warmup") for variant in variants.values())
             if item == "straggler":

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames, empty_frames
 from analysis.stats import Mixed
 from experiments.figures import survey_utilisation as item
 from tests.conftest import there
@@ -83,7 +83,7 @@ def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() 
     for of, name, share, text in (
         (found, item.DENSE, 99, "above 1"),
         (found, item.DILOCO, 50, "below 0.1"),
-        (empty(), item.DENSE, 50, "-"),
+        (empty_frames(), item.DENSE, 50, "-"),
     ):
         assert item.bandwidth_for(of, name, share, 0.0) == text
 

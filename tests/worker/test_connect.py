@@ -12,7 +12,7 @@ import torch
 from torch.distributed import HashStore, TCPStore
 
 from analysis.records import locks
-from analysis.records.files import read_json, write_json
+from analysis.records.files import read_json_or_none, write_json
 from analysis.records.store import Store
 from experiments.config import compose
 from experiments.training import stop as stop_rules
@@ -45,7 +45,7 @@ def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp
         taken = listener.getsockname()[1]
         ports = range(taken, taken + 100)
         first, second = (open_store(tmp_path, rank, ports=ports).store for rank in (0, 1))
-        assert taken < there(read_json(tmp_path / connect.NOTE))["port"] < taken + 100
+        assert taken < there(read_json_or_none(tmp_path / connect.NOTE))["port"] < taken + 100
         first.set("word", "heard")
         assert second.get("word") == b"heard"
         with pytest.raises(ValueError, match=rf"cluster.ports={taken}-{taken}: none of them is free"):

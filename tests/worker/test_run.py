@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.records.files import read_as
+from analysis.records.files import read_struct
 from analysis.records.log import RankLog
 from analysis.records.schema import Progress
 from experiments.config import compose
@@ -74,7 +74,7 @@ def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(
         log.add("step", step=1, loss=2.25)
         log.add("step", step=1, loss=9.0, variant="dense")  # variants that take turns have a loss each
         note(100)
-        assert read_as(note.path, Progress) == Progress(100, 100, 2.25, 12.5)
+        assert read_struct(note.path, Progress) == Progress(100, 100, 2.25, 12.5)
         log.add("step", step=2, loss=float("nan"))
         note(100)
-        assert read_as(note.path, Progress) == Progress(100, 100, None, 12.5)
+        assert read_struct(note.path, Progress) == Progress(100, 100, None, 12.5)

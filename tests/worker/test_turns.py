@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records.attempts import load_attempt
-from analysis.records.steps import warm
+from analysis.records.steps import warm_steps
 from analysis.records.store import Attempt, Store
 from analysis.stats import slowdown
 from experiments.training.stop import Preempted
@@ -40,7 +40,7 @@ def check_whole(attempt: Attempt) -> None:
     dense, topk, published = frames.runs["key"]
     assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]
     for key in (dense, topk, published):
-        assert warm(frames, key).n == 3 * 2
+        assert warm_steps(frames, key).n == 3 * 2
     ratio = there(slowdown(frames, [topk], [dense]))
     assert (ratio.n, ratio.of) == (3, "blocks")
     assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)

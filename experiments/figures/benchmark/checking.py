@@ -17,7 +17,7 @@ from analysis.benchmark.cells import BASELINE, COLUMN
 from analysis.benchmark.files import Entered, read
 from analysis.benchmark.statement import EntryStatement, OnTask
 from analysis.records.configs import run_id, run_key
-from analysis.records.files import Damaged
+from analysis.records.files import DamagedFileError
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from experiments.config.config import Config
@@ -64,7 +64,7 @@ def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -
     """Every check, in the order of their cost; it ends with the first kind that finds faults."""
     try:
         entered = read(path)
-    except Damaged as damage:
+    except DamagedFileError as damage:
         yield Line(str(damage), True)
         return
     said = entered.statement

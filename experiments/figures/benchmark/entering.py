@@ -14,7 +14,7 @@ from analysis.benchmark.files import SUFFIX, Entered, read_all, write
 from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
 from analysis.records.configs import run_id, run_key
 from analysis.records.frame_cache import load_newest_cached
-from analysis.records.frames import Frames, combine, empty, is_missing, restrict
+from analysis.records.frames import Frames, empty_frames, is_missing, merge_frames, select_runs
 from analysis.records.store import Attempt
 from experiments.config import compose
 from experiments.config.config import Config
@@ -58,7 +58,7 @@ class Entering:
 
     def __init__(self, entry: Entrant, tier: str, folders: Folders, held: Frames | None = None) -> None:
         self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
-        self.held = empty() if held is None else held
+        self.held = empty_frames() if held is None else held
         self.trials = trials(entry, self.tier)
 
     def config(self, run: Run) -> Config:
@@ -141,7 +141,7 @@ class Entering:
             raise Unfair(f"{self.entry.name}: {notes[0]}; run `enter` again, which makes it anew")
         held = self.held.runs
         others = held["run_id"].isin({*names} - {*found.runs["run_id"]})
-        return combine(restrict(self.held, held.loc[others, "key"]), found)
+        return merge_frames(select_runs(self.held, held.loc[others, "key"]), found)
 
     def training(self, chosen: Mapping[str, BestSettings]) -> list[Config]:
         """The trainings that count."""
@@ -260,7 +260,7 @@ def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launch
     """
     wanted = [*keys_of(found)]
     trained = own.frames([run_id(config) for config in configs])
-    frames = combine(restrict(trained, wanted), restrict(launched, wanted))
+    frames = merge_frames(select_runs(trained, wanted), select_runs(launched, wanted))
     if own.tier.is_emulated:
         check_bytes(frames, dict(_workers_of_launches(found)))
     return write(file_of(own.folders, own.name, own.entry.name), found, frames)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from analysis.benchmark.files import SUFFIX, read
 from analysis.benchmark.statement import EntryStatement
-from analysis.records.files import Damaged
-from analysis.records.frames import Frames, combine, empty, restrict
+from analysis.records.files import DamagedFileError
+from analysis.records.frames import Frames, empty_frames, merge_frames, select_runs
 from experiments.config.folders import Folders
 from experiments.figures.benchmark.laws import is_code_of_today
 from experiments.figures.benchmark.rules import digest
@@ -27,12 +27,12 @@ def held(folders: Folders, tier: str) -> Frames:
     Raises:
         ValueError: a file is no entry's, or was changed.
     """
-    found = empty()
+    found = empty_frames()
     for folder in folders_of_entries(folders):
         for path in sorted(folder.glob(f"*{SUFFIX}")):
             try:
                 said, frames, _ = read(path)
-            except Damaged as damage:
+            except DamagedFileError as damage:
                 raise ValueError(f"{damage}; move it away, and what only it held is made again") from damage
             if (
                 said.tier != tier
@@ -41,8 +41,8 @@ def held(folders: Folders, tier: str) -> Frames:
             ):
                 continue
             if folder.is_relative_to(folders.shipped):
-                frames = restrict(frames, trainings_in(said))
-            found = combine(found, frames)
+                frames = select_runs(frames, trainings_in(said))
+            found = merge_frames(found, frames)
     return found
 
 

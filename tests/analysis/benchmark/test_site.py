@@ -14,7 +14,7 @@ from analysis.benchmark import site
 from analysis.benchmark.cells import WORDS, Cell, table_of
 from analysis.benchmark.files import Entered
 from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from analysis.stats import Value
 from tests.analysis.benchmark.cells import cell
 
@@ -31,7 +31,7 @@ def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> Entered
     )  # fmt: skip
     runs = pd.DataFrame({"key": [trial.key for trial in trials], "task.lr": [0.1, 0.05, 0.2]})
     runs[["train.validate", "cluster.where", "variant"]] = ""
-    return Entered(said, empty()._replace(runs=runs), Path(f"{name}.entry"))
+    return Entered(said, empty_frames()._replace(runs=runs), Path(f"{name}.entry"))
 
 
 def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.Content:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.frames import Frames, empty
+from analysis.records.frames import Frames, empty_frames
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -36,7 +36,7 @@ def test_a_setting_names_its_parts(frames: Frames) -> None:
         "vgg16_cifar10 on synthetic (digest 01234567), 2 and 4 worker processes x batch 32, "
         "on synthetic CPU (2 cores), torch 0.0.0, fp32."
     )
-    assert captions.machine(empty()) == "unknown (unknown cores)"
+    assert captions.machine(empty_frames()) == "unknown (unknown cores)"
     assert captions.values(frames, "method.density") == [0.001]  # dense has none
     assert captions.timing(frames) == (
         "Timing mode: serialised (synchronised at phase boundaries). "
@@ -114,6 +114,6 @@ def test_of_many_launches_the_turns_are_told_together_and_runs_of_no_group_are_l
     of_group["alternated.half_width"] = 0.01 * (1 + of_group.index)
     of_group[["alternate.block_steps", "alternate.limit_min"]] = (3, 1.0)
     runs = pd.concat([of_group.assign(variant="dense"), of_group.assign(variant="topk"), pd.DataFrame([{}])])
-    text = captions.turns(empty()._replace(runs=runs))
+    text = captions.turns(empty_frames()._replace(runs=runs))
     assert f"half-width of 1 to {launches} %: {launches} launches ended" in text
     assert "ratio to dense had" in text

@@ -8,7 +8,7 @@ from typing import Any
 
 from analysis.pictures import summary
 from analysis.pictures.summary import Theirs
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -60,5 +60,5 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
 
 def test_of_nothing_it_tells_nothing() -> None:
     for theirs in ({}, THEIRS):
-        assert summary.in_words(empty(), theirs) == []
-    assert summary.precision(empty()) == ""
+        assert summary.in_words(empty_frames(), theirs) == []
+    assert summary.precision(empty_frames()) == ""

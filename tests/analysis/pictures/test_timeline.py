@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import timeline
-from analysis.records.frames import empty
+from analysis.records.frames import empty_frames
 
 
 def spans(*rows: tuple[int, str, float, float]) -> pd.DataFrame:
@@ -36,4 +36,4 @@ def test_without_a_wait_on_every_rank_the_step_begins_together() -> None:
 
 def test_a_run_without_spans_is_told_what_to_set() -> None:
     with pytest.raises(ValueError, match="span_steps"):
-        timeline.spans_of(empty(), "nothing")
+        timeline.spans_of(empty_frames(), "nothing")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from analysis.published.log_files import Job, read_iterations, read_training
-from analysis.records.files import Damaged
+from analysis.records.files import DamagedFileError
 
 WORKERS = 2
 SPARSE = Job("A100", "NVLink", WORKERS, "topk")
@@ -77,9 +77,9 @@ def test_what_is_not_understood_is_refused(tmp_path: Path) -> None:
         (read_iterations, ITERATION[:3], "2 lines of compression and 1 of communication"),
         (read_iterations, ITERATION[2:], "0 lines of compression and 2 of communication"),
     ):
-        with pytest.raises(Damaged, match=why):
+        with pytest.raises(DamagedFileError, match=why):
             read(log(tmp_path, lines), SPARSE)
-    with pytest.raises(Damaged, match=r"github\.com/kljp/topk_results"):
+    with pytest.raises(DamagedFileError, match=r"github\.com/kljp/topk_results"):
         read_training(tmp_path / "topk.e1", SPARSE)
 
 

@@ -10,7 +10,7 @@ from analysis import published
 from analysis.published import __main__ as command
 from analysis.published import log_files, tables
 from analysis.published.log_files import Job
-from analysis.records.files import Damaged
+from analysis.records.files import DamagedFileError
 from tests.analysis.published.test_log_files import WHOLE, comm, comp
 
 
@@ -55,10 +55,12 @@ def test_a_table_that_does_not_match_its_digest_or_is_missing_is_refused(copied:
         raw = bytearray(path.read_bytes())
         raw[len(raw) // 2] ^= 1
         path.write_bytes(raw)
-        with pytest.raises(Damaged, match=f"{name} is not .*: it has another digest; `git checkout`"):
+        with pytest.raises(
+            DamagedFileError, match=f"{name} is not .*: it has another digest; `git checkout`"
+        ):
             tables.read(copied)
     path.unlink()
-    with pytest.raises(Damaged, match=f"{name} is missing.*git checkout"):
+    with pytest.raises(DamagedFileError, match=f"{name} is missing.*git checkout"):
         tables.read(copied)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from analysis.records.configs import labels, varying
+from analysis.records.configs import distinguishing_leaves, label_configs
 from tests.analysis import synthetic
 
 
@@ -16,8 +16,8 @@ def topk(density: float, **changes: object) -> dict[str, object]:
 def test_a_grid_is_told_apart_by_its_axes_and_nothing_else() -> None:
     axes = [*product((0.01, 0.1), range(3))]
     grid = [topk(density, seed=seed) for density, seed in axes]
-    assert varying(grid) == ["method.density", "seed"]
-    assert labels(grid) == [f"topk density={density} seed={seed}" for density, seed in axes]
+    assert distinguishing_leaves(grid) == ["method.density", "seed"]
+    assert label_configs(grid) == [f"topk density={density} seed={seed}" for density, seed in axes]
 
 
 def test_labels_show_what_tells_runs_apart_and_not_what_follows_from_it() -> None:
@@ -36,4 +36,4 @@ def test_labels_show_what_tells_runs_apart_and_not_what_follows_from_it() -> Non
         ([topk(0.01, select="fused"), one], ["topk select=fused", "topk select=torch"]),
         ([turns, turns | {"seed": 1}], ["a, b in turns seed=0", "a, b in turns seed=1"]),
     ):
-        assert labels(runs) == expected
+        assert label_configs(runs) == expected

@@ -13,16 +13,16 @@ import pytest
 
 from analysis.records import locks
 from analysis.records.files import (
-    MOST_BYTES,
-    PART,
-    Damaged,
-    read_as,
+    MAX_BYTES,
+    PART_SUFFIX,
+    DamagedFileError,
     read_bytes,
-    read_json,
-    remove_parts,
+    read_json_or_none,
+    read_struct,
+    remove_unfinished,
     write_atomic,
 )
-from analysis.records.log import Disturbed, Held, RankLog, read_lines, whole_lines
+from analysis.records.log import InterferenceError, LogInUseError, RankLog, decode_finished_log, read_objects
 from analysis.records.schema import LogLine, Manifest, StepLine
 from tests.conftest import ROOT, there
 
@@ -44,7 +44,7 @@ def test_lines_wait_until_flushed_later_ones_are_forgotten_and_a_broken_last_one
         log.flush(durable=True)
     with log.path.open("a") as file:
         file.write('{"kind":"ste')
-    records, dropped = read_lines(log.path)
+    records, dropped = read_objects(log.path)
     assert [record["step"] for record in records] == [0, 1, 3]
     assert dropped == 1
 
@@ -85,20 +85,22 @@ def test_what_a_killed_process_has_not_finished_is_removed_and_its_log_is_free(t
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as writer:
         folder = Path(there(writer.stdout).readline().strip())
-        with pytest.raises(Held, match=rf"written by process {writer.pid} of this machine: wait for its end"):
+        with pytest.raises(
+            LogInUseError, match=rf"written by process {writer.pid} of this machine: wait for its end"
+        ):
             RankLog(path)
-        for name in (f".runs.parquet.n1.5{PART}", "runs.parquet", "mine.part"):
+        for name in (f".runs.parquet.n1.5{PART_SUFFIX}", "runs.parquet", "mine.part"):
             (tmp_path / name).touch()
-        assert remove_parts(tmp_path) == 0  # they are young
+        assert remove_unfinished(tmp_path) == 0  # they are young
         for each in tmp_path.iterdir():
             os.utime(each, (0, 0))
-        assert remove_parts(tmp_path) == 1  # the other is still written
+        assert remove_unfinished(tmp_path) == 1  # the other is still written
         writer.kill()
-    assert remove_parts(tmp_path) == 1
+    assert remove_unfinished(tmp_path) == 1
     assert not folder.exists()
     assert {each.name for each in tmp_path.iterdir()} == {"runs.parquet", "mine.part", path.name}
-    assert locks.holder(path) is None
-    with RankLog(path), pytest.raises(Held):
+    assert locks.find_holder(path) is None
+    with RankLog(path), pytest.raises(LogInUseError):
         RankLog(path)
 
 
@@ -107,10 +109,10 @@ def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(locks, "POLL_S", 0.001)
     path = tmp_path / "run.lock"
     lines = list[str]()
-    with locks.Lock(path) as held:
+    with locks.FileLock(path) as held:
         assert held.acquire(say=lines.append)
         assert not lines
-        assert not locks.Lock(path).acquire(patience_s=0.01, say=lines.append)
+        assert not locks.FileLock(path).acquire(patience_s=0.01, say=lines.append)
     (line,) = lines
     assert re.fullmatch(f"waiting for process .* which holds {path}", line)
 
@@ -126,7 +128,7 @@ def test_what_happens_to_a_log_that_is_being_written_is_seen_at_once(tmp_path: P
                 with log.path.open("a") as other:
                     other.write('{"kind":"step","step":0}\n')
             log.add("step", step=1)
-            with pytest.raises(Disturbed, match=f"jsonl was {how}"):
+            with pytest.raises(InterferenceError, match=f"jsonl was {how}"):
                 log.flush()
 
 
@@ -151,11 +153,11 @@ REFUSED = {
 
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    assert read_as(path, Manifest) is None
+    assert read_struct(path, Manifest) is None
     for raw, reason in REFUSED.items():
         path.write_bytes(raw)
-        with pytest.raises(Damaged, match=reason) as refused:
-            read_as(path, Manifest)
+        with pytest.raises(DamagedFileError, match=reason) as refused:
+            read_struct(path, Manifest)
         assert str(path) in str(refused.value)
         assert len(refused.value.why) < 200
 
@@ -165,7 +167,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "is a folder and no file": Path.mkdir,
     "is a device and no file": lambda path: path.symlink_to("/dev/zero"),
     "can't be read: Too many levels of symbolic links": lambda path: path.symlink_to(path),
-    "has 67,108,865 bytes, and no such file has more": lambda path: truncate(path, MOST_BYTES + 1),
+    "has 67,108,865 bytes, and no such file has more": lambda path: truncate(path, MAX_BYTES + 1),
 }
 
 
@@ -174,9 +176,9 @@ def test_what_is_no_such_file_is_neither_waited_for_nor_read(tmp_path: Path) -> 
     for number, (reason, make) in enumerate(NO_FILES.items()):
         path = tmp_path / str(number)
         make(path)
-        with pytest.raises(Damaged, match=reason):
+        with pytest.raises(DamagedFileError, match=reason):
             read_bytes(path)
-        assert read_json(path) is None
+        assert read_json_or_none(path) is None
 
 
 def truncate(path: Path, size: int) -> None:
@@ -186,7 +188,7 @@ def truncate(path: Path, size: int) -> None:
 
 def test_of_a_finished_log_only_the_last_line_may_be_broken(tmp_path: Path) -> None:
     step = b'{"kind":"step","step":0,"epoch":1,"start_s":1,"step_s":0.5,"loss":NaN}\n'
-    lines, broken = whole_lines(step + step[:20], LogLine, tmp_path)
+    lines, broken = decode_finished_log(step + step[:20], LogLine, tmp_path)
     assert broken == 1
     assert isinstance(lines[0], StepLine)
     for bad in (
@@ -197,5 +199,5 @@ def test_of_a_finished_log_only_the_last_line_may_be_broken(tmp_path: Path) -> N
         step[:20] + b"\n",
         step.replace(b'"step":0', b'"step":"0"'),
     ):
-        with pytest.raises(Damaged, match="in line 2"):
-            whole_lines(step + bad + step, LogLine, tmp_path)
+        with pytest.raises(DamagedFileError, match="in line 2"):
+            decode_finished_log(step + bad + step, LogLine, tmp_path)

@@ -12,8 +12,17 @@ import numpy as np
 import pytest
 
 from analysis.records.attempts import load_attempt, load_attempts
-from analysis.records.files import Damaged
-from analysis.records.frames import Frames, combine, empty, keys_of, label, remembered, runs_frame, typed
+from analysis.records.files import DamagedFileError
+from analysis.records.frames import (
+    Frames,
+    build_runs_table,
+    cache_by_frames,
+    empty_frames,
+    find_keys,
+    label_runs,
+    merge_frames,
+    order_and_type_columns,
+)
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -29,12 +38,12 @@ def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns
     assert json.loads(run["config_json"])["train"]["steps"] == 20
     dense = {"method.name": "dense"}
     for of, values, keys in (
-        (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []), (empty(), dense, []),
+        (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []), (empty_frames(), dense, []),
     ):  # fmt: skip
-        assert keys_of(of, values) == keys
+        assert find_keys(of, values) == keys
     partly = frames._replace(runs=frames.runs.assign(select=np.array(["fused", None, None], dtype=object)))
     for of, torch, fused in ((frames, 3, 0), (partly, 2, 1)):  # as older records imply
-        assert [len(keys_of(of, {"select": select})) for select in ("torch", "fused")] == [torch, fused]
+        assert [len(find_keys(of, {"select": select})) for select in ("torch", "fused")] == [torch, fused]
 
 
 def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file_left_out_which_is_told(
@@ -58,7 +67,7 @@ def test_combine_takes_a_run_whole_from_the_newer_frames(store: Store, frames: F
     key = synthetic.key(frames, "topk")
     short = synthetic.config("topk", train={"epochs": 1, "steps": 12, "validate": "never"})
     new, _ = load_attempt(synthetic.timed(store, short))
-    both = combine(frames, Frames(*(frame.assign(key=key) for frame in new)))  # under the same key
+    both = merge_frames(frames, Frames(*(frame.assign(key=key) for frame in new)))  # under the same key
     assert len(both.runs) == 3
     assert both.steps["key"].eq(key).value_counts().to_dict() == {False: 2 * 20, True: 2 * 12}
 
@@ -68,7 +77,7 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
     frames, notes = load_attempt(attempt)
     assert not notes
     labels = {f"{attempt.key}/{method}": method for method in ("dense", "topk")}
-    assert label(frames.runs).to_dict() == labels
+    assert label_runs(frames.runs).to_dict() == labels
     runs = frames.runs.set_index("key")
     assert runs["method.name"].to_dict() == runs["variant"].to_dict() == labels
     assert set(runs["group"]) == {attempt.key}
@@ -78,29 +87,29 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
     path = attempt.rank_path(0)
     path.write_text(path.read_text().replace('"variant":"topk"', '"variant":"topq"'))
     attempt.update(files=attempt.fingerprints())
-    with pytest.raises(Damaged, match="variant topq"):
+    with pytest.raises(DamagedFileError, match="variant topq"):
         load_attempt(attempt)
 
 
 def test_ordinary_runs_and_older_tables_are_in_no_group(frames: Frames) -> None:
-    older = typed("steps", frames.steps.drop(columns="block"))
+    older = order_and_type_columns("steps", frames.steps.drop(columns="block"))
     for steps in (frames.steps, older):
         assert steps["block"].isna().all()
-    for runs in (frames.runs, typed("runs", frames.runs.drop(columns="group"))):
+    for runs in (frames.runs, order_and_type_columns("runs", frames.runs.drop(columns="group"))):
         assert runs["group"].to_list() == [None] * 3
 
 
 calls: list[tuple[int, int]] = []
 
 
-@remembered
+@cache_by_frames
 def counted(frames: Frames, add: int = 0) -> int:
     calls.append((len(frames.runs), add))
     return len(frames.runs) + add
 
 
 def test_what_is_remembered_is_computed_once_for_the_same_frames_and_arguments() -> None:
-    one, other = empty(), empty()._replace(runs=runs_frame([{"key": "a", "run_id": "a"}]))
+    one, other = empty_frames(), empty_frames()._replace(runs=build_runs_table([{"key": "a", "run_id": "a"}]))
     calls.clear()
     found = [counted(one), counted(one), counted(one, 2), counted(one, add=2), counted(other)]
     assert found == [0, 0, 2, 2, 1]

@@ -10,8 +10,14 @@ from typing import Any
 
 import pytest
 
-from analysis.records.files import Damaged
-from analysis.records.log import Disturbed, check_steps, read_lines, read_lines_as, whole_lines
+from analysis.records.files import DamagedFileError
+from analysis.records.log import (
+    InterferenceError,
+    check_logged_steps,
+    decode_finished_log,
+    read_lines,
+    read_objects,
+)
 from analysis.records.schema import LogLine
 from tests.analysis.broken_lines import BROKEN, STEP
 
@@ -32,16 +38,16 @@ def test_a_broken_line_is_refused_alone(is_deep: bool, tmp_path: Path) -> None:
         path.write_bytes(b"\n".join([STEP, broken, STEP.replace(b'"step":0', b'"step":1'), b""]))
         raw = path.read_bytes()
 
-        found, others = call_below(frames, read_lines_as, path, LogLine)
+        found, others = call_below(frames, read_lines, path, LogLine)
         assert [line.step for line in found] == [0, 1]
         assert others == 1
 
-        found, _ = call_below(frames, read_lines, path)
+        found, _ = call_below(frames, read_objects, path)
         assert [found[0]["step"], found[-1]["step"]] == [0, 1]
 
-        with pytest.raises(Damaged, match=r"in line 2") as refused:
-            call_below(frames, whole_lines, raw, LogLine, path)
+        with pytest.raises(DamagedFileError, match=r"in line 2") as refused:
+            call_below(frames, decode_finished_log, raw, LogLine, path)
         assert str(refused.value).isprintable()
 
-        with pytest.raises(Disturbed, match="was removed, changed, or written by two"):
-            call_below(frames, check_steps, path, 3, [None])
+        with pytest.raises(InterferenceError, match="was removed, changed, or written by two"):
+            call_below(frames, check_logged_steps, path, 3, [None])

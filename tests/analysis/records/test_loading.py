@@ -15,9 +15,9 @@ from analysis.records import loading
 from analysis.records.collection import collect
 from analysis.records.files import fingerprint, write_json
 from analysis.records.frame_cache import COPY, ROWS
-from analysis.records.frames import query
+from analysis.records.frames import query_runs
 from analysis.records.parquet import read_parquet, write_parquet
-from analysis.records.steps import units
+from analysis.records.steps import replication_units
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -71,11 +71,11 @@ def test_collected_or_not_the_frames_are_the_same(results: Path) -> None:
     assert len(after.runs) == len(before.runs) + 1
     dense = after.runs[after.runs["run_id"] == run].iloc[0]
     assert dense["attempt"] == 2
-    assert dense["step_s"] > 1.5 * query(before, "method.name == 'dense'").runs["step_s"].iloc[0]
+    assert dense["step_s"] > 1.5 * query_runs(before, "method.name == 'dense'").runs["step_s"].iloc[0]
     store = Store(results / "runs")
     shutil.rmtree(store.attempts(run)[-1].path)
     store.begin(synthetic.config("dense")).fail("no memory")  # which hides no whole attempt before it
-    own = query(analysis.load(results), "method.name == 'dense'").runs
+    own = query_runs(analysis.load(results), "method.name == 'dense'").runs
     assert own["attempt"].tolist() == [1]
 
 
@@ -120,7 +120,7 @@ def forge(folder: Path, **cells: Any) -> None:
 def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[str], list[str]]:
     """Return the runs of a folder, and what is said of those that are left out."""
     notes = list[str]()
-    runs = loading.own(results, tables, notes.append).runs
+    runs = loading.load_own(results, tables, notes.append).runs
     return set(runs["run_id"]), notes
 
 
@@ -153,7 +153,7 @@ def test_outcomes_are_what_the_statistics_say_and_no_column_is_empty(results: Pa
     assert not any(len(table) and table.isna().all().any() for table in frames)
     runs = frames.runs.set_index("key")
     for key in frames.steps["key"].unique():
-        slowest = units(frames, [key], by_block=False).means["slowest"].iloc[0]
+        slowest = replication_units(frames, [key], by_block=False).means["slowest"].iloc[0]
         expected = (slowest, 64 / slowest)
         assert tuple(runs.loc[key, ["step_s", "samples_per_s"]]) == pytest.approx(expected)
     assert runs.loc[runs["select"] == "fused", "wire_bytes"].tolist() == [117_824]
@@ -166,13 +166,13 @@ def test_a_query_takes_dotted_names_keeps_the_steps_of_its_runs_and_is_refused_w
     tmp_path: Path,
 ) -> None:
     frames = synthetic.frames_of(synthetic.item_store(tmp_path))
-    found = query(frames, "method.name == 'topk' and method.density <= 1e-2 and workers == 2")
+    found = query_runs(frames, "method.name == 'topk' and method.density <= 1e-2 and workers == 2")
     assert len(found.runs) == 2
     assert set(found.steps["key"]) == set(found.runs["key"])
-    assert len(query(frames, "method.name.str.startswith('to') and not seed > 0").runs) == 3
-    assert len(query(frames, 'method.name == "dense" or `timing.mode` == "production"').runs) == 5
+    assert len(query_runs(frames, "method.name.str.startswith('to') and not seed > 0").runs) == 3
+    assert len(query_runs(frames, 'method.name == "dense" or `timing.mode` == "production"').runs) == 5
     for words in ("method.name == topk", "seed >", "1", "seed == [", ""):
         with pytest.raises(ValueError, match=r"no column|evaluated|of no run"):
-            query(frames, words)
+            query_runs(frames, words)
     with pytest.raises(ValueError, match=r"no column.*did you mean method\.name"):
-        query(frames, "method.nam == 'topk'")
+        query_runs(frames, "method.nam == 'topk'")

@@ -10,7 +10,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 
 from analysis.records.attempts import load_attempt, load_attempts
-from analysis.records.frames import Frames, combine, empty, restrict
+from analysis.records.frames import Frames, empty_frames, merge_frames, select_runs
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.store import Store
 from tests.analysis import synthetic
@@ -37,11 +37,11 @@ def test_parquet_gives_back_what_it_was_given_and_is_the_same_bytes_twice(
 
 def test_empty_frames_survive_everything(tmp_path: Path, frames: Frames) -> None:
     write_parquet(load_attempts([])[0], tmp_path)
-    for nothing in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), restrict(frames, [])):
+    for nothing in (read_parquet(tmp_path), read_parquet(tmp_path / "nowhere"), select_runs(frames, [])):
         assert not any(map(len, nothing))
-        for both in (combine(nothing, frames), combine(frames, nothing)):
+        for both in (merge_frames(nothing, frames), merge_frames(frames, nothing)):
             assert_frame_equal(both.steps, frames.steps)
-    assert list(empty().steps.columns) == list(frames.steps.columns)
+    assert list(empty_frames().steps.columns) == list(frames.steps.columns)
 
 
 PANDAS = {  # metadata that pandas would obey
@@ -77,7 +77,7 @@ def test_a_column_that_configs_disagree_about_becomes_text(tmp_path: Path) -> No
     )
     frames = synthetic.frames_with(tmp_path / "runs", *configs)
     write_parquet(frames, tmp_path)
-    assert set(combine(read_parquet(tmp_path), frames).runs["method.density"]) == {"auto", "0.001"}
+    assert set(merge_frames(read_parquet(tmp_path), frames).runs["method.density"]) == {"auto", "0.001"}
 
 
 def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> None:

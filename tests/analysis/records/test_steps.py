@@ -10,10 +10,18 @@ import pandas as pd
 import pytest
 
 from analysis.pictures import captions
-from analysis.records.attempts import load_attempt, resumptions
-from analysis.records.frames import Frames, empty, typed
+from analysis.records.attempts import load_attempt, resumed_steps
+from analysis.records.frames import Frames, empty_frames, order_and_type_columns
 from analysis.records.parquet import read_parquet, write_parquet
-from analysis.records.steps import WINDOW, breakdown, outcomes, rounds, step_seconds, warm, warm_up
+from analysis.records.steps import (
+    WINDOW,
+    compute_outcomes,
+    count_cold_steps,
+    mean_phase_seconds,
+    mean_sent_per_round,
+    warm_step_seconds_slowest_rank,
+    warm_steps,
+)
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
@@ -38,8 +46,8 @@ def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and
         (steady[:6], 50, 3),
         ([], 5, 0),
     ):
-        assert warm_up(step_s, at_least) == dropped
-    left = falling[warm_up(falling, at_least=0) :]
+        assert count_cold_steps(step_s, at_least) == dropped
+    left = falling[count_cold_steps(falling, at_least=0) :]
     assert 32 <= len(left) <= 37
     assert np.median(left[:WINDOW]) == pytest.approx(1.0, rel=0.5)
 
@@ -49,24 +57,24 @@ def test_a_step_lasts_as_long_as_its_slowest_rank_and_suspended_ones_are_no_samp
 ) -> None:
     steps = frames.steps
     slowest = steps[steps["key"] == topk].groupby("step")["step_s"].max()
-    np.testing.assert_array_equal(step_seconds(frames, topk), slowest.iloc[4:])
+    np.testing.assert_array_equal(warm_step_seconds_slowest_rank(frames, topk), slowest.iloc[4:])
     where = steps["key"].eq(topk) & steps["step"].eq(7) & steps["rank"].eq(1)
     steps = steps.assign(step_s=steps["step_s"].mask(where, 30.0), stops=where.map({True: 1.0}))
     suspended = frames._replace(steps=steps)
     left = slowest.iloc[4:].drop(7)
-    assert warm(suspended, topk).stopped == 1
-    np.testing.assert_array_equal(step_seconds(suspended, topk), left)
-    assert outcomes(suspended)["step_s"][topk] == pytest.approx(left.mean())
+    assert warm_steps(suspended, topk).stopped == 1
+    np.testing.assert_array_equal(warm_step_seconds_slowest_rank(suspended, topk), left)
+    assert compute_outcomes(suspended)["step_s"][topk] == pytest.approx(left.mean())
     assert "and 1 in which a worker was suspended" in captions.timing(suspended)
 
 
 def test_phases_and_the_unaccounted_add_up_to_the_step(frames: Frames, topk: str) -> None:
     validated = frames.steps.assign(validate_s=np.where(frames.steps["rank"] == 0, 0.2, np.nan))
     for steps in (frames.steps, validated):
-        parts = breakdown(frames._replace(steps=steps), [topk])
+        parts = mean_phase_seconds(frames._replace(steps=steps), [topk])
         assert parts.drop("step").sum() == pytest.approx(parts["step"], rel=1e-12)
     assert parts["validate"] == pytest.approx(0.1)  # of two ranks, of which one validates
-    unaccounted = breakdown(frames, [topk])["unaccounted"]
+    unaccounted = mean_phase_seconds(frames, [topk])["unaccounted"]
     assert unaccounted == pytest.approx(synthetic.UNACCOUNTED_MS * 1e-3, rel=1e-6)
 
 
@@ -75,14 +83,14 @@ def test_of_turns_the_warm_up_and_the_first_step_after_a_switch_are_left_out(tmp
         store = Store(tmp_path / str(block_steps))
         frames = load_attempt(synthetic.alternated(store, ["dense", "topk"], 4, block_steps))[0]
         for key in frames.runs["key"]:
-            found = warm(frames, key)
+            found = warm_steps(frames, key)
             assert sorted(set(found.steps["step"])) == expected
             assert (found.n, found.dropped, found.turns) == (len(expected), 2, 4)
 
 
 def test_a_number_that_no_run_has_is_no_outcome_and_stops_no_other(frames: Frames) -> None:
     tables = {name: getattr(frames, name).drop(columns="wire_bytes") for name in ("steps", "epochs")}
-    whole, without = outcomes(frames), outcomes(frames._replace(**tables))
+    whole, without = compute_outcomes(frames), compute_outcomes(frames._replace(**tables))
     assert whole["wire_bytes"].notna().any()
     assert without["wire_bytes"].isna().all()
     assert without["step_s"].equals(whole["step_s"])
@@ -113,9 +121,11 @@ def of_rounds(steps: bool, validated: tuple[int, ...]) -> pd.DataFrame:
             lines.append(pd.DataFrame({**line, **rows}))
         for at, (first, end) in enumerate(pairwise((0, *validated)), 1):
             epochs.append({"key": name, "epoch": at, "step": end, "wire_bytes": sent[first:end].mean()})
-    of_steps = typed("steps", pd.concat(lines)[: None if steps else 0])
-    of_epochs = typed("epochs", pd.DataFrame(epochs))
-    return rounds(empty()._replace(runs=typed("runs", runs), steps=of_steps, epochs=of_epochs))
+    of_steps = order_and_type_columns("steps", pd.concat(lines)[: None if steps else 0])
+    of_epochs = order_and_type_columns("epochs", pd.DataFrame(epochs))
+    return mean_sent_per_round(
+        empty_frames()._replace(runs=order_and_type_columns("runs", runs), steps=of_steps, epochs=of_epochs)
+    )
 
 
 def test_a_round_has_what_its_steps_sent_whatever_is_sent_when() -> None:
@@ -139,7 +149,7 @@ def test_perplexity_follows_from_the_loss_of_text_and_of_nothing_else(frames: Fr
     ):
         runs = frames.runs.assign(**{"task.name": task})
         epochs = pd.DataFrame({"key": key, "epoch": [1, 2], "val_loss": [9.0, loss]})
-        found = outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key]
+        found = compute_outcomes(frames._replace(runs=runs, epochs=epochs))["val_perplexity"][key]
         assert found == pytest.approx(perplexity, nan_ok=True)
 
 
@@ -163,10 +173,10 @@ def test_steps_after_an_interruption_are_warm_up_again(tmp_path: Path) -> None:
         (again, {*range(4, 20), *range(24, 38)}, 6),
         (read_parquet(tmp_path / "kept"), {*range(4, 20), *range(24, 38)}, 6),
     ):
-        left = warm(frames, key)
+        left = warm_steps(frames, key)
         assert set(left.steps["step"]) == kept
         assert (left.n, left.dropped, left.again) == (len(kept), 4, later)
-    assert resumptions({}) == []
-    assert resumptions({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
+    assert resumed_steps({}) == []
+    assert resumed_steps({"resumed": [{"step": 5}, {"step": 30}, {"step": 10}]}) == [5, 10]
     short = interrupted(tmp_path, 8, 4)  # nothing but interruptions: some steps are kept
-    assert warm(short, short.runs["key"].iloc[0]).n == 4
+    assert warm_steps(short, short.runs["key"].iloc[0]).n == 4

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.records.configs import run_id, run_key
-from analysis.records.log import Disturbed, RankLog
+from analysis.records.log import InterferenceError, RankLog
 from analysis.records.store import Attempt, Store
 from tests.analysis import synthetic
 
@@ -101,7 +101,7 @@ def test_a_record_is_whole_when_each_rank_has_each_step_once_in_order(tmp_path: 
     ):
         attempt.rank_path(1).write_text("".join(f'{{"kind":"step","step":{step}}}\n' for step in steps))
         found = f"rank1.jsonl holds {len(steps)} lines for {different} of 3 steps"
-        with pytest.raises(Disturbed, match=found):
+        with pytest.raises(InterferenceError, match=found):
             attempt.finish(2, STEPS)
         assert attempt.state == "running"
 
@@ -125,7 +125,7 @@ def test_finish_does_not_believe_what_lies_there(tmp_path: Path) -> None:
         else:
             (attempt.path / name).write_text(content)
         before = attempt.manifest
-        with pytest.raises(Disturbed, match=reason):
+        with pytest.raises(InterferenceError, match=reason):
             attempt.finish(2, STEPS)
         assert attempt.manifest == before
     closed = running(Store(tmp_path / "closed"))
@@ -134,14 +134,14 @@ def test_finish_does_not_believe_what_lies_there(tmp_path: Path) -> None:
         (closed, "marked as failed .the cat. by another process"),
         (finished(Store(tmp_path / "whole")), "marked as ok by another process"),
     ):
-        with pytest.raises(Disturbed, match=reason):
+        with pytest.raises(InterferenceError, match=reason):
             attempt.finish(2, STEPS)
 
 
 def test_a_manifest_that_was_removed_is_not_made_up_again(tmp_path: Path) -> None:
     attempt = running(Store(tmp_path))
     (attempt.path / "run.json").unlink()
-    with pytest.raises(Disturbed, match=r"run\.json was removed or damaged"):
+    with pytest.raises(InterferenceError, match=r"run\.json was removed or damaged"):
         attempt.update(state="running")
     attempt.fail("its run.json was removed", "disturbed")
     assert attempt.manifest.items() >= {"run_id": run_id(CONFIG), "key": run_key(CONFIG)}.items()
@@ -150,7 +150,7 @@ def test_a_manifest_that_was_removed_is_not_made_up_again(tmp_path: Path) -> Non
 def test_what_was_taken_up_again_forgets_why_it_had_ended(tmp_path: Path) -> None:
     attempt = running(Store(tmp_path))
     attempt.fail("worker 1 was killed", "killed")
-    with pytest.raises(Disturbed):
+    with pytest.raises(InterferenceError):
         attempt.check_open()
     attempt.update(state="submitted")
     attempt.check_open()

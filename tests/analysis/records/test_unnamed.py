@@ -14,7 +14,7 @@ import analysis
 from analysis.records import columns
 from analysis.records.attempts import load_attempt
 from analysis.records.collection import collect
-from analysis.records.files import Damaged
+from analysis.records.files import DamagedFileError
 from analysis.records.store import Attempt, Store
 from tests.analysis import synthetic
 
@@ -64,7 +64,7 @@ def test_it_is_seen_as_soon_as_it_is_written_and_survives_collecting(
         assert set(zip(numbers["parts.a"], numbers["parts.b"], strict=True)) == {(0.5, "[1, 2]")}
         assert set(frames.steps.loc[frames.steps["key"] == words.key, "queue"]) == {"long"}
         assert frames.epochs["val_f1"].tolist() == [0.25, 0.5]
-    assert columns.describe("steps", "queue") is None
+    assert columns.find_field("steps", "queue") is None
     before, after = (
         frames.steps.drop(columns="queue").sort_values(["key", "rank", "step"], ignore_index=True)
         for frames in (written, collected)
@@ -77,7 +77,7 @@ def test_what_can_not_name_a_column_is_named_and_its_record_left_out(store: Stor
     refused = [({name: 1}, "can't be a column of steps") for name in names]
     for more, reason in (*refused, ({f"n{place}": 1 for place in range(300)}, "200 are the most")):
         attempt = synthetic.timed(store, synthetic.config("topk"))
-        with pytest.raises(Damaged, match=reason):
+        with pytest.raises(DamagedFileError, match=reason):
             load_attempt(rewritten(attempt, lambda line, more=more: {**line, **more}))  # type: ignore[misc]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.records.frames import Frames, empty, typed
+from analysis.records.frames import Frames, empty_frames, order_and_type_columns
 from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
 from tests.conftest import there
 
@@ -32,7 +32,9 @@ def recorded(spread_s: Mapping[str, float], begin_s: float = 0.0) -> Frames:
             "wait_s": arrival.max() - arrival, "transfer_s": TRANSFER_S, "step_s": arrival.max() + TRANSFER_S,
         }))  # fmt: skip
     runs = pd.DataFrame([{"key": "k", "run_id": "r", "group": "g", "timing.warmup_steps": 1, "seed": 0}])
-    return empty()._replace(runs=typed("runs", runs), steps=typed("steps", pd.concat(rows)))
+    return empty_frames()._replace(
+        runs=order_and_type_columns("runs", runs), steps=order_and_type_columns("steps", pd.concat(rows))
+    )
 
 
 def share(frames: Frames, cause: str) -> float:
