@@ -35,8 +35,7 @@ def to_device(numbers: Any, like: Tensor, dtype: torch.dtype = torch.int64) -> T
     """Return Python numbers, nested or not, as a tensor on the device of `like`.
 
     They go to a GPU from pinned memory: an ordinary copy would make the host wait until the device has
-        reached
-    it.
+    reached it.
     """
     if not like.is_cuda:
         return torch.tensor(numbers, dtype=dtype, device=like.device)

@@ -231,11 +231,14 @@ class Engine:
             return [
                 self.run_and_report(gradients, partial(method.aggregate_group, group, self.comm, self.timer))
             ]
+        syncs_before = host_sync.num_syncs()
         selections = kernel.split_by_bucket(*method.select_group(group, self.comm, self.timer))
-        return [
+        search_syncs = host_sync.num_syncs() - syncs_before
+        first, *others = (
             self._average_alone(gradient, partial(method.exchange_and_average, selection))
             for gradient, selection in zip(gradients.split(), selections, strict=True)
-        ]
+        )
+        return [first._replace(host_syncs=first.host_syncs + search_syncs), *others]
 
     def _average_alone(self, gradient: BucketGradients, aggregate: Callable[..., int]) -> StepReport:
         """Average one bucket by `aggregate`, a step of the method's or the rest of one."""

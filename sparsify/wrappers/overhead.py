@@ -51,9 +51,9 @@ class AveragingOverheadMonitor:
         now_s = time.perf_counter()
         collectives = self.comm.collectives
         self.step += 1
-        if self.step >= FIRST_STEP:
+        if FIRST_STEP <= self.step <= LAST_STEP:
             self.samples.append((self.averaging_s, now_s - self.step_started_s))
-        if self.step == LAST_STEP and report is not None:
+        if self.step >= LAST_STEP and report is not None:  # None: a GradScaler left the step out
             self._log(report, collectives - self.collectives_before)
         self.step_started_s = now_s
         self.averaging_s = 0.0

@@ -18,12 +18,14 @@ class Clock:
         self.now_s = 0.0
         monkeypatch.setattr("time.perf_counter", lambda: self.now_s)
 
-    def step(self, watched: AveragingOverheadMonitor, own_s: float, whole_s: float) -> None:
+    def step(
+        self, watched: AveragingOverheadMonitor, own_s: float, whole_s: float, is_skipped: bool = False
+    ) -> None:
         self.now_s += whole_s - own_s
         with watched.measure_averaging():
             self.now_s += own_s
             watched.comm.collectives += 3
-        watched.end_step(StepReport(10, 100, 2_000_000, 1, 3))
+        watched.end_step(None if is_skipped else StepReport(10, 100, 2_000_000, 1, 3))
 
 
 class Worker:
@@ -33,6 +35,16 @@ class Worker:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
+
+
+def test_where_the_last_measured_step_is_skipped_the_next_one_tells(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(monkeypatch)
+    watched = AveragingOverheadMonitor(CountingComm(cast(Comm, Worker(0))), "")
+    for step in range(1, 3 * LAST_STEP):
+        clock.step(watched, 0.03, 0.1, is_skipped=step in (LAST_STEP, LAST_STEP + 1))
+        assert len(caplog.messages) == (step >= LAST_STEP + 2)
 
 
 @pytest.mark.parametrize(
