@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,19 +51,7 @@ class TorchKernel(SelectionKernel):
 
     def __init__(self, like: Tensor) -> None:
         super().__init__()
-        self.like = like
-
-    # Both buffers are made when first needed: selectors with buffers of their own may never ask for them.
-
-    @cached_property
-    def magnitudes(self) -> Tensor:
-        """Buffer (n,) for magnitudes."""
-        return huge_pages.request(torch.empty_like(self.like, dtype=accumulation_dtype(self.like.dtype)))
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """Buffer (n,) bool for comparisons."""
-        return torch.empty_like(self.like, dtype=torch.bool)
+        self.workspace = Workspace(like)  # of buffers that a selector may never ask for
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
         check_k(k, acc.numel())
@@ -79,11 +67,12 @@ class TorchKernel(SelectionKernel):
         if grad is not None:
             acc.add_(grad)
         compare = torch.gt if strict else torch.ge
-        indices = host_sync.nonzero(compare(self._magnitudes(acc), threshold, out=self.mask[: acc.numel()]))
+        mask = self.workspace.buffer("mask", torch.bool)[: acc.numel()]
+        indices = host_sync.nonzero(compare(self._magnitudes(acc), threshold, out=mask))
         return SparseVector(indices, acc[indices])
 
     def _magnitudes(self, acc: Tensor) -> Tensor:
-        return torch.abs(acc, out=self.magnitudes[: acc.numel()])
+        return torch.abs(acc, out=self.workspace.buffer("magnitudes")[: acc.numel()])
 
 
 def find_kernels(state: Any) -> Iterator[SelectionKernel]:

@@ -48,9 +48,8 @@ class GroupKernel:
         accs_by_bucket = divide_into_stretches(accs, self.sizes)
         grads_by_bucket = divide_into_stretches(grads, self.sizes)
         is_whole = all(len(pieces) == 1 for pieces in accs_by_bucket + grads_by_bucket)
-        if grads and not is_whole:
-            pairs = list(pair_equal_views(accs, grads))
-            torch._foreach_add_([acc for acc, _ in pairs], [grad for _, grad in pairs])
+        if not is_whole:
+            add_consecutive(accs, grads)
         selections = list[SparseVector]()
         for kernel, pieces, addends, k in zip(self.kernels, accs_by_bucket, grads_by_bucket, ks, strict=True):
             acc = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -175,9 +174,15 @@ def add_unless_single(acc: Tensor, pieces: Sequence[Tensor]) -> Tensor | None:
     """Return the only piece (n,) of a gradient; or add several pieces to acc (n,), and return None."""
     if len(pieces) == 1:
         return pieces[0]
-    if pieces:
-        torch._foreach_add_(split_like(acc, pieces), list(pieces))
+    add_consecutive([acc], pieces)
     return None
+
+
+def add_consecutive(tensors: Sequence[Tensor], addends: Sequence[Tensor]) -> None:
+    """Add tensors (m,) that follow each other to others of as many elements in all; or none at all."""
+    if addends:
+        pairs = list(pair_equal_views(tensors, addends))
+        torch._foreach_add_([tensor for tensor, _ in pairs], [addend for _, addend in pairs])
 
 
 def pair_equal_views(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -22,7 +22,12 @@ from sparsify.core.bucket import describe_tensors
 from sparsify.core.checks import check_k
 from sparsify.kernels import triton_device_functions, triton_search
 from sparsify.kernels import triton_group_search_device as device_code
-from sparsify.kernels.group_kernel import GroupKernel, add_unless_single, divide_into_stretches, split_like
+from sparsify.kernels.group_kernel import (
+    GroupKernel,
+    add_consecutive,
+    add_unless_single,
+    divide_into_stretches,
+)
 from sparsify.kernels.triton_launcher import ALIGNMENT, KernelLauncher, LaunchPlan, LaunchSpec
 from sparsify.types import SearchStats, SelectionKernel, SparseVector
 
@@ -107,20 +112,17 @@ class TritonGroupKernel(GroupKernel):
         if len(self.small_buckets) == len(ks):
             return small_selection
         small_ks = [ks[bucket] for bucket in self.small_buckets]
-        indices_by_bucket = dict(
-            zip(self.small_buckets, small_selection.indices.split(small_ks), strict=True)
+        small_parts = map(
+            SparseVector, small_selection.indices.split(small_ks), small_selection.values.split(small_ks)
         )
-        values_by_bucket = dict(zip(self.small_buckets, small_selection.values.split(small_ks), strict=True))
-        buckets = range(len(ks))
-        for bucket in buckets:
-            if bucket not in indices_by_bucket:
-                addend = add_unless_single(accs[bucket], pieces_by_bucket[bucket])
-                indices, values = self.kernels[bucket].topk(accs[bucket], addend, ks[bucket])
-                indices_by_bucket[bucket] = indices.int() + self.bases[bucket]
-                values_by_bucket[bucket] = values
+        part_by_bucket = dict(zip(self.small_buckets, small_parts, strict=True))
+        for bucket, (acc, pieces, k) in enumerate(zip(accs, pieces_by_bucket, ks, strict=True)):
+            if bucket not in part_by_bucket:
+                indices, values = self.kernels[bucket].topk(acc, add_unless_single(acc, pieces), k)
+                part_by_bucket[bucket] = SparseVector(indices.int() + self.bases[bucket], values)
+        parts = [part_by_bucket[bucket] for bucket in range(len(ks))]
         return SparseVector(
-            torch.cat([indices_by_bucket[bucket] for bucket in buckets]),
-            torch.cat([values_by_bucket[bucket] for bucket in buckets]),
+            torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts])
         )
 
     def _search_small_buckets(
@@ -266,12 +268,5 @@ def add_unless_whole(
     dtypes = {grad.dtype for grad in whole}
     if len(whole) == len(accs) and len(dtypes) == 1 and dtypes <= TRITON_DTYPES.keys():
         return whole
-    pieces = [piece for pieces in pieces_by_bucket for piece in pieces]
-    if pieces:
-        views = [
-            view
-            for acc, pieces in zip(accs, pieces_by_bucket, strict=True)
-            for view in split_like(acc, pieces)
-        ]
-        torch._foreach_add_(views, pieces)
+    add_consecutive(accs, [piece for pieces in pieces_by_bucket for piece in pieces])
     return [None for _ in accs]

@@ -69,14 +69,10 @@ class CompiledLaunch(NamedTuple):
 
 
 class KernelLauncher:
-    """A launcher of kernels on one device, which the caller has made the current one.
+    """A launcher of kernels on one device, which the caller has made the current one."""
 
-    Args:
-        keeps_compiled: keep compiled kernels, and launch them directly; False: launch as Triton does.
-    """
-
-    def __init__(self, keeps_compiled: bool = True) -> None:
-        self.keeps_compiled = keeps_compiled and can_launch_compiled_directly()
+    def __init__(self) -> None:
+        self.keeps_compiled = can_launch_compiled_directly()
         self.compiled_by_kind: dict[Hashable, list[CompiledLaunch]] = {}
         self.buffers: dict[str, Tensor] = {}
         self.addresses: dict[str, int] = {}

@@ -46,7 +46,7 @@ MAKE: dict[str, Callable[[Tensor], Tensor]] = {
     "residual": ErrorFeedback().init,
     "momentum": lambda like: MomentumCorrection().init(like).momentum,
     "filtered": lambda like: LowPass().init(like).residual,
-    "magnitudes": lambda like: TorchKernel(like).magnitudes,
+    "magnitudes": lambda like: TorchKernel(like).workspace.buffer("magnitudes"),
     "buffers": lambda like: Workspace(like).buffer("any"),
 }
 
