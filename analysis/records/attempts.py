@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -30,6 +29,9 @@ MEASURED = Frames._fields[1:]  # all tables but that of the runs
 PHASE = re.compile(r"[a-z_]{1,40}")
 UNNAMED = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
 MOST_UNNAMED = 200  # columns of a log
+# Of a manifest: facts that are columns, and groups of facts, each of which is a column.
+COPIED_FACTS = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
+FLATTENED_FACTS = ("searching", "memory", "relay", "interface", "provenance")
 # At most so many runs, with so many bytes of logs, are read together: as tables they take many times as much.
 BATCH_RUNS = 250
 BATCH_BYTES = 32 * 2**20
@@ -57,7 +59,7 @@ def load_attempt(attempt: Attempt) -> LoadedFrames:
     Raises:
         DamagedFileError: a file is not as it was recorded.
     """
-    data = read_attempt(attempt, attempt.check())
+    data = read_attempt(attempt, attempt.read_checked_manifest())
     return LoadedFrames(build_frames([data]), data.notes)
 
 
@@ -67,7 +69,7 @@ def load_attempts(attempts: Iterable[Attempt]) -> LoadedFrames:
     notes = list[str]()
     for attempt in attempts:
         try:
-            data = read_attempt(attempt, attempt.check())
+            data = read_attempt(attempt, attempt.read_checked_manifest())
         except DamagedFileError as damage:
             notes.append(describe_left_out(attempt, damage.brief))
         else:
@@ -88,7 +90,7 @@ def read_newest(store: Store, runs: Iterable[str]) -> tuple[list[AttemptData], l
     was_enabled = gc.isenabled()
     gc.disable()  # it would look through a million objects, none of which is in a circle, again and again
     try:
-        return store.newest(runs, read_attempt)
+        return store.read_newest(runs, read_attempt)
     finally:
         if was_enabled:
             gc.enable()
@@ -139,8 +141,10 @@ def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
     rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
     notes, files = list[str](), manifest["files"]
     tables: dict[str, list[Columns]] = {name: [] for name in MEASURED}
-    for rank in itertools.takewhile(lambda rank: attempt.rank_path(rank).name in files, itertools.count()):
+    for rank in range(len(files)):
         path = attempt.rank_path(rank)
+        if path.name not in files:
+            break
         lines: list[LogLine]
         lines, broken = decode_finished_log(read_verified(path, files[path.name]), LogLine, path)
         if broken:
@@ -198,28 +202,26 @@ def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, A
 
 
 def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    provenance = manifest.get("provenance", {})
-    facts = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
-    return {
+    row = {
         "key": manifest["key"],
         "group": None,
         "variant": None,
         "run_id": attempt.run_id,
         "attempt": attempt.number,
         **flatten(config),
-        **{name: manifest.get(name) for name in facts},
+        **{name: manifest.get(name) for name in COPIED_FACTS},
         "steps_total": manifest.get("steps"),
         "resumed": json.dumps(resumed_steps(manifest)) if "resumed" in manifest else None,
-        **({"diverged": manifest["diverged"]["step"]} if manifest.get("diverged") else {}),
-        **flatten(manifest.get("searching") or {}, "searching."),
-        **flatten(manifest.get("memory") or {}, "memory."),
-        **flatten(manifest.get("relay") or {}, "relay."),
-        **flatten(manifest.get("interface") or {}, "interface."),
-        **flatten(provenance, "provenance."),
-        "rules_json": json.dumps(manifest["rules"], sort_keys=True) if manifest.get("rules") else None,
-        "config_json": json.dumps(config, sort_keys=True),
-        "provenance_json": json.dumps(provenance, sort_keys=True),
     }
+    if manifest.get("diverged"):
+        row["diverged"] = manifest["diverged"]["step"]
+    for name in FLATTENED_FACTS:
+        row |= flatten(manifest.get(name) or {}, f"{name}.")
+    rules = manifest.get("rules")
+    row["rules_json"] = json.dumps(rules, sort_keys=True) if rules else None
+    row["config_json"] = json.dumps(config, sort_keys=True)
+    row["provenance_json"] = json.dumps(manifest.get("provenance", {}), sort_keys=True)
+    return row
 
 
 def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
@@ -241,7 +243,7 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
         if name in fields and fields[name].type == INTEGER:
             columns[name] = np.array(values, dtype=np.int64)
         elif name in fields or values.count(None) < len(values):
-            columns[name] = _numbers(values)
+            columns[name] = np.array(values, dtype=float)
     return columns
 
 
@@ -260,24 +262,18 @@ def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: 
     found = {name: [(line.more or {}).get(name) for line in lines] for name in names}
     texts = {name for name, values in found.items() if any(isinstance(value, str) for value in values)}
     return {
-        name: np.array(values, dtype=object) if name in texts else _numbers(values)
+        name: np.array(values, dtype=object) if name in texts else np.array(values, dtype=float)
         for name, values in found.items()
     }
 
 
 def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
     """Seconds of each phase; refused as DamagedFileError if what should be a phase can't name a column."""
-    of_lines = [line.phases for line in lines]
-    every = dict.fromkeys(itertools.chain.from_iterable(of_lines))
+    names = dict.fromkeys(name for line in lines for name in line.phases)
     spanned = {phase for line in lines for phase, _, _ in line.spans}
-    if odd := sorted(name for name in {*every, *spanned} if not PHASE.fullmatch(name)):
+    if odd := sorted(name for name in spanned.union(names) if not PHASE.fullmatch(name)):
         raise DamagedFileError(path, f"has a phase named {odd[0]!r:.60}")
-    names = [*every]
-    if all([*phases] == names for phases in of_lines):  # as a rule; then one pass over them is enough
-        numbers = itertools.chain.from_iterable(phases.values() for phases in of_lines)
-        found = np.fromiter(numbers, float).reshape(len(of_lines), len(names)).T
-        return {f"{name}_s": took for name, took in zip(names, found, strict=True)}
-    return {f"{name}_s": _numbers([phases.get(name) for phases in of_lines]) for name in names}
+    return {f"{name}_s": np.array([line.phases.get(name) for line in lines], float) for name in names}
 
 
 def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
@@ -287,12 +283,6 @@ def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
     return {
         name: np.array(values, dtype=field.type) for (name, field), values in zip(fields, found, strict=True)
     }
-
-
-def _numbers(values: Sequence[Any]) -> np.ndarray:
-    """Floats; NaN for None."""
-    nothing = values.count(None) == len(values)  # as often of fields that only some runs have
-    return np.full(len(values), np.nan) if nothing else np.array(values, dtype=float)
 
 
 def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:

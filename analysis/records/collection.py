@@ -31,7 +31,7 @@ def collect(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with temporary_part_folder(folder) as parts:
-        batches = [*split_into_batches(store, store.runs())] or [[]]
+        batches = [*split_into_batches(store, store.run_ids())] or [[]]
         paths = [parts / str(number) for number in range(len(batches))]
         notes_by_part = _write_parts(store, batches, paths, processes)
         notes = [note for _, part in zip(show_progress(paths), notes_by_part, strict=True) for note in part]

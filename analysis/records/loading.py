@@ -62,7 +62,7 @@ def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
 def load_own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
     """Return this checkout's runs, as they are in the cache or in their logs; say what had to be left out."""
     store = Store(results / "runs")
-    frames, notes = load_newest_cached(store, store.runs(), results / "records", tables)
+    frames, notes = load_newest_cached(store, store.run_ids(), results / "records", tables)
     for note in notes:
         say(note)
     return frames

@@ -76,7 +76,7 @@ class FileLock:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.of_this_machine = path, False
+        self.path, self.is_machine_local = path, False
         self.descriptor: int | None = None
 
     def acquire(self, patience_s: float = math.inf, say: Callable[[str], None] | None = None) -> bool:
@@ -128,10 +128,10 @@ class FileLock:
     def _stand_in(self) -> None:
         """Go on with a file of this machine's."""
         folder = machine_lock_folder()
-        if self.of_this_machine:
+        if self.is_machine_local:
             raise ValueError(
                 f"no file can be locked in {folder}, nor where the results are: set TMPDIR or "
                 f"SPARSIFY_RESULTS to a folder on {ELSEWHERE}"
             )
-        self.of_this_machine = True
+        self.is_machine_local = True
         self.path = folder / f"{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]}.lock"

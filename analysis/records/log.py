@@ -70,7 +70,7 @@ class RankLog:
         self, path: Path, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
     ) -> None:
         self.path, self.pending = path, list[str]()
-        self.newest: dict[str, float] = {}  # what of the values added last shows how a training goes
+        self.progress: dict[str, float] = {}  # what of the values added last shows how a training goes
         self.file = open_for_append(path)
         deadline = time.monotonic() + patience_s
         while locks.try_flock(path, self.file.fileno()) is False:
@@ -79,7 +79,7 @@ class RankLog:
                 holder = locks.find_holder(path) or "another process"
                 raise LogInUseError(f"{path} is being written by {holder}: wait for its end, or end it")
             time.sleep(locks.POLL_S)
-        self.written = self.size()
+        self.written_bytes = self.size()
 
     def __enter__(self) -> RankLog:
         return self
@@ -94,7 +94,7 @@ class RankLog:
     def add(self, kind: str, **values: Any) -> None:
         """Append a line to those in memory."""
         if "variant" not in values:  # variants that take turns have a loss each
-            self.newest |= {
+            self.progress |= {
                 name: values[key] for name, key in PROGRESS_FIELDS.items() if values.get(key) is not None
             }
         self.pending.append(json.dumps({"kind": kind, **values}, separators=(",", ":"), allow_nan=True))
@@ -111,7 +111,7 @@ class RankLog:
         raw = "".join(line + "\n" for line in self.pending).encode()
         while raw:  # a raw write may be partial, for example on a disk that is almost full
             count = self.file.write(raw) or 0
-            self.written += count
+            self.written_bytes += count
             raw = raw[count:]
         self.pending.clear()
         if durable:
@@ -131,7 +131,7 @@ class RankLog:
         if self.size() > size:
             self.file.truncate(size)
             os.fsync(self.file.fileno())
-        self.written = self.size()
+        self.written_bytes = self.size()
 
     def _check(self) -> None:
         try:
@@ -140,7 +140,7 @@ class RankLog:
             raise InterferenceError(f"{self.path} was removed while it was being written") from None
         if not os.path.samestat(there, os.fstat(self.file.fileno())):
             raise InterferenceError(f"{self.path} was replaced while it was being written")
-        if there.st_size != self.written:
+        if there.st_size != self.written_bytes:
             raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 

@@ -128,7 +128,7 @@ class Attempt:
         except DamagedFileError:
             return DAMAGED
 
-    def update(self, **changes: Any) -> None:
+    def update_manifest(self, **changes: Any) -> None:
         """Change fields of the manifest atomically.
 
         Raises:
@@ -150,7 +150,7 @@ class Attempt:
     def _identity(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
 
-    def note_job(self, note: schema.JobNote) -> None:
+    def store_job(self, note: schema.JobNote) -> None:
         """Store SLURM's id of the job, in a file of its own because the job may be writing the manifest."""
         write_json(self.path / "job.json", {"id": note.id, "cluster": note.cluster, "user": note.user})
 
@@ -173,7 +173,7 @@ class Attempt:
         if self.state in ("ok", "failed"):
             raise self._closed()
 
-    def start(self, step: int, host: str, **facts: Any) -> None:
+    def mark_running(self, step: int, host: str, **facts: Any) -> None:
         """Mark the attempt as running.
 
         If it was started before, it continues from `step`: that is added to `resumed`, and the facts of the
@@ -181,16 +181,16 @@ class Attempt:
         """
         manifest = self.manifest
         if "started" not in manifest:
-            self.update(state="running", started=utc_now(), **facts)
+            self.update_manifest(state="running", started=utc_now(), **facts)
             return
         resumption = {"step": step, "at": utc_now(), "host": host}
-        self.update(state="running", resumed=[*manifest.get("resumed", []), resumption])
+        self.update_manifest(state="running", resumed=[*manifest.get("resumed", []), resumption])
 
-    def preempt(self, step: int) -> None:
+    def mark_preempted(self, step: int) -> None:
         """Mark the attempt as stopped on request, with its first `step` steps saved."""
-        self.update(state="preempted", step=step)
+        self.update_manifest(state="preempted", step=step)
 
-    def saved(self) -> dict[int, Path]:
+    def checkpoint_by_step(self) -> dict[int, Path]:
         """The folders of checkpoints by step, whole or not. What else lies there is not ours, nor is anything
         where a link stands for `checkpoints`.
         """
@@ -199,9 +199,9 @@ class Attempt:
         numbers = (path for path in self.checkpoints.glob("*") if NUMBER.fullmatch(path.name))
         return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
-    def saved_step(self) -> int:
+    def newest_checkpoint_step(self) -> int:
         """The step of the newest whole checkpoint; 0 without any."""
-        whole = (step for step, path in self.saved().items() if (path / "whole.json").is_file())
+        whole = (step for step, path in self.checkpoint_by_step().items() if (path / "whole.json").is_file())
         return max(whole, default=0)
 
     def check_no_links(self) -> None:
@@ -224,7 +224,7 @@ class Attempt:
         logs = (RANK_LOG.fullmatch(path.name) for path in self.path.glob("rank*.jsonl"))
         return [self.rank_path(rank) for rank in sorted(int(log[1]) for log in logs if log)]
 
-    def writer(self) -> str | None:
+    def find_writer(self) -> str | None:
         """Holder of the lock of one of its logs; None: nobody writes it."""
         return next((holder for path in self.rank_paths() if (holder := locks.find_holder(path))), None)
 
@@ -276,21 +276,21 @@ class Attempt:
 
     def is_valid(self, verify: bool = False) -> bool:
         """Check that the record is whole, as its manifest says; `verify` compares digests of files too."""
-        return self.state == "ok" and self.fault(verify) is None
+        return self.state == "ok" and self.find_fault(verify) is None
 
-    def fault(self, verify: bool = False) -> str | None:
+    def find_fault(self, verify: bool = False) -> str | None:
         """The fault of this record, in a sentence; None where there is none, or where it is not finished.
 
         Args:
             verify: read the files and compare their digests as well.
         """
         try:
-            self.check(verify)
+            self.read_checked_manifest(verify)
         except DamagedFileError as damage:
             return damage.brief
         return None
 
-    def check(self, verify: bool = False) -> dict[str, Any]:
+    def read_checked_manifest(self, verify: bool = False) -> dict[str, Any]:
         """The manifest, once nothing is wrong with what it says; see `fault`.
 
         Raises:
@@ -370,7 +370,7 @@ class Store:
         names = [name for name in numbered if os.path.isdir(self.root / run / name)]
         return [Attempt(self.root / run / name) for name in sorted(names, key=lambda name: (int(name), name))]
 
-    def newest(
+    def read_newest(
         self,
         runs: Iterable[str],
         read: Callable[[Attempt, dict[str, Any]], T],
@@ -387,7 +387,7 @@ class Store:
                 notes.append(f"left out {run}: {explain_no_attempts(self.root / run)}")
             for attempt in reversed(attempts):
                 try:
-                    if (manifest := attempt.check(verify))["state"] != "ok":
+                    if (manifest := attempt.read_checked_manifest(verify))["state"] != "ok":
                         continue
                     found.append(read(attempt, manifest))
                 except DamagedFileError as damage:
@@ -398,27 +398,27 @@ class Store:
 
     def newest_attempts(self, runs: Iterable[str], verify: bool = False) -> tuple[list[Attempt], list[str]]:
         """Return each run's newest attempt that is whole, and a line on each newer one that is damaged."""
-        return self.newest(runs, lambda attempt, _: attempt, verify)
+        return self.read_newest(runs, lambda attempt, _: attempt, verify)
 
-    def valid(self, config: Mapping[str, Any]) -> Attempt | None:
+    def find_valid(self, config: Mapping[str, Any]) -> Attempt | None:
         """The newest valid attempt at this config."""
-        return self.newest_valid(run_id(config))
+        return self.find_newest_valid(run_id(config))
 
-    def last(self, config: Mapping[str, Any]) -> Attempt | None:
+    def find_last(self, config: Mapping[str, Any]) -> Attempt | None:
         """The newest attempt at this config, in any state."""
         attempts = self.attempts(run_id(config))
         return attempts[-1] if attempts else None
 
-    def newest_valid(self, run: str) -> Attempt | None:
+    def find_newest_valid(self, run: str) -> Attempt | None:
         """The newest valid attempt of a run, by its id."""
         found, _ = self.newest_attempts([run])
         return found[0] if found else None
 
-    def faults(self, run: str) -> list[str]:
+    def describe_damaged(self, run: str) -> list[str]:
         """A line on each damaged attempt that is newer than the newest valid one."""
         return self.newest_attempts([run])[1]
 
-    def begin(self, config: Mapping[str, Any]) -> Attempt:
+    def begin_attempt(self, config: Mapping[str, Any]) -> Attempt:
         """A new, numbered attempt at this config; concurrent processes get different ones."""
         folder = self.root / run_id(config)
         number = max((attempt.number for attempt in self.attempts(folder.name)), default=0)
@@ -432,16 +432,16 @@ class Store:
         attempt._write({**attempt._identity(), "state": "planned", "created": utc_now()})
         return attempt
 
-    def runs(self) -> list[str]:
+    def run_ids(self) -> list[str]:
         """The ids of all runs, sorted."""
         return (
             sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
         )
 
-    def all_valid(self) -> list[Attempt]:
+    def newest_valid_attempts(self) -> list[Attempt]:
         """The newest valid attempt of every run that has one."""
-        return self.newest_attempts(self.runs())[0]
+        return self.newest_attempts(self.run_ids())[0]
 
-    def last_numbers(self) -> dict[str, int]:
+    def last_number_by_run(self) -> dict[str, int]:
         """The number of each run's newest attempt, in any state."""
-        return {run: attempts[-1].number for run in self.runs() if (attempts := self.attempts(run))}
+        return {run: attempts[-1].number for run in self.run_ids() if (attempts := self.attempts(run))}

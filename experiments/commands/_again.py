@@ -40,7 +40,7 @@ def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], s
     """The configurations of the variants of the run that a word names (its own, without a name, where it has
     none), and its key.
     """
-    own = folders.store.runs()
+    own = folders.store.run_ids()
     shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
     name = the_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
     if name in own and (attempts := folders.store.attempts(name)):

@@ -274,7 +274,7 @@ def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> S
             say(note)
         missing = set(own.runs) - set(frames.runs["run_id"])
         if not missing:
-            valid = filter(None, map(folders.store.newest_valid, own.runs))
+            valid = filter(None, map(folders.store.find_newest_valid, own.runs))
             return Stored(frames, OWN, (*notes, *filter(None, [remark(valid)])))
         say(
             f"{figure.name}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here"

@@ -31,7 +31,7 @@ LOG_LINES = 15  # of each log that a command shows
 
 def the_run(words: Sequence[str], folders: Folders) -> Attempt:
     """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
-    names = folders.store.runs()
+    names = folders.store.run_ids()
     if len(words) != 1:
         raise ValueError(
             f"which run? There are {len(names)}: `list` shows them"
@@ -69,7 +69,7 @@ def without_variant(word: str) -> str:
 def shipped_run(word: str, folders: Folders) -> str | None:
     """The one shipped run that a word is part of, where it is part of no run of this machine."""
     part = without_variant(word)
-    if any(part in name for name in folders.store.runs()):
+    if any(part in name for name in folders.store.run_ids()):
         return None
     from analysis.records.parquet import read_parquet  # pandas comes with it
 

@@ -32,8 +32,8 @@ AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 def every_run(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
-    last = folders.store.last_numbers()
-    for run in sorted({*folders.store.runs()} - {*last}):
+    last = folders.store.last_number_by_run()
+    for run in sorted({*folders.store.run_ids()} - {*last}):
         say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
     parts = loading.load_runs(folders.results, folders.shipped, say)
     own = parts[loading.OWN]

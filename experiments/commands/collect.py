@@ -77,7 +77,7 @@ def shipping(folders: Folders) -> Iterator[str]:
     before = parquet.read_parquet(folders.shipped)
     old = set(before.runs["run_id"])
     complete = dict(complete_figures(folders, old))
-    here = set(folders.store.runs())
+    here = set(folders.store.run_ids())
     wanted = dict.fromkeys(run for runs in complete.values() for run in runs if run in here)
     frames, notes = load_newest_cached(folders.store, wanted, folders.records, verify=True)
     yield from notes
@@ -136,7 +136,7 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     """Runs of figures, by the names of their files, of which some are here and the others are shipped:
     trainings of many hours are made and shipped batch by batch, on whatever machine.
     """
-    if not folders.store.runs():  # composing what all figures need takes its time
+    if not folders.store.run_ids():  # composing what all figures need takes its time
         return
     for figure in load_figures():
         shared = set[frozenset[str]]()  # some figures have the same runs in every profile
@@ -147,7 +147,7 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
             if frozenset(needed) in shared:
                 continue
             shared.add(frozenset(needed))
-            here = {run for run in (*needed, *more) if folders.store.newest_valid(run)}
+            here = {run for run in (*needed, *more) if folders.store.find_newest_valid(run)}
             if here and here.union(shipped).issuperset(needed):
                 runs = [*needed, *(run for run in more if run in here or run in shipped)]
                 yield figure.stem(profile), list(dict.fromkeys(runs))

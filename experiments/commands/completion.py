@@ -94,7 +94,7 @@ def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., lis
         listed: dict[Kind, Callable[[], list[str]]] = {
             Kind.ITEM: lambda: list(figures.items()),
             Kind.SETTING: lambda: settings(prefix, given),
-            Kind.RUN: lambda: _plain(Folders().store.runs()),
+            Kind.RUN: lambda: _plain(Folders().store.run_ids()),
             Kind.BENCH: BENCHMARKS.names,
             Kind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
             Kind.FILTER: lambda: _of_runs(prefix, given),

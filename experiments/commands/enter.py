@@ -280,7 +280,7 @@ class Stages:
 
     def is_made(self, config: Config) -> bool:
         """Tell whether there is a record of it."""
-        return self.folders.store.valid(config) is not None or self._is_held(config, None)
+        return self.folders.store.find_valid(config) is not None or self._is_held(config, None)
 
     def _is_held(self, config: Config, since: str | None) -> bool:
         """Tell whether an entry's file has it, begun on this date or later."""
@@ -291,7 +291,7 @@ class Stages:
 
     def _is_stale(self, config: Config, since: str | None) -> bool:
         """Tell whether a run was begun before a date, or with other files of its methods."""
-        attempt = self.folders.store.valid(config)
+        attempt = self.folders.store.find_valid(config)
         if attempt is None:
             return False
         methods = {config.method.name, *(each.config.method.name for each in config.variants)}

@@ -88,7 +88,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     }
     made_from = _digest([shipped.made_from, sorted(of_runs.items())])
     own = {
-        name: _digest([*map(_stat, _files_of(folders.store.root / name))]) for name in folders.store.runs()
+        name: _digest([*map(_stat, _files_of(folders.store.root / name))]) for name in folders.store.run_ids()
     }
     # Of what this machine has made, too, the pages are of its own records.
     known = [(digest, run) for digest, run in _known(site, SHIPPED_RUNS, made_from) if run.run not in own]
@@ -317,7 +317,7 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
 def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
     """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
     for names in told_now_and_then([*split_into_batches(folders.store, every)], "batches of runs"):
-        valid = {name: attempt for name in names if (attempt := folders.store.newest_valid(name))}
+        valid = {name: attempt for name in names if (attempt := folders.store.find_newest_valid(name))}
         frames, notes = load_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)
         for run in of_frames(frames, HERE):
@@ -331,7 +331,7 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
                 told = [note for note in notes if valid[name].name in note]
                 newer = newest.get(attempts[-1])
                 told += [
-                    *folders.store.faults(name),
+                    *folders.store.describe_damaged(name),
                     *(["an older attempt is done, whose numbers these are"] if newer else []),
                 ]
                 why = "; ".join(told)
@@ -339,7 +339,7 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
                     yield replace(run, why=why, state=newer.word if newer else run.state)
             else:
                 attempt = valid.get(name, attempts[-1])
-                fault = attempt.fault(verify=True) or next(
+                fault = attempt.find_fault(verify=True) or next(
                     (note for note in notes if attempt.name in note), ""
                 )
                 status = RunStatus("failed", fault, DAMAGED) if fault else newest[attempt]

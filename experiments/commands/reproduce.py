@@ -80,7 +80,7 @@ def reproduce_figure(
                 f"resemble each other: call this again from {due:%H:%M} on (--force: now, and all again)"
             )
     say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
-    if absent := [] if more else [config for config in optional if not folders.store.valid(config)]:
+    if absent := [] if more else [config for config in optional if not folders.store.find_valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     words = [item, *overrides]
     rounds, failures = in_rounds(registering(todo, words)), list[RunFailed]()
@@ -126,7 +126,7 @@ class EarlyPictures:
         self.drawn, self.at = len(self._there()), -EARLY_S
 
     def _there(self) -> list[PlannedRun]:
-        return [run for run in self.planned if self.folders.store.valid(run.config)]
+        return [run for run in self.planned if self.folders.store.find_valid(run.config)]
 
     def draw(self, at_once: bool = False) -> None:
         """Draw, if there is more to draw than before and not yet all; or, at once, whatever there is more."""
@@ -162,14 +162,14 @@ def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 def _present(planned: Iterable[PlannedRun], optional: Iterable[Config], folders: Folders) -> list[str]:
     """The names of those runs of an item that are there."""
     configs = [*(run.config for run in planned), *optional]
-    return [*dict.fromkeys(run_id(config) for config in configs if folders.store.valid(config))]
+    return [*dict.fromkeys(run_id(config) for config in configs if folders.store.find_valid(config))]
 
 
 def _due(planned: Iterable[PlannedRun], folders: Folders) -> datetime | None:
     """The time from which on launches are of another occasion than those that there are; None where they need
     not be, or would be now.
     """
-    there = (folders.store.valid(run.config) for run in planned if run.config.variants)
+    there = (folders.store.find_valid(run.config) for run in planned if run.config.variants)
     began = occasions_of(
         datetime.fromisoformat(started)
         for attempt in there

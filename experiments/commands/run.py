@@ -52,7 +52,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
         with told():
             execute_runs(todo, folders, name, settings, force)
-    attempts = [attempt for config in configs if (attempt := folders.store.valid(config))]
+    attempts = [attempt for config in configs if (attempt := folders.store.find_valid(config))]
     if len(attempts) < len(configs):
         say("a record was removed, or damaged, as soon as it was written")
         return 1

@@ -42,7 +42,7 @@ def status(words: SweepsAndRuns) -> int:
     folders = Folders()
     chosen = sweeps_named(words, folders)
     if not chosen:
-        if here := [run for run in folders.store.runs() if any(without_variant(w) in run for w in words)]:
+        if here := [run for run in folders.store.run_ids() if any(without_variant(w) in run for w in words)]:
             raise ValueError(
                 f"{listed(here)}: made on this machine, not submitted to a cluster; see `list` and `why`"
             )

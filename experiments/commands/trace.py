@@ -36,7 +36,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 
 def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     shipped = parquet.read_parquet(folders.shipped)
-    own, carried = set(folders.store.runs()), set(shipped.runs["run_id"])
+    own, carried = set(folders.store.run_ids()), set(shipped.runs["run_id"])
     name = the_name(word, [*sorted(own), *sorted(carried - own)])
     if name in own:
         frames = load_newest_cached(folders.store, [name], folders.records).frames

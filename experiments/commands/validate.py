@@ -37,7 +37,7 @@ def validate() -> int:
 
 def _own(folders: Folders) -> Iterator[str]:
     """Runs and tables of this checkout. Some runs are read at a time: thousands need no more memory."""
-    runs = folders.store.runs()
+    runs = folders.store.run_ids()
     for first in told_now_and_then(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
         yield from load_newest(folders.store, runs[first : first + AT_A_TIME]).notes
     yield from _tables(folders.records, parquet.raise_fault)

@@ -102,9 +102,9 @@ def missing(planned: Sequence[PlannedRun], folders: Folders, say: Callable[[str]
     """The runs without a valid attempt. Says which attempts are damaged, and which are of other code."""
     by_id = {run_id(run.config): run for run in planned}
     for name in by_id:
-        for fault in folders.store.faults(name):
+        for fault in folders.store.describe_damaged(name):
             say(fault)
-    found = {name: folders.store.newest_valid(name) for name in by_id}
+    found = {name: folders.store.find_newest_valid(name) for name in by_id}
     if told := remark(filter(None, found.values())):
         say(told)
     return [run for run in planned if found[run_id(run.config)] is None]

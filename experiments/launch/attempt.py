@@ -83,7 +83,7 @@ def start_attempt(
         DamagedFileError: a link stands where something would be written.
     """
     config = planned.config
-    last = folders.store.last(config)
+    last = folders.store.find_last(config)
     if last is not None:
         wait_for_writers(last, LOCK_TIMEOUT_S if sweep else LEAVE_S)
     attempt = resume_or_create_attempt(config, folders.store, force_new, planned.rules)
@@ -104,8 +104,8 @@ def start_attempt(
         network=network.facts if network else None,
         relay=str(network.statistics) if network and network.statistics else None,
     ).write(Path(started.orders))
-    attempt.note_job(JobNote(job, slurm, os.getuid() if sweep else None))
-    attempt.update(
+    attempt.store_job(JobNote(job, slurm, os.getuid() if sweep else None))
+    attempt.update_manifest(
         state="submitted",
         alone=planned.is_timing and exclusive,
         sweep=sweep,
@@ -142,11 +142,11 @@ def resume_or_create_attempt(
     Args:
         rules: that a new one registers.
     """
-    last = store.last(config)
+    last = store.find_last(config)
     if not force_new and last is not None and _can_resume(last):
         return last
-    attempt = store.begin(config)
-    attempt.update(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
+    attempt = store.begin_attempt(config)
+    attempt.update_manifest(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
     return attempt
 
 
@@ -157,7 +157,7 @@ def wait_for_writers(attempt: Attempt, patience_s: float) -> None:
         LogInUseError: somebody is still writing it.
     """
     deadline = time.monotonic() + patience_s
-    while writer := attempt.writer():
+    while writer := attempt.find_writer():
         if time.monotonic() > deadline:
             raise LogInUseError(f"{writer} is still writing {attempt.path}: wait for its end, or end it")
         time.sleep(POLL_S)
@@ -173,7 +173,7 @@ def _can_resume(attempt: Attempt) -> bool:
     if not ended_early or manifest.get("code") != code_version.digest():
         return False
     attempt.check_no_links()
-    return attempt.saved_step() > 0
+    return attempt.newest_checkpoint_step() > 0
 
 
 def container_config(config: Config) -> ContainerConfig | None:

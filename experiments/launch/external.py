@@ -37,15 +37,16 @@ BAD_INPUT = 2
 PATIENCE_IN_TERMINALS_S = 40.0  # with other tasks of a step of `srun --pty`, which may be a shell's alone
 IN_TERMINAL = (
     "srun opened this step for a terminal (--pty) with {size} tasks, and the others do not run this command: "
-    f"`unset {' '.join(environment.RANK_VARIABLES_BY_LAUNCHER['srun'])}` and run it again, and the workers are started for you"
+    f"`unset {' '.join(environment.RANK_VARIABLES_BY_LAUNCHER['srun'])}` and run it again, and the workers "
+    "are started for you"
 )
-TOLD_ALONE = "told to end while it waited for other processes: nothing was begun, run again to begin"
+STOPPED_EARLY = "told to end while it waited for other processes: nothing was begun, run again to begin"
 
 
 def run_as_worker(
     config: Config, group: LauncherGroup, folders: Folders, say: Callable[[str], None], force: bool = False
 ) -> Attempt:
-    """Make this run, as one of the group; returns the attempt that holds its record.
+    """Make this run, as one process of the group, and return the attempt that holds its record.
 
     Raises:
         ValueError: these processes can't be the workers of this run.
@@ -53,8 +54,9 @@ def run_as_worker(
     """
     worker_process.exit_with_parent()
     stop = Stop().listen()
-    place, meeting = group.place, folders.scratch / "joined" / environment.step_name()
-    tell = say if place.rank == 0 else lambda line: None
+    place = group.place
+    meeting = folders.scratch / "joined" / environment.step_name()
+    say_once = say if place.rank == 0 else lambda line: None
     # What can't be is said by all: the first to end ends the others.
     device = prepare_device(config, place)
     is_in_terminal = group.launcher == "srun" and environment.has_terminal()
@@ -67,26 +69,26 @@ def run_as_worker(
         comm = connect.join(config, group, meeting, device, give_up, say)
     except WorkerLost as lost:
         if stop.told:
-            raise Interrupted(TOLD_ALONE) from lost
+            raise Interrupted(STOPPED_EARLY) from lost
         raise ValueError(IN_TERMINAL.format(size=place.size) if is_in_terminal else str(lost)) from lost
-    with contextlib.ExitStack() as held:
-        told: dict[str, str] = {}
+    with contextlib.ExitStack() as held_lock:
+        plan: dict[str, str] = {}
         if place.rank == 0:
             try:
-                told = _prepare(config, folders, held, tell, force, stop)
+                plan = _prepare(config, folders, held_lock, say, force, stop)
             except ValueError as error:
-                told = {"why": str(error)}
-        told = gather_json(comm, told, device)[0]
-        if "why" in told:
-            raise ValueError(told["why"])
-        attempt = Attempt(Path(told["attempt"]))
-        if "orders" not in told:
-            tell("already measured; --force measures again")
+                plan = {"why": str(error)}
+        plan = gather_json(comm, plan, device)[0]
+        if "why" in plan:
+            raise ValueError(plan["why"])
+        attempt = Attempt(Path(plan["attempt"]))
+        if "orders" not in plan:
+            say_once("already measured; --force measures again")
             comm.barrier()
             comm.close()
             return attempt
-        orders = Path(told["orders"])
-        with _reasons(orders.parent, attempt, place, tell):
+        orders = Path(plan["orders"])
+        with _exit_with_reason(orders.parent, attempt, place, say_once):
             execute(Orders.read(orders), place, orders.parent, stop, comm)
         if place.rank == 0:
             shutil.rmtree(orders.parent, ignore_errors=True)
@@ -97,47 +99,48 @@ def run_as_worker(
 def _prepare(
     config: Config,
     folders: Folders,
-    held: contextlib.ExitStack,
+    held_lock: contextlib.ExitStack,
     say: Callable[[str], None],
     force: bool,
     stop: Stop,
 ) -> dict[str, str]:
-    """Rank 0's attempt to carry out and its orders, or only the attempt that is valid already."""
+    """Return the attempt to carry out and its orders, or only the attempt that is valid already."""
     (planned,) = plan_runs([config], say)
     name = run_id(planned.config)
-    lock = held.enter_context(run_lock(folders, name))
+    lock = held_lock.enter_context(run_lock(folders, name))
     if not lock.acquire(patience_s=0):
         if not wait_for_lock(lock, name, say, lambda: stop.told):
-            raise ValueError(TOLD_ALONE)
+            raise ValueError(STOPPED_EARLY)
         force = False  # what it measured meanwhile is as fresh as anything we could measure
     if not force and not missing([planned], folders, say):
-        done = folders.store.valid(planned.config)
-        assert done is not None
-        return {"attempt": str(done.path)}
-    begun = start_attempt(planned, folders, force_new=force)
-    return {"attempt": str(begun.attempt.path), "orders": begun.orders}
+        valid = folders.store.find_valid(planned.config)
+        assert valid is not None
+        return {"attempt": str(valid.path)}
+    started = start_attempt(planned, folders, force_new=force)
+    return {"attempt": str(started.attempt.path), "orders": started.orders}
 
 
 @contextlib.contextmanager
-def _reasons(
+def _exit_with_reason(
     folder: Path, attempt: Attempt, place: WorkerPlace, say: Callable[[str], None]
 ) -> Iterator[None]:
-    """An error ends this process with an exit code, after every worker has said what it knows.
+    """End this process at an error with an exit code, after every worker has said what it knows.
 
     mpirun and its like end all processes once one ends badly, so each writes the reason into the manifest.
     """
-    watched, start = WatchedFolder(attempt.path), WatchedFolder(folder)
+    attempt_folder = WatchedFolder(attempt.path)
+    start_folder = WatchedFolder(folder)
     try:
         yield
     except Preempted as preempted:
         say(f"{attempt.run_id}: {preempted}; run again to go on")
         sys.exit(worker_process.STOPPED)
     except BaseException as error:
-        kind, why = leave_reason(error, place.rank, start)
+        kind, why = leave_reason(error, place.rank, start_folder)
         with contextlib.suppress(OSError):  # a full disk may refuse even this
             time.sleep(SETTLE_S)
             kind, why = diagnose(folder, dict.fromkeys(range(place.size), 1), place.size)
-            if kind != "held" and watched.is_there():  # else its manifest is another's
+            if kind != "held" and attempt_folder.is_there():  # else its manifest is another's
                 attempt.fail(why, kind)
         say(f"experiments: {attempt.run_id} failed: {why}")
         sys.exit(BAD_INPUT if kind == "bad_input" else 1)

@@ -42,9 +42,9 @@ NO_WORKER = "no worker has begun: `why` shows what SLURM and the job's script pr
 def prepare_job(spec: JobSpec) -> int:
     """Prepare for the workers, and return GO_ON or LEAVE.
 
-    Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node that
-    failed under an earlier start of this job is remembered, and a job that landed on one that failed twice is
-    sent elsewhere; without an answer of SLURM's it stays.
+    Code that is not what was submitted runs nothing, and files that are no part of it are removed. A node
+    that failed under an earlier start of this job is remembered. A job that landed on a node that failed
+    twice is sent elsewhere; without an answer of SLURM's it stays.
     """
     if not _check_code(spec):
         return LEAVE
@@ -139,7 +139,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
         return 0
     codes = read_exit_codes(start)
     if attempt.state == "preempted" or (len(codes) == size and {*codes.values()} == {STOPPED}):
-        attempt.update(state="preempted")
+        attempt.update_manifest(state="preempted")
         _write_end(start, "preempted")
         return AS_OFTEN_AS_ALLOWED
     if not start.is_dir() and has_begun:  # of a block: the job was told to stop before this one's turn
@@ -150,7 +150,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
     if kind == "held":  # its manifest is another's
         return requeues
     if requeues == AS_OFTEN_AS_ALLOWED or environment.restart_count() < requeues:
-        attempt.update(state="submitted", why=f"{why}; it is started again")
+        attempt.update_manifest(state="submitted", why=f"{why}; it is started again")
         return requeues
     attempt.fail(why, kind)
     return 0

@@ -143,7 +143,7 @@ class LocalBackend:
         self.last_change_s = 0.0
 
     def _has_failed(self, planned: PlannedRun) -> bool:
-        last = self.folders.store.last(planned.config)
+        last = self.folders.store.find_last(planned.config)
         return last is not None and last.state == "failed"
 
     @contextlib.contextmanager
@@ -227,7 +227,7 @@ class LocalBackend:
             force = False  # what it measured meanwhile is as fresh as anything we could measure
         with contextlib.ExitStack() as undo:
             undo.callback(lock.release)
-            if not force and self.folders.store.valid(planned.config) is not None:
+            if not force and self.folders.store.find_valid(planned.config) is not None:
                 self.progress.report_done(name)
                 self.waiting.pop(0)
                 return
@@ -283,7 +283,7 @@ class LocalBackend:
         if attempt.state == "preempted":
             if self.signals.was_received:
                 return False
-            why = f"told to stop, saved at step {attempt.saved_step():,}: run again to go on"
+            why = f"told to stop, saved at step {attempt.newest_checkpoint_step():,}: run again to go on"
             raise RunFailed(why, "preempted", attempt)
         kind, why = diagnose(run.workers.folder, codes, run.workers.size)
         if run.workers.has_lost_network:
@@ -296,7 +296,7 @@ class LocalBackend:
     def _describe_interruption(self) -> str:
         facts = []
         for attempt in [*self.stopped, *(run.attempt for run in self.running)]:
-            step = attempt.saved_step()
+            step = attempt.newest_checkpoint_step()
             facts.append(f"{attempt.run_id} " + (f"saved at step {step:,}" if step else "had saved nothing"))
         if self.waiting:
             facts.append(f"{len(self.waiting)} runs had not begun")
@@ -335,8 +335,8 @@ def hold_emulation_lock() -> Iterator[None]:
     lock = FileLock(locks.machine_lock_folder() / f"{EMULATION}.lock")
     if not lock.acquire(patience_s=0):
         raise ValueError(
-            f"{locks.find_holder(lock.path) or 'another process'} has a run with cluster=netns under way, and two "
-            "at once would take each other's cores, so that neither finds its link; begin when it has ended, "
+            f"{locks.find_holder(lock.path) or 'another process'} has a run with cluster=netns under way, and "
+            "two at once would take each other's cores, so that neither finds its link; begin when it has ended, "
             "or take cluster=virtual, which simulates the link"
         )
     try:

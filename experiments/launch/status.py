@@ -111,7 +111,7 @@ class StatusView:
     def run_status(self, attempt: Attempt) -> RunStatus:
         """Return the status of the run that an attempt is for."""
         try:
-            manifest = attempt.check()
+            manifest = attempt.read_checked_manifest()
         except DamagedFileError as damage:
             kind = NEWER if isinstance(damage, NewerRecordError) else DAMAGED
             return RunStatus("failed", f"{damage.brief}; it will be measured again", kind)
@@ -152,14 +152,14 @@ class StatusView:
 
     def _jobless_status(self, attempt: Attempt, state: str, step: int) -> RunStatus:
         """Return the status of a run without a job."""
-        if writer := attempt.writer():
+        if writer := attempt.find_writer():
             progress = self.progress(attempt)
             return RunStatus("running", f"written by {writer}", step=progress.step, steps=progress.steps)
         if holder := locks.find_holder(run_lock(self.folders, attempt.run_id).path):
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
-        return RunStatus("stopped", NO_WRITER, "killed", attempt.saved_step())
+        return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_checkpoint_step())
 
     def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
         """Return why a job ended that left no note of it."""
@@ -204,7 +204,7 @@ class StatusView:
         return sorted(self.folders.launch(attempt).glob("start-*/progress.json"), key=os.path.getmtime)
 
     def _describe_last_sign(self, attempt: Attempt) -> str:
-        if writer := attempt.writer():
+        if writer := attempt.find_writer():
             return f" ({writer} is writing its record)"
         notes = self._progress_notes(attempt)
         if not notes:

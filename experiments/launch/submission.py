@@ -91,7 +91,7 @@ class SlurmBackend:
             self.progress.say(
                 f"submitted as {sweep.name}; Ctrl-C leaves the jobs alone, the same command goes on watching"
             )
-        newest = (self.folders.store.last(run.config) for run in self.planned)
+        newest = (self.folders.store.find_last(run.config) for run in self.planned)
         self.attempts = [attempt for attempt in newest if attempt]
         yield
         if self.bad_attempts:
@@ -277,8 +277,8 @@ def _submit_array(
         ) from error
     except ValueError as error:
         for attempt in (run.attempt for runs in runs_by_job for run in runs):
-            if attempt.saved_step():
-                attempt.update(state="preempted", why=str(error))
+            if attempt.newest_checkpoint_step():
+                attempt.update_manifest(state="preempted", why=str(error))
             else:
                 attempt.fail(str(error), "bad_input")
         raise
@@ -287,7 +287,7 @@ def _submit_array(
         for run in runs:
             # Its job may have begun already, and written to the manifest; only this file is ours.
             note = run.attempt.job
-            run.attempt.note_job(structs.replace(note, id=job_id, cluster=queued.cluster or note.cluster))
+            run.attempt.store_job(structs.replace(note, id=job_id, cluster=queued.cluster or note.cluster))
 
 
 def job_spec(runs: Sequence[StartedAttempt], folders: Folders, code: Path) -> JobSpec:
@@ -326,7 +326,7 @@ def select_runs_to_submit(
     Args:
         own_job: this very job, where it may have been requeued.
     """
-    newest = (folders.store.last(run.config) for run in planned)
+    newest = (folders.store.find_last(run.config) for run in planned)
     others = [last for last in newest if last and (own_job is None or last.job.id != own_job)]
     view = StatusView.query_settled(folders, others, say)  # after that, what has ended is known as such
     wanted = planned if force else missing(planned, folders, say)
@@ -337,7 +337,7 @@ def select_runs_to_submit(
         if last.state not in UNFINISHED_STATES:
             continue
         status = view.run_status(last)
-        if status.is_under_way or last.writer():
+        if status.is_under_way or last.find_writer():
             left_out.add(last.run_id)
         elif status.state == "unknown":
             reason_by_unknown_run[last.run_id] = status.why
@@ -373,7 +373,7 @@ def _submission_lock(folders: Folders, say: Callable[[str], None]) -> Iterator[N
         holder = locks.find_holder(lock.path) or "another process"
         raise ValueError(f"{holder} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
     try:
-        if lock.of_this_machine:
+        if lock.is_machine_local:
             say(
                 f"files in {folders.results} can't be locked: submit from one machine at a time, or set "
                 f"SPARSIFY_RESULTS to {locks.ELSEWHERE}"

@@ -147,7 +147,7 @@ class Checkpointer:
             self.found = None
         self.log.truncate(log_bytes)
         if self.comm.rank == 0:
-            for saved, path in self.attempt.saved().items():
+            for saved, path in self.attempt.checkpoint_by_step().items():
                 # Neither what is later nor what was never whole fits the logs that will be written from here.
                 if saved > step or not (path / "whole.json").exists():
                     remove_path(path)
@@ -222,14 +222,14 @@ class Checkpointer:
             raise
         sync_folder(folder)
         sync_folder(folder.parent)
-        saved = self.attempt.saved()
+        saved = self.attempt.checkpoint_by_step()
         whole = sorted(step for step, path in saved.items() if (path / "whole.json").exists())
         for step in saved.keys() - {*whole[-KEPT:]}:
             remove_path(saved[step])
 
     def _candidates(self) -> list[dict[str, Any]]:
         """The checkpoints that were declared whole, the newest first."""
-        saved = self.attempt.saved()
+        saved = self.attempt.checkpoint_by_step()
         notes = {step: read_struct_or_none(path / "whole.json", Checkpoint) for step, path in saved.items()}
         fitting = {step: note for step, note in notes.items() if note and self._fits(note, step)}
         return [msgspec.to_builtins(fitting[step]) for step in sorted(fitting, reverse=True)]
@@ -264,7 +264,7 @@ class Checkpointer:
             print(f"the checkpoint of step {fault['step']} is passed over: {fault['why']}", file=sys.stderr)
         print(f"going on from step {step}", file=sys.stderr)
         known = self.attempt.manifest.get("faulty_checkpoints", [])
-        self.attempt.update(faulty_checkpoints=[*known, *faults])
+        self.attempt.update_manifest(faulty_checkpoints=[*known, *faults])
 
 
 # Files of states, each either whole or refused.

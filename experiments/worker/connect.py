@@ -68,7 +68,7 @@ def connect(
         )
     except WorkerLost as lost:
         if stop.told or isinstance(lost, JoinCancelled):
-            raise Preempted(Attempt(Path(orders.attempt)).saved_step()) from lost
+            raise Preempted(Attempt(Path(orders.attempt)).newest_checkpoint_step()) from lost
         raise
 
 

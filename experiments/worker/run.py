@@ -115,7 +115,7 @@ def execute(
                 comm.close()
         except Preempted as preempted:
             if place.rank == 0:
-                attempt.preempt(preempted.step)
+                attempt.mark_preempted(preempted.step)
             if comm is not None:
                 comm.close()
             raise
@@ -133,7 +133,7 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.told))
     if comm.rank == 0:
         attempt.check_open()
-        started.progress.newest, told = log.newest, started.progress
+        started.progress.newest, told = log.progress, started.progress
     facts["machine"] = hardware.check(config, settings.device, comm, started.network)
     if not isinstance(config.cluster, VirtualCluster):
         facts["machine"] |= hardware.shared_cores(config.threads, comm, settings.device)
@@ -145,7 +145,7 @@ def record(started: Started, comm: Comm) -> RunOutcome:
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
     done = checkpointer.find()
     if comm.rank == 0:
-        attempt.start(done, facts["host"], steps=run.num_steps, provenance=facts)
+        attempt.mark_running(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
             outcome = take_turns(run, comm, link, log, told, stop)

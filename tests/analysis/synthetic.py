@@ -217,7 +217,7 @@ def _written(
     **provenance: Any,
 ) -> Attempt:
     """Store a finished run of which each rank logged these lines, all of one kind."""
-    attempt = store.begin(config)
+    attempt = store.begin_attempt(config)
     for rank, lines in enumerate(ranks):
         with RankLog(attempt.rank_path(rank)) as log:
             for line in lines:
@@ -225,7 +225,7 @@ def _written(
             log.flush()
     steps = config["train"]["steps"] or 390 * config["train"]["epochs"]
     ended = {"parameters": 14_728_266, "tensors": 54, "steps_per_epoch": 49, "steps": steps, **facts}
-    attempt.update(
+    attempt.update_manifest(
         state="ok",
         files=attempt.fingerprints(),
         simulated=config["cluster"]["where"] == "virtual",
@@ -256,7 +256,7 @@ def item_store(root: Path, seeds: int = 1) -> Store:
 
 def frames_of(store: Store) -> Frames:
     """Return the frames of all whole runs of a store."""
-    return load_attempts(store.all_valid())[0]
+    return load_attempts(store.newest_valid_attempts())[0]
 
 
 def key(frames: Frames, method: str, mode: str = "serialised", workers: int = 2) -> str:

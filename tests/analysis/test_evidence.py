@@ -205,7 +205,7 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
         assert (judged.word, judged.registered) == ("post hoc", False)
         assert judged.because == "the rule is younger than the runs; within the band"
     attempt = synthetic.timed(Store(tmp_path), synthetic.config())
-    attempt.update(rules=json.loads(stored))  # as a run stores those that are there when it begins
+    attempt.update_manifest(rules=json.loads(stored))  # as a run stores those that are there when it begins
     judged, other_rule = judge([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})
     assert (judged.word, judged.registered, other_rule.word) == ("reproduced", True, "post hoc")
 

@@ -60,11 +60,13 @@ def make(root: Path) -> Folders:
     day = {"started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:01:00Z"}
     for config in CONFIGS:
         attempt = synthetic.made(folders.store, config)
-        attempt.update(**day)
+        attempt.update_manifest(**day)
         if attempt.run_id in VICTIMS:
             resumed = [{"step": 3, "at": day["started"], "host": "n1"}]
-            attempt.update(resumed=resumed, sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None)
-            attempt.note_job(schema.JobNote("12_0"))
+            attempt.update_manifest(
+                resumed=resumed, sweep=SWEEP, array=f"{SWEEP}-a0:0", why=None, failure=None
+            )
+            attempt.store_job(schema.JobNote("12_0"))
             _write(folders.launch(attempt) / "start-12_0-0" / "progress.json", '{"step": 3, "steps": 8}')
             _write(folders.launch(attempt) / "worker0_log.err", "a line\n")
     array = {

@@ -55,10 +55,10 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, folders: Folders) ->
 def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(folders: Folders, tmp_path: Path) -> None:
     attempt = synthetic.alternated(folders.store, ["dense", "topk"], blocks=3, block_steps=2)
     ended = attempt.manifest
-    attempt.update(state="running")
+    attempt.update_manifest(state="running")
     board = Board(tmp_path / "board", folders)
     assert board.show(["source=own"]) == 0
-    attempt.update(**ended)
+    attempt.update_manifest(**ended)
     assert board.show(["source=own"]) == 2
     board.close()
     curves = read(tmp_path / "board")

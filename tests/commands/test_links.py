@@ -115,8 +115,8 @@ IN_ATTEMPTS = {
 def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: Path) -> None:
     folders = Folders(tmp_path / "results")
     for template, target in IN_ATTEMPTS.items():
-        attempt = folders.store.begin(compose.resolve(WORDS))
-        attempt.update(state="preempted", code=code_version.digest())
+        attempt = folders.store.begin_attempt(compose.resolve(WORDS))
+        attempt.update_manifest(state="preempted", code=code_version.digest())
         (attempt.checkpoints / "5").mkdir(parents=True)
         (attempt.checkpoints / "5" / "whole.json").write_text("{}")
         path = Path(template.format(attempt=attempt.path, launch=folders.launch(attempt)))
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_is_a_link_is_unlinked(precious: Path, tmp_path: Path)
 
 def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: Path, tmp_path: Path) -> None:
     folders = Folders(tmp_path / "results")
-    run = folders.store.begin(compose.resolve(WORDS)).run_id
+    run = folders.store.begin_attempt(compose.resolve(WORDS)).run_id
     lock = folders.scratch / "locks" / f"{run}.lock"
     lock.parent.mkdir(parents=True)
     for target in (precious / "secret", precious / "nothing", lock):

@@ -22,7 +22,7 @@ def folders(tmp_path: Path) -> Folders:
     for density in (0.01, 0.1):
         for seed in range(3):
             synthetic.timed(folders.store, with_density(density, seed))
-    folders.store.begin(synthetic.config("dense")).fail("no memory")
+    folders.store.begin_attempt(synthetic.config("dense")).fail("no memory")
     synthetic.timed(folders.store, synthetic.config("randomk")).rank_path(0).unlink()
     return folders
 
@@ -47,13 +47,13 @@ def test_filters_mean_what_they_say_and_all_of_them_count(folders: Folders) -> N
         assert len(filtered(runs, [*words.split(), "source=own"])) == count, words
     with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
         filtered(runs, ["methd=topk"])
-    folders.store.begin(with_density(0.01, 0)).fail("no memory")  # measured again
+    folders.store.begin_attempt(with_density(0.01, 0)).fail("no memory")  # measured again
     for words, count in {"source=own": 6, "state=failed": 1}.items():
         assert len(filtered(every_run(folders), ["method=topk", words])) == count, words
 
 
 def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folders) -> None:
-    runs = folders.store.runs()[:2]
+    runs = folders.store.run_ids()[:2]
     for folder, name in ((folders.sweep_index, "thesis"), (folders.index, "fig4-laptop")):
         folder.mkdir(parents=True)
         write_json(folder / f"{name}.json", {"runs": runs})
@@ -85,7 +85,7 @@ def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, fol
         assert run in fine(here("why", word)).stdout
         for words in (("logs", word), ("why", word, "--against", word)):
             refused(here(*words), f"{run} is shipped with the repository")
-    own = folders.store.all_valid()[0]
+    own = folders.store.newest_valid_attempts()[0]
     refused(here("status", own.key[:8]), f"{own.run_id}: made on this machine, not submitted")
 
 

@@ -135,7 +135,9 @@ def test_minutes_are_told_by_runs_like_these_or_said_to_be_unknown(here: Command
     train = {"epochs": 1, "steps": 20, "epoch_steps": None, "validate": "epoch"}
     config = compose.resolve([*words, "method=topk"]).as_dict() | {"train": train}
     made = synthetic.timed(Folders(tmp_path / "results").store, config)
-    made.update(started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z", memory={"host_gib": 0.75})
+    made.update_manifest(
+        started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z", memory={"host_gib": 0.75}
+    )
     said = fine(here("plan", *words, "method=topk", "seed=1,2")).stdout
     for text in (
         "runs on this machine: 2 runs, 2 not measured yet",

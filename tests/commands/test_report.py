@@ -110,7 +110,7 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
 
 def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, folders: Folders) -> None:
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
-    failed = folders.store.begin(synthetic.config("dense"))
+    failed = folders.store.begin_attempt(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
     log = folders.launch(failed) / "1_0_log.err"
     log.parent.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
         assert fine(here("trace", run, "--out", str(path))).stdout.strip() == str(path)
     assert json.loads(plain.read_text())["otherData"] == {"run": run, "times": "measured"}
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
-    failed = folders.store.begin(synthetic.config("dense"))
+    failed = folders.store.begin_attempt(synthetic.config("dense"))
     failed.fail("out of memory")
     refused(here("trace", "nothing-of-this-name"), "0 runs match", failed.run_id)
     refused(here("trace", failed.run_id), "has no valid attempt", "why")
@@ -176,7 +176,7 @@ def test_a_report_follows_what_runs_do(
     def wait(_: float) -> None:
         written.append((rows(folders.report)[0]["state"], data(folders.report, "written")))
         if len(written) == 2:
-            attempt.update(state="failed", why="a disk")
+            attempt.update_manifest(state="failed", why="a disk")
         if len(written) == 4:
             signal.raise_signal(signal.SIGINT)
 
@@ -194,9 +194,9 @@ def test_runs_are_read_in_batches_each_once(
     monkeypatch.setattr(attempts, bound, at_most)
     store = folders.store
     made = [synthetic.timed(store, synthetic.config("topk", seed=seed)) for seed in range(5)]
-    batches = [*attempts.split_into_batches(store, store.runs())]
+    batches = [*attempts.split_into_batches(store, store.run_ids())]
     assert {*map(len, batches[:-1])} == {at_most}
-    store.begin(synthetic.config("topk", seed=0)).fail("out of memory")
+    store.begin_attempt(synthetic.config("topk", seed=0)).fail("out of memory")
     fine(here("report"))
     shown = {row["run"]: row for row in rows(folders.report)}
     states = {attempt.run_id: "done" for attempt in made} | {made[0].run_id: "failed"}

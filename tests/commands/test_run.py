@@ -90,7 +90,7 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
     assert (results / "records" / "steps.parquet").is_file()
 
     fine(here("run", f"again={manifest['run_id'].rpartition('-')[2][:8]}", "seed=5"))
-    (other,) = {*store.runs()} - {manifest["run_id"]}
+    (other,) = {*store.run_ids()} - {manifest["run_id"]}
     assert "seed" in fine(here("why", other, "--against", manifest["run_id"])).stdout
     refused(here("run", "again=none-such"), "0 runs match 'none-such'")
 
@@ -127,12 +127,12 @@ def test_several_values_are_several_runs_whose_progress_is_told_and_which_a_swee
     assert "| seed |" in done.stdout
     sweeps = results / "records" / "sweeps"
     index = there(read_json_or_none(sweeps / "thesis.json"))
-    assert sorted(index["runs"]) == store.runs()
+    assert sorted(index["runs"]) == store.run_ids()
     assert "all 2 runs are already measured" in here(*words, "seed=0,1", "sweep=other").stderr
     assert read_json_or_none(sweeps / "other.json") == index
     assert here("list", "sweep=other", "seed=1").stdout.count("\n| ") == 2
     refused(here("run", "method=topk", *SMALL, "seed=range(0,1001)"), "1,001 runs", "--yes")
-    assert len(store.runs()) == 2
+    assert len(store.run_ids()) == 2
 
 
 # --- what breaks
@@ -177,7 +177,7 @@ def test_a_training_that_diverges_is_a_record_and_is_not_made_again(
     for words_of_all in (("list",), ("why", manifest["run_id"])):
         assert "diverged" in fine(here(*words_of_all)).stdout
     assert "already measured" in fine(here(*words)).stderr
-    (run,) = store.all_valid()
+    (run,) = store.newest_valid_attempts()
     assert "runs diverged" in captions.setting(load_attempt(run)[0])
 
 

@@ -21,7 +21,7 @@ from tests.conftest import Command, fine
 
 
 def test_steps_are_shipped_of_timed_runs_only(tmp_path: Path) -> None:
-    frames, _ = load_attempts(synthetic.item_store(tmp_path).all_valid())
+    frames, _ = load_attempts(synthetic.item_store(tmp_path).newest_valid_attempts())
     kept = thinned(frames)
     timed = frames.runs["key"][frames.runs["train.validate"] == "never"]
     assert set(kept.steps["key"]) == set(timed)
@@ -63,9 +63,9 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
     """Of the same seed the end was known; what is timed anew is new."""
     old, new = Store(tmp_path / "old"), Store(tmp_path / "new")
     for store, rules in ((old, {"a": "1", "b": "1"}), (new, {"a": "1", "b": "2"})):
-        synthetic.learned(store, synthetic.learning_config("topk", 0)).update(rules=rules)
-        synthetic.alternated(store, ["dense", "topk"], blocks=4).update(rules=rules)
-    before, again = (load_attempts(store.all_valid())[0] for store in (old, new))
+        synthetic.learned(store, synthetic.learning_config("topk", 0)).update_manifest(rules=rules)
+        synthetic.alternated(store, ["dense", "topk"], blocks=4).update_manifest(rules=rules)
+    before, again = (load_attempts(store.newest_valid_attempts())[0] for store in (old, new))
     known = collect.as_known(before, again).runs
     trained = known["group"].isna()
     assert set(known.loc[trained, "rules_json"]) == {'{"a": "1"}'}

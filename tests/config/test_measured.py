@@ -64,7 +64,7 @@ def of_other_code(results: Path, *words: str) -> Attempt:
     """A record that says that one of its files was another."""
     config, folders = compose.resolve([*WORDS, *words]), Folders(results)
     attempt = synthetic.timed(folders.store, config)
-    attempt.update(sources={**code_version.sources(), "sparsify/methods/topk.py": "0" * 12})
+    attempt.update_manifest(sources={**code_version.sources(), "sparsify/methods/topk.py": "0" * 12})
     return attempt
 
 
@@ -91,7 +91,7 @@ def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_pa
     folders = Folders(tmp_path / "results")
     for config in configs_of(figures.load("fig1"), "smoke"):
         attempt = synthetic.in_turns(folders.store, config)
-    attempt.update(sources={"sparsify/select.py": "0" * 12})
+    attempt.update_manifest(sources={"sparsify/select.py": "0" * 12})
     done = fine(here("reproduce", "fig1", "profile=smoke"))
     told = f"{attempt.run_id}: measured with other code (sparsify/select.py)"
     assert told in done.stderr

@@ -51,7 +51,7 @@ def test_launches_of_another_occasion_wait_for_it(
     folders, runs = Folders(tmp_path), planned("fig4-fast")
     for run, ago in zip(runs, ago_min, strict=False):
         attempt = synthetic.made(folders.store, run.config.as_dict())
-        attempt.update(started=f"{pd.Timestamp.now('UTC') - pd.Timedelta(minutes=ago):%FT%TZ}")
+        attempt.update_manifest(started=f"{pd.Timestamp.now('UTC') - pd.Timedelta(minutes=ago):%FT%TZ}")
     due = reproduce._due(runs, folders)
     assert (due is not None) == is_due
     if due:

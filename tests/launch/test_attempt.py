@@ -26,7 +26,7 @@ def end_with_checkpoint(attempt: Attempt, **changes: Any) -> None:
     folder = attempt.checkpoints / "7"
     folder.mkdir(parents=True)
     (folder / "whole.json").write_text("{}")
-    attempt.update(**changes)
+    attempt.update_manifest(**changes)
 
 
 def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from tests.analysis import synthetic
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run of job 7, whose worker found its log in another one's hands."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    attempt = Store(tmp_path / "runs").begin(synthetic.config("topk"))
-    attempt.start(0, "n1")
+    attempt = Store(tmp_path / "runs").begin_attempt(synthetic.config("topk"))
+    attempt.mark_running(0, "n1")
     folder = tmp_path / "launch"
     (folder / "start-7-0").mkdir(parents=True)
     write_json(folder / "start-7-0" / "failure0.json", {"rank": 0, "kind": "held", "why": "by another"})

@@ -124,10 +124,10 @@ def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(
     done = here("run", "method=topk", "task=vector", "profile=smoke", "cluster=local", "workers=2")
     refused(done, "no step for 0 s", "interrupted: ", code=1)
     store = Folders(tmp_path / "results").store
-    (run,) = store.runs()
+    (run,) = store.run_ids()
     (attempt,) = store.attempts(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "interrupted")
-    assert attempt.writer() is None
+    assert attempt.find_writer() is None
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -55,7 +55,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
     assert "| verdict | claim |" in done.stdout
     assert "fig3: " in done.stdout
     assert (bench.results / "figures" / "fig3-smoke.png").is_file()
-    runs = bench.folders.store.all_valid()
+    runs = bench.folders.store.newest_valid_attempts()
     assert len(runs) == 3
     for attempt in runs:
         assert attempt.manifest["provenance"]["slurm"]["SLURM_JOB_NUM_NODES"] == "2"
@@ -69,7 +69,7 @@ def test_a_figure_comes_out_of_real_arrays_and_is_then_only_redrawn(bench: Bench
 @pytest.mark.skipif(not has_image(), reason="there is no image: `make sif`")
 def test_workers_run_inside_the_image(bench: Bench) -> None:
     fine(bench.command("run", "method=topk", *SMOKE, "container=thin", bench.conf))
-    (attempt,) = bench.folders.store.all_valid()
+    (attempt,) = bench.folders.store.newest_valid_attempts()
     assert len(attempt.manifest["provenance"]["image"]["sha256"]) == 64
     assert attempt.manifest["provenance"]["commit"]
 
@@ -98,7 +98,7 @@ def test_what_the_site_has_not_is_refused_in_its_words_and_nothing_is_queued(
 def test_horovod_over_slurm_ends_with_the_weights_of_torch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="there is no Horovod: `make horovod`")
     fine(bench.command("run", "method=topk", *THERE, "task=cnn_digits", "comm=horovod", bench.conf))
-    (attempt,) = bench.folders.store.all_valid()
+    (attempt,) = bench.folders.store.newest_valid_attempts()
     # Virtual ranks end with the weights of torch's processes, as tests/worker/test_resume.py has it.
     told, over_torch = orders(bench.folders.store, "method=topk", "cluster=virtual")
     carry_out(told, over_torch, tmp_path / "virtual")

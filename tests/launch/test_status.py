@@ -33,9 +33,9 @@ __all__ = ["programs"]  # a fixture is found by its name in this module
 
 def begun(folders: Folders, **changes: object) -> Attempt:
     """Return an attempt of job 7."""
-    attempt = folders.store.begin(synthetic.config())
-    attempt.update(**changes)
-    attempt.note_job(JobNote("7"))
+    attempt = folders.store.begin_attempt(synthetic.config())
+    attempt.update_manifest(**changes)
+    attempt.store_job(JobNote("7"))
     return attempt
 
 

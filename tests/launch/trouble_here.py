@@ -121,7 +121,7 @@ def run(name: str, folder: Path, number: int) -> list[str]:
     if first.process.returncode == 0:
         faults.append("it was quicker than its trouble")
     store = Store(results / "runs")
-    attempts = [attempt for run in store.runs() for attempt in store.attempts(run)]
+    attempts = [attempt for run in store.run_ids() for attempt in store.attempts(run)]
     whole = [attempt for attempt in attempts if attempt.state == "ok"]
     if len(whole) != 1:
         faults.append(f"{len(whole)} whole attempts")

@@ -75,7 +75,7 @@ class Bench:
     def newest(self) -> list[Attempt]:
         """The last attempt of each run."""
         store = self.folders.store
-        return [store.attempts(run)[-1] for run in store.runs()]
+        return [store.attempts(run)[-1] for run in store.run_ids()]
 
     def await_job(self, job: str, log: Path) -> None:
         """Until a job of a script has ended well; `sbatch --wait` looks ever more rarely."""

@@ -32,7 +32,7 @@ CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what
 def orders(store: Store, *words: str) -> tuple[Orders, Attempt]:
     """What the workers of such a run are told, and the attempt that they are to fill."""
     config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
-    attempt = store.begin(config)
+    attempt = store.begin_attempt(config)
     return Orders(config.as_dict(), str(attempt.path)), attempt
 
 

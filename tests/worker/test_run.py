@@ -68,7 +68,7 @@ def test_a_worker_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPat
 def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(tmp_path: Path) -> None:
     note = ProgressNote(tmp_path / "progress.json", 100)
     with RankLog(tmp_path / "rank0.jsonl") as log:
-        note.newest = log.newest
+        note.newest = log.progress
         log.add("step", step=0, loss=2.5)
         log.add("epoch", epoch=1, val_top1=12.5, train_loss=2.6)
         log.add("step", step=1, loss=2.25)

@@ -78,7 +78,7 @@ class Entering:
         own = {run_id(config) for config in self.tuning()}
         tasks = {str(task.settings["task"]) for task in self.tier.tasks.values()}
         more = [
-            attempt.run_id for attempt in self.folders.store.all_valid()
+            attempt.run_id for attempt in self.folders.store.newest_valid_attempts()
             if attempt.run_id not in own and self._is_trial(attempt, tasks)
         ]  # fmt: skip
         if more:

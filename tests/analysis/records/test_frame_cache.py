@@ -19,7 +19,7 @@ from tests.analysis import synthetic
 
 def load(store: Store, folder: Path, *runs: str) -> Frames:
     """Return the frames of these runs, else of all, of which nothing is said."""
-    frames, notes = load_newest_cached(store, runs or store.runs(), folder)
+    frames, notes = load_newest_cached(store, runs or store.run_ids(), folder)
     assert notes == []
     return frames
 
@@ -40,7 +40,7 @@ def test_what_is_read_from_the_cache_is_what_the_logs_hold(store: Store, tmp_pat
     synthetic.timed(store, synthetic.config("topk") | {"method": {"name": "topk", "density": "auto"}})
     synthetic.learned(store, synthetic.learning_config("topk", epochs=3))
     synthetic.alternated(store, ["dense", "topk"], blocks=3)
-    for runs in (store.runs(), store.runs()[::-1], store.runs()[1:2], store.runs()[2:]):
+    for runs in (store.run_ids(), store.run_ids()[::-1], store.run_ids()[1:2], store.run_ids()[2:]):
         for _ in range(2):
             assert_equal(load(store, tmp_path, *runs), load_newest(store, runs).frames)
 
@@ -60,7 +60,7 @@ def test_a_damaged_batch_or_one_of_another_record_is_made_again(store: Store, tm
     shutil.rmtree(batch)
     shutil.copytree(batch_of_other, batch)  # which names another run
     assert set(load(store, tmp_path, attempt.run_id).runs["run_id"]) == {attempt.run_id}
-    attempt.update(parameters=7)
+    attempt.update_manifest(parameters=7)
     assert load(store, tmp_path, attempt.run_id).runs["parameters"].tolist() == [7]
 
 
@@ -82,7 +82,7 @@ def test_the_newest_whole_attempt_of_each_run_is_taken_and_damaged_ones_are_name
     log = new.rank_path(1)
     log.write_text(log.read_text().replace('"step":1,', '"step":9,', 1))  # the same length
     for verify in (False, True, False):
-        frames, notes = load_newest_cached(store, store.runs(), tmp_path, verify=verify)
+        frames, notes = load_newest_cached(store, store.run_ids(), tmp_path, verify=verify)
         assert set(frames.runs["run_id"]) == {old.run_id, other.run_id}
         assert set(frames.runs["attempt"]) == {old.number}
         assert notes == [f"left out {new.name}: rank1.jsonl is not what was recorded: it has another digest"]
@@ -92,7 +92,7 @@ def test_a_line_that_a_killed_writer_left_half_is_told_each_time(store: Store, t
     attempt = synthetic.timed(store, synthetic.config())
     with attempt.rank_path(0).open("a") as log:
         log.write('{"kind":')
-    attempt.update(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.fingerprints())
     for _ in range(2):
         frames, notes = load_newest_cached(store, [attempt.run_id], tmp_path)
         assert len(frames.runs) == 1
@@ -108,12 +108,12 @@ def test_many_batches_of_few_runs_are_kept_as_one(
         synthetic.timed(store, synthetic.config(seed=seed))
         assert len(load(store, tmp_path).runs) == seed + 1
         assert len(folders(tmp_path)) <= 3
-    assert_equal(load(store, tmp_path), load_newest(store, store.runs()).frames)
+    assert_equal(load(store, tmp_path), load_newest(store, store.run_ids()).frames)
 
 
 def test_results_that_may_not_be_written_are_read(store: Store, tmp_path: Path) -> None:
     synthetic.timed(store, synthetic.config())
     (tmp_path / "cache").write_text("")
     for tables in ((), ("steps",)):
-        frames, _ = load_newest_cached(store, store.runs(), tmp_path, tables)
+        frames, _ = load_newest_cached(store, store.run_ids(), tmp_path, tables)
         assert (len(frames.runs), len(frames.steps)) == (1, 40 * len(tables))

@@ -74,7 +74,7 @@ def test_collected_or_not_the_frames_are_the_same(results: Path) -> None:
     assert dense["step_s"] > 1.5 * query_runs(before, "method.name == 'dense'").runs["step_s"].iloc[0]
     store = Store(results / "runs")
     shutil.rmtree(store.attempts(run)[-1].path)
-    store.begin(synthetic.config("dense")).fail("no memory")  # which hides no whole attempt before it
+    store.begin_attempt(synthetic.config("dense")).fail("no memory")  # which hides no whole attempt before it
     own = query_runs(analysis.load(results), "method.name == 'dense'").runs
     assert own["attempt"].tolist() == [1]
 

@@ -158,7 +158,7 @@ def interrupted(folder: Path, steps: int, *resumed: int) -> Frames:
     train = {"epochs": 1, "steps": steps, "validate": "never"}
     attempt = synthetic.timed(Store(folder / str(resumed)), synthetic.config(train=train))
     if resumed:
-        attempt.update(resumed=[{"step": step} for step in resumed])
+        attempt.update_manifest(resumed=[{"step": step} for step in resumed])
     return load_attempt(attempt)[0]
 
 

@@ -25,8 +25,8 @@ def finished(store: Store, loss: float = 1.0) -> Attempt:
 
 def running(store: Store, steps: Iterable[int] = range(STEPS), loss: float = 1.0) -> Attempt:
     """An attempt whose workers have logged these steps, and have not ended."""
-    attempt = store.begin(CONFIG)
-    attempt.start(0, "here")
+    attempt = store.begin_attempt(CONFIG)
+    attempt.mark_running(0, "here")
     for rank in range(CONFIG["workers"]):
         with RankLog(attempt.rank_path(rank)) as log:
             for step in steps:
@@ -54,26 +54,26 @@ def test_a_finished_run_is_found_by_its_config_and_a_new_attempt_hides_nothing_u
     tmp_path: Path,
 ) -> None:
     store = Store(tmp_path)
-    assert store.valid(CONFIG) is None
+    assert store.find_valid(CONFIG) is None
     old = finished(store)
-    assert store.valid({**CONFIG, "seed": 1}) is None
-    new = store.begin(CONFIG)
+    assert store.find_valid({**CONFIG, "seed": 1}) is None
+    new = store.begin_attempt(CONFIG)
     assert (old.number, new.number) == (1, 2)
-    new.update(state="running")
-    assert store.valid(CONFIG) == old
+    new.update_manifest(state="running")
+    assert store.find_valid(CONFIG) == old
     new.fail("the cat", "error")
-    assert store.valid(CONFIG) == old
+    assert store.find_valid(CONFIG) == old
     newest = finished(store, loss=2.0)
-    assert store.valid(CONFIG) == newest
+    assert store.find_valid(CONFIG) == newest
     assert store.attempts(run_id(CONFIG)) == [old, new, newest]
 
 
 DAMAGE: dict[str, Callable[[Attempt], object]] = {
     "missing": lambda attempt: attempt.rank_path(0).unlink(),
     "truncated": lambda attempt: attempt.rank_path(0).write_bytes(attempt.rank_path(0).read_bytes()[:-5]),
-    "unfinished": lambda attempt: attempt.update(state="running"),
+    "unfinished": lambda attempt: attempt.update_manifest(state="running"),
     "garbled manifest": lambda attempt: (attempt.path / "run.json").write_text('{"state": "o'),
-    "other schema": lambda attempt: attempt.update(schema=99),
+    "other schema": lambda attempt: attempt.update_manifest(schema=99),
 }
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_attempt_does_not_count(tmp_path: Path) -> None:
     for name, damage in DAMAGE.items():
         store = Store(tmp_path / name)
         damage(finished(store))
-        assert store.valid(CONFIG) is None, name
+        assert store.find_valid(CONFIG) is None, name
     attempt = finished(Store(tmp_path / "changed"))
     path = attempt.rank_path(0)
     path.write_text(path.read_text().replace("1.0", "2.0"))
@@ -142,7 +142,7 @@ def test_a_manifest_that_was_removed_is_not_made_up_again(tmp_path: Path) -> Non
     attempt = running(Store(tmp_path))
     (attempt.path / "run.json").unlink()
     with pytest.raises(InterferenceError, match=r"run\.json was removed or damaged"):
-        attempt.update(state="running")
+        attempt.update_manifest(state="running")
     attempt.fail("its run.json was removed", "disturbed")
     assert attempt.manifest.items() >= {"run_id": run_id(CONFIG), "key": run_key(CONFIG)}.items()
 
@@ -152,9 +152,9 @@ def test_what_was_taken_up_again_forgets_why_it_had_ended(tmp_path: Path) -> Non
     attempt.fail("worker 1 was killed", "killed")
     with pytest.raises(InterferenceError):
         attempt.check_open()
-    attempt.update(state="submitted")
+    attempt.update_manifest(state="submitted")
     attempt.check_open()
-    attempt.start(0, "here")
+    attempt.mark_running(0, "here")
     attempt.finish(2, STEPS)
     assert not {"why", "failure", "step"} & attempt.manifest.keys()
     attempt.fail("the cat", "error")  # too late
@@ -169,7 +169,7 @@ def test_what_others_put_beside_a_record_is_not_taken_for_ours(tmp_path: Path) -
     for name in ("checkpoints/.DS_Store", "checkpoints/notes/whole.json", "rank0 (copy).jsonl", ".DS_Store"):
         (attempt.path / name).parent.mkdir(exist_ok=True)
         (attempt.path / name).write_text("")
-    assert attempt.saved_step() == 20
+    assert attempt.newest_checkpoint_step() == 20
     assert [path.name for path in attempt.rank_paths()] == ["rank0.jsonl", "rank1.jsonl"]
     attempt.finish(2, STEPS)
     assert attempt.is_valid()

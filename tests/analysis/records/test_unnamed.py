@@ -24,7 +24,7 @@ def rewritten(attempt: Attempt, change: Callable[[dict[str, Any]], dict[str, Any
     for path in attempt.rank_paths():
         lines = [json.dumps(change(json.loads(line))) for line in path.read_text().splitlines()]
         path.write_text("\n".join(lines) + "\n")
-    attempt.update(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.fingerprints())
     return attempt
 
 
@@ -90,7 +90,7 @@ def test_a_number_is_found_under_the_name_that_it_has_now(store: Store, tmp_path
     synthetic.timed(store, synthetic.config("topk"))
     synthetic.learned(store, synthetic.learning_config("topk", epochs=2))
     before = synthetic.frames_of(store)
-    for attempt in store.all_valid():
+    for attempt in store.newest_valid_attempts():
         rewritten(attempt, older)
     collect(store, tmp_path / "records")
     for frames in (synthetic.frames_of(store), analysis.load(tmp_path)):
