@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -58,7 +57,7 @@ class TernGrad(StochasticQuantiser):
     clip: Clip = 2.5
     sigma: Sigma = "about_zero"
     bits: ClassVar[int] = 2  # for -1, 0 and 1
-    block: ClassVar[int] = sys.maxsize  # a bucket has one scale
+    block: ClassVar[int] = 2**63 - 1  # a bucket has one scale
 
     def compute_scales(self, acc: Tensor) -> Tensor:
         scale: Tensor = torch.linalg.vector_norm(acc, float("inf"))
