@@ -27,7 +27,7 @@ def task_of_srun(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The first of four tasks, which tells soon for whom it waits."""
     before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGCONT)}
     monkeypatch.setattr(worker_process, "exit_with_parent", lambda: None)
-    monkeypatch.setattr(locks, "TELL_S", 0.0)
+    monkeypatch.setattr(locks, "REPORT_AFTER_S", 0.0)
     for name, value in OF_STEP.items():
         monkeypatch.setenv(name, value)
     yield

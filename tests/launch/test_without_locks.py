@@ -49,9 +49,9 @@ RUN = (
     "train.steps=3",
 )
 HOLD = """
-import sys; from pathlib import Path; from analysis.records.locks import Lock
-lock = Lock(Path(sys.argv[1]))
-print(lock.acquire(patience_s=0), lock.of_this_machine, flush=True)
+import sys; from pathlib import Path; from analysis.records.locks import FileLock
+lock = FileLock(Path(sys.argv[1]))
+print(lock.acquire(patience_s=0), lock.is_machine_local, flush=True)
 sys.stdin.read()
 """
 Surroundings = Callable[..., dict[str, str]]

@@ -82,7 +82,7 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
 
 
 def test_whoever_waits_tells_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "TELL_S", 0.0)
+    monkeypatch.setattr(locks, "REPORT_AFTER_S", 0.0)
     config = compose.resolve(["cluster=local", "workers=3", "method=dense"])
     said = list[str]()
     for rank, whom in ((1, "worker 0"), (0, "workers 1, 2")):

@@ -68,12 +68,12 @@ def test_an_atomic_write_that_fails_leaves_the_old_content(
 WRITER = """
 import sys, time
 from pathlib import Path
-from analysis.records.files import part_folder
+from analysis.records.files import temporary_part_folder
 from analysis.records.log import RankLog
 
 folder = Path(sys.argv[1])
 log = RankLog(folder / "rank0.jsonl")
-with part_folder(folder) as part:
+with temporary_part_folder(folder) as part:
     (part / "steps.parquet").touch()
     print(part, flush=True)
     time.sleep(60)
@@ -105,7 +105,7 @@ def test_what_a_killed_process_has_not_finished_is_removed_and_its_log_is_free(t
 
 
 def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "TELL_S", 0.0)
+    monkeypatch.setattr(locks, "REPORT_AFTER_S", 0.0)
     monkeypatch.setattr(locks, "POLL_S", 0.001)
     path = tmp_path / "run.lock"
     lines = list[str]()
