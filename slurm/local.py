@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from pathlib import Path
@@ -18,30 +19,30 @@ GRACE_S = 10.0  # that the other workers get to end by themselves once one has f
 
 
 class WorkerProcess(Protocol):
-    """A process that was started."""
+    """The process of a worker that was started."""
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process's number."""
 
     def poll(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
 
     def send_signal(self, number: signal.Signals, /) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
 
     def kill(self) -> None:
-        """At once."""
+        """End the process at once."""
 
     def wait(self) -> object:
-        """Return when it has ended."""
+        """Return when the process has ended."""
 
 
 class WorkerStarter(Protocol):
     """A command that starts workers, such as `WorkerCommand`."""
 
     def start(self, worker: WorkerStart, /) -> WorkerProcess:
-        """Start this worker."""
+        """Start a worker."""
 
 
 class LocalWorkers:
@@ -50,69 +51,78 @@ class LocalWorkers:
     Args:
         orders: the run's file of orders.
         folder: of this start, for notes and logs.
-        size: how many.
+        size: number of workers.
         network: on whose nodes they run, so many to a node; ended with them.
     """
 
     def __init__(
         self,
-        command: WorkerStarter,
+        starter: WorkerStarter,
         orders: str,
         folder: Path,
         size: int,
         network: EmulatedNetwork | None = None,
-        per_node: int = 1,
+        workers_per_node: int = 1,
     ) -> None:
-        self.folder, self.size, self.network = folder, size, network
+        self.folder = folder
+        self.size = size
+        self.network = network
         self.has_lost_network = False
-        self.codes: dict[int, int] = {}
-        self.failed_at: float | None = None
-        self.processes: dict[int, WorkerProcess] = {}
+        self.code_by_rank: dict[int, int] = {}
+        self.kill_at = math.inf
+        self.processes: list[WorkerProcess] = []
         try:
             for rank in range(size):
                 log = folder / f"worker{rank}_log"
-                with log.with_suffix(".out").open("ab") as out, log.with_suffix(".err").open("ab") as err:
+                with (
+                    log.with_suffix(".out").open("ab") as stdout,
+                    log.with_suffix(".err").open("ab") as stderr,
+                ):
                     worker = WorkerStart(
-                        orders, folder, WorkerPlace(rank, size, rank), out.fileno(), err.fileno(),
+                        orders,
+                        folder,
+                        WorkerPlace(rank, size, rank),
+                        stdout.fileno(),
+                        stderr.fileno(),
                         interface=INTERFACE if network else LOOPBACK,
-                        enter=network.enter(rank // per_node) if network else (),
-                    )  # fmt: skip
-                    self.processes[rank] = command.start(worker)
+                        enter=network.enter(rank // workers_per_node) if network else (),
+                    )
+                    self.processes.append(starter.start(worker))
         except BaseException:
             self.kill()
             raise
 
     def poll(self) -> dict[int, int] | None:
-        """Exit code by rank, negative for a signal, once all have ended; None while workers run.
+        """Return the exit code by rank, negative for a signal, once all have ended; None while workers run.
 
         Once one has failed the others get a moment, then they are stopped: those did not fail, and have none.
-        So are all whose network has ended.
+        All whose network has ended are stopped, too.
         """
         self.has_lost_network = self.has_lost_network or (self.network is not None and self.network.is_gone)
-        for rank, process in self.processes.items():
-            if rank not in self.codes and (code := process.poll()) is not None:
-                self.codes[rank] = worker_exit_code(code)
+        for rank, process in enumerate(self.processes):
+            code = process.poll()
+            if code is not None and rank not in self.code_by_rank:
+                self.code_by_rank[rank] = worker_exit_code(code)
                 with contextlib.suppress(FileNotFoundError):  # the folder was removed: its owner will see
-                    write_exit_note(self.folder, rank, self.codes[rank])
-        if len(self.codes) < self.size:
-            if not any(self.codes.values()) and not self.has_lost_network:
-                return None
-            self.failed_at = self.failed_at or time.monotonic()
-            if time.monotonic() - self.failed_at <= GRACE_S:
+                    write_exit_note(self.folder, rank, self.code_by_rank[rank])
+        if len(self.code_by_rank) < self.size:
+            if any(self.code_by_rank.values()) or self.has_lost_network:
+                self.kill_at = min(self.kill_at, time.monotonic() + GRACE_S)
+            if time.monotonic() < self.kill_at:
                 return None
         self.kill()
-        return self.codes
+        return self.code_by_rank
 
     def request_stop(self) -> None:
         """Let all workers save and end; `poll` tells when they have."""
-        for process in self.processes.values():
+        for process in self.processes:
             process.send_signal(signal.SIGUSR2)
 
     def kill(self) -> None:
         """Kill all workers, and return when they are gone. What they have saved is whole."""
-        for process in self.processes.values():
+        for process in self.processes:
             process.kill()
-        for process in self.processes.values():
+        for process in self.processes:
             process.wait()
         if self.network is not None:
             self.network.close()

@@ -17,11 +17,11 @@ from slurm.images import ContainerConfig
 RUNTIME = "pyxis"
 IMAGE_OPTION = "--container-image"
 FILE_SUFFIXES = (".sqsh", ".squashfs")
-SEPARATOR = re.compile(r"[,:\s]")  # in a path: they separate mounts, their parts, and enroot's own fields
+SEPARATOR = re.compile(r"[,:\s]")  # of mounts, their parts, and enroot's own fields
 
 
 def is_pyxis(container: ContainerConfig | None) -> bool:
-    """Tell whether it is srun that makes this container."""
+    """Tell whether srun makes this container."""
     return container is not None and container.runtime == RUNTIME
 
 
@@ -31,13 +31,13 @@ def is_image_file(image: str) -> bool:
 
 
 def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path) -> list[str]:
-    """What srun is told, so that its tasks start in the container.
+    """Return the srun options that start tasks in the container.
 
     Args:
         folders: mounted under the same paths as outside.
 
     Raises:
-        ValueError: a folder's path can't be said.
+        ValueError: a folder's path has a character that separates mounts.
     """
     for folder in folders:
         if SEPARATOR.search(str(folder)):
@@ -47,13 +47,16 @@ def srun_options(container: ContainerConfig, folders: Sequence[Path], cwd: Path)
             )
     mounts = ",".join([*(f"{folder}:{folder}" for folder in folders), *container.binds])
     return [
-        f"{IMAGE_OPTION}={container.image}", f"--container-mounts={mounts}", f"--container-workdir={cwd}",
-        "--no-container-mount-home", *container.options,
-    ]  # fmt: skip
+        f"{IMAGE_OPTION}={container.image}",
+        f"--container-mounts={mounts}",
+        f"--container-workdir={cwd}",
+        "--no-container-mount-home",
+        *container.options,
+    ]
 
 
 def check_pyxis(container: ContainerConfig) -> None:
-    """Make sure that srun knows of containers here, and that the image is there.
+    """Check that srun knows of containers here, and that the image is there.
 
     Raises:
         ValueError: why not, and what to do.
@@ -65,18 +68,21 @@ def check_pyxis(container: ContainerConfig) -> None:
         )
     if IMAGE_OPTION not in commands.run_command("srun", "--help"):
         raise ValueError(
-            f"container.runtime=pyxis is a plugin of srun's, and srun has no {IMAGE_OPTION} here, so this site has "
-            "no pyxis; take container.runtime=auto, for Apptainer or Singularity, or container=none"
+            f"container.runtime=pyxis is a plugin of srun's, and srun has no {IMAGE_OPTION} here, so this "
+            "site has no pyxis; take container.runtime=auto, for Apptainer or Singularity, or container=none"
         )
 
 
 def image_provenance(container: ContainerConfig) -> dict[str, Any]:
-    """Provenance: which image. What a registry's name means may change, and nobody says its digest here."""
+    """Return facts for the record: which image.
+
+    A name in a registry may mean another image tomorrow, and nobody tells its digest here.
+    """
     path = Path(container.image) if is_image_file(container.image) else None
     return {
         "name": container.name,
         "file": path.name if path else container.image,
-        "sha256": images.inspect_image(path, None)["sha256"] if path else None,
+        "sha256": images.inspect_image(path, None).sha256 if path else None,
         "arch": None,
         "runtime": RUNTIME,
         "runtime_version": None,

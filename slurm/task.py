@@ -1,13 +1,14 @@
-"""What a SLURM job's tasks do, each as one worker of the job's runs: srun python -m slurm.task SPEC
+"""The tasks of a SLURM job, each one worker of the job's runs: srun python -m slurm.task SPEC
 
-It runs on the host, needs no torch, starts the container as its child and forwards the stop signal. What it
-leaves in a run's start folder are notes, worker<rank>.json when it starts and exit<rank>.json when it ends:
-whoever started it reads these. submitit pickles a `RunTask`; its own result is not used.
+A task runs on the host, needs no torch, starts the container as its child and forwards the stop signal. It
+leaves two notes in a run's start folder, worker<rank>.json when it starts and exit<rank>.json when it ends:
+whoever submitted the job reads these. submitit pickles a `RunTask`; its own result is not used.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ BAD_INPUT = 2
 
 @dataclass(frozen=True)
 class RunTask:
-    """Be the worker that SLURM's task number says, in each run of a spec.
+    """The worker of SLURM's task number, in each run of a spec.
 
     A failed run does not keep the next one from being tried; a stop signal does. A spec that changed since
     it was submitted is refused.
@@ -50,82 +51,88 @@ class RunTask:
     sha256: str
 
     @classmethod
-    def of(cls, spec: Path) -> RunTask:
-        """The task for a spec as it is now."""
+    def from_file(cls, spec: Path) -> RunTask:
+        """Return the task for a spec as it is now."""
         return cls(str(spec), hashlib.sha256(spec.read_bytes()).hexdigest())
 
     def __call__(self) -> int:
-        where, stop = environment.read_place("srun"), StopSignal()
-        assert where is not None, "srun starts this"
-        raw, code = Path(self.spec).read_bytes(), 0
+        place = environment.read_place("srun")
+        assert place is not None, "srun starts this"
+        stop = StopSignal()
+        raw = Path(self.spec).read_bytes()
+        is_unchanged = hashlib.sha256(raw).hexdigest() == self.sha256
         spec = msgspec.json.decode(raw, type=JobSpec)
-        is_same = hashlib.sha256(raw).hexdigest() == self.sha256
-        for starts in spec.runs:
-            folder, orders = start_folder(starts), str(Path(starts, ORDERS_FILE))
+        first_bad_code = 0
+        for run in spec.runs:
+            folder = start_folder(run)
             folder.mkdir(parents=True, exist_ok=True)
-            if not is_same:
+            if not is_unchanged:
                 why = f"{self.spec} was changed after it was submitted; submit again instead of editing it"
-                write_note(folder / f"failure{where.rank}.json", rank=where.rank, kind="bad_input", why=why)
-                ended = BAD_INPUT
+                write_note(folder / f"failure{place.rank}.json", rank=place.rank, kind="bad_input", why=why)
+                code = BAD_INPUT
+            elif stop.was_received:
+                code = STOPPED
             else:
-                ended = STOPPED if stop.told else run_worker(spec.command, orders, folder, where, stop)
-            write_exit_note(folder, where.rank, ended)
-            code = code or ended
-        return code
+                code = run_worker(spec.command, str(Path(run, ORDERS_FILE)), folder, place, stop)
+            write_exit_note(folder, place.rank, code)
+            first_bad_code = first_bad_code or code
+        return first_bad_code
 
 
 def run_worker(
-    command: WorkerCommand, orders: str, folder: Path, where: WorkerPlace, stop: StopSignal
+    command: WorkerCommand, orders: str, folder: Path, place: WorkerPlace, stop: StopSignal
 ) -> int:
-    """One worker's process from start to end; returns its exit code. Once another worker has ended badly, it
-    gets GRACE_S: it may be waiting for that one.
+    """Run one worker's process from start to end, and return its exit code.
+
+    Once another worker has ended badly, it gets GRACE_S: it may be waiting for that one.
     """
     # sys.stdout is the log of this task; the child writes there, and shares our end.
-    child = command.start(WorkerStart(orders, folder, where, sys.stdout.fileno(), sys.stderr.fileno()))
+    child = command.start(WorkerStart(orders, folder, place, sys.stdout.fileno(), sys.stderr.fileno()))
     stop.forward_to(child)
-    alone_since: float | None = None
+    kill_at = math.inf
     try:
         while child.poll() is None:
             time.sleep(POLL_S)
-            if alone_since is None and any(
-                code for other, code in read_exit_codes(folder).items() if other != where.rank
-            ):
-                alone_since = time.monotonic()
-            if alone_since is not None and time.monotonic() - alone_since > GRACE_S:
+            codes = read_exit_codes(folder)
+            codes.pop(place.rank, None)
+            if any(codes.values()):
+                kill_at = min(kill_at, time.monotonic() + GRACE_S)
+            if time.monotonic() > kill_at:
                 child.kill()
         code = worker_exit_code(child.wait())
         # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
-        return STOPPED if stop.told and -code in STOP_SIGNALS else code
+        return STOPPED if stop.was_received and -code in STOP_SIGNALS else code
     finally:
         stop.forward_to(None)
 
 
 @dataclass
 class StopSignal:
-    """SIGUSR2 (SLURM's announcement) and the like, kept from ending this process and passed to its child.
+    """A receiver of SIGUSR2 (SLURM's announcement) and the like, which passes them to the child process.
 
-    It replaces submitit's own handlers, which would requeue the job from here, and count whatever happens
-    in a short job as a time-out. SLURM signals the child as well; workers take a second signal calmly.
+    They do not end this process. It replaces submitit's own handlers, which would requeue the job from here,
+    and count whatever happens in a short job as a time-out. SLURM signals the child as well; workers take a
+    second signal calmly.
     """
 
-    told: bool = False
+    was_received: bool = False
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         for number in STOP_SIGNALS:
-            signal.signal(number, self._tell)
+            signal.signal(number, self._receive)
         signal.signal(signal.SIGCONT, signal.SIG_DFL)
 
     def forward_to(self, child: subprocess.Popen[bytes] | None) -> None:
         """Pass the signal on to this process, also one that has come already."""
         self.child = child
-        if child is not None and self.told:
+        if child is not None and self.was_received:
             child.send_signal(signal.SIGUSR2)
 
-    def _tell(self, number: int, frame: object) -> None:
-        self.told = True
+    def _receive(self, number: int, frame: object) -> None:
+        self.was_received = True
         self.forward_to(self.child)
 
 
 if __name__ == "__main__":
-    sys.exit(RunTask.of(Path(sys.argv[1]))())
+    sys.exit(RunTask.from_file(Path(sys.argv[1]))())

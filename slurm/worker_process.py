@@ -1,4 +1,4 @@
-"""How workers are started on this machine, each in its container, and what their ends mean."""
+"""Processes of workers on this machine: started each in its container, and their exit codes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from slurm import container, environment, pyxis
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
 
-ORDERS_FILE = "launch.json"  # what a run's workers are told, in the folder of its starts
+ORDERS_FILE = "launch.json"  # the orders of a run's workers, in the folder of its starts
 POLL_S = 1.0  # between two looks whether the starter is there
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a worker that saved and stopped as told
 # SLURM sends SIGUSR2 to every process of a job step, and their starter may forward it: it comes once, twice,
-# or to some workers only. The others mean the same; a terminal sends them to its whole group.
+# or to some workers only. The others mean a stop as well; a terminal sends them to its whole group.
 STOP_SIGNALS = (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -47,7 +47,7 @@ class WorkerStart(NamedTuple):
     enter: Sequence[str] = ()  # words of a program that starts it elsewhere on this machine
 
     def write_note(self, pid: int) -> None:
-        """Leave word of the process that was started."""
+        """Write worker<rank>.json, on the process that was started."""
         rank = self.place.rank
         write_note(self.folder / f"worker{rank}.json", rank=rank, pid=pid, node=environment.node_name())
 
@@ -59,7 +59,7 @@ class WorkerCommand(msgspec.Struct, frozen=True):
         command: of a worker; its run's orders and the folder of this start follow it.
         cwd: where the code is.
         threads: of each worker.
-        container: the image that they run in; None: in none.
+        container: that they run in; None: in none.
         binds: folders that the container needs.
         gpu: does the run use GPUs?
         enter: words before it, that put it onto an emulated network.
@@ -74,54 +74,59 @@ class WorkerCommand(msgspec.Struct, frozen=True):
     enter: list[str] = []
 
     def format_for_display(self) -> str:
-        """The command line of a worker, in its container, as a shell takes it; for people."""
-        return shlex.join(self._wrapped(["ORDERS", "FOLDER"], {}, for_people=True))
+        """Return the command line of a worker, in its container, as a shell takes it."""
+        return shlex.join(self._wrap(["ORDERS", "FOLDER"], {}, for_display=True))
 
     def srun_options(self) -> list[str]:
-        """What the srun that starts the tasks is told besides, where it makes their containers."""
+        """Return further options of srun, where it makes the containers of its tasks."""
         return container.srun_options(self.container, [Path(bind) for bind in self.binds], Path(self.cwd))
 
     @property
     def python(self) -> str:
         """The Python of SLURM's tasks, each of which starts a worker."""
-        return (pyxis.is_pyxis(self.container) and self.container and self.container.python) or self.command[
-            0
-        ]
+        if self.container and self.container.python and pyxis.is_pyxis(self.container):
+            return self.container.python
+        return self.command[0]
 
-    def _wrapped(self, words: list[str], variables: dict[str, str], for_people: bool = False) -> list[str]:
-        binds, command = [Path(bind) for bind in self.binds], [*self.command, *words]
+    def _wrap(self, words: list[str], variables: dict[str, str], for_display: bool = False) -> list[str]:
         return container.wrap_command(
-            self.container, command, binds, Path(self.cwd), variables, self.gpu, for_people
+            self.container,
+            [*self.command, *words],
+            [Path(bind) for bind in self.binds],
+            Path(self.cwd),
+            variables,
+            self.gpu,
+            for_display,
         )
 
     def start(self, worker: WorkerStart) -> subprocess.Popen[bytes]:
-        """Start a worker; leaves worker<rank>.json in its folder.
+        """Start a worker, and write worker<rank>.json into its folder.
 
-        It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `open_lifeline`, which
-        enters containers as well. Stop signals wait until it takes them.
+        It ends with this process, whatever ends that: by the kernel's hand on Linux, and by `open_lifeline`,
+        which enters containers as well. Stop signals wait until it takes them.
         """
         variables = environment.worker_variables(worker.place, self.threads, worker.interface)
         if worker.interface and not self.gpu:
             variables["CUDA_VISIBLE_DEVICES"] = ""  # no memory and no start of a GPU that is not used
-        bare = self.container is None or pyxis.is_pyxis(
-            self.container
-        )  # a runtime has to take signals itself
+        has_runtime = self.container is not None and not pyxis.is_pyxis(self.container)
+        blocked = () if has_runtime else STOP_SIGNALS  # a runtime has to take signals itself
         child = subprocess.Popen(
-            [*worker.enter, *self.enter, *self._wrapped([worker.orders, str(worker.folder)], variables)],
+            [*worker.enter, *self.enter, *self._wrap([worker.orders, str(worker.folder)], variables)],
             cwd=self.cwd,
             env=variables,
             stdin=open_lifeline(),
             stdout=worker.stdout,
             stderr=worker.stderr,
-            preexec_fn=partial(prepare_child_process, os.getpid(), STOP_SIGNALS if bare else ()),
+            preexec_fn=partial(prepare_child_process, os.getpid(), blocked),
         )
         worker.write_note(child.pid)
         return child
 
 
 def start_folder(folder: str) -> Path:
-    """The folder of this start of a run, in that of all its starts: the same on all workers, and another one
-    once SLURM has requeued the job.
+    """Return the folder of this start of a run, in the folder of all its starts.
+
+    It is one for all workers, and another one once SLURM has requeued the job.
     """
     return Path(folder) / f"start-{environment.start_name()}"
 
@@ -140,41 +145,42 @@ class JobSpec(msgspec.Struct, frozen=True):
         return self.command.command[0]
 
     def write(self, path: Path) -> None:
-        """Leave it where the job will find it."""
+        """Write the spec for the job to read."""
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1))
 
 
 def worker_exit_code(code: int) -> int:
-    """The worker's own exit code, negative for a signal, from what its process ended with: a container says
-    128 + signal of a process that was killed in it, as shells do.
+    """Return a worker's own exit code, negative for a signal, from the exit code of its process.
+
+    A container says 128 + signal of a process that was killed in it, as shells do.
     """
     return 128 - code if code > 128 else code
 
 
-def write_exit_note(folder: Path, rank: int, code: int) -> None:
-    """Leave exit<rank>.json, for `read_exit_codes`."""
-    write_note(folder / f"exit{rank}.json", rank=rank, code=code)
-
-
 class ExitNote(msgspec.Struct):
-    """exit<rank>.json"""
+    """The note exit<rank>.json on the end of a worker."""
 
     rank: int
     code: int
 
 
+def write_exit_note(folder: Path, rank: int, code: int) -> None:
+    """Write exit<rank>.json, for `read_exit_codes`."""
+    write_note(folder / f"exit{rank}.json", rank=rank, code=code)
+
+
 def read_exit_codes(folder: Path) -> dict[int, int]:
-    """Exit code by rank, negative for a signal; only of workers that ended by themselves."""
-    codes = {}
+    """Return exit codes by rank, negative for a signal, of the workers that ended by themselves."""
+    code_by_rank = {}
     for path in folder.glob("exit*.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):  # of a damaged note nothing is known
-            found = msgspec.json.decode(path.read_bytes(), type=ExitNote)
-            codes[found.rank] = found.code
-    return codes
+            note = msgspec.json.decode(path.read_bytes(), type=ExitNote)
+            code_by_rank[note.rank] = note.code
+    return code_by_rank
 
 
 def write_note(path: Path, **content: Any) -> None:
-    """Leave a note that is either whole or not there."""
+    """Write a note that is either whole or not there."""
     part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}.part")
     part.write_text(json.dumps(content))
     part.replace(path)
@@ -182,25 +188,26 @@ def write_note(path: Path, **content: Any) -> None:
 
 @cache
 def open_lifeline() -> int:
-    """The standard input of workers: nothing comes from it, and it ends when this process does."""
+    """Return the standard input of workers: nothing comes from it, and it ends when this process does."""
     reading, _writing = os.pipe()
     return reading
 
 
-def prepare_child_process(parent: int, held_back: Sequence[signal.Signals]) -> None:
+def prepare_child_process(parent: int, blocked: Sequence[signal.Signals]) -> None:
     """Prepare a process after fork: let Linux kill it when its parent ends; block these signals."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it could be watched
             os.kill(os.getpid(), signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_BLOCK, held_back)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
 
 
 @contextlib.contextmanager
 def keep_loaded_objects() -> Iterator[None]:
-    """What is loaded meanwhile stays for good: Python looks for no garbage in it, neither now, which is a
-    sixth of torch's time to load, nor in the middle of a step, which would be late by it.
+    """Keep for good what is loaded inside the block: Python never looks for garbage in it.
+
+    Looking now takes a sixth of torch's time to load; in the middle of a step, it would make the step late.
     """
     gc.disable()
     try:
@@ -224,7 +231,7 @@ def exit_with_parent() -> None:
 
 
 def exit_after(wait: Callable[[], None]) -> None:
-    """A thread calls `wait`, which returns at the starter's end, and takes no time until then."""
+    """End this process when `wait`, called in a thread, returns; it takes no time until then."""
 
     def watch() -> None:
         wait()
@@ -238,9 +245,10 @@ def _wait_for_end_of_input() -> None:
         pass
 
 
-def _wait_for_process(parent: int) -> None:
+def _wait_for_process(pid: int) -> None:
+    """Wait for the end of the parent process."""
     try:
-        select.select([os.pidfd_open(parent)], [], [])
+        select.select([os.pidfd_open(pid)], [], [])
     except (AttributeError, OSError):  # neither every system nor every Linux has it
-        while os.getppid() == parent:
+        while os.getppid() == pid:
             time.sleep(POLL_S)

@@ -182,7 +182,7 @@ def _gpus(examined: Examined) -> Judged:
     for each in examined.probes:
         if not each.facts:
             continue
-        seen = [facts.own_gpus() for facts in each.facts]
+        seen = [facts.assigned_gpus() for facts in each.facts]
         models = sorted({name for facts in each.facts for name in facts.gpus.values()})
         count = len({gpu for own in seen for gpu in own})
         if not all(seen) or count < len(seen):

@@ -43,9 +43,12 @@ def doctor(
         examined = _of_slurm(config, config.cluster, folders, nodes, 60 * wait_min)
     else:
         examination = Examination(config, folders, 60 * wait_min, say)
-        probed = examination.here()
+        probed = examination.probe_this_machine()
         examined = Examined(
-            config, [probed], examination.meet_here() if probed.is_well else None, _no_container(config)
+            config,
+            [probed],
+            examination.meet_on_this_machine() if probed.is_well else None,
+            _no_container(config),
         )
     health = Health.of(examined)
     for finding in health.findings:
@@ -90,12 +93,12 @@ def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int
         say(f"{len(names)} nodes take jobs, and {most} of them are asked; --nodes={len(names)} asks all")
     say(f"probes go to {', '.join(names[:most])}")
     examination = Examination(config, folders, wait_s, say)
-    probes = examination.nodes(names[:most])
+    probes = examination.probe_nodes(names[:most])
     well = [each.node for each in probes if each.is_well and not any(f.container for f in each.facts)]
     met: MeetingResult | None = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
-        met = examination.meet(well[:2])
+        met = examination.meet_on_nodes(well[:2])
     size = partition.slurm_setting("MaxArraySize") or ""
     return Examined(
         config, probes, met, _no_container(config), known, int(size) - 1 if size.isdigit() else None,

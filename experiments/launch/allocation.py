@@ -1,7 +1,7 @@
 """Inside an allocation that somebody made with sbatch or salloc: all runs one after the other, on its nodes.
 
-The door for people who do not want submitit: `sbatch slurm/sweep.sbatch WORD ...`. The job is what block mode
-submits, with the same tasks, records and requeueing.
+This is the way for people who do not want submitit: `sbatch slurm/sweep.sbatch WORD ...`. The job is what
+block mode submits, with the same tasks, records and requeueing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from slurm import commands, environment
 
 
 def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bool = False) -> int:
-    """Carry out the grid's missing runs here; returns the exit code of the job.
+    """Carry out the grid's missing runs in this job, and return its exit code.
 
     Args:
         more: of figures, also the runs that make them firmer.
@@ -38,57 +38,67 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
             "sweep works inside an allocation: `sbatch slurm/sweep.sbatch WORD ...`; elsewhere use "
             "`submit`, and on this machine `run`"
         )
-    places = environment.count_task_slots()
-    if places not in (None, here.tasks):
+    num_slots = environment.count_task_slots()
+    if num_slots not in (None, here.tasks):
         raise ValueError(
-            f"the job has places for {places} tasks on {here.nodes} nodes, by --ntasks-per-node and its "
+            f"the job has places for {num_slots} tasks on {here.nodes} nodes, by --ntasks-per-node and its "
             f"like, but --ntasks={here.tasks}, which the script asks for where you do not: give sbatch "
-            f"--ntasks={places} too"
+            f"--ntasks={num_slots} too"
         )
-    fitted = _fitted(words, here)
-    _check_cluster(fitted)
-    job, folders = environment.job_id(), Folders()
-    configs = name_and_configs(fitted, more)[1]
-    planned = shuffle_runs(registering(plan_runs(configs, say), fitted))
+    all_words = _add_allocation_words(words, here)
+    _check_clusters(all_words)
+    job = environment.job_id()
+    folders = Folders()
+    configs = name_and_configs(all_words, more)[1]
+    planned = shuffle_runs(registering(plan_runs(configs, say), all_words))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
-    for asked in {run.config.num_processes for run in planned} - {here.tasks}:
+    for workers in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(
-            f"workers={asked} were asked for, but this allocation has {here.tasks} tasks; ask "
-            f"sbatch for --ntasks={asked}, or leave out workers="
+            f"workers={workers} were asked for, but this allocation has {here.tasks} tasks; ask "
+            f"sbatch for --ntasks={workers}, or leave out workers="
         )
-    todo = select_runs_to_submit(planned, folders, say, own_job=job)
+    selected = select_runs_to_submit(planned, folders, say, own_job=job)
     say(
-        f"{len(planned)} runs, {len(todo)} to make on {here.nodes} nodes x {here.tasks // here.nodes} workers"
+        f"{len(planned)} runs, {len(selected)} to make on {here.nodes} nodes x "
+        f"{here.tasks // here.nodes} workers"
     )
-    if not todo:
+    if not selected:
         return 0
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
-    code, exclusive = code_version.copy_into(folders.code), commands.has_exclusive_nodes(job)
-    begin = partial(start_attempt, job=job, sweep=folder.name, slurm=environment.cluster_name())
-    begun = [begin(run, folders, exclusive=exclusive) for run in todo]
-    path, spec = folder / "task0.json", job_spec(begun, folders, code)
+    code = code_version.copy_into(folders.code)
+    start = partial(
+        start_attempt,
+        folders=folders,
+        job=job,
+        sweep=folder.name,
+        slurm=environment.cluster_name(),
+        exclusive=commands.has_exclusive_nodes(job),
+    )
+    started = [start(run) for run in selected]
+    spec = job_spec(started, folders, code)
+    path = folder / "task0.json"
     spec.write(path)
-    SweepFile(folder, words, None).write_array(folder.name, "", here, None, [begun], [job])
+    SweepFile(folder, words, None).write_array(folder.name, "", here, None, [started], [job])
     if job_hooks.prepare_job(spec) == job_hooks.LEAVE:
         return 0
-    srun = [
+    command = [
         "srun",
         "--unbuffered",
         "--export=ALL,PYTHONDONTWRITEBYTECODE=1",  # as code_version.WITHOUT_BYTECODE
         f"--ntasks={here.tasks}",
         f"--cpus-per-task={here.cpus_per_task}",
         *spec.command.srun_options(),
+        *(spec.command.python, "-u", "-m", "slurm.task", str(path)),
     ]
-    tasks = [*srun, spec.command.python, "-u", "-m", "slurm.task", str(path)]
-    around, aside = environment.drop_container_options()
-    if aside:
-        say(f"exported, and set aside: {'; '.join(aside)}")
-    subprocess.run(tasks, cwd=code, env=around, check=False)
+    variables, set_aside = environment.drop_container_options()
+    if set_aside:
+        say(f"exported, and set aside: {'; '.join(set_aside)}")
+    subprocess.run(command, cwd=code, env=variables, check=False)
     return job_hooks.finish_job(spec)
 
 
-def _check_cluster(words: Sequence[str]) -> None:
+def _check_clusters(words: Sequence[str]) -> None:
     """Refuse clusters that are none of SLURM's: they have no fields for what an allocation decides."""
     for point in expand([word for word in words if word.startswith("cluster=")]):
         cluster = compose.resolve(point).cluster
@@ -96,18 +106,18 @@ def _check_cluster(words: Sequence[str]) -> None:
             raise ValueError(f"cluster={cluster.name} is no SLURM cluster, but this is one")
 
 
-def _fitted(words: Sequence[str], here: environment.Allocation) -> list[str]:
-    """The words, with what the allocation decides where they say nothing of it."""
-    given = {word.partition("=")[0] for word in words}
-    if "cluster.more_sbatch" in given:
+def _add_allocation_words(words: Sequence[str], here: environment.Allocation) -> list[str]:
+    """Return the words, and those that follow from the allocation where they say nothing of it."""
+    keys = {word.partition("=")[0] for word in words}
+    if "cluster.more_sbatch" in keys:
         raise ValueError(
             "options behind -- are for sbatch, which has made this job already; give them before the name of "
             "the script, as in `sbatch --account=mine slurm/sweep.sbatch WORD ...`"
         )
-    decided = {
+    value_by_key = {
         "cluster": "generic_slurm",
         "workers": str(here.tasks),
         "cluster.workers_per_node": str(here.tasks // here.nodes),
         "cluster.cpus_per_worker": str(here.cpus_per_task),
     }
-    return [*words, *(f"{key}={value}" for key, value in decided.items() if key not in given)]
+    return [*words, *(f"{key}={value}" for key, value in value_by_key.items() if key not in keys)]

@@ -158,7 +158,7 @@ class JobArray:
 
 
 def job_shape(cluster: SlurmCluster, config: Config) -> JobShape:
-    """The workers of a run in equal numbers on as few nodes as possible.
+    """Return the nodes and tasks for a run: equal numbers of workers on as few nodes as possible.
 
     Raises:
         ValueError: there are more threads than cores, or jobs would be told to stop as they start.
@@ -189,10 +189,9 @@ def group_into_arrays(planned: Sequence[PlannedRun], block: bool) -> list[JobArr
     runs_by_request: dict[str, list[PlannedRun]] = {}
     for run in planned:
         config = run.config
-        request = [
-            config.cluster.as_dict(), config.container.as_dict(), config.workers, config.threads, config.device
-        ]  # fmt: skip
-        runs_by_request.setdefault(json.dumps(request, sort_keys=True), []).append(run)
+        settings = [config.cluster.as_dict(), config.container.as_dict()]
+        request = json.dumps([*settings, config.workers, config.threads, config.device], sort_keys=True)
+        runs_by_request.setdefault(request, []).append(run)
     arrays = []
     for group in runs_by_request.values():
         cluster = group[0].config.cluster

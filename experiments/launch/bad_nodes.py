@@ -125,7 +125,7 @@ def read_failures(ledger: Path) -> list[NodeFailure]:
 
 
 def unreliable_nodes(ledger: Path, python: str) -> list[str]:
-    """Return the nodes that failed under our jobs MOST_FAILURES times, and those that can't start this Python.
+    """Return the nodes that failed MOST_FAILURES times, and those that can't start this Python.
 
     Jobs that failed together count once.
     """

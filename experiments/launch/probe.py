@@ -1,4 +1,4 @@
-"""What a worker would meet on a node, found out there, for `doctor`:
+"""The facts that a worker would meet on a node, found out there, for `doctor`:
 
     python -m experiments.launch.probe FOLDER
 
@@ -23,19 +23,22 @@ from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
 
-REQUEST_FILE, LOCK_FILE = "asked.json", "lock"  # in FOLDER; whoever asks holds the lock
-HELD, NOT_HELD, NO_LOCKS = "held", "not held", "no locks"
+REQUEST_FILE = "asked.json"  # in FOLDER
+LOCK_FILE = "lock"  # in FOLDER; whoever asks holds it
+HELD = "held"
+NOT_HELD = "not held"
+NO_LOCKS = "no locks"
 
 
 class ProbeRequest(msgspec.Struct):
-    """What a run would need there."""
+    """A description of what a run would need on the node."""
 
     container: ContainerConfig | None = None
     ports: tuple[int, int] | None = None  # that are open, as a range
 
 
 class NodeFacts(msgspec.Struct):
-    """What one task found."""
+    """The facts that one task of a probe found on its node."""
 
     node: str
     rank: int
@@ -51,22 +54,22 @@ class NodeFacts(msgspec.Struct):
     runtime: str | None  # the program for containers that is there
     at: float  # seconds since 1970, by this node's clock
 
-    def own_gpus(self) -> list[str]:
-        """Names of those that CUDA_VISIBLE_DEVICES leaves to this task: bus ids, or its own names."""
-        shown, left = [*self.gpus], self.visible_gpus
-        if left is None:
-            return shown
-        if not all(name.isdigit() for name in left):
-            return left[: len(shown)]
-        return [shown[int(name)] for name in left if int(name) < len(shown)]
+    def assigned_gpus(self) -> list[str]:
+        """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to this task: bus ids, or its own names."""
+        bus_ids = [*self.gpus]
+        if self.visible_gpus is None:
+            return bus_ids
+        if not all(name.isdigit() for name in self.visible_gpus):
+            return self.visible_gpus[: len(bus_ids)]
+        return [bus_ids[int(name)] for name in self.visible_gpus if int(name) < len(bus_ids)]
 
 
-def collect_facts(folder: Path, asked: ProbeRequest, place: WorkerPlace) -> NodeFacts:
-    """The facts of this task."""
+def collect_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> NodeFacts:
+    """Find out what a worker would meet in this process's place."""
     why = ""
-    if asked.container is not None:
+    if request.container is not None:
         try:
-            container.check_container_starts(asked.container)
+            container.check_container_starts(request.container)
         except ValueError as error:
             why = str(error)
     return NodeFacts(
@@ -75,9 +78,9 @@ def collect_facts(folder: Path, asked: ProbeRequest, place: WorkerPlace) -> Node
         python=platform.python_version(),
         name=addresses.of_name(),
         interfaces=addresses.by_interface(),
-        closed=addresses.beyond(range(*asked.ports) if asked.ports else None),
+        closed=addresses.beyond(range(*request.ports) if request.ports else None),
         cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
-        gpus={bus: gpu.name for bus, gpu in gpus.gpus_by_bus_id().items()},
+        gpus={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
         lock=lock_state(folder / LOCK_FILE),
         container=why,
@@ -87,7 +90,7 @@ def collect_facts(folder: Path, asked: ProbeRequest, place: WorkerPlace) -> Node
 
 
 def lock_state(path: Path) -> str:
-    """Whether a lock that somebody else holds on this file is seen here."""
+    """Return whether the lock that another process holds on this file is seen here."""
     try:
         with path.open("r+b") as file:
             return {False: HELD, True: NOT_HELD, None: NO_LOCKS}[locks.try_flock(path, file.fileno())]
@@ -96,12 +99,13 @@ def lock_state(path: Path) -> str:
 
 
 def main(folder: Path) -> None:
-    """Be one task."""
+    """Leave the facts of one task in a file."""
     place = environment.read_place("srun") or environment.worker_place()
-    asked = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
-    facts = collect_facts(folder, asked, place)
-    (own := folder / facts.node).mkdir(exist_ok=True)
-    write_atomic(own / f"facts{place.rank}.json", msgspec.json.encode(facts))
+    request = msgspec.json.decode((folder / REQUEST_FILE).read_bytes(), type=ProbeRequest)
+    facts = collect_facts(folder, request, place)
+    node_folder = folder / facts.node
+    node_folder.mkdir(exist_ok=True)
+    write_atomic(node_folder / f"facts{place.rank}.json", msgspec.json.encode(facts))
 
 
 if __name__ == "__main__":

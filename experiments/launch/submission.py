@@ -265,7 +265,7 @@ def _submit_array(
         runs = [start(planned, folders, array=f"{name}:{index}") for planned in job]
         path = folder / f"task{index}.json"
         job_spec(runs, folders, code).write(path)
-        tasks.append(RunTask.of(path))
+        tasks.append(RunTask.from_file(path))
         runs_by_job.append(runs)
     write_ids = partial(sweep.write_array, name, folder.name, array.shape, cluster.time_min, runs_by_job)
     write_ids([None] * len(tasks))

@@ -73,17 +73,17 @@ def test_once_one_has_failed_the_others_are_stopped_and_have_no_exit_code(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workers = start("waits", "killed", "3")
-    while len(workers.codes) < 2:
+    while len(workers.code_by_rank) < 2:
         assert workers.poll() is None
     monkeypatch.setattr(local, "GRACE_S", 0.0)
     ended = end_of(workers)
     assert ended == read_exit_codes(tmp_path) == {1: -signal.SIGKILL, 2: 3}
-    assert all(process.poll() is not None for process in workers.processes.values())
+    assert all(process.poll() is not None for process in workers.processes)
 
 
 def test_cancelled_workers_are_gone_when_it_returns(start: Start) -> None:
     workers = start("waits", "waits")
-    pids = [process.pid for process in workers.processes.values()]
+    pids = [process.pid for process in workers.processes]
     workers.kill()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
