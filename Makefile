@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 CORES ?= logical
-BENCH ?= timer
+BENCH ?= bytes
 IMAGE ?= thin
 WHEELS ?=
 ACCOUNTING ?= yes
@@ -14,7 +14,7 @@ RUN := $(VENV)/bin/python -m experiments
 PIP := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first gpu-wheels horovod transformers sif slurm-up slurm-down clean FORCE
+.PHONY: help test test-extended test-all test-shuffled lint docs figures claims validate report benchmark collect bench gpu-first horovod transformers sif slurm-up slurm-down clean FORCE
 # A prerequisite that is never up to date: pattern rules can't be phony.
 FORCE: ;
 
@@ -73,14 +73,11 @@ benchmark: $(VENV)/.figures ## the benchmark with rules: pages on every entry an
 collect: $(VENV)/.figures ## all runs into results/records/*.parquet
 	@$(RUN) collect $(ARGS)
 
-bench: $(VENV)/.train ## a benchmark: BENCH=timer, step, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
+bench: $(VENV)/.train ## run a benchmark: BENCH=step, methods, bytes, operators, launch, select, auto, overlap, link, roofs, kernels, ... (ARGS=)
 	@$(VENV)/bin/python -m experiments bench $(BENCH) $(ARGS)
 
 gpu-first: $(VENV)/.dev ## a GPU's first minutes, part by part, resumable (ARGS="--plan", "--minutes 9", "device=cpu")
 	@$(VENV)/bin/python -m experiments bench gpu_first $(ARGS)
-
-gpu-wheels: $(VENV)/.dev ## packages for a machine without a network into WHEELS=folder (ARGS="--python 3.12 --torch 2.11")
-	@$(VENV)/bin/python -m experiments bench gpu_wheels $(WHEELS) $(ARGS)
 
 horovod: $(VENV)/.train ## Horovod 0.28.1 for comm=horovod: built against this torch once, then found in a cache
 	@wheel=$$($(VENV)/bin/python singularity/horovod/build) \
@@ -113,10 +110,10 @@ $(VENV)/bin/pip:
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 
-ifneq ($(and $(WHEELS),$(filter-out gpu-wheels,$(MAKECMDGOALS))),)
+ifneq ($(WHEELS),)
 # Without a network: what $(PYTHON) has, torch above all, and the wheels that were carried, without a question.
 $(VENV)/.dev: $(wildcard $(WHEELS)/*.whl)
-	@[ -n "$^" ] || { echo "WHEELS=$(WHEELS): there are no wheels; make gpu-wheels, where there is a network" >&2; exit 1; }
+	@[ -n "$^" ] || { echo "WHEELS=$(WHEELS): there are no wheels; docs/measuring.md says how pip downloads them" >&2; exit 1; }
 	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv --system-site-packages $(VENV)
 	@rm -f $@ && $(VENV)/bin/python -m pip install --quiet --no-index --no-deps $^ \

@@ -41,7 +41,6 @@ class ReplayedCollective(NamedTuple):
 
     kind: str  # as in `sparsify.cost.TEXTBOOK`
     input_bytes: list[int]  # of the tensor that each worker brings; of all_to_all, bytes for other workers
-    output_bytes: list[int] | None = None  # of all_to_all: bytes that each worker gets from others
     route: Sequence[tuple[int, int]] = ()  # (source, destination) pairs of permute
 
     def costs(self) -> list[cost.CollectiveCost]:
@@ -72,14 +71,8 @@ class BucketTraffic:
     @property
     def sent_bytes(self) -> list[int]:
         """The bytes that each worker sends."""
-        return self._sum_by_rank([collective.sent_bytes for collective in self.collectives])
-
-    @property
-    def received_bytes(self) -> list[int]:
-        """The bytes that each worker receives. In rings and trees these are as many as it sends."""
-        return self._sum_by_rank(
-            [collective.output_bytes or collective.sent_bytes for collective in self.collectives]
-        )
+        columns = [collective.sent_bytes for collective in self.collectives]
+        return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.world_size
 
     @property
     def messages(self) -> int:
@@ -89,14 +82,6 @@ class BucketTraffic:
     def simulated_seconds(self, network: Network) -> float:
         """Return the simulated seconds by the alpha-beta model, as virtual ranks are charged them."""
         return sum(collective.simulated_seconds(network) for collective in self.collectives)
-
-    def _sum_by_rank(self, columns: list[list[int]]) -> list[int]:
-        return [sum(numbers) for numbers in zip(*columns, strict=True)] or [0] * self.world_size
-
-
-def load_imbalance(loads: Sequence[int]) -> float:
-    """Return the largest load over the mean: 1 for equal loads, P if one of P workers has everything."""
-    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 class ExchangeReplay:
@@ -243,23 +228,17 @@ def _replay_split_and_reduce(
         counts[rank] = torch.tensor(_count_by_region(indices.sort().values, borders), device="cpu")
     counts.fill_diagonal_(0)
     indices = is_chosen.nonzero().squeeze(1)
-    lengths = [LENGTH_BYTES * (size - 1)] * size
     collectives = [
-        ReplayedCollective("all_to_all", lengths, lengths),
-        _all_to_all_elements(wire, bucket_step, counts.sum(dim=1), counts.sum(dim=0)),
+        _uniform_collective("all_to_all", LENGTH_BYTES * (size - 1), size),
+        _all_to_all_elements(wire, bucket_step, counts.sum(dim=1)),
     ]
     return collectives, SparseVector(indices, sums[indices])
 
 
-def _all_to_all_elements(
-    wire: Wire, bucket_step: BucketStep, sent_counts: Tensor, received_counts: Tensor
-) -> ReplayedCollective:
-    """Return the all-to-all in which each worker sends and receives these numbers of elements (P,)."""
-
-    def nbytes(counts: Tensor) -> list[int]:
-        return [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in counts.tolist()]
-
-    return ReplayedCollective("all_to_all", nbytes(sent_counts), nbytes(received_counts))
+def _all_to_all_elements(wire: Wire, bucket_step: BucketStep, sent_counts: Tensor) -> ReplayedCollective:
+    """Return the all-to-all in which each worker sends these numbers of elements (P,) to the others."""
+    nbytes = [wire.nbytes(count, bucket_step.n, bucket_step.dtype) for count in sent_counts.tolist()]
+    return ReplayedCollective("all_to_all", nbytes)
 
 
 def _replay_threshold(
@@ -302,7 +281,7 @@ def _rebalance_collective(wire: Wire, counts: Sequence[int], bucket_step: Bucket
     starts = torch.tensor([0, *counts], device="cpu").cumsum(0)
     borders = torch.tensor(even_borders(sum(counts), len(counts)), device="cpu")
     unmoved = (torch.minimum(starts[1:], borders[1:]) - torch.maximum(starts[:-1], borders[:-1])).clamp(min=0)
-    return _all_to_all_elements(wire, bucket_step, starts.diff() - unmoved, borders.diff() - unmoved)
+    return _all_to_all_elements(wire, bucket_step, starts.diff() - unmoved)
 
 
 def _gather_collectives(

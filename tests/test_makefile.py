@@ -122,7 +122,7 @@ def test_carried_wheels_are_installed_beside_what_python_has_without_a_network(c
     wheels = checkout.folder / "wheels"
     wheels.mkdir()
     said = checkout.fail("venv/.train", "WHEELS=wheels")
-    assert "WHEELS=wheels: there are no wheels; make gpu-wheels" in said
+    assert "WHEELS=wheels: there are no wheels; docs/measuring.md says" in said
     (wheels / "one.whl").touch()
     checkout.make("venv/.train", "WHEELS=wheels")
     assert checkout.calls("-m venv --system-site-packages venv") == 1

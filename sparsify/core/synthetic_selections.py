@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,31 +33,6 @@ class SelectionStatistics(NamedTuple):
     density: float  # k/n
     overlap: float  # the share of a worker's selection that another worker selected as well, over all pairs
     shares: tuple[float, ...] = (1.0,)  # of all that was selected, in slices of equal length, first to last
-
-    @property
-    def skew(self) -> float:
-        """The ratio of the fullest slice's share to the mean share: 1 where selections spread evenly."""
-        return max(self.shares) * len(self.shares)
-
-
-def measure_statistics(selections: Sequence[SparseVector], n: int) -> SelectionStatistics:
-    """Measure the density, overlap and skew of several workers' selections of n elements.
-
-    Raises:
-        ValueError: fewer than two workers, or nothing was selected.
-    """
-    num_selected = sum(selection.indices.numel() for selection in selections)
-    if len(selections) < 2 or not num_selected:
-        raise ValueError("overlap is between two workers at least, and of something that they selected")
-    overlaps = list[float]()
-    for first, second in combinations(selections, 2):
-        num_common = np.intersect1d(first.indices.numpy(), second.indices.numpy(), assume_unique=True).size
-        overlaps.append(2 * num_common / max(1, first.indices.numel() + second.indices.numel()))
-    indices = np.concatenate([selection.indices.numpy() for selection in selections]).astype(np.int64)
-    num_slices = min(NUM_SLICES, n)
-    counts = np.bincount(indices * num_slices // n, minlength=num_slices)
-    density = num_selected / len(selections) / n
-    return SelectionStatistics(density, float(np.mean(overlaps)), tuple((counts / num_selected).tolist()))
 
 
 def skewed_shares(skew: float, slices: int = NUM_SLICES) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from experiments.commands._advice import Known
 from experiments.config import compose
 from experiments.config.folders import Folders
 from tests.bench.conftest import Record, RunBench, last_of, lines_of
-from tests.conftest import ROOT, Command, environment_for, fine, process, python
+from tests.conftest import ROOT, environment_for, fine, process, python
 
 
 def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_path: Path) -> None:
@@ -66,24 +66,6 @@ def test_shard_compares_whole_steps_with_those_of_torch_alone(bench: RunBench, t
     assert [*last["cpu_over_hsdp"]] == [*last["wall_over_hsdp"]] == ["dense", "topk_bucket"]
     _, *rows = lines_of(tmp_path, "shard")
     assert [len(row["samples_ms"][0]["wall"]) for row in rows] == [2, 2, 2]
-
-
-def replayed(here: Command, *words: str) -> dict[tuple[str, str], list[str]]:
-    """Return the rows of the replay's table, by method and workers."""
-    done = fine(here("bench", "replay", "--n", "20000", "--density", "0.01", "--workers", "2,8", *words))
-    lines = [line.strip("|").split("|") for line in done.stdout.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in line] for line in lines]
-    return {(row[0], row[1]): row for row in rows[1:]}
-
-
-def test_gathers_send_the_published_words(here: Command) -> None:
-    rows = replayed(here, "--methods", "dense,topk,gtopk,oktopk")
-    assert len(rows) == 8
-    for method in ("dense", "topk", "gtopk"):
-        assert rows[method, "8"][3] == rows[method, "8"][4]  # words, published
-    assert rows["topk", "8"][5] == "1.000"
-    of_training = ["--methods", "oktopk", "--task", "cnn_digits", "--record", "2", "--steps", "2"]
-    assert set(replayed(here, *of_training)) == {("oktopk", "2"), ("oktopk", "8")}
 
 
 def test_methods_are_timed_beside_topk_for_advise_to_read(

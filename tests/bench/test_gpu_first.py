@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from experiments import commands, figures
-from experiments.bench import gpu_first, gpu_wheels
+from experiments.bench import gpu_first
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart
 from experiments.bench._runner import Record, newest, run
 from experiments.bench.gpu_first import has_failed
@@ -276,15 +276,3 @@ def test_a_promise_is_met_or_not_by_its_median_and_decides_the_exit_code() -> No
     assert has_failed([record({}, part="kernels")])
     at_middle = words(records_of_gpu(ratio=1.4))  # what is enough at 14.7 M elements is not at 25.6
     assert [at_middle[f"fused step / in-place add, {n}M"] for n in (14.7, 25.6)] == ["met", "not met"]
-
-
-# What is carried to a machine without a network.
-
-
-def test_the_wheels_are_all_that_runs_and_tests_need_beyond_what_is_there() -> None:
-    lines = gpu_wheels.carried("3.12", "2.11", gpu_wheels.THERE)
-    names = {line.partition("=")[0] for line in lines}
-    there = {*gpu_wheels.needed(gpu_wheels.THERE, "3.12"), *gpu_wheels.CHECKS, gpu_wheels.PROJECT}
-    assert not names & {"torch", "triton", "pandas", "mypy", gpu_wheels.PROJECT}
-    assert "torchvision==0.26.*" in lines
-    assert set(gpu_wheels.needed([f"{gpu_wheels.PROJECT}[train]"], "3.12")) <= names | there

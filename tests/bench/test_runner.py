@@ -139,14 +139,6 @@ launch --repeats 0: repeats=0 is out of range
 overlap --ratios 0: ratios=0 is out of range
 overlap --rows topk: 'topk'
 overlap --bucket-mb nan: bucket_mb=nan is out of range
-replay --methods topq: no method 'topq'
-replay --methods powersgd: exchanges no selections
-replay --workers 0: whole numbers of 1 or more
-replay --link loopback: need a link with alpha and beta
-replay --link string: link
-replay --skew 100: skew=100 is out of range
-replay --density 0: density=0 is out of range
-replay --task nothing: no task 'nothing'
 select --rows eagre: no row 'eagre' (did you mean 'eager'?); there are: add, copy, fused
 select --distribution gauss: no distribution 'gauss'; there are: normal, laplace
 select --density 0: density=0 is out of range
@@ -163,9 +155,6 @@ link workers=1: a link joins at least 2
 link link=ethernet_7g: ethernet_7g
 link --name Office: take small letters
 link --name ethernet_1g: conf/link has a link of that name
-gpu_wheels --list --python 2.7: --python 2.7
-gpu_wheels --list --python 3: --python 3
-gpu_wheels --list --torch 1.8: --torch 1.8
 gpu_first --parts roofs,kernel: no part 'kernel' (did you mean 'kernels'?); there are: roofs
 gpu_first --minutes 0: minutes=0 is out of range
 gpu_first device=gpu: no device=gpu

@@ -12,9 +12,9 @@ from importlib import metadata, util
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import sparsify
-from experiments.bench.gpu_wheels import needed
 from sparsify.core.checks import DISTRIBUTION
 from tests.conftest import ROOT, fine
 
@@ -33,6 +33,27 @@ pytestmark = [
 def tracked(folder: str) -> list[str]:
     words = ["git", "ls-files", folder]
     return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+
+
+def is_applicable(requirement: Requirement) -> bool:
+    """Tell whether this machine and Python need the requirement; extras are not installed."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+def required_packages(names: list[str]) -> list[str]:
+    """Return these installed packages and all that they require, each once."""
+    required = list[str]()
+    pending = [*names]
+    while pending:
+        name = pending.pop()
+        try:
+            requirements = [*map(Requirement, metadata.requires(name) or [])]
+        except metadata.PackageNotFoundError:
+            continue
+        if name not in required:
+            required.append(name)
+            pending += [each.name for each in requirements if is_applicable(each)]
+    return required
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +75,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    for name in needed(LIBRARY, f"{sys.version_info.major}.{sys.version_info.minor}"):
+    for name in required_packages(LIBRARY):
         distribution = metadata.distribution(name)
         for top in {path.parts[0] for path in distribution.files or ()} - {"..", "__pycache__"}:
             if not (site / top).exists():  # nvidia/ belongs to several
