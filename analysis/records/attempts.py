@@ -119,7 +119,7 @@ def _log_bytes(folder: Path) -> int:
 
 
 def resumed_steps(manifest: Mapping[str, Any]) -> list[int]:
-    """The steps at which a record continues after an interruption.
+    """Return the steps at which a record continues after an interruption.
 
     A run that went back to an older checkpoint has measured the steps after it again, so that earlier
     resumptions among those no longer count.
@@ -186,7 +186,7 @@ def build_frames(every: Sequence[AttemptData]) -> Frames:
 
 
 def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for the run, or one for each of its variants."""
+    """Return the row of a run, or one row for each of its variants."""
     config = attempt.config
     variants = configs_by_variant(config)
     if not variants:
@@ -225,7 +225,7 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
 
 
 def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
-    """Refuse a log in which a step is missing, or is there twice, as DamagedFileError."""
+    """Raise DamagedFileError for a log in which a step is missing, or is there twice."""
     for number, line in enumerate(steps):
         if line.step != number:
             raise DamagedFileError(path, f"has step {line.step} where step {number} belongs")
@@ -234,7 +234,7 @@ def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) ->
 
 
 def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]) -> Columns:
-    """Columns of these lines' fields; also under older names where there is something."""
+    """Return columns of these lines' fields; under an older name too, where it has values."""
     fields = FIELDS[kind]
     names = [*fields, *(field.was for field in fields.values() if field.was)]
     found = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
@@ -248,7 +248,11 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
 
 
 def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
-    """Columns of what no field is for, each of numbers or of texts; one that can't be named is DamagedFileError."""
+    """Return columns of what no field is for, each of numbers or of texts.
+
+    Raises:
+        DamagedFileError: a name can't be that of a column, or there are too many.
+    """
     names = dict.fromkeys(name for line in lines if line.more for name in line.more)
     for name in names:
         if not UNNAMED.fullmatch(name) or name in COLUMNS[table]:
@@ -268,7 +272,11 @@ def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: 
 
 
 def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
-    """Seconds of each phase; refused as DamagedFileError if what should be a phase can't name a column."""
+    """Return the seconds of each phase.
+
+    Raises:
+        DamagedFileError: the name of a phase can't be that of a column.
+    """
     names = dict.fromkeys(name for line in lines for name in line.phases)
     spanned = {phase for line in lines for phase, _, _ in line.spans}
     if odd := sorted(name for name in spanned.union(names) if not PHASE.fullmatch(name)):
@@ -277,7 +285,7 @@ def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
 
 
 def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
-    """Columns of rows that have all that their table always has, but for the key."""
+    """Return columns of rows whose cells are all that the table requires, but for the key."""
     _, *fields = REQUIRED_COLUMNS[table].items()
     found = zip(*rows, strict=True) if rows else [()] * len(fields)
     return {
@@ -286,7 +294,7 @@ def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
 
 
 def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
-    """The parts below each other; what one of them lacks is NaN there."""
+    """Join the parts of a table below each other; a column that a part lacks is NaN there."""
     if not parts:
         return empty_table(name)
     columns = [*REQUIRED_COLUMNS[name], *(column for part in parts for column in part)]

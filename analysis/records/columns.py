@@ -31,12 +31,12 @@ class Title(Struct, frozen=True):
 
 
 def _told(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
-    """These fields as what they are over more than one line."""
+    """Return these fields with more to their meaning: over which lines they were taken."""
     return {name: replace(field, meaning=f"{field.meaning}, {when}") for name, field in fields.items()}
 
 
 def _of_run(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
-    """The outcomes of a run among a line's fields."""
+    """Return the outcomes of a run among a line's fields."""
     return _told({name: replace(field, was="") for name, field in fields.items() if field.of_run}, when)
 
 
@@ -89,20 +89,20 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
 
 def find_field(frame: str, name: str) -> Field | None:
-    """The field of a column, else that of its kind; None where nothing tells what it means."""
+    """Return the field of a column, else of its kind; None where nothing describes it."""
     listed = COLUMNS[frame]
     kinds = (field for kind, field in listed.items() if "*" in kind and fnmatchcase(name, kind))
     return listed.get(name) or next(kinds, None)
 
 
 def unit_of_column(name: str) -> str:
-    """The unit of a column of `runs`."""
+    """Return the unit of a column of `runs`; "" where nothing describes it."""
     field = find_field("runs", name)
     return field.unit if field else ""
 
 
 def is_relay_bottleneck(relay: Mapping[str, float]) -> bool:
-    """Did the relay of an emulated link, rather than the link, limit what was sent?
+    """Tell whether the relay of an emulated link, rather than the link, limited what was sent.
 
     Args:
         relay: the columns `relay.*` of a run by their last words; empty where there was none.
@@ -113,7 +113,7 @@ def is_relay_bottleneck(relay: Mapping[str, float]) -> bool:
 
 
 def markdown_lines() -> Iterator[str]:
-    """All columns as tables, line by line."""
+    """Yield tables of all columns in Markdown, line by line."""
     head = ("", "| column | unit | meaning |", "|---|---|---|")
     for frame, listed in COLUMNS.items():
         yield from ("", f"### {frame}", "", _DATA["rows"][frame], *head)
@@ -121,7 +121,7 @@ def markdown_lines() -> Iterator[str]:
 
 
 def render_page() -> str:
-    """docs/records.md with these tables between its two marks."""
+    """Return the text of docs/records.md with the tables of today between its two marks."""
     head, _, rest = PAGE.read_text().partition(BEGIN)
     tail = rest.partition(END)[2]
     return f"{head}{BEGIN}\n{chr(10).join(markdown_lines()).strip()}\n\n{END}{tail}"

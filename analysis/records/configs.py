@@ -34,7 +34,7 @@ _IMPLIED = {name: value for name, value in IMPLIED_SETTINGS.items() if name != "
 
 
 def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a resolved config that determines what is measured."""
+    """Return the part of a resolved config that determines what is measured."""
     kept = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
     kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
     if kept["cluster"]["where"] == "virtual" and not kept["cluster"].get("inside"):
@@ -56,7 +56,7 @@ def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, A
 
 
 def find_unmeasured_leaves(config: Mapping[str, Any]) -> list[str]:
-    """Dotted leaves of a recorded config that say where and how to start a run, which no record does."""
+    """Return dotted leaves of a config that say where and how to start a run; no record has any."""
     cluster, container = config.get("cluster"), config.get("container")
     names = [name for name in LAUNCH_FIELDS if name in config]
     if isinstance(cluster, Mapping):
@@ -67,15 +67,13 @@ def find_unmeasured_leaves(config: Mapping[str, Any]) -> list[str]:
 
 
 def configs_by_variant(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The variants that take turns in a run, by name, each as the config of a run of its own; {} in an
-    ordinary run.
-    """
+    """Return the config of each variant that takes turns in a run, by name; {} for an ordinary run."""
     shared = {name: value for name, value in config.items() if name not in ("variants", *BY_VARIANT)}
     return {parts["name"]: _with(shared, parts) for parts in config.get("variants") or []}
 
 
 def _with(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these parts of a variant: a method as a whole, of other mappings the values given."""
+    """Return a config with these parts of a variant: a method as a whole, of other mappings single values."""
     given = {
         name: {**config[name], **part} if isinstance(part, Mapping) and name != "method" else part
         for name, part in parts.items()
@@ -85,20 +83,20 @@ def _with(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]
 
 
 def run_key(config: Mapping[str, Any]) -> str:
-    """12 hexadecimal digits of the SHA-256 of `measured_config`."""
+    """Return 12 hexadecimal digits of the SHA-256 of `measured_config`."""
     canonical = json.dumps(measured_config(config), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
 
 def run_id(config: Mapping[str, Any]) -> str:
-    """A readable name, unique because it ends in the key."""
+    """Return the readable name of a run, which is unique because it ends in the key."""
     method = "alternating" if config.get("variants") else config["method"]["name"]
     task, where = config["task"]["name"], config["cluster"]["where"]
     return f"{method}-{task}-{config['workers']}w-{where}-{run_key(config)}"
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}; lists become JSON text, so that every cell is one plain value."""
+    """Return nested mappings as one: {"a": {"b": 1}} -> {"a.b": 1}; lists become JSON text."""
     flat: dict[str, Any] = {}
     for name, value in content.items():
         if isinstance(value, Mapping):
@@ -109,7 +107,7 @@ def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The dotted leaves that are not the same in all these configurations, most telling first.
+    """Return the dotted leaves in which these configurations differ, most telling first.
 
     A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
     are compared, also where methods do.
@@ -120,7 +118,7 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Leaves of `differing_leaves` that tell these configurations apart, in the order of a label."""
+    """Return the leaves that suffice to tell these configurations apart, in the order of a label."""
     rows = [{**_IMPLIED, **flatten(config)} for config in configs]
     told: list[tuple[str, ...]] = [()] * len(rows)
     found = list[str]()
@@ -135,7 +133,7 @@ def distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A label of each configuration that shows what varies among them: `topk density=0.01 seed=2`.
+    """Return a label for each configuration that shows what varies: `topk density=0.01 seed=2`.
 
     The method always comes first. Where nothing varies, they are told by method, density, task and seed.
     """
@@ -144,7 +142,7 @@ def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def label_config(config: Mapping[str, Any], shown: Iterable[str]) -> str:
-    """The label of one configuration, of these leaves; what takes turns is named by its variants."""
+    """Return the label of one configuration with these leaves; variants that take turns name theirs."""
     flat = {**_IMPLIED, **flatten(config)}
     taking_turns = [part["name"] for part in config.get("variants") or []]
     words = [", ".join(taking_turns) + " in turns" if taking_turns else str(flat["method.name"])]
@@ -156,14 +154,14 @@ def label_config(config: Mapping[str, Any], shown: Iterable[str]) -> str:
 
 
 def short_name(name: str) -> str:
-    """A leaf as labels call it."""
+    """Return the short name of a dotted leaf, as labels have it."""
     if name.endswith(".name"):
         return name.removesuffix(".name").rpartition(".")[2]
     return name.removeprefix("method.")
 
 
 def format_setting(value: Any) -> str:
-    """0.01, fused, true: as the command line takes it."""
+    """Return a value as the command line takes it: 0.01, fused, true."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).replace(" ", "").removesuffix(".0")

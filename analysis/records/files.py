@@ -80,7 +80,7 @@ def write_atomic(path: Path, content: str | bytes, durable: bool = True) -> None
 
 @contextlib.contextmanager
 def temporary_part_folder(parent: Path) -> Iterator[Path]:
-    """A folder in `parent` for what is not finished, which is removed at the end."""
+    """Make a folder in `parent` for unfinished files, and remove it at the end of the block."""
     with tempfile.TemporaryDirectory(PART_SUFFIX, ".", parent, ignore_cleanup_errors=True) as name:
         lock = Path(name) / LOCK_NAME
         with lock.open("wb") as file:
@@ -89,8 +89,9 @@ def temporary_part_folder(parent: Path) -> Iterator[Path]:
 
 
 def walk_entries(folder: Path) -> Iterator[Path]:
-    """Everything in a folder and below, however deep; links are not followed, and what can't be read is
-    passed over.
+    """Yield every path in a folder and below.
+
+    Links are not followed, and unreadable folders are passed over.
     """
     folders = [str(folder)]
     while folders:
@@ -102,7 +103,7 @@ def walk_entries(folder: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> int:
-    """Remove what processes that were killed have not finished, in a folder and below; returns how much."""
+    """Remove what killed processes have not finished, in a folder and below; return how many paths."""
     names = (
         path for path in walk_entries(folder) if path.name.startswith(".") and path.suffix == PART_SUFFIX
     )
@@ -113,7 +114,7 @@ def remove_unfinished(folder: Path) -> int:
 
 
 def _is_left(part: Path) -> bool:
-    """Tell whether nobody writes it any more; what is neither a file nor a folder is not ours."""
+    """Tell whether nobody writes an unfinished file or folder any more; anything else is not ours."""
     try:
         status = part.lstat()
         is_folder = stat.S_ISDIR(status.st_mode)
@@ -127,7 +128,7 @@ def _is_left(part: Path) -> bool:
 
 
 def _is_free(lock: Path) -> bool | None:
-    """Tell whether no process has this lock, as where it is not there; None where there are no locks."""
+    """Tell whether no process holds a lock file; None where the file system has no locks."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -224,12 +225,12 @@ def remove_path(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """`write_atomic` of an object, in the layout of all records."""
+    """Replace `path` by an object as JSON, in the layout of all records; see `write_atomic`."""
     write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> bytes:
-    """The content of a file.
+    """Return the content of a file.
 
     Args:
         follows_link: read also what a link leads to.
@@ -264,8 +265,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> 
 
 
 def read_json_object(path: Path, schema: type[Any], most: int = MAX_BYTES) -> dict[str, Any] | None:
-    """The object in `path`, once it has proved to fit the schema, with fields that the schema does not name;
-    None if there is no such file.
+    """Return the object in `path` as a dict, with fields beyond the schema; None without such a file.
 
     Raises:
         DamagedFileError: something else is there.
@@ -280,13 +280,13 @@ def read_json_object(path: Path, schema: type[Any], most: int = MAX_BYTES) -> di
 
 
 def read_struct(path: Path, schema: type[T]) -> T | None:
-    """The same as an instance of the schema."""
+    """Return the object in `path` as an instance of the schema; None without such a file."""
     content = read_json_object(path, schema)
     return None if content is None else msgspec.convert(content, schema)
 
 
 def read_struct_or_none(path: Path, schema: type[T]) -> T | None:
-    """The same of a note without which its reader can do as well: None too if something else is there."""
+    """Return the object in `path`; None without such a file, or where it does not fit the schema."""
     try:
         return read_struct(path, schema)
     except DamagedFileError:
@@ -294,12 +294,12 @@ def read_struct_or_none(path: Path, schema: type[T]) -> T | None:
 
 
 def read_json_or_none(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None if there is no such file or it does not hold a whole JSON object."""
+    """Return the object in `path`; None without such a file, or where it is no whole JSON object."""
     return read_struct_or_none(path, dict)
 
 
 def read_verified(path: Path, expected: Mapping[str, Any]) -> bytes:
-    """A file of a record, as it was when the record was finished.
+    """Return the content of a file of a record, once its digest is the recorded one.
 
     Args:
         expected: what the manifest says of it.
@@ -317,13 +317,20 @@ def read_verified(path: Path, expected: Mapping[str, Any]) -> bytes:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size and digest of a file, as manifests have them."""
+    """Return the size and digest of a file, as manifests have them."""
     raw = path.read_bytes()
     return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
 
 
 def decode_json(raw: bytes, path: Path, where: str = "") -> Any:
-    """Decode the JSON that `path` has `where`; refused as DamagedFileError where no record can hold it."""
+    """Return what a JSON text holds.
+
+    Args:
+        path, where: of the text, for sentences.
+
+    Raises:
+        DamagedFileError: it is no JSON, or no record can hold it.
+    """
     try:
         content = json.loads(raw.decode())
         may_be_odd = raw.count(b"{") + raw.count(b"[") > MAX_DEPTH or ODD_TEXT.search(raw)
@@ -347,7 +354,14 @@ def decode_json(raw: bytes, path: Path, where: str = "") -> Any:
 
 
 def convert_to_schema(content: Any, schema: Any, path: Path, where: str = "") -> Any:
-    """Convert what `path` has `where` to its schema; refused as DamagedFileError where it does not fit."""
+    """Return JSON values converted to a schema.
+
+    Args:
+        path, where: of the values, for sentences.
+
+    Raises:
+        DamagedFileError: they do not fit.
+    """
     try:
         return msgspec.convert(content, schema)
     except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -355,7 +369,7 @@ def convert_to_schema(content: Any, schema: Any, path: Path, where: str = "") ->
 
 
 def _odd(value: Any, depth: int = 0) -> str:
-    """Name what no record can hold, whatever its schema, for no table could; empty where there is nothing."""
+    """Return the name of what no table could hold, whatever the schema; "" where there is nothing."""
     if depth > MAX_DEPTH:
         return "lists and objects nested too deeply"
     if isinstance(value, dict):

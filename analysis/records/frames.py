@@ -1,5 +1,7 @@
-"""Records as tidy frames: one row per run; per run, rank and step; per epoch; per span of a drawn step; per
-number that was looked for in gradients.
+"""Tidy frames of records, and selections from them.
+
+Frames have one row per run; per run, rank and step; per epoch; per span of a drawn step; per number that was
+looked for in gradients.
 
 Statistics, claims and figures read frames, never records. analysis/records/parquet.py stores them.
 """
@@ -39,8 +41,10 @@ NO_LOOKS = pd.DataFrame(
 
 
 class Frames(NamedTuple):
-    """Tables of what runs measured. `key` names the run in every frame; of variants that took turns, each
-    has a key of its own; times are seconds, accuracies percent.
+    """Tables of what runs measured.
+
+    `key` names the run in every table; of variants that took turns, each has a key of its own. Times are
+    seconds, accuracies percent.
     """
 
     runs: pd.DataFrame
@@ -51,26 +55,26 @@ class Frames(NamedTuple):
 
 
 def run_states(runs: pd.DataFrame) -> list[str]:
-    """What became of each of these runs, which are whole, in one word."""
+    """Return the end state of each of these whole runs: DONE or DIVERGED."""
     if "diverged" not in runs:
         return [DONE] * len(runs)
     return [DIVERGED if is_diverged else DONE for is_diverged in runs["diverged"].notna()]
 
 
 def find_diverged_keys(frames: Frames) -> list[str]:
-    """Keys of the trainings that diverged: at their last epoch nothing is a number."""
+    """Return the keys of the trainings that diverged: at their last epoch nothing is a number."""
     return [
         key for key, word in zip(frames.runs["key"], run_states(frames.runs), strict=True) if word == DIVERGED
     ]
 
 
 def empty_frames() -> Frames:
-    """Frames of no runs, with all their columns."""
+    """Return frames of no runs, with all their columns."""
     return Frames(*map(empty_table, Frames._fields))
 
 
 def empty_table(name: str) -> pd.DataFrame:
-    """A frame of no runs, with all its columns."""
+    """Return a table of no runs, with all its columns."""
     none: pd.DataFrame = _no_rows(name).copy()
     return none
 
@@ -81,18 +85,18 @@ def _no_rows(name: str) -> pd.DataFrame:
 
 
 def select_runs(frames: Frames, keys: Collection[str]) -> Frames:
-    """The rows of these runs only."""
+    """Return the rows of these runs."""
     wanted = set(keys)
     return Frames(*(frame[frame["key"].isin(wanted)].reset_index(drop=True) for frame in frames))
 
 
 def select_tables(frames: Frames, names: Collection[str]) -> Frames:
-    """Return the frames with the runs and these tables; the others are empty."""
+    """Return the frames with `runs` and these tables; the others are empty."""
     return frames._replace(**{name: empty_table(name) for name in Frames._fields[1:] if name not in names})
 
 
 def find_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
-    """Keys of the runs that have these values in these columns; none where nothing recorded a column."""
+    """Return keys of the runs that have these values in these columns; [] where a column is not recorded."""
     runs = frames.runs
     if not len(runs) or not {*settings} <= {*runs, *IMPLIED_SETTINGS}:
         return []
@@ -112,19 +116,19 @@ def find_keys(frames: Frames, settings: Mapping[str, Any]) -> list[str]:
 
 
 def merge_frames(old: Frames, new: Frames) -> Frames:
-    """The rows of both; a run that is in both is taken from `new` only."""
+    """Return the rows of both; a run that is in both is taken from `new` only."""
     return concat_frames([select_runs(old, set(old.runs["key"]) - set(new.runs["key"])), new])
 
 
 def concat_frames(parts: Sequence[Frames]) -> Frames:
-    """The rows of all, which have no run in common."""
+    """Return the rows of all parts, which have no run in common."""
     runs = build_runs_table([row for part in parts for row in to_dicts(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
     return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
 
 
 def query_runs(frames: Frames, expression: str) -> Frames:
-    """The runs for which an expression is true, with their steps, epochs and spans.
+    """Return the runs for which an expression is true, with their rows in the other tables.
 
         query(frames, "method.name == 'topk' and method.density <= 0.01")
 
@@ -146,7 +150,7 @@ def query_runs(frames: Frames, expression: str) -> Frames:
 
 
 def label_runs(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Labels of these runs by key, which show what varies among them: `topk density=0.01 seed=2`."""
+    """Return labels of these runs by key, which show what varies among them: `topk density=0.01 seed=2`."""
     configs = [json.loads(text) for text in runs["config_json"]]
     variants = runs["variant"] if "variant" in runs else pd.Series(None, runs.index, dtype=object)
     texts = [
@@ -158,7 +162,7 @@ def label_runs(runs: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _as_column(word: str, columns: Sequence[str]) -> str:
-    """A name of an expression as `DataFrame.query` wants it; texts and words of Python as they are."""
+    """Return a name of an expression as `DataFrame.query` wants it; texts and words of Python unchanged."""
     if word[0] in "'\"`" or word in WORDS:
         return word
     parts = word.split(".")
@@ -173,7 +177,7 @@ def _as_column(word: str, columns: Sequence[str]) -> str:
 
 
 def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Frames:
-    """The frames with another provenance of each run."""
+    """Return the frames with each run's provenance replaced by what `change` returns for it."""
     rows = []
     for row in to_dicts(frames.runs):
         provenance = change(json.loads(row["provenance_json"]))
@@ -184,7 +188,9 @@ def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, 
 
 
 def order_and_type_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns that this frame always has first, in their order and type, then whatever else was recorded.
+    """Return a table with its required columns first, in their order and type, then all others.
+
+    A column under its older name gets the new name. A number that nothing describes stays.
 
     What had another name until it got its own one is found under that. A number that nothing describes stays.
     """
@@ -212,7 +218,7 @@ def order_and_type_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column that nothing describes: numbers, or texts where one of them is no number."""
+    """Return a column that nothing describes as numbers, or as texts where a value is no number."""
     try:
         return column.astype(NUMBER)
     except (TypeError, ValueError):
@@ -220,7 +226,7 @@ def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
 
 
 def to_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as objects; columns are named by text, which pandas does not promise."""
+    """Return the rows as dicts by column name."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
@@ -238,7 +244,10 @@ def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def build_runs_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """One type per column: where configs disagree (a number here, a word there), the column becomes text."""
+    """Return the table of runs with these rows.
+
+    Each column has one type: where configs disagree (a number here, a word there), it becomes text.
+    """
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [None if is_missing(row.get(name)) else row[name] for row in rows] for name in names}
     for name, values in columns.items():
@@ -258,7 +267,7 @@ def is_missing(value: Any) -> bool:
 
 
 def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
-    """Name of each run's tensor with the most elements; of several the first by name."""
+    """Return the name of each run's tensor with the most elements; of several the first by name."""
     sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)]
     largest_first = sizes.sort_values(["value", "of"], ascending=[False, True])
     found: pd.Series[str] = largest_first.groupby("key")["of"].first()
@@ -267,7 +276,7 @@ def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
 
 @contextmanager
 def track_read_keys() -> Iterator[set[str]]:
-    """The keys of the runs whose numbers are read meanwhile: what a value rests on."""
+    """Collect the keys of the runs whose numbers are read in the block: what a value rests on."""
     keys = set[str]()
     token = _READ.set(keys)
     try:
@@ -278,14 +287,15 @@ def track_read_keys() -> Iterator[set[str]]:
 
 
 def note_read_keys(keys: Iterable[str]) -> None:
-    """Note that numbers of these runs are read, for whoever asks (`track_read_keys`)."""
+    """Note that numbers of these runs are read, for the enclosing `track_read_keys`."""
     if (noted := _READ.get()) is not None:
         noted.update(keys)
 
 
 def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
-    """Calls a function of runs, steps and epochs once for the same frames and arguments, for as long as the
-    frames live. Neither they nor what it returns may be changed in place.
+    """Return a function that is called once for the same frames and arguments, while the frames live.
+
+    Only runs, steps and epochs are compared. Neither they nor results may be changed in place.
     """
 
     @wraps(function)
@@ -316,21 +326,21 @@ def _hashable(argument: Any) -> Any:
 
 @cache_by_frames
 def _rows(frames: Frames, table: Literal["runs", "steps"]) -> dict[str, np.ndarray]:
-    """Places of each run's rows, found for all at once."""
+    """Return the places of each run's rows, found for all at once."""
     return rows_by_key(getattr(frames, table))
 
 
 def rows_by_key(table: pd.DataFrame) -> dict[str, np.ndarray]:
-    """Places of each run's rows in a table, by its key."""
+    """Return the places of each run's rows in a table, by its key."""
     return {str(key): np.asarray(rows) for key, rows in table.groupby("key").indices.items()}
 
 
 def steps_of_run(frames: Frames, key: str) -> pd.DataFrame:
-    """A run's steps."""
+    """Return the steps of a run."""
     steps: pd.DataFrame = frames.steps.take(_rows(frames, "steps").get(key, NO_ROWS))
     return steps
 
 
 def value_of_run(frames: Frames, key: str, column: str) -> Any:
-    """A run's value in a column of `runs`, without a copy of its other hundred; None where there is none."""
+    """Return a run's value in a column of `runs`; None where no run has the column."""
     return frames.runs[column].iloc[_rows(frames, "runs")[key][0]] if column in frames.runs else None

@@ -25,7 +25,9 @@ OWN, SHIPPED = "own", "shipped"
 
 
 def load(results: Path | str | None = None, tables: Collection[str] = TABLES) -> Frames:
-    """All runs as frames, own and shipped, without columns that are empty; see docs/records.md.
+    """Return all runs as frames, own and shipped, without empty columns; see docs/records.md.
+
+    A run that is both is taken from the own ones. Logs are read once and then kept in a cache.
 
     A run that is both is taken from the own ones. What `collect` has put into tables is read from there, only
     newer runs from their logs.
@@ -49,7 +51,7 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
 
 
 def load_runs(results: Path, shipped: Path, say: Callable[[str], None]) -> dict[str, pd.DataFrame]:
-    """The runs alone, own and shipped, as they are in their tables."""
+    """Return the tables of runs alone, by their source; a run that is both is among the own ones."""
     mine, theirs = load_own(results, ["runs"], say).runs, _read_shipped(shipped, ["runs"]).runs
     found = {OWN: mine, SHIPPED: theirs[_not_in(mine, theirs)]}
     return {source: table.assign(source=source) for source, table in found.items()}
@@ -60,7 +62,7 @@ def _not_in(mine: pd.DataFrame, theirs: pd.DataFrame) -> Any:
 
 
 def load_own(results: Path, tables: Collection[str], say: Callable[[str], None]) -> Frames:
-    """Return this checkout's runs, as they are in the cache or in their logs; say what had to be left out."""
+    """Return this checkout's runs; say what had to be left out."""
     store = Store(results / "runs")
     frames, notes = load_newest_cached(store, store.run_ids(), results / "records", tables)
     for note in notes:
@@ -69,7 +71,7 @@ def load_own(results: Path, tables: Collection[str], say: Callable[[str], None])
 
 
 def fill_and_drop_empty(frames: Frames) -> Frames:
-    """The frames without empty columns, and with what older records imply."""
+    """Return the frames with the settings that older records imply, and without empty columns."""
     runs = frames.runs
     for name, value in IMPLIED_SETTINGS.items():
         if name in runs and value not in (None, {}):
@@ -79,7 +81,7 @@ def fill_and_drop_empty(frames: Frames) -> Frames:
 
 
 def add_items_and_sweeps(runs: pd.DataFrame, results: Path, shipped: Path) -> pd.DataFrame:
-    """The runs with the `items` and `sweeps` that each belongs to, from notes of figures and sweeps."""
+    """Return the runs with columns for the figures (`items`) and `sweeps` that each belongs to."""
     found: dict[str, dict[str, dict[str, None]]] = {"items": {}, "sweeps": {}}
     for folder, column in (
         (results / "records" / "figures", "items"),
@@ -114,6 +116,6 @@ def _read_shipped(folder: Path, tables: Collection[str]) -> Frames:
 
 
 def _as(column: pd.Series[Any], value: Any) -> Any:
-    """The value as the column holds such: as text where it holds text."""
+    """Return a value as a column holds it: as text where the column holds text."""
     is_text = column.dropna().map(lambda one: isinstance(one, str)).any()
     return str(value).lower() if is_text and isinstance(value, bool) else value

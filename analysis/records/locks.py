@@ -26,7 +26,7 @@ ELSEWHERE = "a file system with locks (Lustre: mounted with -o flock; NFS: from 
 
 
 def try_flock(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | None:
-    """Take the lock of an open file. False: another process has it; None: its file system has no locks."""
+    """Try to lock an open file. Return False if another process holds it, None without locks there."""
     try:
         fcntl.flock(descriptor, how | fcntl.LOCK_NB)
     except OSError as error:
@@ -39,13 +39,13 @@ def try_flock(path: Path, descriptor: int, how: int = fcntl.LOCK_EX) -> bool | N
 
 
 def supports_locks(path: Path) -> bool:
-    """Check that this file, which is made where it is not, lies on a file system that has locks."""
+    """Tell whether a file lies on a file system with locks; make the file where it is not there."""
     with path.open("ab") as file:
         return try_flock(path, file.fileno(), fcntl.LOCK_SH) is not None
 
 
 def find_holder(path: Path) -> str | None:
-    """Holder of a file's lock, in words; None: nobody, or its file system has no locks."""
+    """Return who holds a file's lock, in words; None if nobody does, or there are no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:  # it is not there, or no file that can be locked
@@ -64,7 +64,7 @@ def find_holder(path: Path) -> str | None:
 
 
 def machine_lock_folder() -> Path:
-    """The folder of locks that are for this user's processes on this machine."""
+    """Return the folder of locks between this user's processes on this machine."""
     return Path(tempfile.gettempdir()) / f"sparsify-locks-{os.geteuid()}"
 
 

@@ -39,13 +39,13 @@ FIELDS_BY_KIND = {
 
 
 class InterferenceError(ValueError):
-    """Somebody else has removed, changed or closed what this process was writing."""
+    """The removal, change or closing by others of what this process was writing."""
 
     kind = "disturbed"
 
 
 class LogInUseError(ValueError):
-    """Another process is writing this; the message says which."""
+    """A log that another process is writing; the message says which."""
 
     kind = "held"
 
@@ -145,12 +145,15 @@ class RankLog:
 
 
 def read_objects(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The objects in a log, a line each, and the number of other lines: a killed writer may leave one."""
+    """Return the JSON objects in a log, a line each, and the number of other lines.
+
+    A killed writer may leave one broken line.
+    """
     return read_lines(path, dict)
 
 
 def read_lines(path: Path, schema: Any) -> tuple[list[Any], int]:
-    """The lines of a log that fit the schema, which may be a union, and the number of others.
+    """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     Raises:
         FileNotFoundError, DamagedFileError: as `read_bytes`.
@@ -165,7 +168,7 @@ def read_lines(path: Path, schema: Any) -> tuple[list[Any], int]:
 
 
 def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
-    """The lines of a finished log, and the number of broken ones at its end, which is at most one.
+    """Return the lines of a finished log, and the number of broken ones at its end: 0 or 1.
 
     Raises:
         DamagedFileError: another line is not as it was written.
@@ -182,7 +185,7 @@ def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any],
 
 
 def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
-    """Find each of so many steps of each variant in a log once, in order.
+    """Check that a log has so many steps of each variant, each once and in order.
 
     Raises:
         InterferenceError: something else is there.
@@ -215,7 +218,7 @@ def _line(line: bytes, schema: Any, path: Path, where: str) -> Any:
 
 
 def gather_unknown_fields(content: Any) -> Any:
-    """A line of a log with what no field is for under `more`, as leaves: numbers, texts, lists as JSON."""
+    """Return a line of a log with unknown fields under `more`, as leaves: numbers, texts, lists as JSON."""
     kind = content.get("kind") if isinstance(content, dict) else None
     known = FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None
     if known is None or content.keys() <= known:

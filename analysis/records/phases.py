@@ -28,10 +28,10 @@ PHASE_BY_NAME = {phase.name: phase for phase in (*PHASES, UNACCOUNTED)}
 
 
 def find_phase(name: str) -> Phase:
-    """The phase of this name; one that is not listed looks unaccounted, under its own name."""
+    """Return the phase of this name; an unlisted one looks as UNACCOUNTED does, under its own name."""
     return PHASE_BY_NAME.get(name) or msgspec.structs.replace(UNACCOUNTED, name=name, label=name)
 
 
 def names_in_group(group: str) -> tuple[str, ...]:
-    """Names of a group's phases, in the order of a step."""
+    """Return the names of a group's phases, in the order of a step."""
     return tuple(phase.name for phase in PHASES if phase.group == group)

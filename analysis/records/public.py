@@ -16,12 +16,12 @@ PUBLIC_FACTS: dict[str, Any] = msgspec.yaml.decode(Path(__file__).with_suffix(".
 
 
 def strip_private_facts(frames: Frames) -> Frames:
-    """These frames without what is private in their provenance."""
+    """Return these frames without what is private in their provenance."""
     return map_provenance(frames, public_provenance)
 
 
 def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that are listed, with hosts numbered in their order."""
+    """Return the facts that public.yaml lists, with hosts numbered in their order."""
     seen = msgspec.convert(provenance, schema.Provenance)
     machine = seen.machine or schema.MachineFacts()
     names = dict.fromkeys(
@@ -33,7 +33,7 @@ def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listed(value: Any, listed: Mapping[str, Any] | None) -> Any:
-    """The part of a value that is listed; all of it where nothing is said of its parts."""
+    """Return the part of a value that is listed; all of it where its parts are not listed one by one."""
     if listed is None:
         return value
     if isinstance(value, list):
@@ -44,7 +44,7 @@ def _listed(value: Any, listed: Mapping[str, Any] | None) -> Any:
 
 
 def _renamed(value: Any, names: Mapping[str, str]) -> Any:
-    """The value with other words for these names wherever they stand."""
+    """Return a value with these names replaced wherever they stand."""
     if isinstance(value, Mapping):
         return {key: _renamed(part, names) for key, part in value.items()}
     if isinstance(value, list):

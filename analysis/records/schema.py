@@ -48,7 +48,7 @@ class Field(Struct, frozen=True):
 
 
 def fields_by_name(line: type[Struct]) -> dict[str, Field]:
-    """The fields of a kind of line by name, first those that every line has."""
+    """Return the fields of a kind of line by name, first those that every line has."""
     found = {}
     for info in sorted(structs.fields(line), key=lambda info: not info.required):
         kind, *marks = get_args(info.type)
@@ -228,8 +228,9 @@ class VariantSettings(Struct, frozen=True):
 
 
 class ConfigFile(Struct, frozen=True):
-    """config.json: what names a run, and what its outcomes follow from. The rest is not looked into, but must
-    have the hash that the run's id ends in.
+    """Content of config.json: what names a run, and what its outcomes follow from.
+
+    The rest is not looked into, but must have the hash that the run's id ends in.
     """
 
     method: NamedChoice

@@ -44,7 +44,10 @@ class WarmSteps(NamedTuple):
 
 
 def count_cold_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
-    """Number of first steps to leave out: `at_least`, then until the rolling median settles, at most half."""
+    """Return how many first steps to leave out: `at_least`, and until times settle, at most half.
+
+    Times are settled when the rolling median moves by less than SETTLED.
+    """
     times = np.asarray(step_s, dtype=float)
     most = len(times) // 2
     for first in range(min(at_least, most), most):
@@ -56,7 +59,7 @@ def count_cold_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int
 
 @cache_by_frames
 def warm_steps(frames: Frames, key: str) -> WarmSteps:
-    """The steps of a run after its warm-up, which ends at the same step on every rank.
+    """Return the steps of a run after its warm-up, which ends at the same step on every rank.
 
     After an interruption the machine has to warm up again, for as long. A part of the run that is shorter
     than its warm-up is left out as a whole, unless no other steps would remain.
@@ -87,8 +90,9 @@ def warm_steps(frames: Frames, key: str) -> WarmSteps:
 
 
 def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
-    """Warm steps of a variant's turns: block 0 is warm-up, and the first step after another variant's
-    turn finds none of its data in the caches.
+    """Return the warm steps of a variant's turns.
+
+    Block 0 is warm-up, and the first step after another variant's turn finds none of its data in the caches.
     """
     number, block = steps["step"].to_numpy(), steps["block"].to_numpy()
     _, turn = np.unique(block, return_inverse=True)
@@ -103,17 +107,17 @@ def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
 
 
 def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
-    """Each warm step's time on its slowest rank, which is what training waits for, (steps,)."""
+    """Return each warm step's time on its slowest rank, which training waits for, (steps,)."""
     return slowest_rank_seconds(warm_steps(frames, key).steps).to_numpy()
 
 
 def warm_phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
-    """Means over ranks, a row per warm step: columns `step`, each recorded phase, and `unaccounted`."""
+    """Return means over ranks: a row per warm step, columns `step`, each phase, and `unaccounted`."""
     return _phases(warm_steps(frames, key).steps)
 
 
 def slowest_rank_seconds(steps: pd.DataFrame) -> pd.Series[float]:
-    """Each step's time on its slowest rank, by step, of one run's rows."""
+    """Return each step's time on its slowest rank, by step, of one run's rows."""
     numbers, order, starts = _by_step(steps)
     times = steps["step_s"].to_numpy()[order]
     slowest = np.maximum.reduceat(times, starts) if len(starts) else times
@@ -138,7 +142,7 @@ def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The numbers of steps, rising; an order of the rows by step, and in it where each begins."""
+    """Return the step numbers, rising; an order of the rows by step; and where each step begins in it."""
     number = steps["step"].to_numpy()
     order = np.argsort(number, kind="stable")
     numbers, starts = np.unique(number[order], return_index=True)
@@ -146,7 +150,7 @@ def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
-    """Precision that each run multiplied in, or where that was not recorded, the one asked for."""
+    """Return the precision that each run multiplied in, or the one asked for, where that is not recorded."""
     asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
     got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
     return got
@@ -174,7 +178,7 @@ def has_blocks(frames: Frames, keys: Sequence[str]) -> bool:
 
 @cache_by_frames
 def are_blocks_units(frames: Frames, keys: Sequence[str]) -> bool:
-    """Decide whether blocks are the units: all these runs have some, in fewer than ENOUGH_RUNS launches."""
+    """Decide whether blocks are the units: all runs have some, in fewer than ENOUGH_LAUNCHES launches."""
     if not has_blocks(frames, keys):
         return False
     launches = frames.runs.loc[frames.runs["key"].isin(keys), "group"]
@@ -183,7 +187,12 @@ def are_blocks_units(frames: Frames, keys: Sequence[str]) -> bool:
 
 @cache_by_frames
 def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None = None) -> ReplicationUnits:
-    """The units of replication of a method's runs; `by_block` where they must pair with those of another."""
+    """Return the units of replication of a method's runs.
+
+    Args:
+        by_block: take blocks, or launches; None: as `are_blocks_units` decides. Methods that are paired
+            need the same choice.
+    """
     by_block = are_blocks_units(frames, keys) if by_block is None else by_block
     parts = []
     for place, key in enumerate(keys):
@@ -204,13 +213,13 @@ def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None
 
 
 def mean_phase_seconds(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
-    """Mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
+    """Return mean seconds of each phase, `unaccounted` and `step`: of ranks and warm steps, then of units."""
     means: pd.Series[float] = replication_units(frames, keys).means.drop(columns="slowest").mean()
     return means
 
 
 def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
-    """Seconds of each phase: the mean of `mean_phase_seconds`, and the median over the n warm steps of all runs."""
+    """Return a table of phases: `mean_phase_seconds`, and the median over the n warm steps of all runs."""
     table = pd.concat([warm_phase_seconds(frames, key) for key in keys])
     summary: pd.DataFrame = pd.DataFrame(
         {"mean": mean_phase_seconds(frames, keys), "median": table.median(), "n": len(table)}
@@ -219,8 +228,10 @@ def phase_summary(frames: Frames, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def add_outcomes(frames: Frames) -> Frames:
-    """These frames with the outcomes of each run; those that it has already are kept, for the steps behind
-    them may not be there any more."""
+    """Return the frames with the outcomes of each run in `runs`.
+
+    Outcomes that a run has already are kept: the steps behind them may not be there any more.
+    """
     runs = frames.runs
     if not len(runs):
         return frames
@@ -232,7 +243,7 @@ def add_outcomes(frames: Frames) -> Frames:
 
 
 def compute_outcomes(frames: Frames) -> pd.DataFrame:
-    """The outcomes of each run, by its key; NaN for what was not measured.
+    """Return the outcomes of each run, by its key; NaN for what was not measured.
 
     `step_s` is the mean over warm steps of the time on the slowest rank, as `steps.units` has it. Bytes and
     densities are means over all recorded steps of rank 0, of trainings whose steps are not there over epochs.
@@ -270,7 +281,9 @@ def compute_outcomes(frames: Frames) -> pd.DataFrame:
 
 
 def mean_sent_per_round(frames: Frames) -> pd.DataFrame:
-    """What rank 0 sent in a round of `method.every` steps, by key: the mean over the whole rounds.
+    """Return the bytes and messages that rank 0 sent in a round, by key: the mean over whole rounds.
+
+    A round has `method.every` steps.
 
     What is sent within a round counts in it, and what only some rounds send in those: of fragments each once,
     of a moment with a longer period its share. Of a training whose steps are not there, up to the last
@@ -296,7 +309,7 @@ def mean_sent_per_round(frames: Frames) -> pd.DataFrame:
 
 
 def _step_seconds(frames: Frames) -> pd.Series[Any]:
-    """Mean seconds of a warm step on its slowest rank, by key."""
+    """Return mean seconds of a warm step on its slowest rank, by key."""
     runs, steps = frames.runs.set_index("key"), frames.steps
     resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
     special = {*runs.index[resumed], *steps.loc[steps["block"].notna(), "key"]}

@@ -56,12 +56,12 @@ class NewerRecordError(DamagedFileError):
 
 
 def utc_now() -> str:
-    """The time in UTC, to the second, in the format of all records."""
+    """Return the time in UTC, to the second, in the format of all records."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def describe_left_out(attempt: Attempt, fault: str) -> str:
-    """The line that tells of a damaged attempt."""
+    """Return the line that tells of a damaged attempt."""
     return f"left out {attempt.name}: {fault}"
 
 
@@ -93,7 +93,7 @@ class Attempt:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Content of run.json; before it is written, that the attempt is planned.
+        """The content of run.json; before it is written, a state of planned.
 
         Raises:
             DamagedFileError: something else lies there.
@@ -191,8 +191,9 @@ class Attempt:
         self.update_manifest(state="preempted", step=step)
 
     def checkpoint_by_step(self) -> dict[int, Path]:
-        """The folders of checkpoints by step, whole or not. What else lies there is not ours, nor is anything
-        where a link stands for `checkpoints`.
+        """Return the folders of checkpoints by step, whole or not.
+
+        Anything else that lies there is not ours, nor is anything where a link stands for `checkpoints`.
         """
         if self.checkpoints.is_symlink():
             return {}
@@ -200,7 +201,7 @@ class Attempt:
         return {int(path.name): path for path in numbers if path.name == str(int(path.name))}
 
     def newest_checkpoint_step(self) -> int:
-        """The step of the newest whole checkpoint; 0 without any."""
+        """Return the step of the newest whole checkpoint; 0 without any."""
         whole = (step for step, path in self.checkpoint_by_step().items() if (path / "whole.json").is_file())
         return max(whole, default=0)
 
@@ -216,16 +217,16 @@ class Attempt:
             check_plain_file(path)
 
     def rank_path(self, rank: int) -> Path:
-        """The file of a rank's log."""
+        """Return the path of a rank's log."""
         return self.path / f"rank{rank}.jsonl"
 
     def rank_paths(self) -> list[Path]:
-        """The log files that exist, by rank."""
+        """Return the log files that exist, by rank."""
         logs = (RANK_LOG.fullmatch(path.name) for path in self.path.glob("rank*.jsonl"))
         return [self.rank_path(rank) for rank in sorted(int(log[1]) for log in logs if log)]
 
     def find_writer(self) -> str | None:
-        """Holder of the lock of one of its logs; None: nobody writes it."""
+        """Return who holds the lock of one of its logs, in words; None where nobody writes any."""
         return next((holder for path in self.rank_paths() if (holder := locks.find_holder(path))), None)
 
     def finish(self, workers: int, steps: int, **summary: Any) -> None:
@@ -236,7 +237,7 @@ class Attempt:
                 variants took turns, of each variant; where it `diverged`, those that it made.
 
         Raises:
-            InterferenceError: what lies there is not what these workers wrote, or somebody has closed the attempt.
+            InterferenceError: these workers did not write what lies there, or somebody closed the attempt.
         """
         try:
             manifest, variants = self._present(), configs_by_variant(self.config)
@@ -258,7 +259,7 @@ class Attempt:
         shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
-        """Size and digest of each log."""
+        """Return size and digest of each log, by its name."""
         return {path.name: fingerprint(path) for path in self.rank_paths()}
 
     def _closed(self) -> InterferenceError:
@@ -267,8 +268,12 @@ class Attempt:
         return InterferenceError(f"{self.path} was marked as {manifest['state']}{why} by another process")
 
     def fail(self, why: str, kind: str = "failed") -> None:
-        """Mark the attempt as failed: `why` for people, `kind` (a failure class) for programs. What is whole
-        stays so."""
+        """Mark the attempt as failed, unless it is whole.
+
+        Args:
+            why: for people.
+            kind: a failure class, for programs.
+        """
         manifest = {} if self.state == DAMAGED else self.manifest
         if manifest.get("state") != "ok":
             end = {"state": "failed", "ended": utc_now(), "why": why, "failure": kind}
@@ -279,7 +284,7 @@ class Attempt:
         return self.state == "ok" and self.find_fault(verify) is None
 
     def find_fault(self, verify: bool = False) -> str | None:
-        """The fault of this record, in a sentence; None where there is none, or where it is not finished.
+        """Return what is wrong with this record, in a sentence; None without a fault, or before its end.
 
         Args:
             verify: read the files and compare their digests as well.
@@ -291,7 +296,7 @@ class Attempt:
         return None
 
     def read_checked_manifest(self, verify: bool = False) -> dict[str, Any]:
-        """The manifest, once nothing is wrong with what it says; see `fault`.
+        """Return the manifest, once its claims on the files of a whole record prove true.
 
         Raises:
             DamagedFileError: something is.
@@ -349,19 +354,19 @@ def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def count_logged_steps(manifest: Mapping[str, Any]) -> int | None:
-    """Steps that each rank has logged: all that were asked for, or those until it diverged."""
+    """Return how many steps each rank has logged: all that were asked for, or those until it diverged."""
     diverged, asked = manifest.get("diverged"), manifest.get("steps")
     return diverged["made"] if diverged else asked
 
 
 @dataclass(frozen=True)
 class Store:
-    """All runs below one folder."""
+    """The records of all runs, below one folder."""
 
     root: Path
 
     def attempts(self, run: str) -> list[Attempt]:
-        """A run's attempts, oldest first, by the names of folders alone: there may be many."""
+        """Return a run's attempts, oldest first, by the names of folders alone: there may be many."""
         try:
             with os.scandir(self.root / run) as entries:
                 numbered = [each.name for each in entries if NUMBER.fullmatch(each.name)]
@@ -376,7 +381,7 @@ class Store:
         read: Callable[[Attempt, dict[str, Any]], T],
         verify: bool = False,
     ) -> tuple[list[T], list[str]]:
-        """Read each run's newest attempt that is whole: `read` gets it and its manifest.
+        """Read each run's newest attempt that is whole by `read`, which gets it and its manifest.
 
         Also return a line on each newer attempt that does not count because it is damaged.
         """
@@ -401,25 +406,25 @@ class Store:
         return self.read_newest(runs, lambda attempt, _: attempt, verify)
 
     def find_valid(self, config: Mapping[str, Any]) -> Attempt | None:
-        """The newest valid attempt at this config."""
+        """Return the newest valid attempt at this config."""
         return self.find_newest_valid(run_id(config))
 
     def find_last(self, config: Mapping[str, Any]) -> Attempt | None:
-        """The newest attempt at this config, in any state."""
+        """Return the newest attempt at this config, in any state."""
         attempts = self.attempts(run_id(config))
         return attempts[-1] if attempts else None
 
     def find_newest_valid(self, run: str) -> Attempt | None:
-        """The newest valid attempt of a run, by its id."""
+        """Return the newest valid attempt of a run, by its id."""
         found, _ = self.newest_attempts([run])
         return found[0] if found else None
 
     def describe_damaged(self, run: str) -> list[str]:
-        """A line on each damaged attempt that is newer than the newest valid one."""
+        """Return a line on each damaged attempt that is newer than the newest valid one."""
         return self.newest_attempts([run])[1]
 
     def begin_attempt(self, config: Mapping[str, Any]) -> Attempt:
-        """A new, numbered attempt at this config; concurrent processes get different ones."""
+        """Make a new, numbered attempt at this config; concurrent processes get different ones."""
         folder = self.root / run_id(config)
         number = max((attempt.number for attempt in self.attempts(folder.name)), default=0)
         folder.mkdir(parents=True, exist_ok=True)
@@ -433,15 +438,15 @@ class Store:
         return attempt
 
     def run_ids(self) -> list[str]:
-        """The ids of all runs, sorted."""
+        """Return the ids of all runs, sorted."""
         return (
             sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
         )
 
     def newest_valid_attempts(self) -> list[Attempt]:
-        """The newest valid attempt of every run that has one."""
+        """Return the newest valid attempt of every run that has one."""
         return self.newest_attempts(self.run_ids())[0]
 
     def last_number_by_run(self) -> dict[str, int]:
-        """The number of each run's newest attempt, in any state."""
+        """Return the number of each run's newest attempt, in any state."""
         return {run: attempts[-1].number for run in self.run_ids() if (attempts := self.attempts(run))}

@@ -9,7 +9,7 @@ KEPT = "\n\t"
 
 
 def escape_controls(text: str) -> str:
-    """The text, in which control characters, and signs that turn others around, are written as escapes."""
+    """Return a text with control characters, and signs that turn others around, written as escapes."""
     return text if text.isprintable() else "".join(map(_sign, text))
 
 
@@ -19,7 +19,7 @@ def _sign(sign: str) -> str:
 
 
 class EscapingStream:
-    """A stream on which all is `escape_controls`, whoever writes: an attempt's records may come from anybody."""
+    """A stream that escapes control characters in what is written: records may come from anybody."""
 
     def __init__(self, stream: TextIO) -> None:
         self.terminal = stream
@@ -33,5 +33,5 @@ class EscapingStream:
 
 
 def unwrap_terminal(stream: TextIO) -> TextIO:
-    """The stream behind a `EscapingStream` one, for colours and progress bars, whose texts are `escape_controls` already."""
+    """Return the stream behind an EscapingStream, for colours and progress bars, which escape their texts."""
     return getattr(stream, "terminal", stream)
