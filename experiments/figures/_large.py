@@ -17,7 +17,7 @@ from analysis.stats import Value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted, papers
-from experiments.figures._predicted import Work
+from experiments.figures._predicted import LocalWork
 from experiments.figures._runs import TIMED, with_density
 from sparsify import cost
 
@@ -39,8 +39,8 @@ class Family(NamedTuple):
 
 
 FAMILIES = {task: Family(**own) for task, own in _DATA["families"].items()}
-LOOKS = {name: style.look(name) for name in ("dense", "topk", "oktopk")}
-LOOKS["stable_topk"] = style.Look("Stable Top-K", "#E69F00", "D", "xx")
+LOOKS = {name: style.method_style(name) for name in ("dense", "topk", "oktopk")}
+LOOKS["stable_topk"] = style.MethodStyle("Stable Top-K", "#E69F00", "D", "xx")
 UNNAMED = {name: look._replace(label="") for name, look in LOOKS.items()}
 LARGE_DENSITY = 0.01
 EVERY = 10  # N, steps between two choices; B is that of the sweep, and of models as large as theirs their own
@@ -67,21 +67,21 @@ def run(profile: str) -> Run:
 
 
 @cache_by_frames
-def added(frames: Frames, elements: int) -> dict[str, Work]:
+def added(frames: Frames, elements: int) -> dict[str, LocalWork]:
     """The work of each method, measured without a network, selecting scaled to so many elements."""
     found = select_runs(frames, find_keys(frames, {"task.name": "vector"}))
-    parts = {method: _predicted.measured(found, method, elements) for method in LOOKS}
+    parts = {method: _predicted.measured_work(found, method, elements) for method in LOOKS}
     return {method: own for method, own in parts.items() if own is not None}
 
 
-def added_s(parts: Mapping[str, Work], method: str, elements: int, link: cost.Link) -> float:
+def added_s(parts: Mapping[str, LocalWork], method: str, elements: int, link: cost.Link) -> float:
     """Seconds that a method adds to computing: selecting and exchanging."""
     exchange = _predicted.exchange_s(method, elements, LARGE_DENSITY, WORKERS, link)
     return parts[method].select_s + exchange
 
 
 def speedup(
-    parts: Mapping[str, Work], method: str, elements: int, link: cost.Link, compute_s: np.ndarray
+    parts: Mapping[str, LocalWork], method: str, elements: int, link: cost.Link, compute_s: np.ndarray
 ) -> np.ndarray:
     """(computing,) a dense step over one of this method, by the time that both compute."""
     dense, own = (added_s(parts, each, elements, link) for each in ("dense", method))

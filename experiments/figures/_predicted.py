@@ -1,6 +1,4 @@
-"""What the items share whose times are predicted: measured or published computing and selecting, and an
-exchange by the alpha-beta model.
-"""
+"""Predicted times of steps: measured or published computing, and exchanges by the alpha-beta model."""
 
 from __future__ import annotations
 
@@ -25,18 +23,20 @@ SCHEMES = {
     "randomk-hash": "randomk allgather", "oktopk": "oktopk",
     "stable_topk": "randomk allreduce",  # values without indices
 }  # fmt: skip
-SELECTING = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
-COMMUNICATING = phases.names_in_group(phases.COMMUNICATION)
-WORD = 4  # bytes
+SELECTION_PHASES = phases.names_in_group(phases.SELECTION)  # searching, packing, merging
+COMMUNICATION_PHASES = phases.names_in_group(phases.COMMUNICATION)
+WORD_BYTES = 4
 ALPHA_S = 5e-5  # seconds to start a message on Ethernet, as conf/link/ethernet_10g.yaml has it
-MODEL = 14_728_266  # parameters of VGG-16 for CIFAR-10
+VGG16_PARAMETERS = 14_728_266  # for CIFAR-10
 SIMULATED = (
     "*Simulated*: no gradient travelled; communicating takes what the alpha-beta model (sparsify/cost.py) "
     "says, at 50 us a message; nothing overlaps, and nobody is late."
 )
+DENSITY = 0.001
+METHODS = variants("predicted")  # of shi-scaling and stable-dgc, all in turns
 
 
-class Work(NamedTuple):
+class LocalWork(NamedTuple):
     """Seconds of a step but for communicating."""
 
     compute_s: float
@@ -44,6 +44,7 @@ class Work(NamedTuple):
 
 
 def ethernet(gbit_s: float) -> cost.Link:
+    """Return an Ethernet link of this bandwidth."""
     return cost.Link(ALPHA_S, 8e-9 / gbit_s)
 
 
@@ -52,70 +53,92 @@ LINKS = {"1 Gbit/s": ethernet(1), "10 Gbit/s": ethernet(10), FAST: cost.Link(3.4
 
 
 def exchange_s(method: str, elements: int, density: float, workers: int, link: cost.Link) -> float:
-    """Seconds by the published words; Ok-Topk's upper end, which its exchange keeps to (stable-costs)."""
-    k = max(1, int(density * elements))
-    found = cost.published_cost(SCHEMES[method], elements, k, workers)
-    return link.transfer_seconds(cost.CollectiveCost(found.messages, int(WORD * found.most)))
+    """Return the seconds of an exchange by the published numbers of words.
+
+    Of Ok-Topk by their upper end, which its exchange keeps to (stable-costs).
+    """
+    published = _published_cost(method, elements, density, workers)
+    return link.transfer_seconds(cost.CollectiveCost(published.messages, int(WORD_BYTES * published.most)))
+
+
+def break_even_gbit_s(
+    method: str,
+    select_s: float,
+    density: float,
+    workers: int,
+    elements: int = VGG16_PARAMETERS,
+    hidden_s: float = 0.0,
+) -> float:
+    """Return the bandwidth up to which a method selects and exchanges in less time than dense exchanges.
+
+    0 where it does nowhere, infinite where it does everywhere.
+
+    Args:
+        hidden_s: of dense's exchange, behind backward.
+    """
+    dense, sparse = (_published_cost(name, elements, density, workers) for name in ("dense", method))
+    saved_bits = 8 * WORD_BYTES * float(dense.most - sparse.most)
+    spent_s = hidden_s + select_s + ALPHA_S * (sparse.messages - dense.messages)
+    if spent_s <= 0:
+        return np.inf if saved_bits > 0 else 0.0
+    return max(0.0, saved_bits / spent_s / 1e9)
+
+
+def _published_cost(method: str, elements: int, density: float, workers: int) -> cost.PublishedCost:
+    return cost.published_cost(SCHEMES[method], elements, max(1, int(density * elements)), workers)
 
 
 @cache_by_frames
-def measured(frames: Frames, method: str, elements: int | None = None) -> Work | None:
-    """A method's parts, of the runs of real processes; None where there are none.
+def measured_work(frames: Frames, method: str, elements: int | None = None) -> LocalWork | None:
+    """Return a method's work in the runs of real processes; None where there are none.
 
     Args:
         elements: to which selecting is scaled from those of task=vector.
     """
-    if not (keys := yoon2022.keys(frames, method)):
+    keys = yoon2022.keys(frames, method)
+    if not keys:
         return None
     seconds = mean_phase_seconds(frames, keys).drop(labels="step")
-    selecting = float(sum(took for phase, took in seconds.items() if phase in SELECTING))
-    rest = [took for phase, took in seconds.items() if phase not in (*SELECTING, *COMMUNICATING)]
+    select_s = float(sum(took for phase, took in seconds.items() if phase in SELECTION_PHASES))
     if elements is not None:
-        own = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
-        selecting *= elements / float(own)
-    return Work(float(sum(rest)), selecting)
+        timed = frames.runs.loc[frames.runs["key"] == keys[0], "task.elements"].iloc[0]
+        select_s *= elements / float(timed)
+    compute_s = seconds[~seconds.index.isin([*SELECTION_PHASES, *COMMUNICATION_PHASES])].sum()
+    return LocalWork(float(compute_s), select_s)
 
 
-def published(method: str) -> Work:
-    """Work by the logs of Yoon and Oh 2022, 8 A100, batch 128, validation taken out: what a dense iteration
-    takes but for communicating, and what another method's takes beyond that.
+def published_work(method: str) -> LocalWork:
+    """Return the work by the logs of Yoon and Oh 2022: 8 A100, batch 128, validation taken out.
+
+    Computing is what a dense iteration takes but for communicating, selecting what another method's takes
+    beyond that.
     """
-    dense, other = (
+    dense_ms, method_ms = (
         step_ms(job).value - float(communication_ms(job)[0])
         for job in (JOB["A100", "dense"], JOB["A100", method])
     )
-    return Work(1e-3 * dense, 1e-3 * (other - dense))
+    return LocalWork(1e-3 * dense_ms, 1e-3 * (method_ms - dense_ms))
 
 
-def step_s(parts: Work, method: str, density: float, workers: int, link: cost.Link) -> float:
-    """Seconds of a step of VGG-16."""
-    return sum(parts) + exchange_s(method, MODEL, density, workers, link)
-
-
-def over_workers(
-    parts: Work, method: str, density: float, sizes: Sequence[int], link: cost.Link
+def step_seconds(
+    work: LocalWork, method: str, density: float, workers: Sequence[int], link: cost.Link
 ) -> np.ndarray:
-    """(sizes,) seconds of a step."""
-    return np.array([step_s(parts, method, density, size, link) for size in sizes])
-
-
-DENSITY = 0.001
-METHODS = variants("predicted")  # of shi-scaling and stable-dgc, all in turns
+    """Return the seconds of a step of VGG-16 by the number of workers."""
+    exchanges = [exchange_s(method, VGG16_PARAMETERS, density, count, link) for count in workers]
+    return sum(work) + np.array(exchanges)
 
 
 def timing_runs(profile: str) -> list[Run]:
-    """The run in which all of METHODS take turns."""
+    """Return the run in which all of METHODS take turns."""
     shared = {**TIMED, "profile": profile, **scale("predicted", profile), "cluster": "local", "workers": 2}
     return [Run(shared, with_density(METHODS, DENSITY if profile != "smoke" else 0.01))]
 
 
-def all_measured(frames: Frames) -> dict[str, Work]:
-    """The parts of each of METHODS that has runs; nothing without dense."""
-    found = {name: measured(frames, name) for name in METHODS}
-    known = {name: parts for name, parts in found.items() if parts is not None}
-    # Computing is the same for all: what is measured as dense's counts, else its noise would be the methods'.
-    return {
-        name: Work(known["dense"].compute_s, parts.select_s)
-        for name, parts in known.items()
-        if "dense" in known
-    }
+def measured_work_by_method(frames: Frames) -> dict[str, LocalWork]:
+    """Return the work of each of METHODS that has runs; nothing without dense.
+
+    Computing is the same for all: what is measured as dense's counts, else its noise would be the methods'.
+    """
+    dense = measured_work(frames, "dense")
+    works = {name: measured_work(frames, name) for name in METHODS}
+    return {name: LocalWork(dense.compute_s, work.select_s) for name, work in works.items() if dense and work}

@@ -9,6 +9,9 @@ from operator import or_
 from pathlib import Path
 from typing import Any, TypeVar
 
+from analysis.pictures import captions
+from analysis.pictures.numbers import format_number
+from analysis.records.frames import Frames
 from experiments.config.run import Run, RunSettings
 
 T = TypeVar("T")
@@ -38,6 +41,12 @@ def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str
     return {
         name: own if name == "dense" else {**own, "method.density": density} for name, own in methods.items()
     }
+
+
+def list_settings(frames: Frames, column: str) -> str:
+    """Return the values of a setting among the runs in words: '0.01 and 0.1'."""
+    values = captions.values(frames, column)
+    return captions.listed(value if isinstance(value, str) else format_number(value) for value in values)
 
 
 def scale(name: str, profile: str) -> RunSettings:

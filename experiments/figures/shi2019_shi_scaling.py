@@ -12,12 +12,12 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
-from experiments.figures._predicted import DENSITY, Work
+from experiments.figures._predicted import DENSITY, LocalWork
 from experiments.figures.papers import claim, value
 
 TITLE = "Scaling efficiency on slow links, simulated from measured computing and selecting"
@@ -28,27 +28,27 @@ PUBLISHED = ("dense", "topk")  # of which the authors' logs of 8 A100 have times
 runs = _predicted.timing_runs
 
 
-def efficiency(parts: Work, name: str, gbit_s: float) -> np.ndarray:
+def efficiency(parts: LocalWork, name: str, gbit_s: float) -> np.ndarray:
     """(workers,) % of what so many workers would do if each were as quick as one that is alone."""
-    taken = _predicted.over_workers(parts, name, DENSITY, WORKERS, _predicted.ethernet(gbit_s))
+    taken = _predicted.step_seconds(parts, name, DENSITY, WORKERS, _predicted.ethernet(gbit_s))
     shares: np.ndarray = 100 * parts.compute_s / taken
     return shares
 
 
-def _parts(frames: Frames) -> dict[str, dict[str, Work]]:
+def _parts(frames: Frames) -> dict[str, dict[str, LocalWork]]:
     """Computing and selecting by method: measured here, and by the published logs."""
-    logged = {name: _predicted.published(name) for name in PUBLISHED}
-    return {"CPUs, measured": _predicted.all_measured(frames), "8 A100's logs": logged}
+    logged = {name: _predicted.published_work(name) for name in PUBLISHED}
+    return {"CPUs, measured": _predicted.measured_work_by_method(frames), "8 A100's logs": logged}
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not _predicted.all_measured(frames):
+    if not _predicted.measured_work_by_method(frames):
         raise ValueError(plots.EMPTY)
     panels = [
         plots.curves(
-            [plots.Curve(style.look(name), WORKERS, efficiency(of, name, gbit_s))
+            [plots.Curve(style.method_style(name), WORKERS, efficiency(of, name, gbit_s))
              for name, of in parts.items()],
-            sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=f"{number(gbit_s)} Gbit/s, {where}",
+            sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=f"{format_number(gbit_s)} Gbit/s, {where}",
         )
         for where, parts in _parts(frames).items()
         for gbit_s in LINKS
@@ -61,10 +61,10 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "computing and selecting": where.replace("'s logs", ", published logs"),
-            "method": style.look(name).label,
+            "method": style.method_style(name).label,
             "computing": 1e3 * own.compute_s,
             "selecting": 1e3 * own.select_s,
-            "link": f"{number(gbit_s)} Gbit/s",
+            "link": f"{format_number(gbit_s)} Gbit/s",
             **dict(zip(columns, efficiency(own, name, gbit_s), strict=True)),
         }
         for where, parts in _parts(frames).items()
@@ -76,7 +76,7 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    return {"density": number(DENSITY), "simulated": _predicted.SIMULATED}
+    return {"density": format_number(DENSITY), "simulated": _predicted.SIMULATED}
 
 
 def claims() -> list[Claim]:
@@ -87,7 +87,7 @@ def claims() -> list[Claim]:
     return [
         *(
             claim(
-                f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{number(gbit_s)}g", rate=number(gbit_s)
+                f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{format_number(gbit_s)}g", rate=format_number(gbit_s)
             )
             for name, pair in margins.items()
             for gbit_s in LINKS
@@ -98,7 +98,7 @@ def claims() -> list[Claim]:
 
 def least_growth(frames: Frames, name: str, gbit_s: float) -> Value | None:
     """A method's speed-up over dense with twice as many workers over that with fewer, where it is least."""
-    known = _predicted.all_measured(frames)
+    known = _predicted.measured_work_by_method(frames)
     if name not in known:
         return None
     speedups = efficiency(known[name], name, gbit_s) / efficiency(known["dense"], "dense", gbit_s)
@@ -107,7 +107,7 @@ def least_growth(frames: Frames, name: str, gbit_s: float) -> Value | None:
 
 def least_margin(frames: Frames, name: str, other: str, gbit_s: float) -> Value | None:
     """Points of efficiency by which one method is ahead, at the number of workers where it is least."""
-    known = _predicted.all_measured(frames)
+    known = _predicted.measured_work_by_method(frames)
     if not {name, other} <= set(known):
         return None
     here, there = (efficiency(known[each], each, gbit_s) for each in (name, other))

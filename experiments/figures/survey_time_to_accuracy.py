@@ -11,7 +11,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import brief, number
+from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames
 from analysis.stats import POSITIVE, Value, curve, final, over_units
 from analysis.tables import Table
@@ -21,7 +21,7 @@ from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TRAINED, scale
 from experiments.figures.papers import claim, words
 from experiments.figures.survey_crossover_measured import DENSE as DENSE
-from experiments.figures.survey_crossover_measured import MODELS, SMALL, in_buckets
+from experiments.figures.survey_crossover_measured import MODELS, SMALL, variants_in_buckets
 
 SCALE = yoon2022.TRAINING_SCALE
 TITLE = "Validation accuracy against time, whole trainings over a slow link"
@@ -31,8 +31,8 @@ MORE_SEEDS = {"smoke": [1], "laptop": [3, 4], "paper": [3, 4]}
 SHARE = 98.0  # % of what dense ends at, the mean over its seeds: the target that is judged
 LEVELS = (50.0, 60.0, 65.0, 70.0, 74.0)  # % top-1, all of them in the table
 LOOKS = {
-    DENSE: style.look("dense")._replace(label="dense, overlapped"),
-    TOPK: style.look(TOPK)._replace(label="Top-k 0.01, fused"),
+    DENSE: style.method_style("dense")._replace(label="dense, overlapped"),
+    TOPK: style.method_style(TOPK)._replace(label="Top-k 0.01, fused"),
 }
 ONCE = Value.exact(1.0, 1, "runs")  # of seconds, which need no time of a step
 
@@ -48,7 +48,7 @@ def more_runs(profile: str) -> list[Run]:
 def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
     """Both methods of a seed before the next seed."""
     shared = {**TRAINED, "profile": profile, **scale("time-to-accuracy", profile), "link": LINK}
-    methods = in_buckets("time-to-accuracy", (MODELS | SMALL)[str(shared["task"])])
+    methods = variants_in_buckets("time-to-accuracy", (MODELS | SMALL)[str(shared["task"])])
     return [Run({**shared, **own, "seed": seed}) for seed in seeds for own in methods.values()]
 
 
@@ -108,8 +108,8 @@ def table(frames: Frames) -> list[Table]:
     """The time to each level, the registered one first; and what the trainings came to."""
     found, level = trainings(frames), target(frames)
     assert level is not None, "dense was trained"
-    registered = f"{number(SHARE)} % of dense's end ({brief(level)})"
-    rows = [_row(frames, *each) for each in [(registered, level), *((number(at), at) for at in LEVELS)]]
+    registered = f"{format_number(SHARE)} % of dense's end ({format_brief(level)})"
+    rows = [_row(frames, *each) for each in [(registered, level), *((format_number(at), at) for at in LEVELS)]]
     units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
     ends = [
         {
@@ -158,7 +158,7 @@ def facts(frames: Frames) -> dict[str, object]:
     never = words("survey.time-to-accuracy.never").format(who=captions.listed(missing))
     falls = [each.strip("[]") for each in captions.values(frames, "task.lr_milestones")]
     return {
-        "link": Evidence(frames).link(), "share": number(SHARE), "target": brief(level),
+        "link": Evidence(frames).link(), "share": format_number(SHARE), "target": format_brief(level),
         "never": never * bool(missing), "falls": captions.listed(falls),
         "every": captions.listed(captions.values(frames, "train.validate_every")),
     }  # fmt: skip
@@ -167,7 +167,7 @@ def facts(frames: Frames) -> dict[str, object]:
 def claims() -> list[Claim]:
     return [
         claim("survey.time-to-accuracy.sooner", sooner_at_share, DENSE, TOPK, SHARE, link=LINK,
-              share=number(SHARE))
+              share=format_number(SHARE))
     ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ another H is measured as well, which says what that is worth.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,17 +16,28 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import brief, number, with_interval
+from analysis.pictures.numbers import format_brief, format_number, format_with_interval
 from analysis.records.frames import Frames, cache_by_frames, find_keys
-from analysis.records.steps import LAUNCHES, warm_steps
-from analysis.stats import POSITIVE, Mixed, Value, over_units
+from analysis.records.steps import warm_steps
+from analysis.stats import Mixed, Value
 from analysis.tables import Table
 from analysis.times import rounds
 from analysis.times.rounds import Taken
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._crossing import ABOVE, BELOW, crossing, mean, outside
-from experiments.figures._runs import TIMED, scale
+from experiments.figures._links import (
+    ABOVE,
+    ALPHA,
+    BELOW,
+    BETA,
+    FOUND_GBIT_S,
+    BreakEvens,
+    by_launch,
+    compare_break_evens,
+    mean_over_launches,
+    mean_ratio,
+)
+from experiments.figures._runs import TIMED, list_settings, scale
 from experiments.figures.papers import claim, words
 
 TITLE = "Share of time computing, by bandwidth, delay and local steps"
@@ -35,366 +46,386 @@ _DATA = papers.item("survey.utilisation")
 LINK: str = _DATA["link"]
 TIMED_AS: Mapping[str, RunSettings] = _DATA["timed"]
 FRAGMENTS: int = _DATA["fragments"]  # exchanges in a round of streaming
-LOOKS: Mapping[str, style.Look] = {name: style.Look(*look) for name, look in _DATA["looks"].items()}
+LOOKS: Mapping[str, style.MethodStyle] = {name: style.MethodStyle(*look) for name, look in _DATA["looks"].items()}
 EVERY: list[int] = _DATA["every"]  # H, of those with local steps
 CHECKED: Mapping[str, int] = _DATA["checked"]  # by profile the H at which composing is checked
 DENSE, DILOCO, SPARSELOCO, STREAMING = "dense", "diloco", "sparseloco", "streaming_diloco"
 SHARES = (50, 80, 90, 95, 99)  # % of Table 4
-AS_THEIRS = 100  # H of Table 4
+TABLE_4_EVERY = 100  # H of Table 4
 TABLE_4 = {DENSE: "parallel", DILOCO: "diloco", STREAMING: "streaming"}
-AT = (0.1, 0.05)  # Gbit/s and seconds of what is claimed
 MOST = 0.999  # of a share: by noise a step with an exchange may seem the shorter one
-BETA, ALPHA = "cluster.link.beta_s_per_byte", "cluster.link.alpha_s"
-FOUND = "provenance.machine.link.together_gbit_s"
 TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # Gbit/s
 
 
+class LinkSettings(NamedTuple):
+    """A link as it was asked for."""
+
+    gbit_s: float
+    delay_s: float  # of a way
+
+    @property
+    def settings(self) -> RunSettings:
+        """Settings of a run over it."""
+        return {BETA: 8e-9 / self.gbit_s, ALPHA: self.delay_s}
+
+
+CLAIMED = LinkSettings(0.1, 0.05)  # the link that is claimed about
+
+
+class Compared(NamedTuple):
+    """A method and its H; None averages every step."""
+
+    method: str
+    every: int | None
+
+    @property
+    def label(self) -> str:
+        """Name in pictures and tables."""
+        return LOOKS[self.method].label + (f", H = {self.every}" if self.every else "")
+
+
 def runs(profile: str) -> list[Run]:
-    """A group of processes for each link, in which all take turns; and one at the H that is checked."""
+    """Return a group of processes for each link, and one at the H at which composing is checked."""
     shared = {**TIMED, "profile": profile, "link": LINK, **scale("utilisation", profile)}
     shared["timing.mode"] = "production"
-    found = [
-        Run({**shared, **_link((gbit_s, delay))}, TIMED_AS)
-        for delay in _DATA["delays"][profile]
+    timed = [
+        Run({**shared, **LinkSettings(gbit_s, delay_s).settings}, TIMED_AS)
+        for delay_s in _DATA["delays"][profile]
         for gbit_s in _DATA["gbit_s"][profile]
     ]
-    every, at = CHECKED[profile], _link((AT[0], _DATA["delays"][profile][-1]))
+    every = CHECKED[profile]
+    link = LinkSettings(CLAIMED.gbit_s, _DATA["delays"][profile][-1])
     turns: RunSettings = {"timing.warmup_steps": every, "alternate.block_steps": every}  # a round each
     variants = {name: {**TIMED_AS[name], "method.every": every} for name in (DILOCO, SPARSELOCO)}
-    return [*found, Run({**shared, **turns, **at}, variants)]
+    return [*timed, Run({**shared, **turns, **link.settings}, variants)]
 
 
-Cell = tuple[float, float]  # Gbit/s asked, seconds of a way
-Compared = tuple[str, int | None]  # a method, and its H
-
-
-def _link(cell: Cell) -> RunSettings:
-    return {BETA: 8e-9 / cell[0], ALPHA: cell[1]}
+# --- what was measured over a link
 
 
 @cache_by_frames
-def cells(frames: Frames) -> list[Cell]:
-    """The links that were measured, the slowest first."""
+def measured_links(frames: Frames) -> list[LinkSettings]:
+    """Return the links that were measured, the slowest first."""
     if BETA not in frames.runs:
         return []
-    columns = frames.runs[[BETA, ALPHA]].dropna()
-    return sorted({(round(8e-9 / beta, 6), float(alpha)) for beta, alpha in columns.astype(float).to_numpy()})
-
-
-def _here(frames: Frames, cell: Cell) -> pd.DataFrame:
-    """The rows of a link's runs."""
-    here: pd.DataFrame = frames.runs.iloc[:0]
-    if cell in cells(frames):
-        is_as_fast = (8e-9 / frames.runs[BETA] - cell[0]).abs() < 1e-6
-        here = frames.runs[is_as_fast & (frames.runs[ALPHA] == cell[1])]
-    return here
+    pairs = frames.runs[[BETA, ALPHA]].dropna().astype(float).to_numpy().tolist()
+    return sorted({LinkSettings(round(8e-9 / beta, 6), alpha) for beta, alpha in pairs})
 
 
 @cache_by_frames
-def keys(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> list[str]:
-    """The launches of a method over a link.
+def launch_keys(frames: Frames, method: str, link: LinkSettings, timed: int | None = None) -> list[str]:
+    """Return the launches of a method over a link.
 
     Args:
         timed: at another H than that from which all others are composed.
     """
-    here, every = set(_here(frames, cell)["key"]), timed or TIMED_AS[name].get("method.every")
-    chosen: dict[str, Any] = {"method.name": name, **({"method.every": every} if every else {})}
-    return [key for key in find_keys(frames, chosen) if key in here]
+    every = timed or TIMED_AS[method].get("method.every")
+    return find_keys(
+        frames, {"method.name": method, **link.settings, **({"method.every": every} if every else {})}
+    )
 
 
 @cache_by_frames
-def found_gbit_s(frames: Frames, cell: Cell, seed: int | None = None) -> float:
-    """The bandwidth while all nodes send, in one launch or the median over them; else as asked."""
-    here = _here(frames, cell)
-    own = here[here["key"].isin([key for name in TIMED_AS for key in keys(frames, name, cell)])]
-    own = own if seed is None else own[own["seed"] == seed]
-    found = own[FOUND].astype(float).median() if FOUND in own else np.nan
-    return cell[0] if np.isnan(found) else float(found)
+def found_gbit_s(frames: Frames, link: LinkSettings) -> pd.Series[float]:
+    """Return by launch the bandwidth found while all nodes send; as asked where none was found."""
+    keys = [key for method in TIMED_AS for key in launch_keys(frames, method, link)]
+    timed = frames.runs[frames.runs["key"].isin(keys)].reindex(columns=["seed", FOUND_GBIT_S])
+    medians: pd.Series[float] = timed[FOUND_GBIT_S].astype(float).groupby(timed["seed"]).median()
+    return medians.fillna(link.gbit_s)
 
 
 @cache_by_frames
-def taken(frames: Frames, name: str, cell: Cell, timed: int | None = None) -> dict[int, Taken]:
-    """By launch; see `keys`."""
-    return rounds.taken(frames, keys(frames, name, cell, timed), FRAGMENTS if name == STREAMING else 1)
+def step_times(frames: Frames, method: str, link: LinkSettings, timed: int | None = None) -> dict[int, Taken]:
+    """Return what steps with an exchange and without take, by launch; see `launch_keys`."""
+    return rounds.taken(frames, launch_keys(frames, method, link, timed), exchanges_a_round(method))
+
+
+def exchanges_a_round(method: str) -> int:
+    """Return how often a method exchanges in a round."""
+    return FRAGMENTS if method == STREAMING else 1
+
+
+def mean_step_s(
+    frames: Frames, method: str, every: int | None, link: LinkSettings, timed: int | None = None
+) -> pd.Series[float]:
+    """Return the seconds of the mean step at this H, by launch."""
+    return by_launch(step_times(frames, method, link, timed), lambda times: times.step_s(every))
 
 
 @cache_by_frames
-def computing(frames: Frames, name: str, cell: Cell) -> dict[int, float]:
-    """Seconds of a method's step without an exchange, by launch; of dense, which has none, the mean over the
-    other methods.
+def computing_s(frames: Frames, method: str, link: LinkSettings) -> pd.Series[float]:
+    """Return the seconds of a method's step without an exchange, by launch.
+
+    Of dense, which has none, the mean over the other methods.
     """
-    own = taken(frames, name, cell)
-    if name != DENSE:
-        return {seed: each.local_s for seed, each in own.items() if each.local_s}
-    others = [computing(frames, other, cell) for other in TIMED_AS if other != DENSE]
-    found = {seed: [other[seed] for other in others if seed in other] for seed in own}
-    return {seed: float(np.mean(each)) for seed, each in found.items() if each}
+    times = step_times(frames, method, link)
+    if method != DENSE:
+        return by_launch(times, lambda launch: launch.local_s or np.nan)
+    others = {name: computing_s(frames, name, link) for name in TIMED_AS if name != DENSE}
+    means: pd.Series[float] = pd.DataFrame(others).mean(axis="columns").reindex([*times])
+    return means
 
 
 @cache_by_frames
-def shares(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
-    """Share of time computing, by launch."""
-    own = taken(frames, name, cell)
-    computed = computing(frames, name, cell)
-    return {seed: min(MOST, computed[seed] / own[seed].step_s(every)) for seed in computed}
+def shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
+    """Return the share of time computing, by launch."""
+    ratios = computing_s(frames, method, link) / mean_step_s(frames, method, every, link)
+    return ratios.clip(upper=MOST).dropna()
 
 
-def share(frames: Frames, name: str, every: int | None, cell: Cell) -> Value | None:
-    """The same over launches."""
-    found = [*shares(frames, name, every, cell).values()]
-    return over_units(found, (0.0, 1.0), LAUNCHES) if found else None
-
-
-@cache_by_frames
-def exchanged_bytes(frames: Frames, name: str, cell: Cell) -> float:
-    """Bytes that a worker sends in an exchange."""
-    sent = [warm_steps(frames, key).steps["wire_bytes"] for key in keys(frames, name, cell)]
-    return float(np.mean([own[own > 0].mean() for own in sent])) if sent else 0.0
+def mean_share(frames: Frames, method: str, every: int | None, link: LinkSettings) -> Value | None:
+    """Return the share of time computing, the mean over launches."""
+    return mean_over_launches(shares(frames, method, every, link), (0.0, 1.0))
 
 
 @cache_by_frames
-def arithmetic(frames: Frames, name: str, every: int | None, cell: Cell) -> dict[int, float]:
-    """The share by bytes over the bandwidth found alone, as tables are made that nobody measured: no latency,
-    no selecting, no packing. By launch, with the seconds of computing that it measured.
+def exchanged_bytes(frames: Frames, method: str, link: LinkSettings) -> float:
+    """Return the bytes that a worker sends in an exchange."""
+    sent = [warm_steps(frames, key).steps["wire_bytes"] for key in launch_keys(frames, method, link)]
+    return float(np.mean([nbytes[nbytes > 0].mean() for nbytes in sent])) if sent else 0.0
+
+
+@cache_by_frames
+def arithmetic_shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -> pd.Series[float]:
+    """Return the share by bytes over the bandwidth found alone, by launch, with its seconds of computing.
+
+    So tables are made that nobody measured: no latency, no selecting, no packing.
     """
-    a_round = FRAGMENTS if name == STREAMING else 1
-    gbit = a_round * exchanged_bytes(frames, name, cell) * 8e-9 / (every or 1)
-    computed = computing(frames, name, cell)
-    return {
-        seed: min(MOST, s / (s + gbit / found_gbit_s(frames, cell, seed))) for seed, s in computed.items()
-    }
+    gbit = exchanges_a_round(method) * exchanged_bytes(frames, method, link) * 8e-9 / (every or 1)
+    seconds = computing_s(frames, method, link)
+    return (seconds / (seconds + gbit / found_gbit_s(frames, link))).clip(upper=MOST).dropna()
 
 
-def over(here: Mapping[int, float], there: Mapping[int, float]) -> Value | None:
-    """One over the other, paired by launch."""
-    pairs = [here[seed] / there[seed] for seed in here if seed in there]
-    return over_units(pairs, POSITIVE, LAUNCHES) if pairs else None
+def ratio_of_shares(
+    frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: LinkSettings
+) -> Value | None:
+    """Return one share over another, paired by launch."""
+    return mean_ratio(shares(frames, *first, link), shares(frames, *second, link))
 
 
-def ratio(frames: Frames, first: Compared, second: Compared, cell: Cell) -> Value | None:
-    """One share over another, by launch."""
-    return over(shares(frames, *first, cell), shares(frames, *second, cell))
-
-
-def too_good(frames: Frames, name: str, every: int | None, cell: Cell) -> Value | None:
-    """The share by arithmetic over the measured one."""
-    return over(arithmetic(frames, name, every, cell), shares(frames, name, every, cell))
+def arithmetic_over_measured(
+    frames: Frames, method: str, every: int | None, link: LinkSettings
+) -> Value | None:
+    """Return the share by arithmetic over the measured one, paired by launch."""
+    return mean_ratio(arithmetic_shares(frames, method, every, link), shares(frames, method, every, link))
 
 
 # --- is composing right?
 
 
-def composed(frames: Frames, name: str, every: int, cell: Cell) -> Value | None:
-    """The mean step as composed of those at another H, over that of whole rounds of this H, by launch."""
-    return over(*_mean_s(frames, name, every, cell))
+def _composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> pd.Series[float]:
+    """Return the mean step as composed of those at another H over that of whole rounds, by launch."""
+    composed = mean_step_s(frames, method, every, link)
+    return composed / mean_step_s(frames, method, every, link, timed=every)
 
 
-def off_by(frames: Frames, name: str, every: int, cell: Cell) -> Value | None:
-    """The factor between the two, in each launch whichever is the larger."""
-    here, there = _mean_s(frames, name, every, cell)
-    return over({seed: max(s, there.get(seed, s) ** 2 / s) for seed, s in here.items()}, there)
+def composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> Value | None:
+    """Return the mean step as composed of those at another H over that of whole rounds of this H."""
+    return mean_over_launches(_composed_over_measured(frames, method, every, link))
 
 
-def _mean_s(frames: Frames, name: str, every: int, cell: Cell) -> list[dict[int, float]]:
-    """Seconds of the mean step, composed and of whole rounds, by launch."""
-    both = taken(frames, name, cell), taken(frames, name, cell, every)
-    return [{seed: own.step_s(every) for seed, own in each.items()} for each in both]
+def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings) -> Value | None:
+    """Return the factor between the two mean steps, in each launch whichever is the larger."""
+    ratios = _composed_over_measured(frames, method, every, link)
+    return mean_over_launches(ratios.where(ratios > 1, 1 / ratios))
 
 
 # --- the bandwidth that a share takes
 
 
 @cache_by_frames
-def crossings(frames: Frames, name: str, percent: int, delay: float) -> dict[int, float]:
-    """The bandwidth at which a method with Table 4's H computes for this share of its time, by launch: linear
-    between two links in the logarithms of bandwidth and of computing over the rest, as arithmetic has it.
+def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> BreakEvens:
+    """Return the bandwidths at which a method with Table 4's H computes for this share of its time.
+
+    Linear between two links in the logarithms of bandwidth and of computing over the rest, as arithmetic has
+    it.
     """
-    every = None if name == DENSE else AS_THEIRS
-    points: dict[int, list[tuple[float, float]]] = {}
-    for cell in (cell for cell in cells(frames) if cell[1] == delay):
-        for seed, own in shares(frames, name, every, cell).items():
-            points.setdefault(seed, []).append((found_gbit_s(frames, cell, seed), own / (1 - own)))
-    wanted = percent / (100 - percent)
-    found = {seed: zip(*sorted(own), strict=True) for seed, own in points.items()}
-    return {seed: crossing(x, np.array(odds) / wanted) for seed, (x, odds) in found.items()}
+    every = None if method == DENSE else TABLE_4_EVERY
+    links = [link for link in measured_links(frames) if link.delay_s == delay_s]
+    table = pd.DataFrame({link.gbit_s: shares(frames, method, every, link) for link in links})
+    found = pd.DataFrame({link.gbit_s: found_gbit_s(frames, link) for link in links})
+    return BreakEvens.between_links(found, table / (1 - table) * (100 - percent) / percent)
 
 
-def ends(frames: Frames, delay: float, seed: int | None = None) -> tuple[float, float]:
-    """The slowest and the fastest link, as found, in one launch or over them."""
-    found = [found_gbit_s(frames, cell, seed) for cell in cells(frames) if cell[1] == delay]
-    return min(found), max(found)
-
-
-def bandwidth_for(frames: Frames, name: str, percent: int, delay: float) -> Value | str:
-    """The same over launches, or in words that it lies outside the links."""
-    if not (found := crossings(frames, name, percent, delay)):
+def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Value | str:
+    """Return the mean bandwidth for a share over launches, or in words that it lies outside the links."""
+    crossings = break_evens(frames, method, percent, delay_s)
+    if not len(crossings.gbit_s):
         return "-"
-    slow, fast = ends(frames, delay)
-    alike = {BELOW: f"below {brief(slow)}", ABOVE: f"above {brief(fast)}"}
-    first, *others = {*found.values()}
-    return mean(found) or ("" if others else alike[first]) or outside(found, (slow, fast))
+    slowest, fastest = crossings.ends
+    one_end = {(BELOW,): f"below {format_brief(slowest)}", (ABOVE,): f"above {format_brief(fastest)}"}
+    return crossings.mean() or one_end.get(tuple(crossings.gbit_s.unique())) or crossings.describe_outside()
 
 
-def less(frames: Frames, name: str, percent: int, delay: float) -> Value | None:
-    """How many times less bandwidth a method needs than averaging every step, paired by launch. Of one that
-    lies outside the links the nearest of them counts, which makes less of the ratio.
+def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Value | None:
+    """Return how many times less bandwidth a method needs than averaging every step, paired by launch.
 
     Raises:
-        Mixed: in some launch both lie outside at the same end.
+        Mixed: in some launch both bandwidths lie outside the links at the same end.
     """
-    dense, own = (crossings(frames, each, percent, delay) for each in (DENSE, name))
-    if not dense or not own:
-        return None
-    if any(dense[seed] == own.get(seed) in (BELOW, ABOVE) for seed in dense):
-        lie = [outside(each, ends(frames, delay)) for each in (dense, own)]
-        raise Mixed(f"no two bandwidths to compare: {lie[0]}, {lie[1]}")
-    return over(*({seed: float(np.clip(at, *ends(frames, delay, seed))) for seed, at in each.items()}
-                  for each in (dense, own)))  # fmt: skip
+    dense, other = (break_evens(frames, name, percent, delay_s) for name in (DENSE, method))
+    return compare_break_evens(dense, other, "bandwidths")
 
 
-def _less(frames: Frames, name: str, percent: int, delay: float) -> Value | str | None:
-    """The same for a table: where something lies outside, at least so many times."""
+def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Value | str | None:
+    """Return how many times less bandwidth for a table: at least so many where one lies outside."""
     try:
-        value = less(frames, name, percent, delay)
+        value = times_less_bandwidth(frames, method, percent, delay_s)
     except Mixed:
         return "-"
-    both = [crossings(frames, each, percent, delay) for each in (DENSE, name)]
-    if value is None or all(map(mean, both)):
+    if value is None or all(break_evens(frames, name, percent, delay_s).mean() for name in (DENSE, method)):
         return value
-    return f"{'at least' if value.value > 1 else 'at most'} {brief(value.value)}"
+    return f"{'at least' if value.value > 1 else 'at most'} {format_brief(value.value)}"
 
 
 # --- picture and table
 
 
-def asked(name: str) -> Sequence[int | None]:
-    """H of a method's lines."""
-    return [None] if name == DENSE else [every for every in EVERY if name != STREAMING or every >= FRAGMENTS]
-
-
-def label(name: str, every: int | None) -> str:
-    return LOOKS[name].label + (f", H = {every}" if every else "")
+def lines_of(method: str) -> Sequence[Compared]:
+    """Return the method with each H that is drawn."""
+    if method == DENSE:
+        return [Compared(method, None)]
+    return [Compared(method, every) for every in EVERY if method != STREAMING or every >= FRAGMENTS]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    delays = sorted({delay for _, delay in cells(frames)})
-    if not delays:
-        raise ValueError(plots.EMPTY)
-    panels = []
-    for delay in delays:
-        here = [cell for cell in cells(frames) if cell[1] == delay]
-        x, lines = [found_gbit_s(frames, cell) for cell in here], list[plots.Curve]()
-        for name in TIMED_AS:
-            for rank, every in enumerate(asked(name)):
-                values = [share(frames, name, every, cell) for cell in here]
-                simple = [mean(arithmetic(frames, name, every, cell)) for cell in here]
-                alpha = 1 - 0.6 * rank / max(1, len(asked(name)) - 1)
-                look = LOOKS[name]._replace(label=label(name, every))
-                measured = [v and v.times(100) for v in values]
-                alone = [100 * each.value if each else np.nan for each in simple]
-                thin = {"linestyle": (0, (4, 2)), "marker": "", "alpha": alpha, "label": None, "linewidth": 1}
-                lines += [plots.Curve(look, x, measured, {"alpha": alpha, "ms": 3}),
-                          plots.Curve(look, x, alone, thin)]  # fmt: skip
-        title = f"one way {number(1e3 * delay)} ms" if delay else "no delay"
-        ticks = [tick for tick in TICKS if min(x) / 1.3 <= tick <= 1.3 * max(x)]
-        panels.append(plots.curves(lines, sizes=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105)))
+    panels = [_panel(frames, delay_s) for delay_s in _delays(frames)]
     return plots.picture(panels, 3.6, ylabel="Share of time computing (%)", sharey=True)
 
 
+def _delays(frames: Frames) -> list[float]:
+    return sorted({link.delay_s for link in measured_links(frames)})
+
+
+def _panel(frames: Frames, delay_s: float) -> plots.Panel:
+    links = [link for link in measured_links(frames) if link.delay_s == delay_s]
+    x = [float(found_gbit_s(frames, link).median()) for link in links]
+    curves = list[plots.Curve]()
+    for method in TIMED_AS:
+        compared = lines_of(method)
+        for rank, line in enumerate(compared):
+            alpha = 1 - 0.6 * rank / max(1, len(compared) - 1)
+            measured = [_percent(mean_share(frames, *line, link)) for link in links]
+            simple = [mean_over_launches(arithmetic_shares(frames, *line, link)) for link in links]
+            levels = [100 * share.value if share else np.nan for share in simple]
+            thin = {"linestyle": (0, (4, 2)), "marker": "", "alpha": alpha, "label": None, "linewidth": 1}
+            look = LOOKS[method]._replace(label=line.label)
+            curves.append(plots.Curve(look, x, measured, {"alpha": alpha, "ms": 3}))
+            curves.append(plots.Curve(look, x, levels, thin))
+    title = f"one way {format_number(1e3 * delay_s)} ms" if delay_s else "no delay"
+    ticks = [tick for tick in TICKS if min(x) / 1.3 <= tick <= 1.3 * max(x)]
+    return plots.curves(curves, sizes=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105))
+
+
+def _percent(share: Value | None) -> Value | None:
+    return share and share.times(100)
+
+
 def table(frames: Frames) -> list[Table]:
-    """Shares in every cell, the bandwidth for Table 4's shares beside theirs, what composing is worth."""
-    rows = [
+    """Return shares by link, bandwidths for Table 4's shares beside theirs, and composing's worth."""
+    share_rows = [
         {
-            "asked": cell[0], "found": found_gbit_s(frames, cell), "one way": 1e3 * cell[1],
-            "method": label(name, every),
-            "computing": (found := share(frames, name, every, cell)) and found.times(100),
-            "by arithmetic": (simple := mean(arithmetic(frames, name, every, cell))) and simple.times(100),
-            "arithmetic / measured": too_good(frames, name, every, cell),
+            **_link_columns(frames, link), "method": line.label,
+            "computing": _percent(mean_share(frames, *line, link)),
+            "by arithmetic": _percent(mean_over_launches(arithmetic_shares(frames, *line, link))),
+            "arithmetic / measured": arithmetic_over_measured(frames, *line, link),
         }
-        for cell in cells(frames)
-        for name in TIMED_AS
-        for every in asked(name)
+        for link in measured_links(frames)
+        for method in TIMED_AS
+        for line in lines_of(method)
     ]  # fmt: skip
     units = {"asked": "Gbit/s", "found": "Gbit/s", "one way": "ms", "computing": "%", "by arithmetic": "%"}
-    delays, gbit_s = sorted({delay for _, delay in cells(frames)}), papers.value("douillard2025.gbit")
-    needed = [
-        {"method": LOOKS[name].label, "one way": 1e3 * delay,
-         **{f"{percent} %": bandwidth_for(frames, name, percent, delay) for percent in SHARES}}
-        for delay in delays
-        for name in TIMED_AS
+    pairs = [(delay_s, method) for delay_s in _delays(frames) for method in TIMED_AS]
+    bandwidth_rows = [
+        {"method": LOOKS[method].label, "one way": 1e3 * delay_s,
+         **{f"{percent} %": bandwidth_for(frames, method, percent, delay_s) for percent in SHARES}}
+        for delay_s, method in pairs
     ]  # fmt: skip
-    times = [
-        {"method": LOOKS[name].label, "measured with": f"{number(1e3 * delay)} ms one way",
-         **{f"{percent} %": _less(frames, name, percent, delay) for percent in SHARES}}
-        for delay in delays
-        for name in TIMED_AS
-        if name != DENSE
+    gbit_s = papers.value("douillard2025.gbit")
+    ratio_rows = [
+        {"method": LOOKS[method].label, "measured with": f"{format_number(1e3 * delay_s)} ms one way",
+         **{f"{percent} %": _times_less_cell(frames, method, percent, delay_s) for percent in SHARES}}
+        for delay_s, method in pairs
+        if method != DENSE
     ] + [
-        {"method": LOOKS[name].label, "measured with": "Table 4, simulated",
-         **{f"{each} %": gbit_s["parallel"][each] / gbit_s[row][each] for each in SHARES}}
-        for name, row in TABLE_4.items()
-        if name != DENSE
+        {"method": LOOKS[method].label, "measured with": "Table 4, simulated",
+         **{f"{share} %": gbit_s["parallel"][share] / gbit_s[row][share] for share in SHARES}}
+        for method, row in TABLE_4.items()
+        if method != DENSE
     ]  # fmt: skip
-    theirs = [
-        {"method": LOOKS[name].label, **{f"{each} %": number(gbit_s[row][each]) for each in SHARES}}
-        for name, row in TABLE_4.items()
+    published_rows = [
+        {"method": LOOKS[method].label, **{f"{share} %": format_number(gbit_s[row][share]) for share in SHARES}}
+        for method, row in TABLE_4.items()
+    ]
+    tables = [
+        Table.of("Share of time computing, composed but for every step's", share_rows, units),
+        Table.of(f"Gbit/s for a share of time computing, H = {TABLE_4_EVERY}", bandwidth_rows,
+                 {"one way": "ms"}),
+        Table.of("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo",
+                 published_rows, note=words("survey.utilisation.theirs")),
+        Table.of(f"Times less bandwidth than every step's, H = {TABLE_4_EVERY}", ratio_rows,
+                 note=words("survey.utilisation.less")),
     ]  # fmt: skip
-    checked = [
-        {"method": label(name, every), "found": found_gbit_s(frames, cell), "one way": 1e3 * cell[1],
-         "step, composed / measured": composed(frames, name, every, cell)}
-        for name, every, cell in checks(frames)
-    ]  # fmt: skip
-    less_note, at = words("survey.utilisation.less"), f"H = {AS_THEIRS}"
-    units_checked = {"found": "Gbit/s", "one way": "ms"}
+    checked_rows = [
+        {"method": line.label, **_link_columns(frames, link), "step, composed / measured": ratio}
+        for line, link, ratio in composing_checks(frames)
+    ]
+    if checked_rows:
+        for row in checked_rows:
+            del row["asked"]
+        checked_units = {"found": "Gbit/s", "one way": "ms"}
+        tables.append(Table.of("What composing is worth", checked_rows, checked_units))
+    return tables
+
+
+def _link_columns(frames: Frames, link: LinkSettings) -> dict[str, Any]:
+    found = float(found_gbit_s(frames, link).median())
+    return {"asked": link.gbit_s, "found": found, "one way": 1e3 * link.delay_s}
+
+
+def composing_checks(frames: Frames) -> list[tuple[Compared, LinkSettings, Value]]:
+    """Return the methods and links for which whole rounds were measured, and composed over measured."""
     return [
-        Table.of("Share of time computing, composed but for every step's", rows, units),
-        Table.of(f"Gbit/s for a share of time computing, {at}", needed, {"one way": "ms"}),
-        Table.of("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo", theirs,
-                 note=words("survey.utilisation.theirs")),
-        Table.of(f"Times less bandwidth than every step's, {at}", times, note=less_note),
-        *([Table.of("What composing is worth", checked, units_checked)] if checked else []),
-    ]  # fmt: skip
-
-
-def checks(frames: Frames) -> list[tuple[str, int, Cell]]:
-    """The methods, H and links for which both were measured."""
-    names, every = (DILOCO, SPARSELOCO), sorted({*CHECKED.values()})
-    each = [(name, other, cell) for cell in cells(frames) for other in every for name in names]
-    return [of for of in each if composed(frames, *of)]
+        (Compared(method, every), link, ratio)
+        for link in measured_links(frames)
+        for every in sorted({*CHECKED.values()})
+        for method in (DILOCO, SPARSELOCO)
+        if (ratio := composed_over_measured(frames, method, every, link))
+    ]
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    found = [f"{with_interval(composed(frames, *of))} for {label(*of[:2])}" for of in checks(frames)]
-    told = f"Over one link, the mean step as composed over that of whole rounds: {captions.listed(found)}."
+    checks = [f"{format_with_interval(ratio)} for {line.label}" for line, _, ratio in composing_checks(frames)]
+    worth = f"Over one link, the mean step as composed over that of whole rounds: {captions.listed(checks)}."
+    periods = {own["method.every"]: None for own in TIMED_AS.values() if "method.every" in own}
     return {
-        "parameters": captions.listed(f"{int(n):,}" for n in captions.values(frames, "parameters")),
-        "workers": captions.listed(captions.values(frames, "workers")),
-        "measured": captions.listed({each["method.every"]: 0 for each in TIMED_AS.values() if len(each) > 1}),
-        "composed": told * bool(found), "launches": len(captions.values(frames, "seed")),
+        "parameters": list_settings(frames, "parameters"), "workers": list_settings(frames, "workers"),
+        "measured": captions.listed(periods), "composed": worth * bool(checks),
+        "launches": len(captions.values(frames, "seed")),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    named: dict[str, Any] = {"delay": number(1e3 * AT[1]), "link": LINK}
-    of: list[Compared] = [(DENSE, None), (DILOCO, 8), (SPARSELOCO, 8)]
-    simple = [
-        claim("survey.utilisation.too-good", too_good, name, every, AT, case=name, method=label(name, every),
-              derived=every is not None, **named)
-        for name, every in of
+    words_on_link: dict[str, Any] = {"delay": format_number(1e3 * CLAIMED.delay_s), "link": LINK}
+    too_good = [
+        claim("survey.utilisation.too-good", arithmetic_over_measured, *line, CLAIMED, case=line.method,
+              method=line.label, derived=line.every is not None, **words_on_link)
+        for line in (Compared(DENSE, None), Compared(DILOCO, 8), Compared(SPARSELOCO, 8))
     ]  # fmt: skip
     more = [
-        claim("survey.utilisation.more", ratio, first, second, AT, case=case,
-              method=label(*first), other=label(*second), **named)
-        for case, first, second in (
-            ("diloco", (DILOCO, 32), (DENSE, None)), ("sparseloco", (SPARSELOCO, 32), (DILOCO, 32)),
+        claim("survey.utilisation.more", ratio_of_shares, first, second, CLAIMED, case=first.method,
+              method=first.label, other=second.label, **words_on_link)
+        for first, second in (
+            (Compared(DILOCO, 32), Compared(DENSE, None)),
+            (Compared(SPARSELOCO, 32), Compared(DILOCO, 32)),
         )
     ]  # fmt: skip
     every, percent = CHECKED["laptop"], SHARES[0]
-    right = [
-        claim("survey.utilisation.composed", off_by, name, every, AT, case=name, method=label(name, every),
-              **named)
-        for name in (DILOCO, SPARSELOCO)
+    less = claim("survey.utilisation.diloco-less", times_less_bandwidth, DILOCO, percent, 0.0,
+                 every=TABLE_4_EVERY, share=percent, link=LINK)  # fmt: skip
+    composed = [
+        claim("survey.utilisation.composed", composing_factor, method, every, CLAIMED, case=method,
+              method=Compared(method, every).label, **words_on_link)
+        for method in (DILOCO, SPARSELOCO)
     ]  # fmt: skip
-    fewer = claim("survey.utilisation.diloco-less", less, DILOCO, percent, 0.0,
-                  every=AS_THEIRS, share=percent, link=LINK)  # fmt: skip
-    return [*simple, *more, fewer, *right]
+    return [*too_good, *more, less, *composed]

@@ -17,13 +17,13 @@ import pandas as pd
 
 from analysis import plots
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._predicted import MODEL, WORD
+from experiments.figures._predicted import VGG16_PARAMETERS, WORD_BYTES
 from experiments.figures._runs import TIMED, of_profile, with_density
 from sparsify import cost
 
@@ -31,7 +31,9 @@ TITLE = "Words and latency of dense and sparse allreduces, by formula and as cou
 _DATA = papers.item("zhang.stable-costs")
 SCHEMES: dict[str, str] = _DATA["schemes"]
 # What the formulas leave out: splitters announce the lengths of pieces, then of what is left, one int64 each.
-ANNOUNCED = dict.fromkeys(("sparcml", "oktopk"), 2 * cost.LENGTH_BYTES // WORD)  # words for each other worker
+ANNOUNCED = dict.fromkeys(
+    ("sparcml", "oktopk"), 2 * cost.LENGTH_BYTES // WORD_BYTES
+)  # words for each other worker
 DENSITY = 0.01
 LINK = "ethernet_10g"
 FORMULA = {"linewidth": 0.9, "marker": "", "label": None}
@@ -98,7 +100,7 @@ def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
     sent_bytes, messages = steps.groupby("step")[["wire_bytes", "messages"]].max().median()
     least, most, expected = cost.published_cost(SCHEMES[name], n, k, size)
     announced = ANNOUNCED.get(name, 0) * (size - 1)
-    words = [float(sent_bytes) / WORD, announced, float(least), float(most)]
+    words = [float(sent_bytes) / WORD_BYTES, announced, float(least), float(most)]
     return [name, size, k, n, *words, float(messages), expected]
 
 
@@ -108,7 +110,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         raise ValueError(plots.EMPTY)
     link, words, times = _link(frames), list[plots.Curve | plots.Band](), list[plots.Curve]()
     for name in SCHEMES:
-        own, look = _at_density(rows, name), style.look(name)
+        own, look = _at_density(rows, name), style.method_style(name)
         sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
         if np.array_equal(least, most):
             words.append(plots.Curve(look, sizes, most, FORMULA))
@@ -116,7 +118,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             words.append(plots.Band(look, sizes, least, most))
         hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
         words.append(plots.Curve(look, sizes, own["words"], {"linestyle": ""} | hollow))
-        seconds = [1e3 * _seconds(link, row, MODEL) for row in own.to_dict("records")]
+        seconds = [1e3 * _seconds(link, row, VGG16_PARAMETERS) for row in own.to_dict("records")]
         times.append(plots.Curve(look, sizes, seconds, hollow))
     axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
     panels = [
@@ -148,14 +150,14 @@ def _link(frames: Frames) -> cost.Link:
 def _seconds(link: cost.Link, row: Mapping[Any, Any], elements: int) -> float:
     """Seconds for so many elements at this density: words grow with them, announcements do not."""
     words = (row["words"] - row["announced"]) * elements / row["n"] + row["announced"]
-    return link.transfer_seconds(cost.CollectiveCost(round(row["messages"]), round(WORD * words)))
+    return link.transfer_seconds(cost.CollectiveCost(round(row["messages"]), round(WORD_BYTES * words)))
 
 
 def table(frames: Frames) -> list[Table]:
     rows, link = counted(frames), _link(frames)
     words = [
         {
-            "allreduce": f"{SCHEMES[row['method']]} ({style.look(row['method']).label})",
+            "allreduce": f"{SCHEMES[row['method']]} ({style.method_style(row['method']).label})",
             "P": row["P"],
             "k": row["k"],
             "formula: least": row["least"],
@@ -164,7 +166,7 @@ def table(frames: Frames) -> list[Table]:
             "of these announcements": row["announced"],
             "latency terms, formula": row["expected"],
             "as counted": row["messages"],
-            "VGG-16, simulated": 1e3 * _seconds(link, row, MODEL),
+            "VGG-16, simulated": 1e3 * _seconds(link, row, VGG16_PARAMETERS),
         }
         for row in rows.to_dict("records")
     ]
@@ -180,7 +182,7 @@ def _measured(frames: Frames) -> Table:
     for run in frames.runs[frames.runs["cluster.where"] == "local"].to_dict("records"):
         parts = mean_phase_seconds(frames, [run["key"]])
         cells.append({
-            "method": style.look(str(run["variant"])).label,
+            "method": style.method_style(str(run["variant"])).label,
             "elements": run["task.elements"],
             **{name: 1e3 * parts.get(phase, none.get(phase, 0.0)) for phase, name in names.items()},
         })  # fmt: skip
@@ -189,8 +191,8 @@ def _measured(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    sizes = captions.listed(map(number, sorted(set(counted(frames)["n"]))))
+    sizes = captions.listed(map(format_number, sorted(set(counted(frames)["n"]))))
     return {
-        "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": number(MODEL),
-        "density": number(DENSITY), "sizes": sizes,
+        "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": format_number(VGG16_PARAMETERS),
+        "density": format_number(DENSITY), "sizes": sizes,
     }  # fmt: skip

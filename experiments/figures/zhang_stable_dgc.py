@@ -14,12 +14,12 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.stats import Value
 from analysis.tables import Table
 from experiments.figures import _predicted
-from experiments.figures._predicted import DENSITY, FAST, LINKS, Work
+from experiments.figures._predicted import DENSITY, FAST, LINKS, LocalWork
 from experiments.figures.papers import claim, value
 from sparsify import cost
 
@@ -27,26 +27,26 @@ TITLE = "DGC's speed-up over dense on 1 and 10 Gbit/s, simulated"
 SCALE = value("zhang.scale.dgc")
 WORKERS = (2, 4, 8, 16, 32, 64)
 LOOKS = {
-    "1 Gbit/s": style.Look("1 Gbit/s", "#0072B2", "o", ""),
-    "10 Gbit/s": style.Look("10 Gbit/s", "#D55E00", "s", ""),
-    FAST: style.Look(FAST, "#555555", "^", ""),
+    "1 Gbit/s": style.MethodStyle("1 Gbit/s", "#0072B2", "o", ""),
+    "10 Gbit/s": style.MethodStyle("10 Gbit/s", "#D55E00", "s", ""),
+    FAST: style.MethodStyle(FAST, "#555555", "^", ""),
 }
 runs = _predicted.timing_runs
 
 
-def speedup(parts: Work, link: cost.Link) -> np.ndarray:
+def speedup(parts: LocalWork, link: cost.Link) -> np.ndarray:
     """(workers,) time of a dense step over that of DGC's, which computes as long and selects besides."""
-    dense = _predicted.over_workers(parts._replace(select_s=0.0), "dense", 1.0, WORKERS, link)
-    ratios: np.ndarray = dense / _predicted.over_workers(parts, "dgc", DENSITY, WORKERS, link)
+    dense = _predicted.step_seconds(parts._replace(select_s=0.0), "dense", 1.0, WORKERS, link)
+    ratios: np.ndarray = dense / _predicted.step_seconds(parts, "dgc", DENSITY, WORKERS, link)
     return ratios
 
 
-def on_a100() -> tuple[Work, Work]:
+def on_a100() -> tuple[LocalWork, LocalWork]:
     """Computing of 8 A100 by the published logs, with a selection that costs nothing, and with one as slow as
     their torch.topk: DGC's own, which searches a sample, is in none of their logs.
     """
-    slow = _predicted.published("topk")
-    return Work(slow.compute_s, 0.0), slow
+    slow = _predicted.published_work("topk")
+    return LocalWork(slow.compute_s, 0.0), slow
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -75,8 +75,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     return plots.picture(panels, 2.9)
 
 
-def _measured(frames: Frames) -> Work:
-    found = _predicted.all_measured(frames)
+def _measured(frames: Frames) -> LocalWork:
+    found = _predicted.measured_work_by_method(frames)
     if "dgc" not in found:
         raise ValueError("nothing to draw: there is no run of DGC")
     return found["dgc"]
@@ -104,7 +104,7 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    return {"density": number(DENSITY), "simulated": _predicted.SIMULATED}
+    return {"density": format_number(DENSITY), "simulated": _predicted.SIMULATED}
 
 
 def claims() -> list[Claim]:
@@ -117,19 +117,19 @@ def claims() -> list[Claim]:
 
 def least(frames: Frames, link: str) -> Value | None:
     """The speed-up with the number of workers where it is least."""
-    parts = _predicted.all_measured(frames).get("dgc")
+    parts = _predicted.measured_work_by_method(frames).get("dgc")
     return parts and Value(float(speedup(parts, LINKS[link]).min()), n=1)
 
 
 def most(frames: Frames, link: str) -> Value | None:
     """The speed-up with the number of workers where it is greatest."""
-    parts = _predicted.all_measured(frames).get("dgc")
+    parts = _predicted.measured_work_by_method(frames).get("dgc")
     return parts and Value(float(speedup(parts, LINKS[link]).max()), n=1)
 
 
 def least_ratio(frames: Frames, slow: str, fast: str) -> Value | None:
     """The speed-up on one link over that on another, with the number of workers where it is least."""
-    parts = _predicted.all_measured(frames).get("dgc")
+    parts = _predicted.measured_work_by_method(frames).get("dgc")
     if parts is None:
         return None
     above, below = (speedup(parts, LINKS[link]) for link in (slow, fast))

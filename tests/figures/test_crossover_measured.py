@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable
 from itertools import product
 
-import numpy as np
+import pandas as pd
 import pytest
-from scipy.optimize import isotonic_regression
 
 from analysis.records.frames import Frames, query_runs
 from analysis.stats import Mixed
-from experiments.figures import _crossing
+from experiments.figures import _links
 from experiments.figures import survey_crossover_measured as item
 from tests.conftest import there
 from tests.figures.made_up import TURNS, RecordBuilder, verdict
@@ -63,32 +62,27 @@ def frames(ratio: Line = line) -> Frames:
 
 
 def test_a_line_crosses_1_between_the_two_links_around_it_or_lies_outside_all() -> None:
-    gbit_s = np.array([*GBIT_S.values()])
+    gbit_s = pd.Series([*GBIT_S.values()])
     for at, expected in (
         *((at, pytest.approx(at)) for at in (0.1, 0.3, 0.5, 1.7, 2)),
-        (2.1, _crossing.ABOVE),
-        (0.09, _crossing.BELOW),
+        (2.1, _links.ABOVE),
+        (0.09, _links.BELOW),
     ):
-        assert _crossing.crossing(gbit_s, (gbit_s / at) ** SLOPE) == expected
-    level = _crossing.crossing(gbit_s, [0.1, 0.8, 0.8, 1.25, 9.0])
+        assert _links.break_even_gbit_s(gbit_s, (gbit_s / at) ** SLOPE) == expected
+    level = _links.break_even_gbit_s(gbit_s, pd.Series([0.1, 0.8, 0.8, 1.25, 9.0]))
     assert level == pytest.approx(math.sqrt(0.5))
-
-
-def test_ratios_are_made_to_rise_by_least_squares() -> None:
-    ratios = np.random.default_rng(0).random((20, 5))
-    for each in ratios:
-        assert _crossing.rising(each) == pytest.approx(isotonic_regression(each).x)
 
 
 def test_each_launch_that_has_all_links_is_one_estimate_at_the_bandwidths_that_were_found() -> None:
     whole = frames()
-    found = item.crossings(whole, *CASE, "topk")
-    assert found == pytest.approx({launch: 0.4 * 1.05 ** (launch - 1) for launch in range(3)})
-    value = there(_crossing.mean(found))
+    found = item.break_evens(whole, *CASE, "topk")
+    expected = {launch: 0.4 * 1.05 ** (launch - 1) for launch in range(3)}
+    assert found.gbit_s.to_dict() == pytest.approx(expected)
+    value = there(found.mean())
     assert (value.value, value.n) == pytest.approx((0.4, 3))
     assert there(value.low) < 0.4 < there(value.high)
     part = query_runs(whole, "group != 'ethernet_2g-1'")
-    assert sorted(item.crossings(part, *CASE, "topk")) == [0, 2]
+    assert sorted(item.break_evens(part, *CASE, "topk").gbit_s.index) == [0, 2]
 
 
 def equal_at(crossing: float, apart: float = 1.0) -> Line:
@@ -98,12 +92,12 @@ def equal_at(crossing: float, apart: float = 1.0) -> Line:
 
 @pytest.mark.usefixtures("one_launch_decides")
 def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
-    parts = there(item.parts(item.cell(frames(), *CASE), "topk"))
-    predicted = item.predicted_crossing(parts, "topk")
+    model = there(item.step_model(item.select_cell(frames(), *CASE), "topk"))
+    predicted = model.break_even_gbit_s("topk")
     for times in (1.3, 1 / 1.3):
-        value = there(item.off_by(frames(equal_at(predicted * times)), *CASE, "topk"))
+        value = there(item.factor_to_prediction(frames(equal_at(predicted * times)), *CASE, "topk"))
         assert value[:3] == pytest.approx((1.3, 1.3, 1.3))
-    value = there(item.off_by(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
+    value = there(item.factor_to_prediction(frames(equal_at(predicted, 1.4)), *CASE, "topk"))
     assert value[:2] == pytest.approx((1, 1))
     assert there(value.high) > 1.4
 
@@ -111,7 +105,7 @@ def test_the_factor_to_the_prediction_is_at_least_1_either_way() -> None:
 def test_without_a_crossing_nothing_is_compared_and_why_is_told() -> None:
     faster = frames(lambda method, gbit_s, launch: 0.5)
     with pytest.raises(Mixed, match=r"above 1.92 Gbit/s in 3 of 3 launches; predicted 1.18"):
-        item.off_by(faster, *CASE, "topk")
+        item.factor_to_prediction(faster, *CASE, "topk")
     begins = (
         "with the fused search Top-k beats overlapped dense up to a higher bandwidth than with torch.topk"
     )

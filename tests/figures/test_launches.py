@@ -31,10 +31,10 @@ def seeds(runs: list[PlannedRun]) -> list[int]:
 
 
 def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
-    figure = figures.load("crossover")
+    figure = figures.load("shi-scaling")
     base, more = configs_of(figure, "laptop"), more_configs_of(figure, "laptop")
     assert (len(base), len(more)) == (len(LAUNCHES["laptop"]), len(MORE_LAUNCHES["laptop"]))
-    assert {config.alternate.limit_min for config in (*base, *more)} == {4 / 3}
+    assert {config.alternate.limit_min for config in (*base, *more)} == {5 / 3}
     assert len({run_id(config) for config in (*base, *more)}) == 5
     (asked,) = configs_of(figure, "laptop", ["seed=7"])  # who asks for one gets one
     assert asked.seed == 7

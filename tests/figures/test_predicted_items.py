@@ -10,8 +10,8 @@ import torch
 import sparsify
 from analysis.records.frames import Frames
 from experiments import figures
-from experiments.figures import _predicted, survey_crossover, zhang_stable_costs
-from experiments.figures._predicted import MODEL, ethernet, exchange_s
+from experiments.figures import _predicted, zhang_stable_costs
+from experiments.figures._predicted import VGG16_PARAMETERS, ethernet, exchange_s
 from sparsify import cost
 from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections
 from sparsify.replay import ExchangeReplay
@@ -28,8 +28,8 @@ SELECT_S = {
 def frames() -> Frames:
     """Return records of two processes whose methods took turns, as both kinds of runs leave them."""
     words = f"""
-    group=g task.name=vector workers=2 task.elements={MODEL} cluster.where=local cluster.link.name=loopback
-    timing.mode=serialised timing.warmup_steps=1
+    group=g task.name=vector workers=2 task.elements={VGG16_PARAMETERS}
+    cluster.where=local cluster.link.name=loopback timing.mode=serialised timing.warmup_steps=1
     """
     records = RecordBuilder(TURNS, settings_of(words))
     for name, select_s in {"dense": 0.0, **SELECT_S}.items():
@@ -41,31 +41,32 @@ def frames() -> Frames:
     return records.frames()
 
 
-@pytest.mark.parametrize("item", ["stable-dgc", "shi-scaling", "crossover"])
+@pytest.mark.parametrize("item", ["stable-dgc", "shi-scaling"])
 def test_what_is_simulated_is_drawn_and_told_as_such_and_never_called_reproduced(item: str) -> None:
     figure = figures.load(item).draw(frames(), "laptop")
     assert any("simulated" in axes.get_ylabel() for axes in figure.axes)
     assert "*Simulated*" in page(item, frames())
-    if item != "crossover":
-        for verdict in figures.load(item).judge(frames()):
-            assert verdict.word in ("indicated", "not comparable")
-            assert "simulated" in verdict.claim.text
+    for verdict in figures.load(item).judge(frames()):
+        assert verdict.word in ("indicated", "not comparable")
+        assert "simulated" in verdict.claim.text
 
 
 def test_waiting_and_transferring_are_left_out_of_what_was_measured() -> None:
-    for elements, times in ((MODEL, 1), (2 * MODEL, 2)):
-        parts = there(_predicted.measured(frames(), "topk", elements))
+    for elements, times in ((VGG16_PARAMETERS, 1), (2 * VGG16_PARAMETERS, 2)):
+        parts = there(_predicted.measured_work(frames(), "topk", elements))
         assert parts.select_s == pytest.approx(times * SELECT_S["topk"], rel=0.06)
-    assert there(_predicted.measured(frames(), "topk")).compute_s == pytest.approx(COMPUTE_S)
-    assert _predicted.measured(frames(), "sparcml") is None
+    assert there(_predicted.measured_work(frames(), "topk")).compute_s == pytest.approx(COMPUTE_S)
+    assert _predicted.measured_work(frames(), "sparcml") is None
 
 
 def test_an_exchange_takes_what_the_published_words_take() -> None:
     link = ethernet(1)
-    k, size = int(0.001 * MODEL), 8
-    assert exchange_s("topk", MODEL, 0.001, size, link) == pytest.approx(8 * k * (size - 1) * 8e-9 + 3 * 5e-5)
-    assert exchange_s("dense", MODEL, 1.0, size, link) == link.transfer_seconds(
-        cost.all_reduce(4 * MODEL, size)
+    k, size = int(0.001 * VGG16_PARAMETERS), 8
+    assert exchange_s("topk", VGG16_PARAMETERS, 0.001, size, link) == pytest.approx(
+        8 * k * (size - 1) * 8e-9 + 3 * 5e-5
+    )
+    assert exchange_s("dense", VGG16_PARAMETERS, 1.0, size, link) == link.transfer_seconds(
+        cost.all_reduce(4 * VGG16_PARAMETERS, size)
     )
     sent = 4 * 2 * 10_000 * (size - 1) // size  # of values without indices
     took_s = exchange_s("stable_topk", 1_000_000, 0.01, size, link)
@@ -80,17 +81,17 @@ def test_announcements_are_what_exchanges_send_besides_selections(name: str) -> 
     replay.replay_step(SyntheticSelections(SelectionStatistics(0.01, 0.3), 10_000, size))
     nothing = [SparseVector(torch.empty(0, dtype=torch.int64), torch.empty(0))] * size
     sent = max(replay.replay_step(nothing, k=100).sent_bytes)
-    assert sent == _predicted.WORD * zhang_stable_costs.ANNOUNCED[name] * (size - 1)
+    assert sent == _predicted.WORD_BYTES * zhang_stable_costs.ANNOUNCED[name] * (size - 1)
 
 
 def test_at_the_break_even_bandwidth_both_take_as_long() -> None:
-    for name in survey_crossover.SPARSE:
-        for workers in survey_crossover.WORKERS:
-            gbit_s = survey_crossover.break_even(name, 0.05, 0.0005, workers)
+    for name in ("topk", "randomk-hash", "oktopk"):
+        for workers in (4, 32, 256):
+            gbit_s = _predicted.break_even_gbit_s(name, 0.05, 0.0005, workers)
             assert 0 < gbit_s < math.inf
             link = ethernet(gbit_s)
-            own = 0.05 + exchange_s(name, MODEL, 0.0005, workers, link)
-            assert own == pytest.approx(exchange_s("dense", MODEL, 1.0, workers, link), rel=1e-6)
+            own = 0.05 + exchange_s(name, VGG16_PARAMETERS, 0.0005, workers, link)
+            assert own == pytest.approx(exchange_s("dense", VGG16_PARAMETERS, 1.0, workers, link), rel=1e-6)
     # Where more is sent than dense, and where selecting takes no time:
-    assert survey_crossover.break_even("topk", 0.05, 0.1, 256) == 0
-    assert survey_crossover.break_even("topk", 0.0, 0.0001, 4) == math.inf
+    assert _predicted.break_even_gbit_s("topk", 0.05, 0.1, 256) == 0
+    assert _predicted.break_even_gbit_s("topk", 0.0, 0.0001, 4) == math.inf

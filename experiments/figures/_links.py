@@ -1,0 +1,170 @@
+"""Runs over emulated links: split by link, compared launch by launch, and where two methods take as long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import pandas as pd
+
+from analysis.claims import Claim
+from analysis.pictures import captions
+from analysis.pictures.numbers import format_number
+from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
+from analysis.records.steps import LAUNCHES
+from analysis.stats import POSITIVE, Bounds, Mixed, Value, over_units
+from experiments.figures.papers import claim
+
+T = TypeVar("T")
+LINK = "cluster.link.name"
+BETA = "cluster.link.beta_s_per_byte"
+ALPHA = "cluster.link.alpha_s"
+FOUND_GBIT_S = "provenance.machine.link.together_gbit_s"  # while all nodes send
+BELOW, ABOVE = 0.0, np.inf  # a break-even bandwidth where no link is that slow, or that fast
+# Percent of error that half, and nine tenths, of the predictions of exchanges may have.
+MEDIAN_ERROR, MOST_ERROR = 10.0, 25.0
+
+
+@cache_by_frames
+def split_by_link(frames: Frames) -> dict[str, Frames]:
+    """Return the runs over each link by its name, the slowest link first."""
+    if not len(frames.runs):
+        return {}
+    betas = frames.runs.groupby(LINK)[BETA].first().sort_values(ascending=False)
+    return {str(link): select_runs(frames, find_keys(frames, {LINK: link})) for link in betas.index}
+
+
+def by_launch(times: Mapping[int, T], quantity: Callable[[T], float]) -> pd.Series[float]:
+    """Return a quantity of each launch's times."""
+    return pd.Series({launch: quantity(each) for launch, each in times.items()}, dtype=float)
+
+
+def mean_over_launches(samples: pd.Series[float], bounds: Bounds = POSITIVE) -> Value | None:
+    """Return the mean of a number of each launch with its interval; None without any."""
+    known = samples.dropna().to_numpy()
+    return over_units(known, bounds, LAUNCHES) if len(known) else None
+
+
+def mean_ratio(above: pd.Series[float], below: pd.Series[float]) -> Value | None:
+    """Return the mean ratio of two numbers that are paired by launch; None where no launch has both."""
+    return mean_over_launches(above / below)
+
+
+# --- the bandwidth at which a ratio is 1
+
+
+class BreakEvens(NamedTuple):
+    """Bandwidths in Gbit/s at which a ratio is 1, by launch; `BELOW` or `ABOVE` outside the links."""
+
+    gbit_s: pd.Series[float]
+    found: pd.DataFrame  # bandwidths of the links: (launches, links)
+
+    @classmethod
+    def between_links(cls, found: pd.DataFrame, ratios: pd.DataFrame) -> BreakEvens:
+        """Find the bandwidth of each launch.
+
+        Args:
+            found: bandwidths of the links, in Gbit/s: (launches, links).
+            ratios: the ratio over each link, likewise; NaN where a launch did not go over it.
+        """
+        gbit_s = {}
+        for launch in ratios.index:
+            known = ratios.loc[launch].dropna()
+            gbit_s[launch] = break_even_gbit_s(found.loc[launch][known.index], known)
+        return cls(pd.Series(gbit_s, dtype=float), found)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Slowest and fastest link, the medians over launches."""
+        medians = self.found.median()
+        return float(medians.min()), float(medians.max())
+
+    @property
+    def within_links(self) -> pd.Series[float]:
+        """Bandwidths by launch, in place of one outside the nearest link of the launch."""
+        return self.gbit_s.clip(self.found.min(axis=1), self.found.max(axis=1))
+
+    def mean(self) -> Value | None:
+        """Return the mean over launches; None where one of them lies outside, or there is none."""
+        return mean_if_inside(self.gbit_s)
+
+    def describe_outside(self) -> str:
+        """Return in words which launches lie outside: 'above 1.92 Gbit/s in 5 of 5 launches'."""
+        slowest, fastest = map(format_number, self.ends)
+        counts = {f"below {slowest}": self.gbit_s == BELOW, f"above {fastest}": self.gbit_s == ABOVE}
+        texts = [
+            f"{place} Gbit/s in {is_there.sum()} of {len(is_there)} launches"
+            for place, is_there in counts.items()
+            if is_there.any()
+        ]
+        return captions.listed(texts or ["within the links"])
+
+
+def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Value | None:
+    """Return the mean ratio of two break-even bandwidths, paired by launch.
+
+    In place of one that lies outside the links the nearest of them counts, which makes less of the ratio.
+
+    Args:
+        noun: what they are called where they can't be compared.
+
+    Raises:
+        Mixed: in some launch both lie outside at the same end.
+    """
+    if not len(above.gbit_s) or not len(below.gbit_s):
+        return None
+    both = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
+    if any(both.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
+        places = ", ".join(each.describe_outside() for each in (below, above))
+        raise Mixed(f"no two {noun} to compare: {places}")
+    return mean_ratio(above.within_links, below.within_links)
+
+
+def break_even_gbit_s(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> float:
+    """Return the bandwidth at which a ratio of step times is 1, or `BELOW` or `ABOVE` all of them.
+
+    Linear in both logarithms between the two bandwidths around it, once the ratios are made to rise: a
+    faster link helps dense more, so what falls is noise.
+    """
+    from scipy.optimize import isotonic_regression  # which commands that only list need not wait for
+
+    order = np.argsort(np.asarray(gbit_s, dtype=float))
+    x = np.log(np.asarray(gbit_s, dtype=float)[order])
+    y = isotonic_regression(np.log(np.asarray(ratios, dtype=float)[order])).x
+    if y[0] > 0:
+        return BELOW
+    if y[-1] < 0:
+        return ABOVE
+    above = int(np.argmax(y >= 0))
+    return float(
+        np.exp(np.interp(0.0, y[above - 1 : above + 1], x[above - 1 : above + 1]) if above else x[0])
+    )
+
+
+def mean_if_inside(gbit_s: pd.Series[float]) -> Value | None:
+    """Return the mean of bandwidths over launches; None where one lies outside the links."""
+    return mean_over_launches(gbit_s) if gbit_s.between(BELOW, ABOVE, inclusive="neither").all() else None
+
+
+# --- predictions of exchanges
+
+
+def percent_errors(predicted: pd.Series[float], measured: pd.Series[float]) -> pd.Series[float]:
+    """Return how far predictions are off, in percent of what was measured."""
+    return 100 * (predicted / measured - 1).abs()
+
+
+def error_claims(name: str, error: Callable[..., Value | None], **words: Any) -> list[Claim]:
+    """Return a claim that half, and one that nine tenths, of the predictions err by no more than the limits.
+
+    Args:
+        error: a quantile of the errors, of frames and the quantile.
+    """
+    limits: Sequence[tuple[str, float, float]] = (
+        ("half", 0.5, MEDIAN_ERROR), ("nine tenths", 0.9, MOST_ERROR),
+    )  # fmt: skip
+    return [
+        claim(name, error, quantile, case=share, share=share, tolerance=limit, **words)
+        for share, quantile, limit in limits
+    ]
