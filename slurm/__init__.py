@@ -1,1 +1,1 @@
-"""How does a function reach a GPU? Clusters, containers, job arrays, worker processes; without gradients."""
+"""Functions on GPUs, by SLURM or on this machine: containers, job arrays, worker processes; no gradients."""

@@ -384,7 +384,7 @@ def temporary_slurm_conf(conf: str | None) -> Iterator[None]:
 
 
 def set_default_variables(settings: Mapping[str, str]) -> None:
-    """Set variables for gloo and NCCL, which read them when the group starts, unless the user has set them."""
+    """Set variables for gloo and NCCL, which read them as the group starts, unless the user has set them."""
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 

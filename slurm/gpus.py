@@ -17,7 +17,7 @@ import pynvml
 
 # Generation -> GB/s of one lane in one direction, after line coding: PCI-SIG base specifications 1.1 to 6.0.
 PCIE_LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-# The connection of two GPUs, in the words of `nvidia-smi topo -m`, by the part of the machine that joins them.
+# The connection of two GPUs in the words of `nvidia-smi topo -m`, by the part of the machine that joins them.
 CONNECTION_BY_ANCESTOR = {
     pynvml.NVML_TOPOLOGY_INTERNAL: "PIX",  # two on one board, behind its switch
     pynvml.NVML_TOPOLOGY_SINGLE: "PIX",

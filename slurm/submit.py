@@ -92,7 +92,7 @@ def submit_script(script: BatchScript, folder: Path, say: Callable[[str], None])
 
 
 def _parse_job_id(output: str) -> QueuedJob | None:
-    """Return the job that sbatch named, among whatever a site's own sbatch prints; None if it is not clear."""
+    """Return the job that sbatch named, among what a site's own sbatch prints; None if that is unclear."""
     matches = (JOB_ID.fullmatch(line.strip()) for line in output.splitlines())
     named = {QueuedJob(match["id"], match["cluster"]) for match in matches if match}
     return named.pop() if len(named) == 1 else None

@@ -1,4 +1,6 @@
-"""The tasks of a SLURM job, each one worker of the job's runs: srun python -m slurm.task SPEC
+"""The tasks of a SLURM job, each one worker of the job's runs.
+
+    srun python -m slurm.task SPEC
 
 A task runs on the host, needs no torch, starts the container as its child and forwards the stop signal. It
 leaves two notes in a run's start folder, worker<rank>.json when it starts and exit<rank>.json when it ends:

@@ -80,7 +80,7 @@ Judged = Iterator[tuple[Finding, Mapping[str, Any]]]
 
 def _nodes(examined: Examined) -> Judged:
     for node in examined.nodes:
-        if not node.usable:
+        if not node.is_usable:
             yield Finding("note", node.name, f"not asked: SLURM has it as {node.state}"), {}
     for each in examined.probes:
         if not each.is_well:

@@ -82,7 +82,7 @@ def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int
     environment.use_slurm_conf(cluster.slurm_conf)
     known = partition.list_nodes(cluster.partition)
     left_out = commands.expand_nodes(cluster.exclude) if cluster.exclude else []
-    names = [node.name for node in known if node.usable and node.name not in left_out]
+    names = [node.name for node in known if node.is_usable and node.name not in left_out]
     if not names:
         states = ", ".join(f"{node.name}: {node.state}" for node in known)
         raise ValueError(

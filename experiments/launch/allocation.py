@@ -15,7 +15,7 @@ from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import plan_runs
-from experiments.figures.runs import name_and_configs, registering
+from experiments.figures.runs import requested_runs, register_claim_rules
 from experiments.launch import job_hooks
 from experiments.launch.arrays import shuffle_runs
 from experiments.launch.attempt import start_attempt
@@ -49,8 +49,8 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     _check_clusters(all_words)
     job = environment.job_id()
     folders = Folders()
-    configs = name_and_configs(all_words, more)[1]
-    planned = shuffle_runs(registering(plan_runs(configs, say), all_words))
+    configs = requested_runs(all_words, more)[1]
+    planned = shuffle_runs(register_claim_rules(plan_runs(configs, say), all_words))
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
     for workers in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The work of a SLURM job on its host, before and after its workers:
+"""The work of a SLURM job on its host, before and after its workers.
 
     python -m experiments.launch.job_hooks begin|end SPEC
 

@@ -334,10 +334,11 @@ def hold_emulation_lock() -> Iterator[None]:
     """
     lock = FileLock(locks.machine_lock_folder() / f"{EMULATION}.lock")
     if not lock.acquire(patience_s=0):
+        holder = locks.find_holder(lock.path) or "another process"
         raise ValueError(
-            f"{locks.find_holder(lock.path) or 'another process'} has a run with cluster=netns under way, and "
-            "two at once would take each other's cores, so that neither finds its link; begin when it has ended, "
-            "or take cluster=virtual, which simulates the link"
+            f"{holder} has a run with cluster=netns under way, and two at once would take each other's "
+            "cores, so that neither finds its link; begin when it has ended, or take cluster=virtual, which "
+            "simulates the link"
         )
     try:
         yield

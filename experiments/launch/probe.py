@@ -1,4 +1,4 @@
-"""The facts that a worker would meet on a node, found out there, for `doctor`:
+"""The facts that a worker would meet on a node, found out there, for `doctor`.
 
     python -m experiments.launch.probe FOLDER
 

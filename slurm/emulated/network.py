@@ -1,4 +1,4 @@
-"""An emulated network as its starter sees it: begin it, start processes on its nodes, end it."""
+"""An emulated network of one machine, for whoever starts processes on its nodes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from slurm.emulated import switch
 from slurm.emulated.relay import relay_program
 
 PACKAGE_BY_PROGRAM = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
-UNSHARE_COMMANDS = (("unshare", "--net"), ("unshare", "--map-root-user", "--net"))  # as root; as anybody else
+UNSHARE_AS_ROOT = ("unshare", "--net")
+UNSHARE_AS_USER = ("unshare", "--map-root-user", "--net")
 RELAY_ADVICE = "take cluster.by=relay, which needs none"
-MOST_RELAYED_BIT_S = 10e9  # bits a second: of one it takes a tenth of a core
+MOST_RELAYED_BIT_S = 10e9  # of one bit per second, a relay takes a tenth of a core
 # Beyond these the probe, which sends some MB and waits for a hundred ways, takes hours or never ends: TCP
 # waits twice as long after each answer that does not come.
 LARGEST_VALUE_BY_FIELD = {"alpha_s": 10.0, "loss": 0.3, "beta_s_per_byte": 8e-6, "down_s_per_byte": 8e-6}
 VIRTUAL_ADVICE = "take cluster=virtual, which simulates the link, or another machine"
 DelayMethod = Literal["auto", "netem", "relay"]
-LONG_DELAY_S = 1e-3  # from there on, a delay is not what starting a message takes anyway
+LONG_DELAY_S = 1e-3  # from there on, a delay is longer than starting a message takes anyway
 HOLDER_GRACE_S = 10.0  # that the holder gets to end by itself
 
 
@@ -43,12 +44,12 @@ class EmulatedLink(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Does it matter that its packets take their time, or are lost?"""
+        """True if it matters that packets take their time, or are lost."""
         return (self.alpha_s or 0) >= LONG_DELAY_S or bool(self.jitter_s or self.loss or self.down_s_per_byte)
 
 
 class NetworkDescription(NamedTuple):
-    """The network as its holder says that it made it."""
+    """A description of the network that a holder has made."""
 
     pid: int  # of the holder
     nodes: list[int]  # of each the descriptor by which the holder keeps its namespace
@@ -63,11 +64,11 @@ class NetworkDescription(NamedTuple):
 
 
 class EmulatedNetwork:
-    """Nodes joined by links like this, until `close`, or until this process ends, however it does.
+    """Nodes joined by links of one kind, until `close`, or until this process ends, however it does.
 
     Args:
-        nodes: how many.
-        by: who holds back what travels far: netem, a relay, or auto: netem where the kernel has it.
+        nodes: number of nodes.
+        by: who holds back packets that travel far: netem, a relay, or auto: netem where the kernel has it.
         relay_cpus: on which a relay runs, if there is one; empty: on any.
 
     Raises:
@@ -77,16 +78,11 @@ class EmulatedNetwork:
     def __init__(
         self, link: EmulatedLink, nodes: int, by: DelayMethod = "auto", relay_cpus: Sequence[int] = ()
     ) -> None:
-        from slurm.worker_process import (
-            prepare_child_process,  # needs more than Python alone, which `main` has
-        )
+        from slurm.worker_process import prepare_child_process  # needs packages, which `main` does without
 
-        asked = holder_request(link, nodes, by, relay_cpus)
-        as_root = has_namespace_privilege()
-        self.in_user_namespace = not as_root
-        command = [*UNSHARE_COMMANDS[not as_root], sys.executable, switch.__file__, json.dumps(asked)]
+        request = holder_request(link, nodes, by, relay_cpus)
         self.holder = subprocess.Popen(
-            command,
+            [*unshare_command(), sys.executable, switch.__file__, json.dumps(request)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -94,45 +90,50 @@ class EmulatedNetwork:
             preexec_fn=partial(prepare_child_process, os.getpid(), ()),
         )
         try:
-            self.made = self._wait()
+            self.description = self._read_description()
         except BaseException:
             self.close()
             raise
 
-    def _wait(self) -> NetworkDescription:
+    def _read_description(self) -> NetworkDescription:
         assert self.holder.stdout is not None
         assert self.holder.stderr is not None
-        told = json.loads(self.holder.stdout.readline() or b"{}")
-        if "pid" in told:
-            return NetworkDescription(**told)
-        why = told.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
+        answer = json.loads(self.holder.stdout.readline() or b"{}")
+        if "pid" in answer:
+            return NetworkDescription(**answer)
+        why = answer.get("why") or self.holder.stderr.read().decode(errors="replace").strip()
         raise ValueError(f"cluster=netns can't have its network here ({why}); {VIRTUAL_ADVICE}")
 
     def enter(self, node: int) -> list[str]:
-        """The words before a command that let it run on this node."""
-        holder = Path("/proc", str(self.made.pid))
-        user = [f"--user={holder / 'ns/user'}", "--preserve-credentials"] * self.in_user_namespace
-        return ["nsenter", *user, f"--net={holder / 'fd' / str(self.made.nodes[node])}", "--"]
+        """Return the words before a command that let it run on a node."""
+        holder = Path("/proc", str(self.description.pid))
+        words = ["nsenter", f"--net={holder / 'fd' / str(self.description.nodes[node])}", "--"]
+        if unshare_command() == UNSHARE_AS_USER:
+            words[1:1] = [f"--user={holder / 'ns/user'}", "--preserve-credentials"]
+        return words
 
     @property
     def facts(self) -> dict[str, Any]:
         """Facts for the record."""
-        apart = ("pid", "nodes", "statistics")
-        found = {name: fact for name, fact in self.made._asdict().items() if name not in apart}
-        return {name: fact for name, fact in found.items() if fact is not None}
+        return {
+            name: fact
+            for name, fact in self.description._asdict().items()
+            if fact is not None and name not in ("pid", "nodes", "statistics")
+        }
 
     @property
     def statistics(self) -> Path | None:
-        """The file for what the relay has done, for as long as it is there; None without one."""
-        return None if (file := self.made.statistics) is None else Path(f"/proc/{self.made.pid}/fd/{file}")
+        """The file with the relay's statistics, for as long as it is there; None without a relay."""
+        descriptor = self.description.statistics
+        return None if descriptor is None else Path(f"/proc/{self.description.pid}/fd/{descriptor}")
 
     @property
     def is_gone(self) -> bool:
-        """Has its holder ended, or the relay that it goes on as? Nothing joins the nodes any more."""
+        """True if the holder has ended, or the relay that it goes on as: nothing joins the nodes any more."""
         return self.holder.poll() is not None
 
     def close(self) -> None:
-        """End it; it is gone once the processes on its nodes are."""
+        """End the network; it is gone once the processes on its nodes are."""
         for stream in (self.holder.stdin, self.holder.stdout, self.holder.stderr):
             if stream is not None:
                 stream.close()
@@ -145,28 +146,28 @@ class EmulatedNetwork:
 def holder_request(
     link: EmulatedLink, nodes: int, by: DelayMethod = "auto", relay_cpus: Sequence[int] = ()
 ) -> dict[str, Any]:
-    """What the holder of such a network is told, see `slurm.emulated.switch`.
+    """Return the request for the holder of a network, see `slurm.emulated.switch`.
 
     Raises:
         ValueError: as `EmulatedNetwork`.
     """
     check_link(link, nodes)
-    as_root = has_namespace_privilege()
-    asked: dict[str, Any] = {name: value for name, value in link._asdict().items() if value is not None}
-    if by == "netem" and not has_netem(as_root):
+    request: dict[str, Any] = {"nodes": nodes}
+    request |= {name: value for name, value in link._asdict().items() if value is not None}
+    if by == "netem" and not has_netem():
         raise ValueError(
             f"cluster.by=netem: this kernel has none (tc qdisc add ... netem fails); {RELAY_ADVICE}"
         )
-    if by == "relay" or (link.is_long and not has_netem(as_root)):
+    if by == "relay" or (link.is_long and not has_netem()):
         check_relay_rate(link)
-        asked |= {"relay": str(relay_program()), "relay_cpus": [*relay_cpus]}
-    return {"nodes": nodes, **asked}
+        request |= {"relay": str(relay_program()), "relay_cpus": [*relay_cpus]}
+    return request
 
 
 def read_link(path: Path) -> EmulatedLink:
-    """The link that a file of conf/link describes: its numbers, a line each."""
-    found = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
-    numbers: dict[str, Any] = {name: float(number) for name, number in found if name in EmulatedLink._fields}
+    """Return the link that a file of conf/link describes: its numbers, a line each."""
+    pairs = re.findall(r"^(\w+): *([-+.\de]+)", path.read_text(), re.MULTILINE)
+    numbers: dict[str, Any] = {name: float(number) for name, number in pairs if name in EmulatedLink._fields}
     return EmulatedLink(path.stem, None, None)._replace(**numbers)
 
 
@@ -181,10 +182,12 @@ def check_link(link: EmulatedLink, nodes: int) -> None:
             f"link={link.name} has beta_s_per_byte={link.beta_s_per_byte}, so there is no bandwidth to "
             "emulate; choose a link with a number above 0, such as link=ethernet_1g"
         )
-    for name, most in LARGEST_VALUE_BY_FIELD.items():
-        if (asked := getattr(link, name) or 0) > most:
+    for name, largest in LARGEST_VALUE_BY_FIELD.items():
+        value = getattr(link, name) or 0
+        if value > largest:
             raise ValueError(
-                f"link={link.name} has {name}={asked:g}, and no run would end over it; take {most:g} at most"
+                f"link={link.name} has {name}={value:g}, and no run would end over it; take {largest:g} at "
+                "most"
             )
     if link.jitter_s > (link.alpha_s or 0):
         raise ValueError(
@@ -208,17 +211,17 @@ def check_relay_rate(link: EmulatedLink) -> None:
     rate = switch.bandwidth_bit_s(min(link.beta_s_per_byte, link.down_s_per_byte or link.beta_s_per_byte))
     if rate > MOST_RELAYED_BIT_S:
         raise ValueError(
-            f"link={link.name} has {rate / 1e9:g} Gbit/s, and a relay carries {MOST_RELAYED_BIT_S / 1e9:g} at "
-            "most; take a slower link, or alpha_s below 1 ms without jitter and loss, which needs no relay"
+            f"link={link.name} has {rate / 1e9:g} Gbit/s, and a relay carries {MOST_RELAYED_BIT_S / 1e9:g} "
+            "at most; take a slower link, or alpha_s below 1 ms without jitter and loss, which needs no relay"
         )
 
 
 @cache
-def has_namespace_privilege() -> bool:
-    """May this process make network namespaces as it is, rather than in a user namespace of its own?
+def unshare_command() -> tuple[str, ...]:
+    """Return the words before a command that let it run in a network namespace of its own.
 
     Raises:
-        ValueError: neither; the message says why.
+        ValueError: this process may make none; the message says why.
     """
     if sys.platform != "linux":
         raise ValueError(
@@ -228,53 +231,44 @@ def has_namespace_privilege() -> bool:
     if missing:
         packages = " and ".join(dict.fromkeys(PACKAGE_BY_PROGRAM[program] for program in missing))
         raise ValueError(
-            f"cluster=netns needs the programs {', '.join(PACKAGE_BY_PROGRAM)}, and {', '.join(missing)} is not on the "
-            f"PATH; install {packages}, or {VIRTUAL_ADVICE}"
+            f"cluster=netns needs the programs {', '.join(PACKAGE_BY_PROGRAM)}, and {', '.join(missing)} is "
+            f"not on the PATH; install {packages}, or {VIRTUAL_ADVICE}"
         )
-    said = []
-    for words in UNSHARE_COMMANDS:
-        done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            return words == UNSHARE_COMMANDS[0]
-        said.append(done.stderr.strip())
+    errors = []
+    for command in (UNSHARE_AS_ROOT, UNSHARE_AS_USER):
+        process = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
+        if process.returncode == 0:
+            return command
+        errors.append(process.stderr.strip())
     raise ValueError(
         f"cluster=netns needs network namespaces, and this machine allows none, neither as this user "
-        f"({said[0]}) nor in a user namespace ({said[1]}); run it as root, in a container with "
-        f"--cap-add=SYS_ADMIN, or allow user namespaces (sysctl user.max_user_namespaces), or {VIRTUAL_ADVICE}"
+        f"({errors[0]}) nor in a user namespace ({errors[1]}); run it as root, in a container with "
+        "--cap-add=SYS_ADMIN, or allow user namespaces (sysctl user.max_user_namespaces), or "
+        f"{VIRTUAL_ADVICE}"
     )
 
 
 @cache
-def has_netem(as_root: bool) -> bool:
-    """Can this kernel delay packets?"""
-    words = [
-        *UNSHARE_COMMANDS[not as_root],
-        "tc",
-        "qdisc",
-        "add",
-        "dev",
-        "lo",
-        "root",
-        "netem",
-        "delay",
-        "1ms",
-    ]
-    return subprocess.run(words, capture_output=True, check=False).returncode == 0
+def has_netem() -> bool:
+    """Tell whether this kernel can delay packets."""
+    add_delay = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
+    return subprocess.run([*unshare_command(), *add_delay], capture_output=True, check=False).returncode == 0
 
 
 def check_emulation(link: EmulatedLink, nodes: int, by: DelayMethod = "auto") -> None:
-    """Try it, before anything is begun.
+    """Check that this machine can emulate a link, by making a network.
 
     Raises:
-        ValueError: this machine can't emulate this link.
+        ValueError: it can't.
     """
     check_link(link, nodes)
     EmulatedNetwork(link, 1, by).close()
 
 
 def main(path: str, nodes: str) -> int:
-    """For the development cluster: what its holder is told of a link's file."""
+    """Print the request for the holder of the development cluster's network, for a file of conf/link."""
     try:
+        unshare_command()
         print(json.dumps(holder_request(read_link(Path(path)), int(nodes))))
     except ValueError as error:
         print(error, file=sys.stderr)

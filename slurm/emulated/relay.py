@@ -17,28 +17,29 @@ LIMIT_S = 60.0
 
 
 def relay_program() -> Path:
-    """The relay's program, from the cache or compiled now.
+    """Return the path of the relay's program, which is compiled now if the cache does not have it.
 
     Raises:
         ValueError: there is no compiler, or it fails.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsify" / "relay"
-    made_of = repr((SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver())).encode()
-    path = folder / f"relay-{hashlib.sha256(made_of).hexdigest()[:16]}"
+    sources = repr((SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver())).encode()
+    path = folder / f"relay-{hashlib.sha256(sources).hexdigest()[:16]}"
     if not os.access(path, os.X_OK):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as place:
-            compile_relay(Path(place) / "relay").replace(path)
+        with tempfile.TemporaryDirectory(prefix="building-", dir=folder) as build_folder:
+            program = Path(build_folder) / "relay"
+            compile_relay(program)
+            program.replace(path)
     return path
 
 
-def compile_relay(path: Path) -> Path:
-    """relay.cpp compiled to this path, which is returned."""
+def compile_relay(path: Path) -> None:
+    """Compile relay.cpp to this path."""
     compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
         raise ValueError(f"no compiler for its relay: none of {', '.join(COMPILERS)} is installed")
-    words = [compiler, *FLAGS, str(SOURCE), "-o", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode:
-        raise ValueError(f"{compiler} can't compile its relay: {done.stderr.strip()[-500:]}")
-    return path
+    command = [compiler, *FLAGS, str(SOURCE), "-o", str(path)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if process.returncode:
+        raise ValueError(f"{compiler} can't compile its relay: {process.stderr.strip()[-500:]}")

@@ -1,4 +1,4 @@
-"""The process that holds an emulated network: nodes, and what their slow cables end in, a bridge or a relay.
+"""The process that holds an emulated network: nodes, and a bridge or a relay at the end of their slow cables.
 
 Started in a network namespace of its own, the switch (`unshare --net`), it makes one more per node, all
 without a name: they live as long as this process, and those that entered them; then the kernel removes them,
@@ -11,8 +11,8 @@ on as.
 Run as a file, by any Python, with the standard library alone: the development cluster's scripts do so, too.
 
     switch.py '{"nodes": 4, "alpha_s": 5e-5, "beta_s_per_byte": 8e-9}'
-says in a line of JSON what it made (`main`), and ends when its standard input does; with a further word,
-`stay`, when it is told to.
+prints a line of JSON on the network that it made (`main`), and ends when its standard input does; with a
+further word, `stay`, when it is told to.
 """
 
 from __future__ import annotations
@@ -37,65 +37,74 @@ MOST_NODES = 1000  # a bridge has 1,023 ports (BR_MAX_PORTS)
 # A token bucket (tc-tbf) is filled at the rate, and what it holds passes at once. A small one is exact, but
 # loses what comes in while a busy processor lets its timer wait; a large one lets the beginning of a message
 # pass for nothing. So there are two, one behind the other: one at the rate, and a small one a bit above it.
-BURST_S, PEAK, PEAK_BURST_S = 1e-3, 1.1, 2e-4
+BURST_S = 1e-3
+PEAK = 1.1
+PEAK_BURST_S = 2e-4
 # TCP hands its packets over in bundles (GSO), each of which must fit into the small bucket.
-BUNDLE_S, LEAST_BUNDLE, MOST_BUNDLE = 1e-4, 3_000, 65_000  # bytes
+BUNDLE_S = 1e-4
+LEAST_BUNDLE = 3_000  # bytes
+MOST_BUNDLE = 65_000
 HEADERS = 1.1  # times a bundle: with Ethernet's, IP's and TCP's
 QUEUE_S = 0.05  # that a packet may wait at a port before others are dropped: a switch with large buffers
 LEAST_QUEUE = 4 * 2**20  # bytes, so that all workers may send to one without loss
-# What a connection may have waiting at its own node's port. Where nodes send and receive at once, the
-# acknowledgements of what they receive wait behind it, and longer queues make both directions slow. Linux
-# takes fair queues (fq_codel) against that, which not every kernel has.
+# Bytes of a connection that may wait at its own node's port, in seconds. Where nodes send and receive at
+# once, the acknowledgements of what they receive wait behind them, and longer queues slow both directions.
+# Linux takes fair queues (fq_codel) against that, which not every kernel has.
 OWN_QUEUE_S = 5e-4
 CONGESTION = "reno"
-TUN, TUNSETIFF, TUN_WITHOUT_HEADER = "/dev/net/tun", 0x400454CA, 0x1001  # linux/if_tun.h
+TUN = "/dev/net/tun"
+TUNSETIFF = 0x400454CA  # linux/if_tun.h
+TUN_WITHOUT_HEADER = 0x1001
 # Over a long link a bundle takes a small share of the delay: fewer are cheaper for the relay. TCP begins with
 # as many bytes as over Ethernet, ten packets (RFC 6928).
-BUNDLE_SHARE, FIRST_BYTES = 1 / 40, 14_600
-# What TCP may have under way, in round trips at the full rate: one fills the link, the system counts what a
-# packet takes in memory as well, and the window opens past what fits.
-WINDOWS, LEAST_WINDOW = 4, 2**18
+BUNDLE_SHARE = 1 / 40
+FIRST_BYTES = 14_600
+# Bytes that TCP may have under way, in round trips at the full rate: one fills the link, the system counts
+# the memory of a packet as well, and the window opens past what fits.
+WINDOWS = 4
+LEAST_WINDOW = 2**18
 # A queue of a long link holds what comes in two round trips: a connection that lost something is still as
 # fast as the link.
 QUEUE_WAYS = 4
 
 
 def bandwidth_bit_s(beta_s_per_byte: float) -> int:
-    """Bits per second of a link."""
+    """Return the bits per second of a link."""
     return round(8 / beta_s_per_byte)
 
 
 def bundle_bytes(rate: int) -> int:
-    """Bytes that travel at once at a rate of so many bits per second."""
+    """Return the bytes that travel at once at a rate of so many bits per second."""
     return round(min(max(BUNDLE_S * rate / 8, LEAST_BUNDLE), MOST_BUNDLE))
 
 
 def long_bundle_bytes(rate: int, delay_s: float) -> int:
-    """The same over a long link, with its headers."""
+    """Return the bytes that travel at once over a long link, with their headers."""
     return round(min(max(BUNDLE_SHARE * delay_s * rate / 8, bundle_bytes(rate)), MOST_BUNDLE))
 
 
 def tcp_window_bytes(rate: int, delay_s: float) -> int:
-    """Bytes that TCP may have under way over a link, so that it is the link that limits it."""
+    """Return the bytes that TCP may have under way over a link, so that the link limits it."""
     return round(max(WINDOWS * 2 * delay_s * rate / 8, LEAST_WINDOW))
 
 
 def token_bucket_options(rate: int) -> str:
-    """The words of tc for the buckets of this rate, in bits per second."""
+    """Return the words of tc for the buckets of a rate, in bits per second."""
     least = HEADERS * bundle_bytes(rate)
-    burst, peak_burst = (round(max(seconds * rate / 8, least)) for seconds in (BURST_S, PEAK_BURST_S))
+    burst = round(max(BURST_S * rate / 8, least))
+    peak_burst = round(max(PEAK_BURST_S * rate / 8, least))
     queue = round(max(QUEUE_S * rate / 8, LEAST_QUEUE))
     peak = f"peakrate {round(PEAK * rate)}bit mtu {peak_burst}"
     return f"tbf rate {rate}bit burst {burst} {peak} limit {queue}"
 
 
 def node_address(node: int) -> str:
-    """Address of a node, counted from 0."""
+    """Return the address of a node, counted from 0."""
     return f"{NETWORK}.{(node + 1) // 256}.{(node + 1) % 256}"
 
 
 class LinkRequest(NamedTuple):
-    """What was asked for: `conf/link`, and the relay."""
+    """The numbers of `conf/link` that were requested, and the relay."""
 
     alpha_s: float  # of a packet's way
     beta_s_per_byte: float  # of what a node sends
@@ -112,26 +121,26 @@ class SetUpError(Exception):
 
 def run_batch(program: str, lines: Iterable[str]) -> None:
     """Let `ip` or `tc` carry out these lines in the namespace that this process is in."""
-    done = subprocess.run(
+    process = subprocess.run(
         [program, "-batch", "-"], input="\n".join(lines) + "\n", capture_output=True, text=True, check=False
     )
-    if done.returncode:
-        raise SetUpError(f"{program}: {' '.join(done.stderr.split())}")
+    if process.returncode:
+        raise SetUpError(f"{program}: {' '.join(process.stderr.split())}")
 
 
 def enter_namespace(descriptor: int) -> None:
-    """Go into the network namespace of this descriptor."""
+    """Enter the network namespace of this descriptor."""
     _call_libc("setns", descriptor, CLONE_NEWNET)
 
 
 def enter_new_namespace() -> int:
-    """Go into a new one; returns the descriptor that keeps it."""
+    """Enter a new network namespace, and return the descriptor that keeps it."""
     _call_libc("unshare", CLONE_NEWNET)
     return open_current_namespace()
 
 
 def open_current_namespace() -> int:
-    """A descriptor of the network namespace that this process is in."""
+    """Return a descriptor of the network namespace that this process is in."""
     return os.open("/proc/self/ns/net", os.O_RDONLY)
 
 
@@ -141,60 +150,79 @@ def _call_libc(name: str, *arguments: int) -> None:
         raise SetUpError(f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
-def configure_tcp(rate: int, delay_s: float = 0.0, raised: bool = True) -> dict[str, Any]:
-    """No IPv6, short queues, the usual congestion control where there is it, and, if `raised`, windows for
-    the delay, which a pause between two exchanges does not close; returns what there is.
+def configure_tcp(rate: int, delay_s: float, raise_windows: bool) -> dict[str, Any]:
+    """Set no IPv6, short queues and the usual congestion control, as far as this machine allows it.
+
+    Args:
+        raise_windows: also set windows for the delay, which a pause between two exchanges does not close.
+
+    Returns:
+        the congestion control and window that there are.
     """
-    settings = Path("/proc/sys/net")
-    windows = [settings / f"ipv4/tcp_{kind}mem" for kind in "rw"]
-    for path in windows if raised else ():
-        least, usual, most = path.read_text().split()
-        with contextlib.suppress(OSError):  # as below
-            path.write_text(f"{least} {usual} {max(int(most), tcp_window_bytes(rate, delay_s))}")
-    asked = {
-        "ipv6/conf/all/disable_ipv6": 1,
-        **({"ipv4/tcp_slow_start_after_idle": 0} if raised else {}),
-        "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle_bytes(rate))),
-        "ipv4/tcp_congestion_control": CONGESTION,
+    folder = Path("/proc/sys/net")
+    window_files = [folder / "ipv4/tcp_rmem", folder / "ipv4/tcp_wmem"]
+    setting_by_path: dict[Path, object] = {
+        folder / "ipv6/conf/all/disable_ipv6": 1,
+        folder / "ipv4/tcp_limit_output_bytes": round(max(OWN_QUEUE_S * rate / 8, 2 * bundle_bytes(rate))),
+        folder / "ipv4/tcp_congestion_control": CONGESTION,
     }
-    for name, value in asked.items():
+    if raise_windows:
+        setting_by_path[folder / "ipv4/tcp_slow_start_after_idle"] = 0
+        for path in window_files:
+            least, usual, most = path.read_text().split()
+            setting_by_path[path] = f"{least} {usual} {max(int(most), tcp_window_bytes(rate, delay_s))}"
+    for path, setting in setting_by_path.items():
         with contextlib.suppress(OSError):  # containers may forbid it
-            (settings / name).write_text(str(value))
-    congestion = (settings / "ipv4/tcp_congestion_control").read_text().strip()
+            path.write_text(str(setting))
     return {
-        "congestion": congestion, "window_bytes": min(int(path.read_text().split()[-1]) for path in windows)
-    }  # fmt: skip
+        "congestion": (folder / "ipv4/tcp_congestion_control").read_text().strip(),
+        "window_bytes": min(int(path.read_text().split()[-1]) for path in window_files),
+    }
 
 
-def make_relayed_nodes(nodes: int, asked: LinkRequest) -> tuple[dict[str, Any], list[str]]:
-    """Nodes with long cables; and the words of the relay that has the other ends."""
-    slow, fast = sorted(map(bandwidth_bit_s, (asked.beta_s_per_byte, asked.down_s_per_byte)))
-    kept, devices, tcp, size = [], [], {}, long_bundle_bytes(slow, asked.alpha_s)
+def make_relayed_nodes(nodes: int, link: LinkRequest) -> tuple[dict[str, Any], list[str]]:
+    """Make nodes with long cables; return facts about them, and the words of the relay at the other ends."""
+    slow, fast = sorted(map(bandwidth_bit_s, (link.beta_s_per_byte, link.down_s_per_byte)))
+    mtu = long_bundle_bytes(slow, link.alpha_s)
+    namespaces = []
+    devices = []
+    tcp: dict[str, Any] = {}
     for node in range(nodes):
-        kept.append(enter_new_namespace())
+        namespaces.append(enter_new_namespace())
         devices.append(open_tun_device(INTERFACE))
-        tcp = configure_tcp(fast, asked.alpha_s, asked.windows == "raised")
-        run_batch("ip", [
-            "link set lo up",
-            f"addr add {node_address(node)}/16 dev {INTERFACE}",
-            f"link set {INTERFACE} mtu {size} txqueuelen 10000 up",
-            f"route change {NETWORK}.0.0/16 dev {INTERFACE} initcwnd {max(1, round(FIRST_BYTES / size))}",
-        ])  # fmt: skip
+        tcp = configure_tcp(fast, link.alpha_s, link.windows == "raised")
+        first_packets = max(1, round(FIRST_BYTES / mtu))
+        run_batch(
+            "ip",
+            [
+                "link set lo up",
+                f"addr add {node_address(node)}/16 dev {INTERFACE}",
+                f"link set {INTERFACE} mtu {mtu} txqueuelen 10000 up",
+                f"route change {NETWORK}.0.0/16 dev {INTERFACE} initcwnd {first_packets}",
+            ],
+        )
     statistics = os.memfd_create("statistics")  # a file that goes with its last reader
-    for descriptor in (statistics, *kept, *devices):
+    for descriptor in (statistics, *namespaces, *devices):
         os.set_inheritable(descriptor, True)
-    queue_s = max(QUEUE_S, QUEUE_WAYS * asked.alpha_s)
-    numbers = (
-        asked.alpha_s, asked.jitter_s, asked.loss, asked.beta_s_per_byte, asked.down_s_per_byte, queue_s, 0
-    )  # fmt: skip
-    words = [f"{number:.12g}" for number in numbers]
-    made = {"nodes": kept, "by": "relay", "delay_s": asked.alpha_s, "mtu": size, "queue_s": queue_s, **tcp}
-    return {**made, "statistics": statistics}, [*words, *map(str, (statistics, *devices))]
+    queue_s = max(QUEUE_S, QUEUE_WAYS * link.alpha_s)
+    numbers = [link.alpha_s, link.jitter_s, link.loss, link.beta_s_per_byte, link.down_s_per_byte, queue_s, 0]
+    words = [*(f"{number:.12g}" for number in numbers), str(statistics), *map(str, devices)]
+    facts = {
+        "nodes": namespaces,
+        "by": "relay",
+        "delay_s": link.alpha_s,
+        "mtu": mtu,
+        "queue_s": queue_s,
+        **tcp,
+        "statistics": statistics,
+    }
+    return facts, words
 
 
 def open_tun_device(name: str) -> int:
-    """A new TUN device of this namespace: what is written to its descriptor comes out of it as if a wire had
-    brought it.
+    """Make a TUN device in this namespace, and return its descriptor.
+
+    Bytes that are written to the descriptor come out of the device as if a wire had brought them.
     """
     try:
         descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK)
@@ -209,70 +237,82 @@ def open_tun_device(name: str) -> int:
     return descriptor
 
 
-def make_bridged_nodes(nodes: int, asked: LinkRequest) -> dict[str, Any]:
-    """Nodes with slow cables to a bridge."""
-    rate, switch = bandwidth_bit_s(asked.beta_s_per_byte), open_current_namespace()
-    down, alpha_s = bandwidth_bit_s(asked.down_s_per_byte), asked.alpha_s
+def make_bridged_nodes(nodes: int, link: LinkRequest) -> dict[str, Any]:
+    """Make nodes with slow cables to a bridge; return facts about them."""
+    rate = bandwidth_bit_s(link.beta_s_per_byte)
+    switch = open_current_namespace()
     run_batch("ip", ["link set lo up", "link add switch type bridge", "link set switch up"])
-    kept, tcp, delay_s = [], {}, alpha_s
+    namespaces = []
+    tcp: dict[str, Any] = {}
+    delay_s = link.alpha_s
     for node in range(nodes):
-        kept.append(enter_new_namespace())
-        tcp = configure_tcp(rate, alpha_s, asked.windows == "raised")
-        pipe = f"/proc/{os.getpid()}/fd/{switch}"
-        run_batch("ip", [
-            "link set lo up",
-            f"link add {INTERFACE} type veth peer name port{node} netns {pipe}",
-            f"addr add {node_address(node)}/16 dev {INTERFACE}",
-            f"link set {INTERFACE} gso_max_size {bundle_bytes(rate)} up",
-        ])  # fmt: skip
+        namespaces.append(enter_new_namespace())
+        tcp = configure_tcp(rate, link.alpha_s, link.windows == "raised")
+        run_batch(
+            "ip",
+            [
+                "link set lo up",
+                f"link add {INTERFACE} type veth peer name port{node} netns /proc/{os.getpid()}/fd/{switch}",
+                f"addr add {node_address(node)}/16 dev {INTERFACE}",
+                f"link set {INTERFACE} gso_max_size {bundle_bytes(rate)} up",
+            ],
+        )
         run_batch("tc", [f"qdisc add dev {INTERFACE} root handle 1: {token_bucket_options(rate)}"])
-        delay_s = delay_s and add_delay(delay_s, asked.jitter_s, asked.loss)
+        if delay_s and not try_add_delay(link):
+            delay_s = 0.0
     enter_namespace(switch)
     ports = [f"port{node}" for node in range(nodes)]
     run_batch("ip", [f"link set {port} gso_max_size {bundle_bytes(rate)} master switch up" for port in ports])
-    run_batch("tc", [f"qdisc add dev {port} root {token_bucket_options(down)}" for port in ports])
-    return {"nodes": kept, "by": "netem" if delay_s else "buckets", "delay_s": delay_s, **tcp}
+    buckets = token_bucket_options(bandwidth_bit_s(link.down_s_per_byte))
+    run_batch("tc", [f"qdisc add dev {port} root {buckets}" for port in ports])
+    return {"nodes": namespaces, "by": "netem" if delay_s else "buckets", "delay_s": delay_s, **tcp}
 
 
-def add_delay(seconds: float, jitter_s: float = 0.0, loss: float = 0.0) -> float:
-    """Delay what this node sends; returns by how much: 0 where the kernel has no netem."""
-    words = [f"delay {seconds * 1e6:g}us"]
-    words += [f"{jitter_s * 1e6:g}us"] if jitter_s else []
-    words += [f"loss {100 * loss:g}%"] if loss else []
+def try_add_delay(link: LinkRequest) -> bool:
+    """Delay what this node sends; return False where the kernel has no netem."""
+    words = f"delay {link.alpha_s * 1e6:g}us"
+    if link.jitter_s:
+        words += f" {link.jitter_s * 1e6:g}us"
+    if link.loss:
+        words += f" loss {100 * link.loss:g}%"
     packets = 10_000  # more than are ever under way
     try:
-        run_batch("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {' '.join(words)} limit {packets}"])
+        run_batch("tc", [f"qdisc add dev {INTERFACE} parent 1:1 netem {words} limit {packets}"])
     except SetUpError:
-        return 0.0
-    return seconds
+        return False
+    return True
 
 
 def main(words: str, stay: bool = False) -> int:
-    """Writes {"pid", "nodes": a descriptor of this process for each, "by": who makes cables slow, "delay_s",
-    "congestion", "window_bytes"}, with a relay "mtu", "queue_s", "statistics" (a descriptor) and, if asked
-    for, "relay_cpus" as well; or {"why"}.
+    """Make the network of a request in JSON, print facts about it in JSON, and hold it.
+
+    The facts are {"pid", "nodes": a descriptor of this process for each, "by": who makes cables slow,
+    "delay_s", "congestion", "window_bytes"}, with a relay "mtu", "queue_s", "statistics" (a descriptor) and,
+    if requested, "relay_cpus" as well; or {"why"}.
     """
-    told = json.loads(words)
-    asked = LinkRequest(**{name: told[name] for name in LinkRequest._fields if name in told})
-    asked = asked._replace(down_s_per_byte=asked.down_s_per_byte or asked.beta_s_per_byte)
+    request = json.loads(words)
+    link = LinkRequest(**{name: request[name] for name in LinkRequest._fields if name in request})
+    link = link._replace(down_s_per_byte=link.down_s_per_byte or link.beta_s_per_byte)
+    relay_words: list[str] = []
     try:
-        if asked.relay:
-            made, relay = make_relayed_nodes(told["nodes"], asked)
-            if cpus := told.get("relay_cpus"):
+        if link.relay:
+            facts, relay_words = make_relayed_nodes(request["nodes"], link)
+            cpus = request.get("relay_cpus")
+            if cpus:
                 os.sched_setaffinity(0, cpus)  # it keeps them as this process goes on as it
-                made["relay_cpus"] = cpus
+                facts["relay_cpus"] = cpus
         else:
-            made, relay = make_bridged_nodes(told["nodes"], asked), []
+            facts = make_bridged_nodes(request["nodes"], link)
     except (SetUpError, OSError) as error:
         print(json.dumps({"why": str(error)}), flush=True)
         return 2
-    print(json.dumps({"pid": os.getpid(), **made}), flush=True)
-    if asked.relay:
+    print(json.dumps({"pid": os.getpid(), **facts}), flush=True)
+    if link.relay:
         if stay:  # it ends with its standard input, which then nobody closes
-            reads, writes = os.pipe()
-            os.dup2(reads, 0)
-            os.set_inheritable(writes, True)
-        os.execv(asked.relay, [f"relay {words}", *relay])
+            reading, writing = os.pipe()
+            os.dup2(reading, 0)
+            os.set_inheritable(writing, True)
+        os.execv(link.relay, [f"relay {words}", *relay_words])
     if stay:
         signal.pause()
     while os.read(0, 1):

@@ -17,7 +17,13 @@ from typing import Any
 import pytest
 
 from slurm.emulated import switch
-from slurm.emulated.network import EmulatedLink, EmulatedNetwork, check_emulation, has_namespace_privilege
+from slurm.emulated.network import (
+    UNSHARE_AS_ROOT,
+    EmulatedLink,
+    EmulatedNetwork,
+    check_emulation,
+    unshare_command,
+)
 from tests.conftest import ROOT, there
 from tests.slurm.emulated.links import a_link, await_gone, devices, needs_namespaces, opened, processes
 
@@ -53,9 +59,9 @@ subprocess.run(wait, stdin=lifeline())
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Ask anew what this machine allows, which is asked once in a process's life."""
-    has_namespace_privilege.cache_clear()
+    unshare_command.cache_clear()
     yield
-    has_namespace_privilege.cache_clear()
+    unshare_command.cache_clear()
 
 
 def python(made: EmulatedNetwork, node: int, code: str, *words: str) -> subprocess.Popen[str]:
@@ -93,7 +99,7 @@ def test_nodes_see_each_other_and_nothing_else_and_the_machine_sees_none_of_them
         assert devices() == before
         assert processes(link)
         # Ctrl-C is for the starter alone: its workers save before the network may go.
-        assert os.getpgid(made.made.pid) != os.getpgid(0)
+        assert os.getpgid(made.description.pid) != os.getpgid(0)
     await_gone(link)
     made.close()  # harmless
 
@@ -129,7 +135,7 @@ def test_nothing_is_left_of_networks_that_were_ended_or_killed_half_way() -> Non
 def test_a_holder_that_is_killed_takes_its_network_with_it() -> None:
     link = a_link(FAST)
     with opened(link, 2) as made:
-        os.kill(made.made.pid, signal.SIGKILL)
+        os.kill(made.description.pid, signal.SIGKILL)
         await_gone(link)
 
 
@@ -163,7 +169,7 @@ def test_a_machine_that_can_have_no_networks_is_told_why(
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
     with pytest.raises(ValueError, match=sentence):
-        has_namespace_privilege()
+        unshare_command()
 
 
 @pytest.mark.parametrize("allowed", [("unshare", "--net"), ("unshare", "--map-root-user", "--net"), None])
@@ -177,12 +183,12 @@ def test_root_comes_first_then_a_user_namespace_then_the_reasons(
     monkeypatch.setattr(shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     if allowed:
-        assert has_namespace_privilege() == (len(allowed) == 2)
+        assert (unshare_command() == UNSHARE_AS_ROOT) == (len(allowed) == 2)
     else:
         with pytest.raises(
             ValueError, match=r"\(3 words: not permitted\).*\(4 words: not permitted\); run it as root"
         ):
-            has_namespace_privilege()
+            unshare_command()
 
 
 @needs_namespaces

@@ -16,11 +16,12 @@ import pytest
 
 from slurm.emulated import relay, switch
 from slurm.emulated.network import (
+    UNSHARE_AS_ROOT,
     EmulatedLink,
     EmulatedNetwork,
     check_emulation,
-    has_namespace_privilege,
     has_netem,
+    unshare_command,
 )
 from slurm.worker_process import open_lifeline
 from tests.conftest import ROOT
@@ -77,7 +78,7 @@ class Taken(NamedTuple):
 
 def measured(made: EmulatedNetwork, num_bytes: int) -> Taken:
     """Measure what sending takes."""
-    asked = json.dumps({"pid": made.made.pid, "nodes": made.made.nodes, "bytes": num_bytes})
+    asked = json.dumps({"pid": made.description.pid, "nodes": made.description.nodes, "bytes": num_bytes})
     command = [*made.enter(0), sys.executable, "-c", MEASURED, asked]
     done = subprocess.run(
         command, stdin=open_lifeline(), capture_output=True, text=True, timeout=100, check=False
@@ -105,7 +106,7 @@ def test_a_relay_runs_where_it_is_told_to() -> None:
     (cpu, *_) = cpus = sorted(os.sched_getaffinity(0))
     for asked in ([cpu], []):
         with opened(far(), 2, "relay", asked) as made:
-            assert sorted(os.sched_getaffinity(made.made.pid)) == (asked or cpus)
+            assert sorted(os.sched_getaffinity(made.description.pid)) == (asked or cpus)
             assert made.facts.get("relay_cpus") == (asked or None)
 
 
@@ -136,7 +137,7 @@ def test_nothing_is_left_of_a_relay_and_who_waits_for_it_is_told() -> None:
     with opened(link, 3, "relay") as made:
         statistics = made.statistics
         assert not made.is_gone
-        os.kill(made.made.pid, signal.SIGKILL)
+        os.kill(made.description.pid, signal.SIGKILL)
         await_gone(link)
         assert made.holder.wait(10)
         assert made.is_gone
@@ -194,7 +195,7 @@ def test_an_acknowledgement_does_not_wait_for_the_data_of_its_own_pair() -> None
 
 @needs_namespaces
 def test_what_a_kernel_can_not_do_is_refused() -> None:
-    if not has_netem(has_namespace_privilege()):
+    if not has_netem():
         with pytest.raises(
             ValueError, match=r"cluster.by=netem: this kernel has none.*take cluster.by=relay"
         ):
@@ -215,7 +216,7 @@ def test_a_relay_that_is_to_stay_outlives_its_starter() -> None:
     asked = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     told = json.loads(asked)
     assert told["jitter_s"] == 0.005
-    if not told.get("relay") or not has_namespace_privilege():
+    if not told.get("relay") or unshare_command() != UNSHARE_AS_ROOT:
         pytest.skip("this kernel delays by itself, or this user has no network namespaces of the machine's")
     command = ["unshare", "--net", sys.executable, switch.__file__, asked, "stay"]
     holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
