@@ -266,7 +266,7 @@ ROWS = {
     "fused": StepKind(lambda setup: by_kernel(setup.fused(), setup.k), exact=True),
     "eager": StepKind(eager, exact=True, passing=topk_memory),
     "eager_hugepages": StepKind(eager_in_huge_pages, exact=True, held=FOLLOWED, passing=topk_memory),
-    "fallback": StepKind(lambda setup: by_kernel(setup.fused(bound=UNREACHED), setup.k), exact=True),
+    "fallback": StepKind(lambda setup: by_kernel(setup.fused(forced_bound=UNREACHED), setup.k), exact=True),
     "threshold": StepKind(threshold, held=0.25),
     "dgc": StepKind(dgc),
     "gaussiank": StepKind(lambda setup: by_rule(GaussianThreshold(), setup.workspace, setup.k)),

@@ -220,7 +220,7 @@ def triton_unavailable_reason(device: torch.device) -> str | None:
         expected = TorchKernel(acc).topk(acc.clone(), acc, k)
         # With a sampled bound, and with one that is too high; each twice: the second time launches are kept.
         for bound in (None, triton_search.UNREACHABLE_KEY):
-            kernel = triton_search.TritonKernel(acc, bound=bound)
+            kernel = triton_search.TritonKernel(acc, forced_bound=bound)
             for _ in range(2):
                 check_trial_selection(kernel.topk(acc.clone(), acc, k), expected)
     # Triton has no common class of errors, so all are caught and told.

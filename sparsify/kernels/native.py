@@ -36,19 +36,19 @@ class NativeKernel(SelectionKernel):
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
-        level: the vector instructions to use at most; None: the best that this processor has.
-        bound: for tests: the key to take for the bound, instead of a sampled one.
+        max_level: the vector instructions to use at most; None: the best that this processor has.
+        forced_bound: for tests: the key to take for the bound, instead of a sampled one.
 
     Raises:
         KernelUnavailableError: the library can't be built or loaded here.
     """
 
-    def __init__(self, like: Tensor, level: str | None = None, bound: int | None = None) -> None:
+    def __init__(self, like: Tensor, max_level: str | None = None, forced_bound: int | None = None) -> None:
         super().__init__()
         self.library = get_library()
-        self.level = best_level_at_most(level)
+        self.level = best_level_at_most(max_level)
         self.name = f"native {VECTOR_LEVELS[self.level]}"
-        self.forced_bound = -1 if bound is None else bound
+        self.forced_bound = -1 if forced_bound is None else forced_bound
         self.block_capacity = 0  # elements that `above_threshold` allocates for each block
         self.requests = np.zeros((1, 5), dtype=np.int64)  # struct SearchRequest
 

@@ -39,16 +39,16 @@ class NativeChunkSearch:
 
     Args:
         layout: the chunks.
-        level: the vector instructions to use at most; None: the best that this processor has.
+        max_level: the vector instructions to use at most; None: the best that this processor has.
 
     Raises:
         KernelUnavailableError: there is no native library.
     """
 
-    def __init__(self, layout: ChunkLayout, level: str | None = None) -> None:
+    def __init__(self, layout: ChunkLayout, max_level: str | None = None) -> None:
         self.library = get_library()
         self.layout = layout
-        self.level = best_level_at_most(level)
+        self.level = best_level_at_most(max_level)
         self.ks = tuple[int, ...]()
         self.table: Array = np.zeros((len(layout.grids), 11), dtype=np.int64)  # struct ChunkGrid of each
         for row, grid in zip(self.table, layout.grids, strict=True):

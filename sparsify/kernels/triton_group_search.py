@@ -65,7 +65,7 @@ class TritonGroupKernel(GroupKernel):
         likes: (n,) of each bucket, as `TritonKernel` takes them.
         kernels: the search of each bucket; none where all are searched together.
         max_small_numel: elements of a small bucket, at most.
-        block, min_blocks: see BLOCK, MIN_BLOCKS; smaller in tests.
+        block_numel, min_blocks_per_program: see BLOCK, MIN_BLOCKS; smaller in tests.
 
     Raises:
         ValueError: `unsupported_reason` has a reason why such buckets can't be searched.
@@ -78,8 +78,8 @@ class TritonGroupKernel(GroupKernel):
         likes: Sequence[Tensor],
         kernels: Sequence[SelectionKernel] = (),
         max_small_numel: float = math.inf,
-        block: int = BLOCK,
-        min_blocks: int = MIN_BLOCKS,
+        block_numel: int = BLOCK,
+        min_blocks_per_program: int = MIN_BLOCKS,
     ) -> None:
         reason = unsupported_reason(likes)
         if reason:
@@ -87,8 +87,8 @@ class TritonGroupKernel(GroupKernel):
         super().__init__([like.numel() for like in likes], kernels)
         small_buckets = [bucket for bucket, n in enumerate(self.sizes) if n <= max_small_numel]
         self.small_buckets = small_buckets if len(small_buckets) > 1 else []
-        self.block = block
-        shares = self._divide_among_programs(min_blocks)
+        self.block = block_numel
+        shares = self._divide_among_programs(min_blocks_per_program)
         self.num_programs = len(shares)
         new = likes[0].new_empty
         self.work = new((len(self.small_buckets), device_code.WORK_ROW_NUMEL.value), dtype=torch.int32)

@@ -96,15 +96,12 @@ class KernelLauncher:
             numbers: for none of their values Triton compiles a kernel of its own: do_not_specialize.
         """
         strides = {f"{name}_stride": tensor.stride(0) for name, tensor in tensors.items()}
-        if not self.keeps_compiled or has_profiler_hook():
-            launch_by_triton(plan(*choices), {**self.buffers, **tensors, **strides, **numbers})
-            return
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         types = [tensor.dtype for tensor in tensors.values()]
         are_aligned = [address % ALIGNMENT == 0 for address in addresses.values()]
         kind = (plan.__name__, choices, *types, *are_aligned, *strides.values())
         launches = self.compiled_by_kind.get(kind)
-        if launches is None:
+        if launches is None or not self.keeps_compiled or has_profiler_hook():
             values = {**self.buffers, **tensors, **strides, **numbers}
             self.compiled_by_kind[kind] = launch_by_triton(plan(*choices), values)
             return

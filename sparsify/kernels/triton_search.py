@@ -36,7 +36,6 @@ WIDE_NUMEL = 4  # elements that a thread loads and stores at once: 16 bytes
 MAX_NUMEL = 2**31 - 2**22  # elements whose offsets, and those of one block more, are int32
 MIN_CAPABILITY = (8, 0)  # the least that Triton names as supported
 UNREACHABLE_KEY = 0x7F800000  # a bound that finite elements do not reach: the key of Inf
-GRADIENT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Under TRITON_INTERPRET=1, Triton runs kernels in Python on the CPU.
 INTERPRETED = not isinstance(device_code.accumulate_and_mark, triton.runtime.JITFunction)
 
@@ -71,8 +70,8 @@ class TritonKernel(SelectionKernel):
 
     Args:
         like: (n,) float32, or bfloat16 or float16 whose sums are float32.
-        block, sample: see BLOCK, SAMPLE_NUMEL; smaller in tests.
-        bound, capacity: for trials: the key to take for the bound, and the room for candidates.
+        block_numel, sample_numel: see BLOCK, SAMPLE_NUMEL; smaller in tests.
+        forced_bound, forced_capacity: for trials: the key to take for the bound, and the room for candidates.
 
     Raises:
         ValueError: `unsupported_reason` has a reason why such buckets can't be searched.
@@ -83,25 +82,24 @@ class TritonKernel(SelectionKernel):
     def __init__(
         self,
         like: Tensor,
-        block: int = BLOCK,
-        sample: int = SAMPLE_NUMEL,
-        bound: int | None = None,
-        capacity: int | None = None,
+        block_numel: int = BLOCK,
+        sample_numel: int = SAMPLE_NUMEL,
+        forced_bound: int | None = None,
+        forced_capacity: int | None = None,
     ) -> None:
         reason = unsupported_reason(like)
         if reason:
             raise ValueError(f"{reason}; or take select=torch")
         super().__init__()
         self.n = like.numel()
-        self.block = block
-        self.sample = sample
-        self.forced_bound = -1 if bound is None else bound
-        self.forced_capacity = capacity
-        self.num_programs = max(1, min(MAX_LOOPING_PROGRAMS, triton.cdiv(self.n, 4 * block)))
-        num_blocks = triton.cdiv(self.n, block)
+        self.block = block_numel
+        self.sample = sample_numel
+        self.forced_bound = -1 if forced_bound is None else forced_bound
+        self.forced_capacity = forced_capacity
+        self.num_programs = max(1, min(MAX_LOOPING_PROGRAMS, triton.cdiv(self.n, 4 * block_numel)))
+        num_blocks = triton.cdiv(self.n, block_numel)
         new = like.new_empty
         self.work = new(triton_device_functions.WORK_NUMEL.value, dtype=torch.int32)
-        self.candidates = SparseVector(new(0, dtype=torch.int32), new(0, dtype=torch.float32))
         self.totals = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.threshold = new(1, dtype=torch.float32)
         self.launch = KernelLauncher()
@@ -110,11 +108,13 @@ class TritonKernel(SelectionKernel):
             rows=new((self.num_programs, triton_device_functions.LOW_BINS.value), dtype=torch.int32),
             totals=self.totals,
             threshold=self.threshold,
-            marks=new(num_blocks * block // triton_device_functions.MARKS_PER_WORD.value, dtype=torch.int32),
+            marks=new(
+                num_blocks * block_numel // triton_device_functions.MARKS_PER_WORD.value, dtype=torch.int32
+            ),
             counted=new(num_blocks, dtype=torch.int32),
             ends=new(num_blocks, dtype=torch.int64),
-            indices=self.candidates.indices,
-            values=self.candidates.values,
+            indices=new(0, dtype=torch.int32),  # of candidates
+            values=new(0, dtype=torch.float32),
         )
 
     def topk(self, acc: Tensor, grad: Tensor | None, k: int) -> SparseVector:
@@ -227,7 +227,9 @@ class TritonKernel(SelectionKernel):
         )
         if grad is not None:
             is_wrong |= (
-                grad.shape != acc.shape or grad.dtype not in GRADIENT_DTYPES or grad.device != acc.device
+                grad.shape != acc.shape
+                or accumulation_dtype(grad.dtype) != torch.float32
+                or grad.device != acc.device
             )
         if is_wrong:
             raise ValueError(
@@ -237,11 +239,9 @@ class TritonKernel(SelectionKernel):
         return acc.numel()
 
     def _ensure_candidate_capacity(self, capacity: int) -> None:
-        if self.candidates.indices.numel() < capacity:
-            indices = self.work.new_empty(capacity)
+        if self.launch.buffers["indices"].numel() < capacity:
             values = self.work.new_empty(capacity, dtype=torch.float32)
-            self.candidates = SparseVector(indices, values)
-            self.launch.set_buffers(indices=indices, values=values)
+            self.launch.set_buffers(indices=self.work.new_empty(capacity), values=values)
 
 
 def acc_and_grad_by_name(acc: Tensor, grad: Tensor | None) -> dict[str, Tensor]:

@@ -80,18 +80,14 @@ def accumulate_and_mark(
     """
     begin = tl.program_id(0) * BLOCK
     offsets = device.block_offsets(BLOCK, device.MARKS_PER_WORD)
+    # Before anything is stored, so that it need not be waited for.
+    bound = tl.load(work + device.BOUND)
+    sums, inside = device.accumulate_block(acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK)
     if GUESSED:
-        # Before anything is stored, so that it need not be waited for.
-        bound = tl.load(work + device.BOUND)
-        sums, inside = device.accumulate_block(
-            acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK
-        )
         count = device.store_marks_and_count(marks, inside & (device.magnitude_keys(sums) >= bound), BLOCK)
         share = (tl.num_programs(0) + programs - 1) // programs
         counter = work + device.CANDIDATES_BY_PROGRAM + tl.program_id(0) // share
         tl.atomic_add(counter, count, mask=count > 0, sem="relaxed")
-    else:
-        device.accumulate_block(acc, grad, n, acc_stride, grad_stride, begin, offsets, ADD, BLOCK)
 
 
 @triton.jit(do_not_specialize=["n", "k", "capacity"])

@@ -60,10 +60,10 @@ def strict() -> Iterator[None]:
 # What goes wrong on purpose: the bound, the room for candidates; and whether normal data notice.
 FORCED: dict[str, tuple[dict[str, int], int]] = {
     "as it comes": ({}, 0),
-    "no bound": ({"bound": 0}, 0),
-    "bound too high": ({"bound": 0x7F000000}, 1),
-    "bound too low and no room": ({"bound": 1, "capacity": 2 * K}, 1),
-    "little room": ({"capacity": K}, 1),
+    "no bound": ({"forced_bound": 0}, 0),
+    "bound too high": ({"forced_bound": 0x7F000000}, 1),
+    "bound too low and no room": ({"forced_bound": 1, "forced_capacity": 2 * K}, 1),
+    "little room": ({"forced_capacity": K}, 1),
 }
 
 
@@ -77,7 +77,7 @@ def draw(n: int = N, seed: int = 0) -> Tensor:
 
 def small(like: Tensor, **options: int) -> Any:
     """Return a kernel of small tiles and samples, for the interpreter is slow."""
-    return triton_search.TritonKernel(like, **{"block": 256, "sample": 512, **options})
+    return triton_search.TritonKernel(like, **{"block_numel": 256, "sample_numel": 512, **options})
 
 
 @QUIET
@@ -88,7 +88,7 @@ class TestTop:
     def test_the_k_largest_are_found_whatever_the_data(self, name: str) -> None:
         """Among candidates, and among all where they are too many; as the residual, and as the gradient."""
         made = given_data(name, N // 2)
-        check_topk(small(made, sample=64, capacity=4 * K), made.clone(), None, K)
+        check_topk(small(made, sample_numel=64, forced_capacity=4 * K), made.clone(), None, K)
         kernel = small(made)
         check_topk(kernel, torch.zeros_like(made), made, K)
         if name in ("heavy tails", "all scales", "all zero", "all equal"):
@@ -120,7 +120,7 @@ class TestTop:
 
     def test_views_may_begin_anywhere_and_leave_gaps(self) -> None:
         check_views(small, draw)
-        check_views(lambda like: small(like, bound=0x7F000000), draw)
+        check_views(lambda like: small(like, forced_bound=0x7F000000), draw)
 
     def test_any_number_of_equal_magnitudes_at_the_border_needs_no_fallback(self) -> None:
         """As in first steps, where residuals are 0: sums are gradients of few bits, many of them equal."""
@@ -128,24 +128,24 @@ class TestTop:
         k = 600
         grad = draw(n, 7) / 8 + draw(n, 8).sign()
         for coarse in ((8 * grad).round().half() / 8, grad.bfloat16().clamp(-1.25, 1.25)):
-            kernel = small(coarse, block=2048, sample=2048)
+            kernel = small(coarse, block_numel=2048, sample_numel=2048)
             acc = torch.zeros(n, device=DEVICE)
             check_topk(kernel, acc, coarse, k)
             border = acc.abs().kthvalue(n - k + 1).values
             assert (acc.abs() == border).sum() > 2 * k
             assert kernel.stats().fallbacks == 0
-            assert kernel.candidates.indices.numel() < n
+            assert kernel.launch.buffers["indices"].numel() < n
 
     def test_a_sample_is_enough_and_differs_from_step_to_step(self) -> None:
         """With less room than elements, so that it is the guess that is used."""
         acc = torch.zeros(20 * N, device=DEVICE)
-        kernel = small(acc, block=2048)
+        kernel = small(acc, block_numel=2048)
         seen = list[int]()
         for _ in range(3):
             acc.copy_(normal(20 * N))
             check_topk(kernel, acc, None, 20 * K)
             seen.append(kernel.stats().candidates - sum(seen))
-        assert kernel.candidates.indices.numel() < acc.numel()
+        assert kernel.launch.buffers["indices"].numel() < acc.numel()
         assert kernel.stats() == SearchStats(3, 0, sum(seen), 60 * K)
         assert all(20 * K < count < 100 * K for count in seen)
         assert len(set(seen)) > 1
@@ -155,7 +155,7 @@ class TestTop:
         acc = normal(20 * N)
         acc[torch.randperm(20 * N, generator=generator(6))[:20]] = 10 ** torch.linspace(3, 30, 20)
         acc = acc.to(DEVICE)
-        kernel = small(acc, block=2048)
+        kernel = small(acc, block_numel=2048)
         for k in (1, 10, 19):
             check_topk(kernel, acc, None, k)
         assert kernel.stats().fallbacks == 0

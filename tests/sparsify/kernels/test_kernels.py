@@ -34,7 +34,7 @@ needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no compiler")
 MAKE = dict[str, Callable[..., SelectionKernel]]()
 if HAS_COMPILER:
     for level in VECTOR_LEVELS[: VECTOR_LEVELS.index(native.best_vector_level()) + 1]:
-        MAKE[f"native {level}"] = partial(NativeKernel, level=level)
+        MAKE[f"native {level}"] = partial(NativeKernel, max_level=level)
 every_kernel = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 Make = Callable[..., SelectionKernel]
 
@@ -93,7 +93,7 @@ def test_a_wrong_bound_costs_time_and_nothing_else(make: Make) -> None:
     ordered = keys_of(acc + grad).sort(descending=True).values.tolist()
     # Nothing reaches it, one less than k, just k, all.
     for bound, has_fallback in ((ordered[0] + 1, True), (ordered[38], True), (ordered[39], False), (0, None)):
-        kernel = make(acc, bound=bound)
+        kernel = make(acc, forced_bound=bound)
         check_topk(kernel, acc.clone(), grad, 40)
         if has_fallback is not None:  # some kernels have room for all
             assert kernel.stats().fallbacks == has_fallback
@@ -102,7 +102,7 @@ def test_a_wrong_bound_costs_time_and_nothing_else(make: Make) -> None:
 @needs_compiler
 def test_more_candidates_than_there_is_room_for_cost_time_and_nothing_else() -> None:
     acc = INPUTS["mostly zero"](N) + 1e-3  # the sample misses the plateau below the few
-    kernel = NativeKernel(acc, bound=int(keys_of(torch.tensor([1e-3]))))
+    kernel = NativeKernel(acc, forced_bound=int(keys_of(torch.tensor([1e-3]))))
     check_topk(kernel, acc, torch.zeros(N), 40)
     assert kernel.stats().fallbacks == 1
 

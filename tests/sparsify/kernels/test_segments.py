@@ -25,7 +25,7 @@ from tests.sparsify.kernels.test_gpu_kernels import (
 from tests.sparsify.laws import build, check_alike, live
 
 __all__ = ["strict"]  # a fixture is found by its name in this module
-SMALL: dict[str, Any] = {"block": 256, "min_blocks": 1}  # the interpreter is slow
+SMALL: dict[str, Any] = {"block_numel": 256, "min_blocks_per_program": 1}  # the interpreter is slow
 N = 600  # three shares
 
 if CUDA or INTERPRETED:  # else the import would settle how Triton works in this process
