@@ -14,7 +14,7 @@ The rules, in the order in which they are asked:
    guessing ends: *not comparable*, and why.
 3. The runs were begun before the claim had this rule: *post hoc*. A rule is registered by the runs, which
    store the digest of each claim's rule when they begin.
-4. There is no interval, or it is over fewer than `stats.ENOUGH` independent runs; or it is a time, and there
+4. There is no interval, or it is over fewer than `stats.ENOUGH_SAMPLES` independent runs; or it is a time, and there
    were fewer launches than that or all were begun on one occasion: *indicated (n = ...)*, and on which side
    of the limits the estimate lies.
 5. The interval crosses a limit of the band: *inconclusive*.
@@ -38,33 +38,33 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
-from analysis.evidence import Chance, Evidence, digest, reduced
+from analysis.evidence import ChanceLookup, Evidence, describe_scale_differences, digest_rule
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
-from analysis.pictures.numbers import counted, number, with_unit
+from analysis.pictures.numbers import format_count, format_number, format_with_unit
 from analysis.records.frames import Frames, track_read_keys
 from analysis.records.steps import LAUNCHES
-from analysis.stats import ENOUGH, Mixed, Value
+from analysis.stats import ENOUGH_SAMPLES, Estimate, MixedRunsError
 
 ClaimKind = Literal["absolute", "ratio", "shape", "ordering", "limit"]
-NUMBERS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
+NUMBER_KINDS = ("absolute", "ratio")  # kinds that only the paper's scale can decide
 # From the least favourable on: claims of one group count once, with the first of their words.
-Word = Literal[
+VerdictWord = Literal[
     "not reproduced", "other direction", "does not hold", "inconclusive", "partly", "indicated", "post hoc",
     "reproduced", "same direction", "holds", "re-derived", "corrected", "not comparable", "not run",
 ]  # fmt: skip
-WORDS: tuple[Word, ...] = get_args(Word)
-IN_BAND: tuple[Word, ...] = ("reproduced", "same direction", "holds", "re-derived")
-OUT_OF_BAND: tuple[Word, ...] = ("not reproduced", "other direction", "does not hold", "corrected")
+VERDICT_WORDS: tuple[VerdictWord, ...] = get_args(VerdictWord)
+IN_BAND: tuple[VerdictWord, ...] = ("reproduced", "same direction", "holds", "re-derived")
+OUT_OF_BAND: tuple[VerdictWord, ...] = ("not reproduced", "other direction", "does not hold", "corrected")
 DECISIVE = (*IN_BAND, "partly", *OUT_OF_BAND)
 UNDECIDED = ("not comparable", "not run")  # the records say nothing about the claim
 PARTLY = 2.0  # a claim holds partly up to this multiple of its tolerance
 ANY_GPU = "GPU"  # an accelerator: whatever the driver calls it
 SIMULATED, EMULATED, DERIVED = "simulated times", "emulated link", "derived"
-LINK = "{link}"  # in a claim's text: the link of its runs, by what was found
+LINK_PLACEHOLDER = "{link}"  # in a claim's text: the link of its runs, by what was found
 
 
-def anywhere(task: str) -> float | None:
+def no_chance_level(task: str) -> float | None:
     """The chance level of a task of which none is known."""
     return None
 
@@ -80,7 +80,7 @@ class Claim:
     kind: ClaimKind
     tolerance: float
     reason: str  # why this tolerance, and what a reader should know before comparing
-    ours: Callable[..., Value | None]  # of frames, and of what stands in `of`
+    ours: Callable[..., Estimate | None]  # of frames, and of what stands in `of`
     accelerator: str = ""  # the GPU that it is about, a part of its driver's name for it, or ANY_GPU
     link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe, ethernet_1g
     timed: bool = False  # computed from times, which virtual ranks simulate
@@ -89,7 +89,7 @@ class Claim:
     group: str = ""  # claims that follow from one cause are counted once
     rederived: bool = False  # computed from the authors' own logs, not from records of ours
     # For an ordering that depends on how long one trains: the step from which on it stays as it is.
-    flips_at: Callable[..., Value | None] | None = None  # of frames and of `of`, too
+    flips_at: Callable[..., Estimate | None] | None = None  # of frames and of `of`, too
     of: tuple[Any, ...] = ()
     id: str = ""  # stable, short: "ends-close"; derived from the text where there is none
     answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
@@ -139,22 +139,22 @@ class Claim:
         the names in `quantity`. Who changes what a function computes says so in `revised`.
 
         Args:
-            declared: what the paper ran, see `analysis.evidence.reduced`.
+            declared: what the paper ran, see `analysis.evidence.describe_scale_differences`.
         """
         names = iter([self.quantity] if isinstance(self.quantity, str) else self.quantity)
         parts = {
-            "quantity": _rule_of(self.ours, names), "of": _rule_of(self.of, names), "unit": self.unit,
+            "quantity": _to_rule_json(self.ours, names), "of": _to_rule_json(self.of, names), "unit": self.unit,
             "kind": self.kind, "tolerance": self.tolerance,
             "paper": self.paper if isinstance(self.paper, int | float) else None,
             "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
         }  # fmt: skip
         if self.revised:
             parts["revised"] = self.revised
-        if declared and self.kind in NUMBERS:
-            parts["scale"] = _rule_of(declared, names)
+        if declared and self.kind in NUMBER_KINDS:
+            parts["scale"] = _to_rule_json(declared, names)
         if self.chance is not None:
             parts["chance"] = self.chance
-        return digest(parts)
+        return digest_rule(parts)
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ class Verdict:
     """A claim, our value for it, and what follows."""
 
     claim: Claim
-    ours: Value | None
-    word: Word
+    ours: Estimate | None
+    word: VerdictWord
     scale: str  # empty at the paper's scale; else what is reduced, simulated, emulated or derived
     reason: str  # why this word
     flips: str = ""  # the horizon that the ordering needs
@@ -197,38 +197,43 @@ class Verdict:
         return "; ".join(filter(None, said))
 
 
-def judge(
-    claims: Iterable[Claim], frames: Frames, declared: Mapping[str, Any], chance: Chance = anywhere
+def judge_claims(
+    claims: Iterable[Claim],
+    frames: Frames,
+    declared: Mapping[str, Any],
+    chance: ChanceLookup = no_chance_level,
 ) -> list[Verdict]:
     """A verdict on every claim.
 
     Args:
         frames: of the item's runs only.
-        declared: what the paper ran, see `reduced`.
+        declared: what the paper ran, see `describe_scale_differences`.
     """
-    return [replace(_judge(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims]
+    return [
+        replace(_judge_claim(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims
+    ]
 
 
-def _rule_of(part: Any, names: Iterator[Any]) -> Any:
+def _to_rule_json(part: Any, names: Iterator[Any]) -> Any:
     """Return a part of a rule as JSON, functions by the next of these names or by their own."""
     if callable(part) and (name := next(names, None)) is not None:
         return name
     if isinstance(part, partial):
-        return [_rule_of(piece, names) for piece in (part.func, part.args, part.keywords)]
+        return [_to_rule_json(piece, names) for piece in (part.func, part.args, part.keywords)]
     if isinstance(part, Mapping):
-        return {str(key): _rule_of(value, names) for key, value in part.items()}
+        return {str(key): _to_rule_json(value, names) for key, value in part.items()}
     if isinstance(part, list | tuple):
-        return [_rule_of(item, names) for item in part]
+        return [_to_rule_json(item, names) for item in part]
     if isinstance(part, str | int | float) or part is None:
         return part
     return getattr(part, "__name__", None) or repr(part)
 
 
-def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Chance) -> Verdict:
+def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: ChanceLookup) -> Verdict:
     with track_read_keys() as keys:
         try:
             ours = claim.ours(frames, *claim.of)
-        except Mixed as mixture:
+        except MixedRunsError as mixture:
             ours, mixed = None, str(mixture)
         else:
             mixed = ""
@@ -237,35 +242,35 @@ def _judge(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: Ch
     of_task = chance if level is None else lambda task: level
     times = evidence.of_times() if claim.derived else evidence
     link = times.link() if keys or ours else claim.link  # what read nothing was not measured
-    claim = replace(claim, text=claim.text.replace(LINK, link))
-    scale = "" if claim.rederived else reduced(evidence.frames, declared)
-    where = "; ".join(filter(None, (scale, *_kinds(claim, times))))
+    claim = replace(claim, text=claim.text.replace(LINK_PLACEHOLDER, link))
+    scale = "" if claim.rederived else describe_scale_differences(evidence.frames, declared)
+    where = "; ".join(filter(None, (scale, *_measurement_kinds(claim, times))))
     if mixed:
         return Verdict(claim, None, "not comparable", where, mixed)
     if ours is None:
         return Verdict(claim, None, "not run", where, "no records of it")
     facts = (
         {
-            **_facts(claim, times, of_task),
+            **_verdict_facts(claim, times, of_task),
             "registered": evidence.registered(claim.id, claim.rule(declared)),
         }
         if len(evidence.frames.runs) and not claim.rederived
         else {}
     )
     verdict = Verdict(claim, ours, "not run", where, "", **facts)
-    if why := "" if claim.rederived else _elsewhere(claim, times, scale, of_task):
+    if why := "" if claim.rederived else _incomparable_reason(claim, times, scale, of_task):
         return replace(verdict, word="not comparable", reason=why)
-    flips = _flips(claim, evidence.frames)
+    flips = _horizon_text(claim, evidence.frames)
     if verdict.registered is False:
-        why = f"the rule is younger than the runs; {_side(claim, ours.value)}"
+        why = f"the rule is younger than the runs; {_side_text(claim, ours.value)}"
         return replace(verdict, word="post hoc", reason=why, flips=flips)
-    if why := _too_few(verdict):
+    if why := _indicated_reason(verdict):
         return replace(verdict, word="indicated", reason=why, flips=flips)
-    word, reason = _word(claim, ours)
+    word, reason = _decisive_word(claim, ours)
     return replace(verdict, word=word, reason=reason, flips=flips)
 
 
-def _kinds(claim: Claim, evidence: Evidence) -> list[str]:
+def _measurement_kinds(claim: Claim, evidence: Evidence) -> list[str]:
     """What else than the scale tells these numbers from a measurement of the real thing."""
     if claim.rederived:
         return []
@@ -275,7 +280,7 @@ def _kinds(claim: Claim, evidence: Evidence) -> list[str]:
     return [kind for kind, is_so in found.items() if is_so]
 
 
-def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
+def _verdict_facts(claim: Claim, evidence: Evidence, chance: ChanceLookup) -> dict[str, Any]:
     """The fields of a verdict that tell what its records are."""
     if not claim.timed:
         return {"chance": evidence.chance(chance) or None}
@@ -285,32 +290,32 @@ def _facts(claim: Claim, evidence: Evidence, chance: Chance) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _elsewhere(claim: Claim, evidence: Evidence, scale: str, chance: Chance) -> str:
+def _incomparable_reason(claim: Claim, evidence: Evidence, scale: str, chance: ChanceLookup) -> str:
     """Reason why these records cannot judge the claim; empty where they can."""
     frames = evidence.frames
     exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
     driver = "" if claim.accelerator == ANY_GPU else claim.accelerator
-    if claim.accelerator and not captions.is_on(frames, driver):
-        hardware = captions.listed(captions.values(frames, "provenance.gpu") or ["a CPU"])
-        return f"about {about(claim)}; measured on {hardware}"
+    if claim.accelerator and not captions.is_on_gpu(frames, driver):
+        hardware = captions.join_words(captions.distinct_values(frames, "provenance.gpu") or ["a CPU"])
+        return f"about {describe_required_hardware(claim)}; measured on {hardware}"
     if exactly and claim.timed and evidence.is_simulated():
-        return f"about {about(claim)}; these times are simulated"
+        return f"about {describe_required_hardware(claim)}; these times are simulated"
     # An emulated link is told by what was found, in the claim's own words.
-    if claim.link and not evidence.is_emulated and not captions.is_linked(frames, claim.link):
-        links = captions.listed(captions.values(frames, "cluster.link.name"))
-        return f"about {about(claim)}; measured over {links}"
-    if claim.kind in NUMBERS and scale:
+    if claim.link and not evidence.is_emulated and not captions.is_over_link(frames, claim.link):
+        links = captions.join_words(captions.distinct_values(frames, "cluster.link.name"))
+        return f"about {describe_required_hardware(claim)}; measured over {links}"
+    if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
     return "" if claim.timed else evidence.at_chance(chance)
 
 
-def about(claim: Claim) -> str:
+def describe_required_hardware(claim: Claim) -> str:
     """The machine that a claim is about, in words."""
     accelerator = "GPUs" if claim.accelerator == ANY_GPU else claim.accelerator
     return " and ".join(filter(None, (accelerator, claim.link)))
 
 
-def _word(claim: Claim, ours: Value) -> tuple[Word, str]:
+def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:
     """The word by the value alone, and why."""
     if math.isnan(ours.value):
         return "inconclusive", "a run diverged: it has no number"
@@ -319,18 +324,18 @@ def _word(claim: Claim, ours: Value) -> tuple[Word, str]:
     assert most is not None, "what decides has an interval"
     low, high = claim.band()
     if (least > low if claim.kind == "ordering" else least >= low) and most <= high:
-        return _favourable(claim), "the interval lies within the band"
+        return _favourable_word(claim), "the interval lies within the band"
     crossed = [edge for edge in (low, high) if least <= edge <= most]
     if crossed:
-        limits = captions.listed(with_unit(edge, claim.unit) for edge in crossed)
+        limits = captions.join_words(format_with_unit(edge, claim.unit) for edge in crossed)
         return "inconclusive", f"the interval includes the limit {limits}"
     wide_low, wide_high = claim.band(PARTLY)
     if claim.is_published and not claim.rederived and wide_low < least and most < wide_high:
-        return "partly", f"the interval lies within {number(PARTLY)} times the tolerance"
-    return _unfavourable(claim), "the interval lies outside the band"
+        return "partly", f"the interval lies within {format_number(PARTLY)} times the tolerance"
+    return _unfavourable_word(claim), "the interval lies outside the band"
 
 
-def _favourable(claim: Claim) -> Word:
+def _favourable_word(claim: Claim) -> VerdictWord:
     if claim.rederived:
         return "re-derived"
     if not claim.is_published:
@@ -338,7 +343,7 @@ def _favourable(claim: Claim) -> Word:
     return "same direction" if claim.kind == "ordering" else "reproduced"
 
 
-def _unfavourable(claim: Claim) -> Word:
+def _unfavourable_word(claim: Claim) -> VerdictWord:
     if not claim.is_published:
         return "does not hold"
     if claim.rederived:
@@ -346,33 +351,35 @@ def _unfavourable(claim: Claim) -> Word:
     return "other direction" if claim.kind == "ordering" else "not reproduced"
 
 
-def _too_few(verdict: Verdict) -> str:
+def _indicated_reason(verdict: Verdict) -> str:
     """Reason why the value decides nothing yet, and on which side it lies; empty where it may decide."""
     claim, ours = verdict.claim, verdict.ours
     assert ours is not None, "what is asked for was measured"
-    side = _side(claim, ours.value)
+    side = _side_text(claim, ours.value)
     if math.isnan(ours.value):
         return ""  # a run diverged: more of them would not help
-    if claim.timed and verdict.launches is not None and verdict.launches < ENOUGH[LAUNCHES]:
-        return f"{counted(verdict.launches, LAUNCHES)}; {side}"
+    if claim.timed and verdict.launches is not None and verdict.launches < ENOUGH_SAMPLES[LAUNCHES]:
+        return f"{format_count(verdict.launches, LAUNCHES)}; {side}"
     if claim.timed and verdict.occasions is not None and verdict.occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
     return "" if ours.decides else side
 
 
-def _side(claim: Claim, value: float) -> str:
+def _side_text(claim: Claim, value: float) -> str:
     low, high = claim.band()
     if claim.kind == "ordering":
         return "in this direction" if value > low else "not in this direction"
     return "within the band" if low <= value <= high else "outside the band"
 
 
-def _flips(claim: Claim, frames: Frames) -> str:
+def _horizon_text(claim: Claim, frames: Frames) -> str:
     """The step from which on the ordering stays so, of how many."""
     at = claim.flips_at(frames, *claim.of) if claim.flips_at else None
     if at is None:
         return ""
     if math.isinf(at.value):
         return "not so at the end of every run"
-    steps = captions.listed(number(steps) for steps in captions.values(frames, "steps_total"))
-    return f"so from step {number(round(at.value))} of {steps} on"
+    steps = captions.join_words(
+        format_number(steps) for steps in captions.distinct_values(frames, "steps_total")
+    )
+    return f"so from step {format_number(round(at.value))} of {steps} on"

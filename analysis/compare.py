@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from math import isfinite
 from typing import Any, NamedTuple
 
-from analysis.pictures.numbers import number, with_unit
+from analysis.pictures.numbers import format_number, format_with_unit
 from analysis.records.columns import TITLES
 
 NOT_RECORDED = "not recorded"
 NOT_SET = "not set"  # in a config: the default, or the method has no such setting
-EXPLAINS, PERHAPS, UNKNOWN, WITHIN, NOTHING = WEIGHTS = (
+EXPLAINS, MAY_EXPLAIN, ONE_SIDED, WITHIN_TOLERANCE, EXPLAINS_NOTHING = WEIGHTS = (
     "can explain a difference in time",
     "may have a part in it",
     "recorded on one side only",
@@ -26,7 +26,7 @@ EXPLAINS, PERHAPS, UNKNOWN, WITHIN, NOTHING = WEIGHTS = (
 )
 # Most important first. config is what was asked for, machine what experiments/worker/hardware.py found before
 # the run.
-EXPLAINING = (
+EXPLAINING_FIELDS = (
     ("config.*", "simulated", "machine.mismatch"),
     (
         "gpu",
@@ -41,14 +41,14 @@ EXPLAINING = (
     ("cpu", "cores", "alone", "machine.hosts", "host", "*.load", "slurm.*PARTITION", "slurm.*NODES"),
 )
 # Names and dates, and results of a run rather than its conditions.
-IDLE = (
+IDLE_FIELDS = (
     ("attempt", "created", "started", "ended", "run_id", "key", "schema", "state", "failure", "why"),
     ("files.*", "weights", "agreed", "steps*", "parameters", "tensors"),
     ("slurm.*JOB_ID", "machine.probe_s", "machine.workers.bus"),
 )
 # Relative. The clock rates of a busy GPU vary; a bandwidth probe of milliseconds is not precise.
-TOLERANCES = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_bandwidth": 0.1}
-WIDTH = 34  # characters of a value in the table
+TOLERANCE_BY_FIELD = {"*.clocks.sm": 0.03, "*.clocks.mem": 0.03, "machine.bus_bandwidth": 0.1}
+VALUE_WIDTH = 34  # characters of a value in the table
 
 
 class Difference(NamedTuple):
@@ -60,96 +60,102 @@ class Difference(NamedTuple):
     weight: str  # one of WEIGHTS
 
 
-def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def find_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
     """Differences, most important first."""
-    found = [Difference(*pair, _weight(*pair)) for pair in _walk("", a, b)]
-    return sorted(found, key=_rank)
+    found = [Difference(*pair, _weigh_difference(*pair)) for pair in _walk_differences("", a, b)]
+    return sorted(found, key=_importance)
 
 
-def outcomes(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+def outcomes_text(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     """Outcomes of two runs side by side, from rows of `Frames.runs`; empty where none is in both."""
     lines = []
     for column, title in TITLES.items():
         here, there = (run.get(column) for run in (a, b))
         if not title.beside or here is None or there is None or not (isfinite(here) and isfinite(there)):
             continue
-        shown = [with_unit(title.factor * value, title.unit) for value in (here, there)]
-        change = _change(here, there, title.unit)
-        lines.append(f"  {title.beside:22}{shown[0]:{WIDTH}}  {shown[1]:18}  {change}")
+        shown = [format_with_unit(title.factor * value, title.unit) for value in (here, there)]
+        change = _change_text(here, there, title.unit)
+        lines.append(f"  {title.beside:22}{shown[0]:{VALUE_WIDTH}}  {shown[1]:18}  {change}")
     simulated = "; step times are simulated" * bool(a.get("simulated") or b.get("simulated"))
-    heading = f"  {'':22}{'A':{WIDTH}}  {'B':18}  from A to B"
+    heading = f"  {'':22}{'A':{VALUE_WIDTH}}  {'B':18}  from A to B"
     return "\n".join([f"what they came to{simulated}", heading, *lines]) if lines else ""
 
 
-def _change(here: float, there: float, unit: str) -> str:
+def _change_text(here: float, there: float, unit: str) -> str:
     """'+1.2 points', or 'x 0.87'."""
     if unit == "%":
-        return f"{'+' * (there >= here)}{number(there - here)} points"
-    return f"x {number(there / here)}" if here else "-"
+        return f"{'+' * (there >= here)}{format_number(there - here)} points"
+    return f"x {format_number(there / here)}" if here else "-"
 
 
-def text(differences: Sequence[Difference], a: str, b: str) -> str:
+def differences_text(differences: Sequence[Difference], a: str, b: str) -> str:
     """The differences as a table, under the names of the two runs; what explains nothing is only named."""
     lines = [f"A: {a}", f"B: {b}", ""]
     if not any(difference.weight == EXPLAINS for difference in differences):
         lines += ["nothing that both runs recorded explains a difference in time", ""]
-    listed = [difference for difference in differences if difference.weight != NOTHING]
+    listed = [difference for difference in differences if difference.weight != EXPLAINS_NOTHING]
     column = max((len(difference.field) for difference in listed), default=0) + 2
-    heading = f"  {'':{column}}{'A':{WIDTH}}  B"
+    heading = f"  {'':{column}}{'A':{VALUE_WIDTH}}  B"
     for weight in WEIGHTS[:-1]:
         rows = [difference for difference in listed if difference.weight == weight]
-        table = [f"  {row.field:{column}}{_shown(row.a):{WIDTH}}  {_shown(row.b)}" for row in rows]
+        table = [f"  {row.field:{column}}{_shorten(row.a):{VALUE_WIDTH}}  {_shorten(row.b)}" for row in rows]
         lines += [weight, heading, *table, ""] if rows else []
-    idle = dict.fromkeys(row.field.partition(".")[0] for row in differences if row.weight == NOTHING)
-    return "\n".join([*lines, f"{NOTHING}: {', '.join(idle)}"] if idle else lines).rstrip()
+    idle = dict.fromkeys(row.field.partition(".")[0] for row in differences if row.weight == EXPLAINS_NOTHING)
+    return "\n".join([*lines, f"{EXPLAINS_NOTHING}: {', '.join(idle)}"] if idle else lines).rstrip()
 
 
-def _rank(difference: Difference) -> tuple[int, int, str]:
-    return WEIGHTS.index(difference.weight), _tier(difference.field, EXPLAINING), difference.field
+def _importance(difference: Difference) -> tuple[int, int, str]:
+    return (
+        WEIGHTS.index(difference.weight),
+        _matching_tier(difference.field, EXPLAINING_FIELDS),
+        difference.field,
+    )
 
 
-def _walk(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+def _walk_differences(field: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
     """(field, value of a, value of b) wherever two JSON values differ, below `field`."""
-    a, b = _columns(a), _columns(b)
+    a, b = _merge_workers(a), _merge_workers(b)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         absent = NOT_SET if field.startswith("config") else NOT_RECORDED
         for key in {**a, **b}:
             below = f"{field}.{key}".lstrip(".").removeprefix("provenance.")
-            yield from _walk(below, a.get(key, absent), b.get(key, absent))
+            yield from _walk_differences(below, a.get(key, absent), b.get(key, absent))
     elif a != b:
         yield field, a, b
 
 
-def _columns(value: Any) -> Any:
+def _merge_workers(value: Any) -> Any:
     """A list with an object per worker as an object of lists; `8 x NVIDIA H200` where the workers agree."""
     if not isinstance(value, list) or not value or not all(isinstance(worker, Mapping) for worker in value):
         return value
     facts = {key: [other.get(key) for other in value] for worker in value for key in worker}
-    return {key: _agreed(of_workers) for key, of_workers in facts.items()}
+    return {key: _agreed_value(of_workers) for key, of_workers in facts.items()}
 
 
-def _agreed(facts: list[Any]) -> str | list[Any]:
-    return facts if any(fact != facts[0] for fact in facts) else f"{len(facts)} x {_plain(facts[0])}"
+def _agreed_value(facts: list[Any]) -> str | list[Any]:
+    return facts if any(fact != facts[0] for fact in facts) else f"{len(facts)} x {_value_text(facts[0])}"
 
 
-def _weight(field: str, a: Any, b: Any) -> str:
-    if _tier(field, IDLE) < len(IDLE):
-        return NOTHING
+def _weigh_difference(field: str, a: Any, b: Any) -> str:
+    if _matching_tier(field, IDLE_FIELDS) < len(IDLE_FIELDS):
+        return EXPLAINS_NOTHING
     if NOT_RECORDED in (a, b):
-        return UNKNOWN
-    tolerance = next((share for pattern, share in TOLERANCES.items() if fnmatchcase(field, pattern)), None)
-    if tolerance is not None and _near(a, b, tolerance):
-        return WITHIN
-    return EXPLAINS if _tier(field, EXPLAINING) < len(EXPLAINING) else PERHAPS
+        return ONE_SIDED
+    tolerance = next(
+        (share for pattern, share in TOLERANCE_BY_FIELD.items() if fnmatchcase(field, pattern)), None
+    )
+    if tolerance is not None and _is_near(a, b, tolerance):
+        return WITHIN_TOLERANCE
+    return EXPLAINS if _matching_tier(field, EXPLAINING_FIELDS) < len(EXPLAINING_FIELDS) else MAY_EXPLAIN
 
 
-def _tier(field: str, tiers: Sequence[Sequence[str]]) -> int:
+def _matching_tier(field: str, tiers: Sequence[Sequence[str]]) -> int:
     """The first tier with a pattern that matches; their number where none does."""
     matching = (at for at, tier in enumerate(tiers) if any(fnmatchcase(field, pattern) for pattern in tier))
     return next(matching, len(tiers))
 
 
-def _near(a: Any, b: Any, share: float) -> bool:
+def _is_near(a: Any, b: Any, share: float) -> bool:
     try:
         x, y = float(a), float(b)
     except (TypeError, ValueError):  # None, or [N/A] where the driver does not know
@@ -157,14 +163,14 @@ def _near(a: Any, b: Any, share: float) -> bool:
     return abs(x - y) <= share * max(abs(x), abs(y))
 
 
-def _shown(value: Any) -> str:
-    word = _plain(value)
-    return word if len(word) <= WIDTH else f"{word[: WIDTH - 4]} ..."
+def _shorten(value: Any) -> str:
+    word = _value_text(value)
+    return word if len(word) <= VALUE_WIDTH else f"{word[: VALUE_WIDTH - 4]} ..."
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items())
+        return ", ".join(f"{key} {_value_text(item)}" for key, item in value.items())
     if isinstance(value, list):
-        return " ".join(map(_plain, value))
+        return " ".join(map(_value_text, value))
     return "none" if value is None else " ".join(str(value).split())

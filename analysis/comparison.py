@@ -21,26 +21,36 @@ from analysis.records.columns import IMPLIED_SETTINGS, TITLES
 from analysis.records.configs import differing_leaves, flatten, format_setting, short_name
 from analysis.records.frames import Frames
 from analysis.records.steps import ENOUGH_LAUNCHES, used_precisions
-from analysis.stats import ALIKE, ANY, OF_COLUMN, POSITIVE, SHARE, Bounds, Mixed, Value, over_units
+from analysis.stats import (
+    BOUNDS_BY_COLUMN,
+    COLUMNS_THAT_AGREE,
+    PERCENT,
+    POSITIVE,
+    UNBOUNDED,
+    Bounds,
+    Estimate,
+    MixedRunsError,
+    estimate_mean,
+)
 from analysis.tables import Table
 
 # A unit, and larger or smaller ones: the largest that makes every value at least 1, else the smallest.
-SCALES = {
+SIZE_BY_UNIT = {
     "s": {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3},
     "B": {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0},
 }
-MORE_ALIKE = ("steps_total",)  # of runs that are compared by what they learned
-LEARNED = ("val_", "test_", "train_")
+TRAINING_COLUMNS_THAT_AGREE = ("steps_total",)  # of runs that are compared by what they learned
+LEARNED_PREFIXES = ("val_", "test_", "train_")
 
 
-class Point(NamedTuple):
+class ComparisonPoint(NamedTuple):
     """The runs that have the same `by` and `x`."""
 
     by: str
     x: Any  # None: they have no such setting
-    value: Value
+    value: Estimate
     samples: list[float]
-    against: Value | None  # ratio to the reference, or difference of shares
+    against: Estimate | None  # ratio to the reference, or difference of shares
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Comparison:
     by: str = "method.name"
     ref: str | None = None
 
-    def points(self, frames: Frames) -> list[Point]:
+    def points(self, frames: Frames) -> list[ComparisonPoint]:
         """Points to compare, in the order of `by` and `x`.
 
         Raises:
@@ -63,7 +73,7 @@ class Comparison:
             Mixed: runs of one point differ in more than their seed.
         """
         runs = self._measured(frames.runs)
-        groups = dict(_groups(runs, self._leaf(runs, "by"), self._leaf(runs, "x")))
+        groups = dict(_group_runs(runs, self._leaf(runs, "by"), self._leaf(runs, "x")))
         for group in groups.values():
             self._check(group)
         if self.ref is not None and self.ref not in {by for by, _ in groups}:
@@ -73,9 +83,9 @@ class Comparison:
         for (by, x), group in groups.items():
             samples = group.set_index("seed")[self.y].sort_index()
             reference = self._reference(groups, by, x)
-            value = over_units(samples.to_numpy(), self._bounds, value=float(samples.to_numpy().mean()))
+            value = estimate_mean(samples.to_numpy(), self._bounds, value=float(samples.to_numpy().mean()))
             against = None if reference is None else self._against(samples, reference)
-            points.append(Point(by, x, value, samples.to_list(), against))
+            points.append(ComparisonPoint(by, x, value, samples.to_list(), against))
         return points
 
     def table(self, frames: Frames) -> Table:
@@ -91,7 +101,7 @@ class Comparison:
         }
         units = {label: unit} if unit else {}
         if self.ref is not None:
-            is_share = self._bounds == SHARE
+            is_share = self._bounds == PERCENT
             name = f"{'minus' if is_share else 'ratio to'} {self.ref}"
             rows[name] = [point.against for point in points]
             units |= {name: "points"} if is_share else {}
@@ -106,18 +116,18 @@ class Comparison:
         """A line per value of `by` over `x`; what has no `x` is a line across."""
         points = self.points(frames)
         unit, factor = self._unit(points)
-        places = _places([point.x for point in points if point.x is not None])
-        with plots.canvas(style.two_columns(2.9)) as (figure, axes):
+        places = _x_positions([point.x for point in points if point.x is not None])
+        with plots.new_figure(style.two_column_settings(2.9)) as (figure, axes):
             for by in dict.fromkeys(point.by for point in points):
-                look, of_line = style.look(by), [point for point in points if point.by == by]
+                look, of_line = style.method_style(by), [point for point in points if point.by == by]
                 if placed := {places[point.x]: point for point in of_line if point.x is not None}:
                     values = [point.value.times(factor) for point in placed.values()]
-                    plots.points(axes, list(placed), values, look)
+                    plots.draw_points(axes, list(placed), values, look)
                 for at, point in placed.items():
-                    plots.seeds(axes, at, [factor * sample for sample in point.samples], look)
+                    plots.draw_samples(axes, at, [factor * sample for sample in point.samples], look)
                 for point in (point for point in of_line if point.x is None):
-                    plots.across(axes, point.value.times(factor), look)
-            plots.over(axes, places, short_name(self.x))
+                    plots.draw_across(axes, point.value.times(factor), look)
+            plots.set_value_ticks(axes, places, short_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))
         return figure
@@ -132,7 +142,7 @@ class Comparison:
         )  # fmt: skip
         return (
             f"{self.title}. Small marks are single runs, {runs} per point, with a seed each; {bars}. "
-            f"{self._note(frames, points)} {captions.setting(frames)}"
+            f"{self._note(frames, points)} {captions.describe_setting(frames)}"
         ).replace("  ", " ")
 
     @property
@@ -143,8 +153,8 @@ class Comparison:
     @property
     def _bounds(self) -> Bounds:
         if columns.unit_of_column(self.y) == "%":
-            return SHARE
-        return OF_COLUMN.get(self.y, POSITIVE if columns.unit_of_column(self.y) else ANY)
+            return PERCENT
+        return BOUNDS_BY_COLUMN.get(self.y, POSITIVE if columns.unit_of_column(self.y) else UNBOUNDED)
 
     def _measured(self, runs: pd.DataFrame) -> pd.DataFrame:
         """The runs that have `y`; of what was learned also those that diverged, which have no number."""
@@ -152,9 +162,11 @@ class Comparison:
             raise ValueError(f"none of these {len(runs)} runs has measured {self.y}")
         numbers = [str(name) for name in runs.select_dtypes("number")]
         if self.y not in numbers:
-            raise ValueError(_unknown(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers]))
+            raise ValueError(
+                _unknown_message(f"no column y={self.y} with numbers", self.y, [*TITLES, *numbers])
+            )
         known = runs[self.y].notna()
-        is_learned = self.y.startswith(LEARNED) and "diverged" in runs
+        is_learned = self.y.startswith(LEARNED_PREFIXES) and "diverged" in runs
         found: pd.DataFrame = runs[known | runs["diverged"].notna()] if is_learned else runs[known]
         return found
 
@@ -164,7 +176,7 @@ class Comparison:
         rows = [{**IMPLIED_SETTINGS, **flatten(json.loads(text))} for text in runs["config_json"]]
         if not any(name in row for row in rows):
             known = list(dict.fromkeys(leaf for row in rows for leaf in row))
-            raise ValueError(_unknown(f"no setting {axis}={name} in these runs", name, known))
+            raise ValueError(_unknown_message(f"no setting {axis}={name} in these runs", name, known))
         return pd.Series([row.get(name) for row in rows], runs.index, dtype=object)
 
     def _check(self, group: pd.DataFrame) -> None:
@@ -173,18 +185,25 @@ class Comparison:
             Mixed: these runs are no repetitions of one measurement.
         """
         checked = group.assign(precision=used_precisions(group))
-        alike = (*ALIKE, *(MORE_ALIKE if self.y.startswith(LEARNED) else ()))
+        alike = (
+            *COLUMNS_THAT_AGREE,
+            *(TRAINING_COLUMNS_THAT_AGREE if self.y.startswith(LEARNED_PREFIXES) else ()),
+        )
         for column in alike:
-            if len(found := _words(checked, column)) > 1:
-                raise Mixed(_mixed(column, found))
+            if len(found := _short_values(checked, column)) > 1:
+                raise MixedRunsError(_mixed_message(column, found))
         configs = [json.loads(text) for text in group["config_json"]]
         for leaf in differing_leaves(configs):
             if leaf not in (self.x, self.by, "seed"):
-                raise Mixed(
-                    _mixed(leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs}))
+                raise MixedRunsError(
+                    _mixed_message(
+                        leaf, sorted({format_setting(flatten(config).get(leaf)) for config in configs})
+                    )
                 )
         if group["seed"].duplicated().any():
-            raise Mixed("these runs can't share an interval: some have one configuration and one seed")
+            raise MixedRunsError(
+                "these runs can't share an interval: some have one configuration and one seed"
+            )
 
     def _reference(
         self, groups: dict[tuple[str, Any], pd.DataFrame], by: str, x: Any
@@ -195,34 +214,36 @@ class Comparison:
         found = groups.get((self.ref, x), groups.get((self.ref, None)))
         return None if found is None else found.set_index("seed")[self.y]
 
-    def _against(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Value | None:
+    def _against(self, samples: pd.Series[Any], reference: pd.Series[Any]) -> Estimate | None:
         both = pd.concat(
             [samples, reference], axis="columns", join="inner", keys=["here", "there"]
         ).sort_index()
         if not len(both):
             return None
-        if self._bounds == SHARE:
-            return over_units((both["here"] - both["there"]).to_numpy(), (-100.0, 100.0))
-        return over_units((both["here"] / both["there"]).to_numpy(), POSITIVE)
+        if self._bounds == PERCENT:
+            return estimate_mean((both["here"] - both["there"]).to_numpy(), (-100.0, 100.0))
+        return estimate_mean((both["here"] / both["there"]).to_numpy(), POSITIVE)
 
-    def _unit(self, points: Sequence[Point]) -> tuple[str, float]:
+    def _unit(self, points: Sequence[ComparisonPoint]) -> tuple[str, float]:
         """The unit to show, and what values are multiplied by."""
         unit = columns.unit_of_column(self.y)
         least = float(np.nanmin([abs(point.value.value) for point in points]))
-        for larger, size in SCALES.get(unit, {}).items():
+        for larger, size in SIZE_BY_UNIT.get(unit, {}).items():
             if least >= size:
                 return larger, 1 / size
-        *_, (smallest, size) = SCALES.get(unit, {unit: 1.0}).items()
+        *_, (smallest, size) = SIZE_BY_UNIT.get(unit, {unit: 1.0}).items()
         return smallest, 1 / size
 
-    def _note(self, frames: Frames, points: Sequence[Point]) -> str:
+    def _note(self, frames: Frames, points: Sequence[ComparisonPoint]) -> str:
         """Note of what is simulated, and of what else the points differ in."""
         runs = self._measured(frames.runs)
         runs = runs.assign(precision=used_precisions(runs))
         notes = []
         if self.y in ("step_s", "samples_per_s") and runs["simulated"].any():
             notes.append("Times of virtual workers are simulated: communication follows the model of a link.")
-        found = {name: _words(runs, name) for name in ALIKE if name not in (self.x, self.by)}
+        found = {
+            name: _short_values(runs, name) for name in COLUMNS_THAT_AGREE if name not in (self.x, self.by)
+        }
         if differing := [f"{name} ({', '.join(words)})" for name, words in found.items() if len(words) > 1]:
             notes.append(f"The points differ in {' and '.join(differing)}, too.")
         if diverged := sum(np.isnan(point.samples).sum() for point in points):
@@ -232,43 +253,43 @@ class Comparison:
         return " ".join(notes)
 
 
-def _words(runs: pd.DataFrame, column: str) -> list[str]:
+def _short_values(runs: pd.DataFrame, column: str) -> list[str]:
     """Distinct values of a column, shortened."""
     return sorted({str(value)[:12] for value in runs[column].dropna()}) if column in runs else []
 
 
-def _groups(
+def _group_runs(
     runs: pd.DataFrame, by: pd.Series[Any], x: pd.Series[Any]
 ) -> Iterator[tuple[tuple[str, Any], pd.DataFrame]]:
     """Runs of the same (`by`, `x`), those without an `x` first."""
-    places = sorted({(format_setting(line), value) for line, value in zip(by, x, strict=True)}, key=_order)
+    places = sorted({(format_setting(line), value) for line, value in zip(by, x, strict=True)}, key=_sort_key)
     for line, value in places:
         same = [format_setting(a) == line and b == value for a, b in zip(by, x, strict=True)]
         yield (line, value), runs[np.array(same)]
 
 
-def _order(place: tuple[str, Any]) -> tuple[Any, ...]:
+def _sort_key(place: tuple[str, Any]) -> tuple[Any, ...]:
     line, x = place
     is_number = isinstance(x, int | float)
     return line, x is not None, (0, float(x)) if is_number else (1, str(x))
 
 
-def _places(values: Sequence[Any]) -> dict[Any, float]:
+def _x_positions(values: Sequence[Any]) -> dict[Any, float]:
     """Place of each value on the x axis: numbers where they are, words one after the other."""
-    distinct = sorted(dict.fromkeys(values), key=lambda value: _order(("", value)))
+    distinct = sorted(dict.fromkeys(values), key=lambda value: _sort_key(("", value)))
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in distinct):
         return {value: float(value) for value in distinct}
     return {value: float(place) for place, value in enumerate(distinct)}
 
 
-def _mixed(name: str, found: Sequence[str]) -> str:
+def _mixed_message(name: str, found: Sequence[str]) -> str:
     return (
         f"these runs can't share an interval: they differ in {name} ({', '.join(found)}); add {name}="
         f"{found[0]} to the words, or take it as x or by"
     )
 
 
-def _unknown(sentence: str, word: str, known: Sequence[str]) -> str:
+def _unknown_message(sentence: str, word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, 3, 0.5)
     there = ", ".join(dict.fromkeys(known))
     return f"{sentence}" + (f"; did you mean {' or '.join(close)}?" if close else "") + f" There are: {there}"

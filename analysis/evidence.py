@@ -12,24 +12,24 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from analysis.occasions import occasions_of
+from analysis.occasions import occasion_starts
 from analysis.pictures import captions
-from analysis.pictures.numbers import brief, number, with_unit
+from analysis.pictures.numbers import format_brief, format_number, format_with_unit
 from analysis.records.frames import Frames
 
-OFF = 0.1  # share by which a link may be off what was asked for, and still be called by that
-AT_CHANCE = 1.2  # a training ends at chance up to this multiple of what guessing gives
+LINK_TOLERANCE = 0.1  # share by which a link may be off what was asked for, and still be called by that
+CHANCE_MARGIN = 1.2  # a training ends at chance up to this multiple of what guessing gives
 EMULATED = "netns"  # the kind of cluster whose links are token buckets on one machine
-LONG_S = 1e-3  # of a way: from there on it matters
-RULES = "rules_json"  # the column of the rules that were registered when a run began
-TOP1 = ("test_top1", "val_top1")
-Chance = Callable[[str], float | None]  # of a task's name: percent of top-1 that guessing gives
+LONG_DELAY_S = 1e-3  # of a way: from there on it matters
+RULES_COLUMN = "rules_json"  # the column of the rules that were registered when a run began
+TOP1_COLUMNS = ("test_top1", "val_top1")
+ChanceLookup = Callable[[str], float | None]  # of a task's name: percent of top-1 that guessing gives
 REDUCED = "reduced scale"
-EXAMPLES = "examples"  # no column: of all workers in all steps
+EXAMPLES_COLUMN = "examples"  # no column: of all workers in all steps
 # What the scale of a run is, as columns of `frames.runs`, and how each is called.
 SCALE_NAMES = {
     "task.name": "task", "task.batch_size": "batch", "workers": "workers", "steps_total": "steps",
-    EXAMPLES: "examples seen", "train.epochs": "epochs", "method.density": "density",
+    EXAMPLES_COLUMN: "examples seen", "train.epochs": "epochs", "method.density": "density",
     "method.density_warmup": "density warm-up", "method.feedback": "feedback", "task.momentum": "momentum",
     "task.lr": "learning rate", "task.lr_milestones": "decays at epochs", "task.smoothing": "label smoothing",
     "task.weight_decay": "weight decay", "precision": "precision",
@@ -69,12 +69,12 @@ class Evidence(NamedTuple):
     @property
     def occasions(self) -> int:
         """Number of times at which launches were begun: one lasts half an hour."""
-        return len(occasions_of(self.launches["began"].dropna()))
+        return len(occasion_starts(self.launches["began"].dropna()))
 
     @property
     def link_asked(self) -> float | None:
         """Gbit/s of the emulated link between two nodes that was asked for; None of several."""
-        asked = captions.values(self.frames, "cluster.link.beta_s_per_byte")
+        asked = captions.distinct_values(self.frames, "cluster.link.beta_s_per_byte")
         return 8e-9 / float(asked[0]) if self.is_emulated and len(asked) == 1 else None
 
     @property
@@ -99,7 +99,7 @@ class Evidence(NamedTuple):
     def is_off(self) -> bool:
         """Tell whether a link was found that can't be called by what was asked for."""
         asked, found = self.link_asked, self.link_found
-        return asked is not None and found is not None and abs(found / asked - 1) > OFF
+        return asked is not None and found is not None and abs(found / asked - 1) > LINK_TOLERANCE
 
     def link(self) -> str:
         """The link by what was found: '1 Gbit/s', '0.86 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 10)';
@@ -107,11 +107,11 @@ class Evidence(NamedTuple):
         """
         asked, found = self.link_asked, self.link_found
         if asked is None or found is None:
-            return f"{number(asked)} Gbit/s (asked)" if asked else "emulated links"
+            return f"{format_number(asked)} Gbit/s (asked)" if asked else "emulated links"
         if not self.is_off:
-            return f"{number(asked)} Gbit/s{self._length()}"
-        ends = dict.fromkeys(brief(each, 2) for each in (self.links_found[0], self.links_found[-1]))
-        return f"{' to '.join(ends)} Gbit/s (asked: {number(asked)}){self._length()}"
+            return f"{format_number(asked)} Gbit/s{self._length()}"
+        ends = dict.fromkeys(format_brief(each, 2) for each in (self.links_found[0], self.links_found[-1]))
+        return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked)}){self._length()}"
 
     def _length(self) -> str:
         """Of a link with one length, that matters."""
@@ -119,27 +119,34 @@ class Evidence(NamedTuple):
         if column not in runs:
             return ""
         ways = pd.to_numeric(runs.loc[runs["cluster.where"] == EMULATED, column]).unique()
-        return f" and {number(1e3 * ways[0])} ms one way" if len(ways) == 1 and ways[0] >= LONG_S else ""
+        return (
+            f" and {format_number(1e3 * ways[0])} ms one way"
+            if len(ways) == 1 and ways[0] >= LONG_DELAY_S
+            else ""
+        )
 
     def registered(self, claim: str, digest: str) -> bool:
         """Tell whether every run was begun when the claim had this very rule."""
-        texts = self.frames.runs.get(RULES, pd.Series([None] * len(self.frames.runs), dtype=object))
+        texts = self.frames.runs.get(RULES_COLUMN, pd.Series([None] * len(self.frames.runs), dtype=object))
         return bool(texts.notna().all()) and all(json.loads(t).get(claim) == digest for t in texts.unique())
 
-    def at_chance(self, chance: Chance) -> str:
+    def at_chance(self, chance: ChanceLookup) -> str:
         """The first task of which a training ended at chance, and where; empty where none did."""
         runs = self.frames.runs
-        columns = [name for name in TOP1 if name in runs]
+        columns = [name for name in TOP1_COLUMNS if name in runs]
         if not columns or "task.name" not in runs:
             return ""
         ends = runs[columns].bfill(axis="columns").iloc[:, 0]
         for task, end in zip(runs["task.name"], ends, strict=True):
             level = chance(str(task))
-            if level is not None and pd.notna(end) and end <= AT_CHANCE * level:  # some validate nothing
-                return f"a training ends at {with_unit(end, '%')}; guessing gives {with_unit(level, '%')}"
+            if level is not None and pd.notna(end) and end <= CHANCE_MARGIN * level:  # some validate nothing
+                return (
+                    f"a training ends at {format_with_unit(end, '%')}; guessing gives "
+                    f"{format_with_unit(level, '%')}"
+                )
         return ""
 
-    def chance(self, chance: Chance) -> float | None:
+    def chance(self, chance: ChanceLookup) -> float | None:
         """Percent of top-1 that guessing gives in these trainings; None where they have several levels."""
         levels = {chance(str(task)) for task in self.frames.runs.get("task.name", ())}
         return levels.pop() if len(levels) == 1 else None
@@ -149,7 +156,7 @@ class Evidence(NamedTuple):
         return captions.is_simulated(self.frames)
 
 
-def links_found(frames: Frames) -> str:
+def deviating_links_text(frames: Frames) -> str:
     """The emulated links that were not as asked for: '2.7 Gbit/s (asked: 10)'; empty where all were."""
     column = "cluster.link.beta_s_per_byte"
     if column not in frames.runs:
@@ -159,15 +166,15 @@ def links_found(frames: Frames) -> str:
         for _, runs in frames.runs.groupby(column, sort=False)
         if (evidence := Evidence(frames._replace(runs=runs))).is_off
     ]
-    return captions.listed(dict.fromkeys(told)) if told else ""
+    return captions.join_words(dict.fromkeys(told)) if told else ""
 
 
-def digest(rule: Mapping[str, Any]) -> str:
+def digest_rule(rule: Mapping[str, Any]) -> str:
     """Ten digits of a hash of a rule, whose values are JSON's."""
     return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def reduced(frames: Frames, declared: Mapping[str, Any]) -> str:
+def describe_scale_differences(frames: Frames, declared: Mapping[str, Any]) -> str:
     """Differences of the runs from what the paper ran, in words; empty where there are none.
 
     Args:
@@ -180,13 +187,13 @@ def reduced(frames: Frames, declared: Mapping[str, Any]) -> str:
     factors = ("steps_total", "workers", "task.batch_size")
     if {*factors} <= {*frames.runs}:
         seen = frames.runs[[*factors]].astype(float).prod(axis="columns", skipna=False)
-        frames = frames._replace(runs=frames.runs.assign(**{EXAMPLES: seen}))
-    found = (_difference(frames, column, paper) for column, paper in declared.items())
+        frames = frames._replace(runs=frames.runs.assign(**{EXAMPLES_COLUMN: seen}))
+    found = (_describe_difference(frames, column, paper) for column, paper in declared.items())
     differences = ", ".join(filter(None, found))
     return f"{REDUCED}: {differences}" if differences else ""
 
 
-def _difference(frames: Frames, column: str, paper: Any) -> str:
+def _describe_difference(frames: Frames, column: str, paper: Any) -> str:
     """'batch 16 instead of 128'; empty where no run differs."""
     runs = frames.runs
     if column not in runs:
@@ -202,11 +209,11 @@ def _difference(frames: Frames, column: str, paper: Any) -> str:
             found.add((value, expected))
     # Numbers by their size, then words: the order of the records says nothing.
     ordered = sorted(found, key=lambda pair: (isinstance(pair[0], str), pair[0]))
-    told = [f"{_plain(value)} instead of {_plain(expected)}" for value, expected in ordered]
-    return f"{SCALE_NAMES[column]} {captions.listed(dict.fromkeys(told))}" if told else ""
+    told = [f"{_value_text(value)} instead of {_value_text(expected)}" for value, expected in ordered]
+    return f"{SCALE_NAMES[column]} {captions.join_words(dict.fromkeys(told))}" if told else ""
 
 
-def _plain(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else number(value)
+        return str(value).lower() if isinstance(value, bool) else format_number(value)
     return "none" if value == "[]" else value

@@ -6,15 +6,15 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 ENOUGH_OCCASIONS = 2
-APART_MIN = 30.0  # minutes between the first launches of two occasions
+OCCASION_GAP_MIN = 30.0  # minutes between the first launches of two occasions
 
 
-def occasions_of(began: Iterable[datetime]) -> list[datetime]:
+def occasion_starts(began: Iterable[datetime]) -> list[datetime]:
     """The beginning of each occasion, of launches that were begun then: the first launch, then the first that
     was begun half an hour or more after that, and so on.
     """
     found = list[datetime]()
     for at in sorted(began):
-        if not found or at - found[-1] >= timedelta(minutes=APART_MIN):
+        if not found or at - found[-1] >= timedelta(minutes=OCCASION_GAP_MIN):
             found.append(at)
     return found

@@ -1,7 +1,7 @@
 """Pictures by kind: data in, a figure out. An item says what is particular to it, and no more.
 
-A panel is a function of axes. Each kind makes one of its data: `curves`, `piles`, `stacks`,
-`ratio_bars`, `dots`, `heatmap`, `areas`; `picture` lays panels out on a page, with the legend outside. What a
+A panel is a function of axes. Each kind makes one of its data: `curves_panel`, `horizontal_stacks_panel`, `stacked_bars_panel`,
+`grouped_bars_panel`, `dots_panel`, `heatmap_panel`, `winner_map_panel`; `compose_figure` lays panels out on a page, with the legend outside. What a
 kind takes as further words (`title`, `xlabel`, `ylim`, ...) is what `Axes.set` takes.
 
 Exports Axes, Figure and the single marks as well: only this folder imports matplotlib.
@@ -19,21 +19,54 @@ from matplotlib.artist import Artist
 from matplotlib.colors import BoundaryNorm, ListedColormap
 
 from analysis.pictures import marks, style
-from analysis.pictures.marks import Axes, Figure, above, across, canvas, curve, log_ticks, over, points, seeds
-from analysis.pictures.style import Look
-from analysis.stats import Value
+from analysis.pictures.marks import (
+    Axes,
+    Figure,
+    annotate_above,
+    draw_across,
+    draw_mean_curve,
+    draw_points,
+    draw_samples,
+    new_figure,
+    set_log_ticks,
+    set_value_ticks,
+)
+from analysis.pictures.style import MethodStyle
+from analysis.stats import Estimate
 
-__all__ = ["Axes", "Figure", "above", "across", "canvas", "curve", "log_ticks", "over", "points", "seeds"]
-EMPTY = "nothing to draw: there is no run"
-Which = Literal["x", "y", "both"]
+__all__ = [
+    "Axes",
+    "Figure",
+    "annotate_above",
+    "draw_across",
+    "draw_mean_curve",
+    "draw_points",
+    "draw_samples",
+    "new_figure",
+    "set_log_ticks",
+    "set_value_ticks",
+]
+NOTHING_TO_DRAW = "nothing to draw: there is no run"
+GridAxes = Literal["x", "y", "both"]
 Panel = Callable[[Axes], None]
 P = ParamSpec("P")
-GREY: dict[str, Any] = {"color": "#777777", "linewidth": 0.6, "zorder": 0}  # a level to compare with
-Groups = Mapping[str, Sequence[tuple[Look, str, Value]]]  # of bars: look, origin (`marks.ORIGINS`), value
-DOTTED: dict[str, Any] = {"linestyle": ":", "linewidth": 0.8, "marker": "", "label": None}  # published
+REFERENCE_LINE: dict[str, Any] = {
+    "color": "#777777",
+    "linewidth": 0.6,
+    "zorder": 0,
+}  # a level to compare with
+BarGroups = Mapping[
+    str, Sequence[tuple[MethodStyle, str, Estimate]]
+]  # of bars: look, origin (`marks.FILL_BY_ORIGIN`), value
+PUBLISHED_LINE: dict[str, Any] = {
+    "linestyle": ":",
+    "linewidth": 0.8,
+    "marker": "",
+    "label": None,
+}  # published
 
 
-def picture(
+def compose_figure(
     panels: Sequence[Panel],
     height: float,
     *,
@@ -58,21 +91,21 @@ def picture(
         ValueError: there is no panel.
     """
     if not panels:
-        raise ValueError(EMPTY)
+        raise ValueError(NOTHING_TO_DRAW)
     columns = len(panels) // rows
-    with canvas(style.two_columns(height), rows, columns, squeeze=False, **how) as (figure, grid):
+    with new_figure(style.two_column_settings(height), rows, columns, squeeze=False, **how) as (figure, grid):
         for axes, panel in zip(grid.flat, panels, strict=True):
             panel(axes)
         for axes, label in zip(
             grid[:, 0], [ylabel] * rows if isinstance(ylabel, str) else ylabel, strict=True
         ):
             axes.set_ylabel(label or axes.get_ylabel())
-        if entries := [*keys, *_labelled(grid.flat)]:
-            _legend(figure, entries, loc, [ncols] if ncols else range(len(entries), 0, -1))
+        if entries := [*keys, *_labelled_handles(grid.flat)]:
+            _add_legend(figure, entries, loc, [ncols] if ncols else range(len(entries), 0, -1))
     return figure
 
 
-def _legend(figure: Figure, entries: Sequence[Artist], loc: Any, ncols: Iterable[int]) -> None:
+def _add_legend(figure: Figure, entries: Sequence[Artist], loc: Any, ncols: Iterable[int]) -> None:
     """In the first of these numbers of columns with which it is not wider than the figure, or the last."""
     names = [str(entry.get_label()) for entry in entries]
     for columns in ncols:
@@ -83,7 +116,7 @@ def _legend(figure: Figure, entries: Sequence[Artist], loc: Any, ncols: Iterable
             break
 
 
-def _labelled(panels: Iterable[Axes]) -> list[Artist]:
+def _labelled_handles(panels: Iterable[Axes]) -> list[Artist]:
     """Handles of all that has a label, each label once."""
     found: dict[str, Artist] = {}
     for axes in panels:
@@ -93,7 +126,7 @@ def _labelled(panels: Iterable[Axes]) -> list[Artist]:
     return list(found.values())
 
 
-def kind(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
+def panel_maker(draw: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
     """A function that draws on axes, as one that makes a panel."""
 
     @wraps(draw)
@@ -110,32 +143,32 @@ class Curve(NamedTuple):
     without an x it is one value, and the line goes across.
     """
 
-    look: Look
+    look: MethodStyle
     x: Any
     y: Any
     how: Mapping[str, Any] = {}
 
 
-class Band(NamedTuple):
+class FilledArea(NamedTuple):
     """An area between two curves."""
 
-    look: Look
+    look: MethodStyle
     x: Any
     low: Any
     high: Any
     alpha: float = 0.18
 
 
-@kind
-def curves(
+@panel_maker
+def curves_panel(
     axes: Axes,
     /,
-    lines: Iterable[Curve | Band],
+    lines: Iterable[Curve | FilledArea],
     *,
     sizes: Sequence[float] = (),
     log: Sequence[float] = (),
     level: float | None = None,
-    grid: Which | None = "both",
+    grid: GridAxes | None = "both",
     **words: Any,
 ) -> None:
     """Lines over one axis, with bands or intervals where they have them.
@@ -147,35 +180,35 @@ def curves(
         grid: along which axis, if any.
     """
     for line in lines:
-        _line(axes, line)
+        _draw_line(axes, line)
     if level is not None:
-        axes.axhline(level, **GREY)
+        axes.axhline(level, **REFERENCE_LINE)
     if sizes:
-        doublings(axes, sizes)
-    finish(axes, log=log, grid=grid, **words)
+        set_doubling_ticks(axes, sizes)
+    finish_axes(axes, log=log, grid=grid, **words)
 
 
-def _line(axes: Axes, line: Curve | Band) -> None:
-    if isinstance(line, Band):
+def _draw_line(axes: Axes, line: Curve | FilledArea) -> None:
+    if isinstance(line, FilledArea):
         axes.fill_between(line.x, line.low, line.high, color=line.look.colour, alpha=line.alpha, linewidth=0)
     elif line.x is None:
-        across(axes, line.y, line.look, **line.how)
+        draw_across(axes, line.y, line.look, **line.how)
     elif not len(line.x):
         return  # nothing was measured: no entry in the legend
     elif isinstance(line.y, pd.DataFrame):
-        curve(axes, line.x, line.y, line.look, **line.how)
-    elif isinstance(line.y, list) and isinstance(line.y[0], Value):
-        points(axes, line.x, line.y, line.look, **line.how)
+        draw_mean_curve(axes, line.x, line.y, line.look, **line.how)
+    elif isinstance(line.y, list) and isinstance(line.y[0], Estimate):
+        draw_points(axes, line.x, line.y, line.look, **line.how)
     else:
-        _plot(axes, line)
+        _draw_curve(axes, line)
 
 
-def _plot(axes: Axes, each: Curve, how: Mapping[str, Any] = {}) -> None:
+def _draw_curve(axes: Axes, each: Curve, how: Mapping[str, Any] = {}) -> None:
     look = {"color": each.look.colour, "marker": each.look.marker, "label": each.look.label}
     axes.plot(each.x, each.y, **{**look, **how, **each.how})
 
 
-def layered(*panels: Panel) -> Panel:
+def overlay_panels(*panels: Panel) -> Panel:
     """Panels over each other, on the same axes."""
 
     def draw(axes: Axes) -> None:
@@ -185,27 +218,29 @@ def layered(*panels: Panel) -> Panel:
     return draw
 
 
-@kind
-def shade(axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colour: str = "#F0F0F0") -> None:
+@panel_maker
+def shaded_span_panel(
+    axes: Axes, /, along: Literal["x", "y"], low: float, high: float, colour: str = "#F0F0F0"
+) -> None:
     """A grey area behind what lies between two values of x, or of y."""
     span = axes.axvspan if along == "x" else axes.axhspan
     span(low, high, color=colour, zorder=-1)
 
 
-@kind
-def key(axes: Axes, /, **how: Any) -> None:
+@panel_maker
+def legend_panel(axes: Axes, /, **how: Any) -> None:
     """A legend of its own, inside the axes, where entries are not those of the whole picture."""
     axes.legend(**how)
 
 
-@kind
-def upright(axes: Axes, /, x: float, **how: Any) -> None:
+@panel_maker
+def vertical_line_panel(axes: Axes, /, x: float, **how: Any) -> None:
     """A thin line up, where something changes."""
     thin: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.6, "zorder": 0}
     axes.axvline(x, **thin | how)
 
 
-class Bar(NamedTuple):
+class StackedBar(NamedTuple):
     """Parts of a whole, by phase, and the text at its end."""
 
     label: str  # of its place
@@ -215,25 +250,25 @@ class Bar(NamedTuple):
     faint: bool = False  # published
 
 
-@kind
-def piles(axes: Axes, /, bars: Sequence[Bar], **words: Any) -> None:
+@panel_maker
+def horizontal_stacks_panel(axes: Axes, /, bars: Sequence[StackedBar], **words: Any) -> None:
     """Stacked bars of phases that lie below each other, each with a text behind it."""
     for y, each in enumerate(bars):
         left = 0.0
         for phase, width in each.parts.items():
-            colour, hatch = marks.phase_look(phase)
+            colour, hatch = marks.phase_fill(phase)
             edge: dict[str, Any] = {"hatch": hatch, "edgecolor": "#7A7A7A", "linewidth": 0.4}
             axes.barh(y, width, 0.62, left=left, color=colour, **edge)
             left += width
         behind: dict[str, Any] = {"xytext": (3, 0), "ha": "left", "va": "center"}
-        above(axes, sum(each.parts.values()), y, each.text, **behind)
-    from_top(axes, [each.label for each in bars])
-    finish(axes, **words)
+        annotate_above(axes, sum(each.parts.values()), y, each.text, **behind)
+    set_row_labels(axes, [each.label for each in bars])
+    finish_axes(axes, **words)
 
 
-@kind
-def stacks(
-    axes: Axes, /, bars: Sequence[Bar], *, width: float = 0.6, least: float = np.inf, **words: Any
+@panel_maker
+def stacked_bars_panel(
+    axes: Axes, /, bars: Sequence[StackedBar], *, width: float = 0.6, least: float = np.inf, **words: Any
 ) -> None:
     """Stacked bars of phases that stand beside each other, each with a text above it; those with the same
     label share a place.
@@ -244,35 +279,35 @@ def stacks(
     labels = list(dict.fromkeys(each.label for each in bars))
     for each in bars:
         x = labels.index(each.label) + each.place
-        top = marks.stack(axes, x, each.parts, width, each.faint, least)
-        above(axes, x, top, each.text, **({"color": "#777777", "fontsize": 6} if each.faint else {}))
-    beside(axes, labels)
-    finish(axes, **words)
+        top = marks.draw_stacked_bar(axes, x, each.parts, width, each.faint, least)
+        annotate_above(axes, x, top, each.text, **({"color": "#777777", "fontsize": 6} if each.faint else {}))
+    set_place_labels(axes, labels)
+    finish_axes(axes, **words)
 
 
-@kind
-def ratio_bars(axes: Axes, /, groups: Groups, *, level: float | None = None, **words: Any) -> None:
+@panel_maker
+def grouped_bars_panel(axes: Axes, /, groups: BarGroups, *, level: float | None = None, **words: Any) -> None:
     """Bars with intervals and numbers, in groups."""
     width = 0.8 / max((len(group) for group in groups.values()), default=1)
     for x, group in enumerate(groups.values()):
         for at, (look, origin, value) in enumerate(group):
             place = x + (at - (len(group) - 1) / 2) * width
-            marks.bar(axes, place, value, look, 0.9 * width, origin)
+            marks.draw_bar(axes, place, value, look, 0.9 * width, origin)
     if level is not None:
-        axes.axhline(level, **GREY)
-    beside(axes, list(groups))
+        axes.axhline(level, **REFERENCE_LINE)
+    set_place_labels(axes, list(groups))
     axes.margins(y=0.12)
-    finish(axes, **words)
+    finish_axes(axes, **words)
 
 
-@kind
-def dots(
+@panel_maker
+def dots_panel(
     axes: Axes,
     /,
     found: Iterable[Curve],
     *,
     rows: Sequence[str] = (),
-    grid: Which | None = None,
+    grid: GridAxes | None = None,
     log: Sequence[float] = (),
     factors: bool = False,
     **words: Any,
@@ -283,70 +318,75 @@ def dots(
         factors: whether x is of factors, which are ticks of a logarithmic axis.
     """
     for each in found:
-        _plot(axes, each, {"linestyle": ""})
+        _draw_curve(axes, each, {"linestyle": ""})
     if rows:
-        from_top(axes, rows)
+        set_row_labels(axes, rows)
     if factors:
-        marks.factor_ticks(axes)
-    finish(axes, grid=grid, log=log, **words)
+        marks.set_factor_axis(axes)
+    finish_axes(axes, grid=grid, log=log, **words)
 
 
-@kind
-def heatmap(axes: Axes, /, cells: np.ndarray, end: float, **words: Any) -> None:
+@panel_maker
+def heatmap_panel(axes: Axes, /, cells: np.ndarray, end: float, **words: Any) -> None:
     """(rows from the bottom, columns up to `end`) in blues: white is none, darkest four times the mean."""
     relative = cells / max(float(cells.mean()), 1e-12)
     shown: dict[str, Any] = {"origin": "lower", "aspect": "auto", "vmin": 0, "vmax": 4, "cmap": "Blues"}
     axes.imshow(relative, extent=(0, end, 0, len(cells)), **shown)
-    finish(axes, **words)
+    finish_axes(axes, **words)
 
 
-@kind
-def areas(
+@panel_maker
+def winner_map_panel(
     axes: Axes,
     /,
     x: np.ndarray,
     y: np.ndarray,
     winners: np.ndarray,
-    looks: Sequence[Look],
+    looks: Sequence[MethodStyle],
     lines: Iterable[Curve] = (),
     **words: Any,
 ) -> None:
     """The winner of `looks` at each (y, x), by its number, and lines above; both axes logarithmic."""
     norm = BoundaryNorm(np.arange(len(looks) + 1) - 0.5, len(looks))
-    how: dict[str, Any] = {"alpha": marks.AREA, "rasterized": True, "shading": "nearest", "norm": norm}
+    how: dict[str, Any] = {
+        "alpha": marks.AREA_OPACITY,
+        "rasterized": True,
+        "shading": "nearest",
+        "norm": norm,
+    }
     axes.pcolormesh(x, y, winners, cmap=ListedColormap([look.colour for look in looks]), **how)
     for line in lines:
-        _line(axes, line)
-    finish(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **words)
+        _draw_line(axes, line)
+    finish_axes(axes, xscale="log", yscale="log", xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **words)
 
 
-def finish(
-    axes: Axes, *, log: Sequence[float] = (), grid: Which | None = None, note: str = "", **words: Any
+def finish_axes(
+    axes: Axes, *, log: Sequence[float] = (), grid: GridAxes | None = None, note: str = "", **words: Any
 ) -> None:
     """The end of all kinds: labels, limits, ticks of a logarithmic y, a grid, a note at the upper left."""
     axes.set(**words)
     if note:
         axes.text(0.03, 0.99, note, transform=axes.transAxes, va="top", fontsize=6.5)
     if len(log):
-        log_ticks(axes, log)
+        set_log_ticks(axes, log)
     if grid:
         axes.grid(visible=True, axis=grid)
 
 
-def doublings(axes: Axes, sizes: Sequence[float], labels: Sequence[str] = ()) -> None:
+def set_doubling_ticks(axes: Axes, sizes: Sequence[float], labels: Sequence[str] = ()) -> None:
     """A logarithmic x axis of sizes that double, with a tick at each."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, labels or [str(size) for size in sizes])
 
 
-def from_top(axes: Axes, labels: Sequence[str]) -> None:
+def set_row_labels(axes: Axes, labels: Sequence[str]) -> None:
     """A row for each of these, the first at the top."""
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
 
 
-def beside(axes: Axes, labels: Sequence[str]) -> None:
+def set_place_labels(axes: Axes, labels: Sequence[str]) -> None:
     """A place for each of these on the x axis."""
     axes.set_xticks(range(len(labels)), [label.replace(", ", ",\n") for label in labels])
     axes.tick_params(axis="x", length=0)

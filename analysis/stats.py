@@ -33,27 +33,27 @@ CONFIDENCE = 0.95
 # behind the speeds that authors logged, logged blocks those of their iterations (analysis.published).
 RUNS, WINDOWS, LOGGED = "runs", "windows", "logged blocks"
 PRINTED, COUNTED = "printed values", "counts"  # without an error of their own
-ENOUGH = {RUNS: ENOUGH_LAUNCHES, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
+ENOUGH_SAMPLES = {RUNS: ENOUGH_LAUNCHES, LAUNCHES: 5, WINDOWS: 30, LOGGED: 30, PRINTED: 1, COUNTED: 1}
 Bounds = tuple[float, float]  # what a quantity cannot reach
-ANY: Bounds = (-np.inf, np.inf)  # a difference
+UNBOUNDED: Bounds = (-np.inf, np.inf)  # a difference
 POSITIVE: Bounds = (0.0, np.inf)  # a time, a speed, a ratio
-SHARE: Bounds = (0.0, 100.0)  # percent of a whole
-OF_COLUMN: dict[str, Bounds] = {
-    "val_top1": SHARE, "val_top5": SHARE, "test_top1": SHARE,
+PERCENT: Bounds = (0.0, 100.0)  # percent of a whole
+BOUNDS_BY_COLUMN: dict[str, Bounds] = {
+    "val_top1": PERCENT, "val_top5": PERCENT, "test_top1": PERCENT,
     "val_perplexity": (1.0, np.inf), "train_loss": POSITIVE, "val_loss": POSITIVE, "test_loss": POSITIVE,
 }  # fmt: skip
 # Runs that are compared must agree in these: the protocol, the problem, the arithmetic, the images.
-ALIKE = (
+COLUMNS_THAT_AGREE = (
     "timing.mode", "task.name", "task.batch_size", "workers", "simulated", "precision",
     "provenance.data.digest", "late.draw", "late.s", "late.spread", "late.rank",
 )  # fmt: skip
 
 
-class Mixed(ValueError):
+class MixedRunsError(ValueError):
     """Runs that must not be compared with each other."""
 
 
-class Value(NamedTuple):
+class Estimate(NamedTuple):
     """A measured number with its interval. `n` is the number of independent samples, `of` their kind."""
 
     value: float
@@ -65,28 +65,30 @@ class Value(NamedTuple):
     floor: float = -np.inf  # the interval is Student's for log(value - floor); here for the value itself
 
     @classmethod
-    def exact(cls, value: float, n: int, of: str) -> Value:
+    def exact(cls, value: float, n: int, of: str) -> Estimate:
         """A value without an error: a count, or what printed values say of themselves."""
         return cls(float(value), float(value), float(value), n, of)
 
     @property
     def decides(self) -> bool:
         """Check that it has an interval, over so many samples that a verdict may rest on it."""
-        return self.low is not None and self.high is not None and self.n >= ENOUGH.get(self.of, np.inf)
+        return (
+            self.low is not None and self.high is not None and self.n >= ENOUGH_SAMPLES.get(self.of, np.inf)
+        )
 
     def p_value(self, limit: float) -> float:
         """Two-sided p-value of the hypothesis that `limit` is the truth, by the interval; 1 without one."""
         if self.low is None or self.high is None:
             return 1.0
         nearer = self.low if limit < self.value else self.high
-        middle, edge, at = (_above(each, self.floor) for each in (self.value, nearer, limit))
+        middle, edge, at = (_log_above(each, self.floor) for each in (self.value, nearer, limit))
         half, away = abs(edge - middle), abs(at - middle)
         if not np.isfinite(half) or half == 0:
             return float(self.low <= limit <= self.high)
         import scipy.special
 
         df = self.n - 1 if self.df is None else self.df
-        return float(2 * scipy.special.stdtr(df, -away / half * student(df)))
+        return float(2 * scipy.special.stdtr(df, -away / half * student_quantile(df)))
 
     @property
     def half_width(self) -> float:
@@ -95,41 +97,41 @@ class Value(NamedTuple):
             return float(np.inf)
         return float(np.sqrt(self.high / self.low) - 1)
 
-    def more_in_percent(self) -> Value:
+    def more_in_percent(self) -> Estimate:
         """Percent by which a ratio exceeds 1."""
         return self._moved(lambda edge: 100 * (edge - 1))
 
-    def times(self, factor: float) -> Value:
+    def times(self, factor: float) -> Estimate:
         """The value in another unit, by a positive factor."""
         return self._moved(lambda edge: factor * edge)
 
-    def _moved(self, onto: Callable[[float], float]) -> Value:
+    def _moved(self, onto: Callable[[float], float]) -> Estimate:
         """The value under an increasing linear map."""
         low, high = (None if edge is None else onto(edge) for edge in (self.low, self.high))
         floor = onto(self.floor) if np.isfinite(self.floor) else self.floor
         return self._replace(value=onto(self.value), low=low, high=high, floor=floor)
 
 
-def student(df: float) -> float:
+def student_quantile(df: float) -> float:
     """Student's quantile with so many degrees of freedom: half an interval at `CONFIDENCE`, in errors."""
     import scipy.special  # which commands that only list need not wait for
 
     return float(scipy.special.stdtrit(df, (1 + CONFIDENCE) / 2))
 
 
-def _above(edge: float, floor: float) -> float:
+def _log_above(edge: float, floor: float) -> float:
     """`edge` on the scale where `floor` is infinitely far below."""
     if not np.isfinite(floor):
         return edge
     return float(np.log(edge - floor)) if edge > floor else -np.inf
 
 
-def over_units(
+def estimate_mean(
     samples: Sequence[float] | np.ndarray,
-    bounds: Bounds = ANY,
+    bounds: Bounds = UNBOUNDED,
     of: str = RUNS,
     value: float | None = None,
-) -> Value:
+) -> Estimate:
     """The mean of independent samples; Student's interval on the scale where `bounds` are infinitely far.
 
     Blocks that follow each other resemble each other: a positive correlation r of neighbours leaves
@@ -140,71 +142,73 @@ def over_units(
         value: the estimate, if it is not the mean on that scale: a mean that adds up with others.
     """
     data = np.asarray(samples, dtype=float)
-    onto, back = _scale(bounds, data)
+    onto, back = _unbounded_scale(bounds, data)
     on_scale, n = onto(data), len(data)
     estimate = float(back(on_scale.mean())) if value is None else value
     if n < ENOUGH_LAUNCHES or not np.isfinite(on_scale).all():
-        return Value(estimate, n=n, of=of)
-    independent = max(2.0, n * _independent(on_scale)) if of == BLOCKS else float(n)
+        return Estimate(estimate, n=n, of=of)
+    independent = max(2.0, n * _independent_share(on_scale)) if of == BLOCKS else float(n)
     error = on_scale.std(ddof=1) / np.sqrt(independent)
-    half = student(independent - 1) * error
+    half = student_quantile(independent - 1) * error
     middle = onto(np.asarray(estimate))
     low, high = (float(np.clip(back(middle + side * half), *bounds)) for side in (-1, 1))
     floor = bounds[0] if bounds[1] == np.inf and _is_within(data, bounds) else -np.inf
-    return Value(estimate, low, high, n, of, independent - 1, floor)
+    return Estimate(estimate, low, high, n, of, independent - 1, floor)
 
 
-def over_launches(by_block: pd.Series[float], bounds: Bounds = ANY) -> Value:
+def estimate_mean_over_launches(by_block: pd.Series[float], bounds: Bounds = UNBOUNDED) -> Estimate:
     """The mean over launches of the means over their blocks, on the scale of `bounds`; with the interval over
     launches, or over blocks where there are fewer than three launches.
 
     Args:
         by_block: samples by launch and block.
     """
-    onto, back = _scale(bounds, by_block.to_numpy())
+    onto, back = _unbounded_scale(bounds, by_block.to_numpy())
     of_launches = pd.Series(onto(by_block.to_numpy()), by_block.index).groupby(level=0).mean()
     if len(of_launches) >= ENOUGH_LAUNCHES:
-        return over_units(back(of_launches.to_numpy()), bounds, LAUNCHES)
-    return over_units(by_block.to_numpy(), bounds, BLOCKS)
+        return estimate_mean(back(of_launches.to_numpy()), bounds, LAUNCHES)
+    return estimate_mean(by_block.to_numpy(), bounds, BLOCKS)
 
 
-def throughput(frames: Frames, keys: Sequence[str]) -> Value | None:
+def samples_per_second(frames: Frames, keys: Sequence[str]) -> Estimate | None:
     """Samples per second over all workers."""
     if not keys:
         return None
-    _alike(frames, keys)
+    _check_comparable(frames, keys)
     run = frames.runs[frames.runs["key"] == keys[0]].iloc[0]
     samples = run["workers"] * run["task.batch_size"]
-    return _of_means(
+    return _estimate_from_units(
         replication_units(frames, keys), ("slowest",), lambda seconds: samples / seconds, POSITIVE
     )
 
 
-def slowdown(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Value | None:
+def step_time_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str]) -> Estimate | None:
     """Step time of `keys` over that of `baseline`, paired; above 1, `keys` are slower."""
-    return phase_ratio(frames, keys, baseline, "slowest")
+    return phase_time_ratio(frames, keys, baseline, "slowest")
 
 
 @cache_by_frames
-def phase_ratio(frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str) -> Value | None:
+def phase_time_ratio(
+    frames: Frames, keys: Sequence[str], baseline: Sequence[str], phase: str
+) -> Estimate | None:
     """Time of a phase in `keys` over that in `baseline`: the mean of the logarithms of its paired ratios.
 
     A pair is a block of both in one group of processes, else the runs of one seed. None where it was not
     recorded, or where nothing pairs.
     """
-    return _of_pairs(frames, keys, baseline, (phase,), lambda here, there: here / there, POSITIVE)
+    return _paired_estimate(frames, keys, baseline, (phase,), lambda here, there: here / there, POSITIVE)
 
 
-def phase_difference(
+def phase_seconds_difference(
     frames: Frames, keys: Sequence[str], others: Sequence[str], phases: Sequence[str]
-) -> Value | None:
-    """Seconds that `phases` take together in `keys`, less those in `others`; paired as in `phase_ratio`."""
-    return _of_pairs(frames, keys, others, phases, lambda here, there: here - there, ANY)
+) -> Estimate | None:
+    """Seconds that `phases` take together in `keys`, less those in `others`; paired as in `phase_time_ratio`."""
+    return _paired_estimate(frames, keys, others, phases, lambda here, there: here - there, UNBOUNDED)
 
 
-def of_phases(
+def phase_statistic(
     frames: Frames, keys: Sequence[str], phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds
-) -> Value | None:
+) -> Estimate | None:
     """`statistic` of the mean seconds of `phases`, which may include `step` and `unaccounted`.
 
     The estimate is that of the overall means, which `steps.breakdown` shows, so that parts add up to the
@@ -212,53 +216,53 @@ def of_phases(
     """
     if not keys:
         return None
-    _alike(frames, keys)
+    _check_comparable(frames, keys)
     found = replication_units(frames, keys)
-    return _of_means(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
+    return _estimate_from_units(found, phases, statistic, bounds) if set(phases) <= set(found.means) else None
 
 
-def taken(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 1.0) -> Value | None:
+def phase_time(frames: Frames, keys: Sequence[str], *phases: str, unit: float = 1.0) -> Estimate | None:
     """The time that phases take together, in seconds, or so many units of one; `slowest` is a whole step."""
-    return of_phases(frames, keys, phases, lambda *seconds: unit * sum(seconds), POSITIVE)
+    return phase_statistic(frames, keys, phases, lambda *seconds: unit * sum(seconds), POSITIVE)
 
 
-def final(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Value | None:
+def final_value(frames: Frames, keys: Sequence[str], column: str, geometric: bool = False) -> Estimate | None:
     """`column` at the last epoch, over runs that differ in their seed.
 
     Args:
         geometric: the geometric mean, of what may differ by powers of ten, as losses do where some diverged.
     """
-    _alike(frames, keys, "steps_total")
-    last = _last(frames, keys, column)
+    _check_comparable(frames, keys, "steps_total")
+    last = _last_value_by_seed(frames, keys, column)
     if not len(last):
         return None
-    return over_units(last.to_numpy(), POSITIVE) if geometric else _mean(last, column)
+    return estimate_mean(last.to_numpy(), POSITIVE) if geometric else _column_mean(last, column)
 
 
-def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
+def final_ratio(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Estimate | None:
     """`column` at the last epoch, `keys` over `others`; paired by seed, that is, by initial weights."""
-    _alike(frames, [*keys, *others], "steps_total")
-    here, there = _paired(frames, keys, others, column)
-    return over_units((here / there).to_numpy(), POSITIVE) if len(here) else None
+    _check_comparable(frames, [*keys, *others], "steps_total")
+    here, there = _paired_last_values(frames, keys, others, column)
+    return estimate_mean((here / there).to_numpy(), POSITIVE) if len(here) else None
 
 
 def final_difference(
     frames: Frames, keys: Sequence[str], others: Sequence[str], column: str, by: str = ""
-) -> Value | None:
+) -> Estimate | None:
     """`column` at the last epoch, `keys` minus `others`; paired by seed, that is, by initial weights.
 
     Args:
         by: in which column both sides may differ, where it is what is compared; within a side none may.
     """
     for side in (keys, others) if by else ():
-        _alike(frames, side)
-    _alike(frames, [*keys, *others], "steps_total", without=by)
-    here, there = _paired(frames, keys, others, column)
-    low, high = OF_COLUMN.get(column, ANY)
-    return over_units((here - there).to_numpy(), (low - high, high - low)) if len(here) else None
+        _check_comparable(frames, side)
+    _check_comparable(frames, [*keys, *others], "steps_total", without=by)
+    here, there = _paired_last_values(frames, keys, others, column)
+    low, high = BOUNDS_BY_COLUMN.get(column, UNBOUNDED)
+    return estimate_mean((here - there).to_numpy(), (low - high, high - low)) if len(here) else None
 
 
-def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
+def mean_curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     """Per epoch until one of the runs diverged: step, mean over runs, its interval or NaN (low, high), n."""
     note_read_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
@@ -266,36 +270,38 @@ def curve(frames: Frames, keys: Sequence[str], column: str) -> pd.DataFrame:
     epochs = epochs[epochs["epoch"] < (ended.min() if len(ended) else np.inf)].dropna(subset=[column])
     rows = []
     for epoch, of_epoch in epochs.groupby("epoch"):
-        value = _mean(of_epoch[column], column)
+        value = _column_mean(of_epoch[column], column)
         low, high = (np.nan, np.nan) if value.low is None else (value.low, value.high)
         rows.append((int(epoch), int(of_epoch["step"].iloc[0]), value.value, low, high, value.n))
     table: pd.DataFrame = pd.DataFrame(rows, columns=["epoch", "step", "mean", "low", "high", "n"])
     return table
 
 
-def ahead_for_good(frames: Frames, keys: Sequence[str], others: Sequence[str], column: str) -> Value | None:
+def lasting_lead_step(
+    frames: Frames, keys: Sequence[str], others: Sequence[str], column: str
+) -> Estimate | None:
     """The step from which on `column` of `keys` stays above that of `others`; paired by seed.
 
     Infinite where one of the pairs does not stay so.
     """
-    here, there = (_by_seed(frames, side, column) for side in (keys, others))
+    here, there = (_epochs_by_seed(frames, side, column) for side in (keys, others))
     seeds = [seed for seed in here if seed in there]
-    steps = [_from_step_on(here[seed], there[seed], column) for seed in seeds]
-    return over_units(steps, POSITIVE) if steps else None
+    steps = [_lasting_lead_step(here[seed], there[seed], column) for seed in seeds]
+    return estimate_mean(steps, POSITIVE) if steps else None
 
 
-def _of_pairs(
+def _paired_estimate(
     frames: Frames,
     keys: Sequence[str],
     others: Sequence[str],
     phases: Sequence[str],
     compared: Callable[[Any, Any], Any],
     bounds: Bounds,
-) -> Value | None:
+) -> Estimate | None:
     if not keys or not others:
         return None
     both = [*keys, *others]
-    _alike(frames, both)
+    _check_comparable(frames, both)
     by_block = has_blocks(frames, both)
     here, there = (replication_units(frames, side, by_block) for side in (keys, others))
     if not set(phases) <= set(here.means) & set(there.means):
@@ -305,23 +311,27 @@ def _of_pairs(
     if not len(paired):
         return None
     samples = compared(paired["here"], paired["there"])
-    return over_launches(samples, bounds) if by_block else over_units(samples, bounds, here.of)
+    return (
+        estimate_mean_over_launches(samples, bounds) if by_block else estimate_mean(samples, bounds, here.of)
+    )
 
 
-def _of_means(
+def _estimate_from_units(
     found: ReplicationUnits, phases: Sequence[str], statistic: Callable[..., Any], bounds: Bounds
-) -> Value:
+) -> Estimate:
     per_unit = np.array([statistic(*row) for row in found.means[list(phases)].to_numpy()], dtype=float)
     overall = float(statistic(*found.means[list(phases)].mean()))
-    return over_units(per_unit, bounds, found.of, overall)
+    return estimate_mean(per_unit, bounds, found.of, overall)
 
 
-def _mean(values: pd.Series[float], column: str) -> Value:
+def _column_mean(values: pd.Series[float], column: str) -> Estimate:
     """The arithmetic mean, whose interval knows what the column can be."""
-    return over_units(values.to_numpy(), OF_COLUMN.get(column, ANY), value=float(values.to_numpy().mean()))
+    return estimate_mean(
+        values.to_numpy(), BOUNDS_BY_COLUMN.get(column, UNBOUNDED), value=float(values.to_numpy().mean())
+    )
 
 
-def _scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def _unbounded_scale(bounds: Bounds, data: np.ndarray) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """A scale on which the bounds are infinitely far away, and the way back.
 
     The plain one where a sample lies on a bound, which would be infinite; the interval is then cut there.
@@ -344,7 +354,7 @@ def _is_within(data: np.ndarray, bounds: Bounds) -> bool:
     return bool(((data > low) & (data < high)).all())
 
 
-def _independent(series: np.ndarray) -> float:
+def _independent_share(series: np.ndarray) -> float:
     """Share of a series that counts, by the correlation r of neighbours; all where r is negative."""
     deviation = series - series.mean()
     spread = float((deviation**2).sum())
@@ -353,23 +363,23 @@ def _independent(series: np.ndarray) -> float:
 
 
 @cache_by_frames
-def _alike(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
-    """Refuse runs as Mixed that differ in a column of `ALIKE`, but for `without`, or of `more`."""
+def _check_comparable(frames: Frames, keys: Sequence[str], *more: str, without: str = "") -> None:
+    """Refuse runs as Mixed that differ in a column of `COLUMNS_THAT_AGREE`, but for `without`, or of `more`."""
     note_read_keys(keys)
     there = frames.runs["key"].isin(keys).to_numpy()
-    columns = {name: frames.runs[name] for name in (*ALIKE, *more) if name in frames.runs}
+    columns = {name: frames.runs[name] for name in (*COLUMNS_THAT_AGREE, *more) if name in frames.runs}
     columns["precision"] = used_precisions(frames.runs)
-    for column in (name for name in (*ALIKE, *more) if name != without):
+    for column in (name for name in (*COLUMNS_THAT_AGREE, *more) if name != without):
         values = columns[column][there].dropna() if column in columns else ()
         found = sorted({str(value)[:12] for value in values})
         if len(found) > 1:
-            raise Mixed(
+            raise MixedRunsError(
                 f"these runs can't be compared: they differ in {column} ({', '.join(found)}); "
                 "measure all of them alike (--force measures again)"
             )
 
 
-def _seeds(frames: Frames) -> pd.Series[Any]:
+def _seed_by_key(frames: Frames) -> pd.Series[Any]:
     """The seed of each run, by key."""
     if "seed" not in frames.runs:
         return pd.Series(dtype=float)
@@ -378,7 +388,7 @@ def _seeds(frames: Frames) -> pd.Series[Any]:
 
 
 @cache_by_frames
-def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
+def _last_value_by_seed(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
     """`column` at each run's last epoch, by seed; NaN of a run that diverged. Only of runs that validated."""
     note_read_keys(keys)
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
@@ -386,28 +396,28 @@ def _last(frames: Frames, keys: Sequence[str], column: str) -> pd.Series[float]:
         find_diverged_keys(frames)
     )
     last = epochs[recorded].set_index("key")[column].groupby(level="key", sort=False).tail(1)
-    return last.rename(index=_seeds(frames))  # type: ignore[no-any-return]
+    return last.rename(index=_seed_by_key(frames))  # type: ignore[no-any-return]
 
 
-def _paired(
+def _paired_last_values(
     frames: Frames, keys: Sequence[str], others: Sequence[str], column: str
 ) -> tuple[pd.Series[float], pd.Series[float]]:
-    """`_last` of both sides, of the seeds that both have."""
-    here, there = _last(frames, keys, column), _last(frames, others, column)
+    """`_last_value_by_seed` of both sides, of the seeds that both have."""
+    here, there = _last_value_by_seed(frames, keys, column), _last_value_by_seed(frames, others, column)
     seeds = [seed for seed in here.index if seed in there.index]
     return here[seeds], there[seeds]
 
 
-def _by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
+def _epochs_by_seed(frames: Frames, keys: Sequence[str], column: str) -> dict[Any, pd.DataFrame]:
     """The epochs of each run in which `column` was recorded, and the last one of a run that diverged."""
     note_read_keys(keys)
     ended = frames.epochs["key"].isin(find_diverged_keys(frames))
-    seeds, epochs = _seeds(frames), frames.epochs[frames.epochs[column].notna() | ended]
+    seeds, epochs = _seed_by_key(frames), frames.epochs[frames.epochs[column].notna() | ended]
     tables = {seeds.get(key, key): epochs[epochs["key"] == key] for key in keys}
     return {seed: table for seed, table in tables.items() if len(table)}
 
 
-def _from_step_on(here: pd.DataFrame, there: pd.DataFrame, column: str) -> float:
+def _lasting_lead_step(here: pd.DataFrame, there: pd.DataFrame, column: str) -> float:
     both = here.merge(there, on="epoch", suffixes=("", "_other")).sort_values("epoch")
     behind = np.flatnonzero(~(both[column] > both[f"{column}_other"]).to_numpy())
     first = behind[-1] + 1 if len(behind) else 0

@@ -22,11 +22,11 @@ from pandas.api.types import is_bool
 
 from analysis.pictures import numbers
 from analysis.records.files import write_atomic
-from analysis.stats import Value
+from analysis.stats import Estimate
 
-EXACT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
+CSV_NUMBER_FORMAT = ".10g"  # numbers in CSV: more than any measurement has, and alike on every machine
 # What LaTeX would take as a command.
-TEX = {
+TEX_ESCAPES = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_",
     "%": r"\%", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
     ">": r"\textgreater{}", "|": r"\textbar{}", "\u2013": "--", "\u2014": "---", "\u00d7": r"$\times$",
@@ -38,7 +38,7 @@ TEX = {
 class Table:
     """Rows under named columns.
 
-    A cell is a number, a `Value` (a number with its interval), a text, or None where there is nothing. The
+    A cell is a number, a `Estimate` (a number with its interval), a text, or None where there is nothing. The
     frame's index is not shown.
     """
 
@@ -75,7 +75,7 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """The cells as people read them."""
-        return [[text(cell) for cell in row] for row in self.rows()]
+        return [[cell_text(cell) for cell in row] for row in self.rows()]
 
     def are_numbers(self) -> list[bool]:
         """True for each column of numbers only, which stand at the right."""
@@ -88,10 +88,14 @@ class Table:
     def markdown(self) -> str:
         """A pipe table below its title, for GitHub and pandoc."""
         ruler = ["---:" if right else "---" for right in self.are_numbers()]
-        body = [map(_in_markdown, self.header()), ruler, *(map(_in_markdown, row) for row in self.texts())]
+        body = [
+            map(_escape_markdown, self.header()),
+            ruler,
+            *(map(_escape_markdown, row) for row in self.texts()),
+        ]
         lines = "".join(f"| {' | '.join(cells)} |\n" for cells in body)
-        title = f"**{_in_markdown(self.title)}**\n" if self.title else ""
-        note = f"{_in_markdown(self.note)}\n" if self.note else ""
+        title = f"**{_escape_markdown(self.title)}**\n" if self.title else ""
+        note = f"{_escape_markdown(self.note)}\n" if self.note else ""
         return "\n".join(filter(None, (title, lines, note)))
 
     def tex(self, scale: str = "", label: str = "") -> str:
@@ -102,21 +106,21 @@ class Table:
             label: for `\ref`.
         """
         sides = "".join("r" if right else "l" for right in self.are_numbers())
-        rows = [" & ".join(map(in_tex, row)) + r" \\" for row in self.texts()]
+        rows = [" & ".join(map(escape_tex, row)) + r" \\" for row in self.texts()]
         caption = ". ".join(filter(None, (self.title, scale)))
         return "\n".join((
             r"\begin{table}",
             r"  \centering",
-            *([rf"  \caption{{{in_tex(caption)}}}"] if caption else []),
+            *([rf"  \caption{{{escape_tex(caption)}}}"] if caption else []),
             *([rf"  \label{{{label}}}"] if label else []),
             rf"  \begin{{tabular}}{{{sides}}}",
             r"    \toprule",
-            f"    {' & '.join(map(in_tex, self.header()))} \\\\",
+            f"    {' & '.join(map(escape_tex, self.header()))} \\\\",
             r"    \midrule",
             *(f"    {row}" for row in rows),
             r"    \bottomrule",
             r"  \end{tabular}",
-            *([rf"  \par\smallskip\footnotesize {in_tex(self.note)}"] if self.note else []),
+            *([rf"  \par\smallskip\footnotesize {escape_tex(self.note)}"] if self.note else []),
             r"\end{table}",
             "",
         ))  # fmt: skip
@@ -126,66 +130,68 @@ class Table:
         columns = list[list[Any]]()
         for place, name in enumerate(map(str, self.frame.columns)):
             cells, unit = self.frame.iloc[:, place].tolist(), self.units.get(self.frame.columns[place], "")
-            columns.append([_with_unit(name, unit), *map(_number_of, cells)])
-            if any(isinstance(cell, Value) for cell in cells):
+            columns.append([_with_unit(name, unit), *map(_plain_number, cells)])
+            if any(isinstance(cell, Estimate) for cell in cells):
                 parts = {"low": unit, "high": unit, "n": ""}
                 columns += [
-                    [_with_unit(f"{name}: {part}", of_part), *(_part(cell, part) for cell in cells)]
+                    [_with_unit(f"{name}: {part}", of_part), *(_estimate_part(cell, part) for cell in cells)]
                     for part, of_part in parts.items()
                 ]
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(
-            map(_in_csv, row) for row in zip(*columns, strict=True)
+            map(_csv_cell, row) for row in zip(*columns, strict=True)
         )
         return out.getvalue()
 
     def html(self) -> str:
         """A `<table>`; `data-value` has a cell's plain number."""
         sides = self.are_numbers()
-        head = "".join(f'<th scope="col"{_side(right)}>{_in_html(name)}</th>'
+        head = "".join(f'<th scope="col"{_html_class(right)}>{_escape_html(name)}</th>'
                        for name, right in zip(self.header(), sides, strict=True))  # fmt: skip
         body = "".join(
-            "<tr>" + "".join(_cell(cell, right) for cell, right in zip(row, sides, strict=True)) + "</tr>\n"
+            "<tr>"
+            + "".join(_html_cell(cell, right) for cell, right in zip(row, sides, strict=True))
+            + "</tr>\n"
             for row in self.rows()
         )
-        caption = f"<caption>{_in_html(self.title)}</caption>\n" if self.title else ""
-        note = f'<p class="note">{_in_html(self.note)}</p>\n' if self.note else ""
+        caption = f"<caption>{_escape_html(self.title)}</caption>\n" if self.title else ""
+        note = f'<p class="note">{_escape_html(self.note)}</p>\n' if self.note else ""
         return f"<table>\n{caption}<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n{note}"
 
 
 def is_absent(cell: Any) -> bool:
     """True for None, NaN, and a value that is NaN."""
-    return bool(pd.isna(_number_of(cell)))
+    return bool(pd.isna(_plain_number(cell)))
 
 
 def is_number(cell: Any) -> bool:
     """True for a number, with or without an interval; booleans are none."""
-    return isinstance(cell, Value | Real) and not is_bool(cell) and not is_absent(cell)
+    return isinstance(cell, Estimate | Real) and not is_bool(cell) and not is_absent(cell)
 
 
-def text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     """A cell as people read it."""
     if is_absent(cell):
         return numbers.ABSENT
-    if isinstance(cell, Value):
-        return numbers.with_interval(cell)
+    if isinstance(cell, Estimate):
+        return numbers.format_with_interval(cell)
     if is_bool(cell):
         return "yes" if cell else "no"
-    return numbers.number(float(cell)) if isinstance(cell, Real) else plain(str(cell))
+    return numbers.format_number(float(cell)) if isinstance(cell, Real) else printable_line(str(cell))
 
 
-def plain(words: str) -> str:
+def printable_line(words: str) -> str:
     """Words on one line, without characters that a terminal would obey."""
     return " ".join("".join(one if one.isprintable() or one.isspace() else "?" for one in words).split())
 
 
-def in_tex(words: str) -> str:
+def escape_tex(words: str) -> str:
     """Escaped for LaTeX, also what a `\\\\` in front of it would take as its own argument."""
-    escaped = "".join(TEX.get(one, one) for one in plain(words))
+    escaped = "".join(TEX_ESCAPES.get(one, one) for one in printable_line(words))
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
-def save(tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = "") -> None:
+def save_tables(tables: Sequence[Table], folder: Path, name: str, scale: str = "", label: str = "") -> None:
     """Write `name`.tex with all of them; `name`.csv with the first, `name`-2.csv and so on with the others.
 
     Those of a former drawing are replaced or removed.
@@ -209,7 +215,7 @@ def save(tables: Sequence[Table], folder: Path, name: str, scale: str = "", labe
         write_atomic(folder / file, content)
 
 
-def markdown(tables: Iterable[Table]) -> str:
+def tables_markdown(tables: Iterable[Table]) -> str:
     return "\n".join(table.markdown() for table in tables)
 
 
@@ -217,38 +223,40 @@ def _with_unit(name: str, unit: str) -> str:
     return f"{name} ({unit})" if unit else name
 
 
-def _in_markdown(words: str) -> str:
+def _escape_markdown(words: str) -> str:
     """No pipe ends a cell, no tag opens, no word becomes a link or stands out."""
-    return re.sub(r"([\\|<*`]|(?<=\])(?=\())", r"\\\1", plain(words))
+    return re.sub(r"([\\|<*`]|(?<=\])(?=\())", r"\\\1", printable_line(words))
 
 
-def _in_csv(cell: Any) -> str:
+def _csv_cell(cell: Any) -> str:
     """Plain; a text that a spreadsheet would compute is quoted as text."""
     if is_absent(cell):
         return ""
     if is_number(cell):
-        return format(float(cell), EXACT)
-    words = text(cell)
+        return format(float(cell), CSV_NUMBER_FORMAT)
+    words = cell_text(cell)
     return f"'{words}" if words.startswith(("=", "+", "-", "@")) else words
 
 
-def _in_html(words: str) -> str:
-    return html.escape(plain(words))
+def _escape_html(words: str) -> str:
+    return html.escape(printable_line(words))
 
 
-def _cell(cell: Any, right: bool) -> str:
-    value = f' data-value="{format(float(_number_of(cell)), EXACT)}"' if is_number(cell) else ""
-    return f"<td{_side(right)}{value}>{_in_html(text(cell))}</td>"
+def _html_cell(cell: Any, right: bool) -> str:
+    value = (
+        f' data-value="{format(float(_plain_number(cell)), CSV_NUMBER_FORMAT)}"' if is_number(cell) else ""
+    )
+    return f"<td{_html_class(right)}{value}>{_escape_html(cell_text(cell))}</td>"
 
 
-def _side(right: bool) -> str:
+def _html_class(right: bool) -> str:
     return ' class="number"' if right else ""
 
 
-def _number_of(cell: Any) -> Any:
-    return cell.value if isinstance(cell, Value) else cell
+def _plain_number(cell: Any) -> Any:
+    return cell.value if isinstance(cell, Estimate) else cell
 
 
-def _part(cell: Any, name: str) -> Any:
+def _estimate_part(cell: Any, name: str) -> Any:
     """A part that a value has beside its number, and a plain number has not."""
-    return getattr(cell, name) if isinstance(cell, Value) and not is_absent(cell) else None
+    return getattr(cell, name) if isinstance(cell, Estimate) and not is_absent(cell) else None

@@ -90,7 +90,7 @@ def one_launch_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     from analysis.records.steps import BLOCKS, LAUNCHES
 
     for kind in (BLOCKS, LAUNCHES):
-        monkeypatch.setitem(stats.ENOUGH, kind, 1)
+        monkeypatch.setitem(stats.ENOUGH_SAMPLES, kind, 1)
     monkeypatch.setattr(claims, "ENOUGH_OCCASIONS", 0)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sparsify
-from analysis.verdicts import as_csv
+from analysis.verdicts import verdicts_csv
 from experiments import commands, figures
 from experiments.commands._findings import findings
 from experiments.commands.collect import (
@@ -24,7 +24,7 @@ from experiments.commands.collect import (
     verdicts_page,
 )
 from experiments.config.folders import Folders
-from experiments.figures.runs import name_and_configs
+from experiments.figures.runs import requested_runs
 from tests.analysis.shipped import shipped as shipped_files
 from tests.conftest import ROOT, fine, process
 from tests.sparsify import worker_functions
@@ -89,7 +89,7 @@ def test_commands_are_understood() -> None:
         assert command in commands.names(), line
         commands.parser_of(command).parsed([word for word in words if word != "--help"])
         if line in lines and command in WITH_RUNS:
-            assert name_and_configs([word for word in words if word[0] != "-"]), line
+            assert requested_runs([word for word in words if word[0] != "-"]), line
 
 
 def test_make_targets_and_benchmarks_exist_and_the_help_lists_them() -> None:
@@ -98,7 +98,7 @@ def test_make_targets_and_benchmarks_exist_and_the_help_lists_them() -> None:
     named -= {"reproduce-"}  # `make reproduce-<item>`
     fine(process("make", "-n", *sorted(named)))
     listed = fine(process("make", "help")).stdout
-    items = {f"reproduce-{item}" for item in figures.items()}
+    items = {f"reproduce-{item}" for item in figures.files_by_item()}
     assert named <= items | set(re.findall(r"(?m)^  make (\S+) ", listed))
     for name in re.findall(r"BENCH=([a-z]+)", ALL_PAGES):
         assert (ROOT / "experiments" / "bench" / f"{name}.py").exists()
@@ -139,7 +139,7 @@ def test_what_records_shows_in_python_runs(
 def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
     listed = re.findall(r"(?m)^\| `([a-z0-9_]+)` \|", PAGES["docs/methods.md"])
     assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
-    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.shipped())
+    assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.shipped_items())
     pages = {path.name for path in (Folders().shipped / "figures").glob("*.md")}
     assert pages <= {Path(target).name for page, target in LINKS if page.startswith("docs/")}
 
@@ -150,7 +150,7 @@ def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
     rows = shipped_verdicts(folders)
     shown = README.partition(BEGIN)[2].partition(END)[0]
     assert shown.strip() == readme_verdicts(rows).strip()
-    assert (folders.shipped / VERDICTS).read_text() == as_csv(rows)
+    assert (folders.shipped / VERDICTS).read_text() == verdicts_csv(rows)
     assert (folders.shipped / VERDICTS_PAGE).read_text() == verdicts_page(rows)
 
 

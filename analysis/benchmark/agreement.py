@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.benchmark.cells import Cell
-from analysis.stats import Value, student
+from analysis.stats import Estimate, student_quantile
 
-Place = tuple[str, str, int, str]  # entry, task, workers, link
-Pair = tuple[Cell, Cell]  # of one place, once measured and again
+CellPlace = tuple[str, str, int, str]  # entry, task, workers, link
+CellPair = tuple[Cell, Cell]  # of one place, once measured and again
 
 
-class MeasuredTwice(NamedTuple):
+class LinkAgreement(NamedTuple):
     """Of one link."""
 
     link: str
@@ -32,7 +32,7 @@ class MeasuredTwice(NamedTuple):
     repeated: float  # the same, were both drawn from one normal distribution
 
 
-def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[MeasuredTwice]:
+def compare_measurements(first: Sequence[Cell], second: Sequence[Cell]) -> list[LinkAgreement]:
     """Of each link that both have."""
     there = {_place(cell): cell for cell in second}
     pairs = [(cell, there[_place(cell)]) for cell in first if _place(cell) in there]
@@ -40,34 +40,34 @@ def agreements(first: Sequence[Cell], second: Sequence[Cell]) -> list[MeasuredTw
         (one, other) for one, other in pairs if one.minutes_to is not None and other.minutes_to is not None
     ]
     links = dict.fromkeys(one.link for one, _ in pairs)
-    return [_of_link(link, [pair for pair in pairs if pair[0].link == link]) for link in links]
+    return [_link_agreement(link, [pair for pair in pairs if pair[0].link == link]) for link in links]
 
 
-def _place(cell: Cell) -> Place:
+def _place(cell: Cell) -> CellPlace:
     return cell.entry, cell.task, cell.workers, cell.link
 
 
-def _of_link(link: str, pairs: Sequence[Pair]) -> MeasuredTwice:
+def _link_agreement(link: str, pairs: Sequence[CellPair]) -> LinkAgreement:
     reach = [pair for pair in pairs if pair[0].minutes and pair[1].minutes]
     # The baseline is compared with itself.
     others, there = ([pair for pair in each if pair[0].word != "baseline"] for each in (pairs, reach))
     launches = min((cell.launches for pair in others for cell in pair), default=0)
-    return MeasuredTwice(
+    return LinkAgreement(
         link, len(pairs), len(there),
         _mean_tau(pairs, _minutes), _mean_tau(reach, _minutes), _mean_tau(pairs, _step_ms),
-        _mean([_contain(one.sooner, other.sooner) for one, other in there if one.sooner and other.sooner]),
+        _mean([_contain_each_other(one.sooner, other.sooner) for one, other in there if one.sooner and other.sooner]),
         _mean([one.word == other.word for one, other in there]),
-        _mean([_contain(one.times, other.times) for one, other in others if one.times and other.times]),
-        repeated(launches),
+        _mean([_contain_each_other(one.times, other.times) for one, other in others if one.times and other.times]),
+        expected_containment(launches),
     )  # fmt: skip
 
 
-def _mean_tau(pairs: Sequence[Pair], of: Callable[[Cell], float]) -> float:
+def _mean_tau(pairs: Sequence[CellPair], of: Callable[[Cell], float]) -> float:
     """The mean over tasks and numbers of workers, where there are several to order."""
     groups: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for one, other in pairs:
         groups.setdefault((one.task, one.workers), []).append((of(one), of(other)))
-    return _mean([tau(each) for each in groups.values() if len(each) > 1])
+    return _mean([kendall_tau(each) for each in groups.values() if len(each) > 1])
 
 
 def _minutes(cell: Cell) -> float:
@@ -78,11 +78,11 @@ def _step_ms(cell: Cell) -> float:
     return cell.step_ms.value if cell.step_ms else np.nan
 
 
-def _contain(one: Value, other: Value) -> bool:
-    return _has(one, other.value) and _has(other, one.value)
+def _contain_each_other(one: Estimate, other: Estimate) -> bool:
+    return _contains(one, other.value) and _contains(other, one.value)
 
 
-def _has(interval: Value, number: float) -> bool:
+def _contains(interval: Estimate, number: float) -> bool:
     return interval.low is not None and interval.high is not None and interval.low <= number <= interval.high
 
 
@@ -91,18 +91,18 @@ def _mean(found: Sequence[float]) -> float:
 
 
 @cache
-def repeated(launches: int) -> float:
+def expected_containment(launches: int) -> float:
     """How often the 95 % intervals of two samples of one normal distribution contain each other's mean, by
     100,000 pairs drawn: 81 % of samples of five. What is measured twice can't be asked for more.
     """
     if launches < 2:
         return np.nan
     drawn = np.random.default_rng(0).standard_normal((2, 100_000, launches))
-    half = student(launches - 1) * drawn.std(axis=2, ddof=1) / np.sqrt(launches)
+    half = student_quantile(launches - 1) * drawn.std(axis=2, ddof=1) / np.sqrt(launches)
     return float(np.mean(abs(np.diff(drawn.mean(axis=2), axis=0)) < half.min(axis=0)))
 
 
-def tau(pairs: Sequence[tuple[float, float]]) -> float:
+def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     """Kendall's tau-b of two orders: 1 if they are the same, -1 if one is the other's reverse."""
     from scipy.stats import kendalltau
 

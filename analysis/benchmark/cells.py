@@ -9,19 +9,25 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.files import Entered
+from analysis.benchmark.files import EntryFile
 from analysis.records.frames import Frames, find_diverged_keys, steps_of_run
 from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Value, final, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value
 from analysis.times import rounds
-from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from analysis.times.reaching import (
+    CrossingBySeed,
+    all_seeds_reach,
+    crossing_by_seed,
+    seconds_to_target,
+    speedup_to_target,
+)
 
 BASELINE = "dense"
-COLUMN = "val_loss"
+LOSS_COLUMN = "val_loss"
 MEGA = 1e-6
-Word = Literal["baseline", "faster", "slower", "inconclusive", "misses the target", "not timed"]
-WORDS: tuple[Word, ...] = get_args(Word)
-Targets = Mapping[str, Mapping[int, float]]  # by task and workers
+CellWord = Literal["baseline", "faster", "slower", "inconclusive", "misses the target", "not timed"]
+CELL_WORDS: tuple[CellWord, ...] = get_args(CellWord)
+TargetLosses = Mapping[str, Mapping[int, float]]  # by task and workers
 
 
 @dataclass(frozen=True)
@@ -32,16 +38,16 @@ class Cell:
     task: str
     workers: int
     link: str
-    word: Word
-    sooner: Value | None  # times as soon at the target as the baseline, over seeds and launches
-    minutes: Value | None  # to the target; None where a seed misses it
-    step_ms: Value | None  # the mean step
-    times: Value | None  # the baseline's step over its own
+    word: CellWord
+    sooner: Estimate | None  # times as soon at the target as the baseline, over seeds and launches
+    minutes: Estimate | None  # to the target; None where a seed misses it
+    step_ms: Estimate | None  # the mean step
+    times: Estimate | None  # the baseline's step over its own
     reached: int  # seeds at the target
     seeds: int
     launches: int
     target: float
-    loss: Value | None  # at the end of the budget; None where a seed diverged
+    loss: Estimate | None  # at the end of the budget; None where a seed diverged
     sent_mb: float | None  # by a worker until the target; of the whole budget where that is missed
     gbit_s: float | None  # found, all nodes sending at once
     delay_ms: float | None  # found, one way
@@ -57,22 +63,22 @@ class Cell:
         return self.minutes.value if self.minutes else np.inf
 
 
-def targets(baseline: Entered, share: float) -> Targets:
+def target_losses(baseline: EntryFile, share: float) -> TargetLosses:
     """The loss that every seed of the baseline has at this share of its budget: the highest of them."""
     frames = baseline.frames
     return {
-        task: {workers: _at(frames, keys, share) for workers, keys in own.trainings.items()}
+        task: {workers: _highest_loss(frames, keys, share) for workers, keys in own.trainings.items()}
         for task, own in baseline.statement.tasks.items()
     }
 
 
-def _at(frames: Frames, keys: Sequence[str], share: float) -> float:
+def _highest_loss(frames: Frames, keys: Sequence[str], share: float) -> float:
     epochs = frames.epochs[frames.epochs["key"].isin(keys)]
     number = round(share * int(epochs["epoch"].max()))
-    return float(epochs.loc[epochs["epoch"] == number, COLUMN].max())
+    return float(epochs.loc[epochs["epoch"] == number, LOSS_COLUMN].max())
 
 
-def cells(entered: Entered, baseline: Entered, aims: Targets) -> list[Cell]:
+def evaluate_entry(entered: EntryFile, baseline: EntryFile, aims: TargetLosses) -> list[Cell]:
     """All cells of an entry, those that were not timed among them.
 
     Args:
@@ -82,56 +88,58 @@ def cells(entered: Entered, baseline: Entered, aims: Targets) -> list[Cell]:
     for task, own in entered.statement.tasks.items():
         for workers, keys in own.trainings.items():
             level = aims[task][workers]
-            reach = steps_to(entered.frames, keys, COLUMN, level, falls=True)
+            reach = crossing_by_seed(entered.frames, keys, LOSS_COLUMN, level, falls=True)
             theirs = baseline.statement.tasks[task].trainings[workers]
-            slow = steps_to(baseline.frames, theirs, COLUMN, level, falls=True)
+            slow = crossing_by_seed(baseline.frames, theirs, LOSS_COLUMN, level, falls=True)
             for link, launches in own.launches[workers].items():
                 beside = own.baseline[workers][link]
-                found.append(_cell(entered, (task, workers, link), level, (reach, slow), (launches, beside)))
+                found.append(
+                    _evaluate_cell(entered, (task, workers, link), level, (reach, slow), (launches, beside))
+                )
     return found
 
 
-def _cell(
-    entered: Entered,
+def _evaluate_cell(
+    entered: EntryFile,
     place: tuple[str, int, str],
     level: float,
-    reaching: tuple[Steps, Steps],
+    reaching: tuple[CrossingBySeed, CrossingBySeed],
     launched: tuple[Sequence[str], Sequence[str]],
 ) -> Cell:
     (task, workers, link), (own, slow), frames = place, reaching, entered.frames
     keys = entered.statement.tasks[task].trainings[workers]
-    taken, theirs = (_step_s(frames, each) for each in launched)
+    taken, theirs = (_mean_step_s_by_launch(frames, each) for each in launched)
     pairs = [theirs[seed] / taken[seed] for seed in taken if seed in theirs]
-    step = over_units([*taken.values()], POSITIVE, LAUNCHES) if taken else None
-    times = over_units(pairs, POSITIVE, LAUNCHES) if pairs else None
-    gain = sooner(slow, own, times) if times else None
+    step = estimate_mean([*taken.values()], POSITIVE, LAUNCHES) if taken else None
+    times = estimate_mean(pairs, POSITIVE, LAUNCHES) if pairs else None
+    gain = speedup_to_target(slow, own, times) if times else None
     is_baseline = entered.statement.name == BASELINE
     rows = frames.runs[frames.runs["key"].isin(launched[0] or keys)]
     dates = sorted(str(at)[:10] for at in rows["started"].dropna()) or [""]
     return Cell(
         entered.statement.name, task, workers, link,
-        word=_word(own, gain, is_baseline),
+        word=_cell_word(own, gain, is_baseline),
         sooner=None if is_baseline else gain,
-        minutes=_minutes(own, step) if step else None,
+        minutes=_minutes_to_target(own, step) if step else None,
         step_ms=step.times(1e3) if step else None,
         times=times,
         reached=sum(np.isfinite(each.at) for each in own.values()),
         seeds=len(own), launches=len(taken), target=level,
-        loss=None if {*keys} & {*find_diverged_keys(frames)} else final(frames, keys, COLUMN),
+        loss=None if {*keys} & {*find_diverged_keys(frames)} else final_value(frames, keys, LOSS_COLUMN),
         sent_mb=_sent_mb(frames, keys, own),
         gbit_s=_median(rows, "provenance.machine.link.together_gbit_s"),
-        delay_ms=_times(1e3, _median(rows, "provenance.machine.link.latency_s")),
+        delay_ms=_scale_or_none(1e3, _median(rows, "provenance.machine.link.latency_s")),
         simulated=bool(launched[0]) and bool(rows["simulated"].fillna(False).astype(bool).any()),
         dates=(dates[0], dates[-1]),
         machine=", ".join(dict.fromkeys(map(str, rows["provenance.cpu"].dropna()))),
     )  # fmt: skip
 
 
-def _word(own: Steps, gain: Value | None, is_baseline: bool) -> Word:
+def _cell_word(own: CrossingBySeed, gain: Estimate | None, is_baseline: bool) -> CellWord:
     """The rule's word: only an interval that excludes 1 says faster or slower."""
     if is_baseline:
         return "baseline"
-    if not all_reach(own):
+    if not all_seeds_reach(own):
         return "misses the target"
     if gain is None:
         return "not timed"
@@ -142,15 +150,15 @@ def _word(own: Steps, gain: Value | None, is_baseline: bool) -> Word:
     return "inconclusive"
 
 
-def _minutes(own: Steps, step: Value) -> Value | None:
+def _minutes_to_target(own: CrossingBySeed, step: Estimate) -> Estimate | None:
     """Minutes to the target: its interval has that over seeds, and that of a step over launches."""
-    found = seconds_to(own, step.value / 60)
+    found = seconds_to_target(own, step.value / 60)
     if found is None or found.low is None or found.high is None or step.low is None or step.high is None:
         return found
     return found._replace(low=found.low * step.low / step.value, high=found.high * step.high / step.value)
 
 
-def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
+def _mean_step_s_by_launch(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
     """Seconds of the mean step, by launch: of those that exchange and those that do not as many as there were
     in the blocks, which are whole rounds.
     """
@@ -158,18 +166,18 @@ def _step_s(frames: Frames, keys: Sequence[str]) -> dict[int, float]:
     for key in keys:
         steps = steps_of_run(frames, key)
         share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
-        for seed, own in rounds.taken(frames, [key]).items():
+        for seed, own in rounds.step_seconds_by_launch(frames, [key]).items():
             found[seed] = (
                 own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
             )
     return found
 
 
-def _sent_mb(frames: Frames, keys: Sequence[str], own: Steps) -> float | None:
+def _sent_mb(frames: Frames, keys: Sequence[str], own: CrossingBySeed) -> float | None:
     """Megabytes that a worker sent until the target, the mean over seeds; of all steps if one misses it."""
     per_step = frames.runs.loc[frames.runs["key"].isin(keys), "wire_bytes"].mean()
     total = frames.runs.loc[frames.runs["key"].isin(keys), "steps_total"].mean()
-    steps = float(np.mean([each.at for each in own.values()])) if all_reach(own) else float(total)
+    steps = float(np.mean([each.at for each in own.values()])) if all_seeds_reach(own) else float(total)
     return None if np.isnan(per_step) else float(per_step * steps * MEGA)
 
 
@@ -178,7 +186,7 @@ def _median(rows: pd.DataFrame, column: str) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _times(unit: float, value: float | None) -> float | None:
+def _scale_or_none(unit: float, value: float | None) -> float | None:
     return None if value is None else unit * value
 
 
@@ -198,7 +206,7 @@ class ComposedTime(NamedTuple):
         return 100 * abs(self.composed_min / self.real_min - 1)
 
 
-def composed(entered: Entered, found: Sequence[Cell]) -> list[ComposedTime]:
+def compare_composed_times(entered: EntryFile, found: Sequence[Cell]) -> list[ComposedTime]:
     """Its trainings in real time."""
     told, epochs, name = list[ComposedTime](), entered.frames.epochs, entered.statement.name
     for task, own in entered.statement.tasks.items():
@@ -213,7 +221,7 @@ def composed(entered: Entered, found: Sequence[Cell]) -> list[ComposedTime]:
     return told
 
 
-def table_of(found: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
+def sort_table_cells(found: Sequence[Cell], task: str, workers: int, link: str) -> list[Cell]:
     """The rows of one table: the baseline first, then by the times as soon; what misses stands last."""
     own = [cell for cell in found if (cell.task, cell.workers, cell.link) == (task, workers, link)]
 

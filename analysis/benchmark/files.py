@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from analysis.benchmark.statement import NAME, EntryStatement
+from analysis.benchmark.statement import NAME_PATTERN, EntryStatement
 from analysis.records import parquet
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.frames import Frames
 from analysis.records.public import strip_private_facts
 from analysis.records.steps import add_outcomes
 
-STATEMENT = "entry.json"
-SUFFIX = ".entry"
+STATEMENT_NAME = "entry.json"
+ENTRY_SUFFIX = ".entry"
 TABLES = ("runs", "epochs", "steps")
-MOST_BYTES = 2**26  # of each member, unpacked
-WHEN = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the same file
+MAX_MEMBER_BYTES = 2**26  # of each member, unpacked
+MEMBER_DATE = (2026, 1, 1, 0, 0, 0)  # of every member, so that the same content is the same file
 
 
-class Entered(NamedTuple):
+class EntryFile(NamedTuple):
     """An entry and its records."""
 
     statement: EntryStatement
@@ -35,9 +35,9 @@ class Entered(NamedTuple):
     path: Path
 
 
-def write(path: Path, statement: EntryStatement, frames: Frames) -> Path:
+def write_entry(path: Path, statement: EntryStatement, frames: Frames) -> Path:
     """The file, replaced as a whole. Of steps it has those of launches alone."""
-    frames = strip_private_facts(_thinned(add_outcomes(frames)))
+    frames = strip_private_facts(_keep_launch_steps(add_outcomes(frames)))
     with tempfile.TemporaryDirectory() as folder:
         parquet.write_parquet(frames, Path(folder))
         raws = {f"{name}.parquet": (Path(folder) / f"{name}.parquet").read_bytes() for name in TABLES}
@@ -47,14 +47,14 @@ def write(path: Path, statement: EntryStatement, frames: Frames) -> Path:
     text = msgspec.json.format(msgspec.json.encode(statement), indent=1)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for name, raw in {STATEMENT: text, **raws}.items():
-            archive.writestr(zipfile.ZipInfo(name, WHEN), raw, zipfile.ZIP_DEFLATED)
+        for name, raw in {STATEMENT_NAME: text, **raws}.items():
+            archive.writestr(zipfile.ZipInfo(name, MEMBER_DATE), raw, zipfile.ZIP_DEFLATED)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, packed.getvalue())
     return path
 
 
-def _thinned(frames: Frames) -> Frames:
+def _keep_launch_steps(frames: Frames) -> Frames:
     timed = frames.runs.loc[frames.runs["train.validate"].eq("never"), "key"]
     steps = frames.steps[frames.steps["key"].isin(timed)]
     return frames._replace(
@@ -62,7 +62,7 @@ def _thinned(frames: Frames) -> Frames:
     )
 
 
-def read(path: Path) -> Entered:
+def read_entry(path: Path) -> EntryFile:
     """An entry, whose tables are as its statement says.
 
     Raises:
@@ -71,24 +71,24 @@ def read(path: Path) -> Entered:
     try:
         with zipfile.ZipFile(path) as archive:
             names = sorted(archive.namelist())
-            if names != sorted([STATEMENT, *(f"{name}.parquet" for name in TABLES)]):
+            if names != sorted([STATEMENT_NAME, *(f"{name}.parquet" for name in TABLES)]):
                 raise DamagedFileError(
                     path, f"is no entry's file: it holds {', '.join(names[:9]) or 'nothing'}"
                 )
-            raws = {info.filename: _member(archive, info, path) for info in archive.infolist()}
+            raws = {info.filename: _read_member(archive, info, path) for info in archive.infolist()}
     # The last two: members that are encrypted, or packed in ways that zipfile lacks.
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         raise DamagedFileError(path, f"is no entry's file: {error}") from error
     try:
-        statement = msgspec.json.decode(raws[STATEMENT], type=EntryStatement)
+        statement = msgspec.json.decode(raws[STATEMENT_NAME], type=EntryStatement)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise DamagedFileError(path, f"says what no entry says: {error}") from error
-    if not re.fullmatch(NAME, statement.name):
+    if not re.fullmatch(NAME_PATTERN, statement.name):
         raise DamagedFileError(path, f"is of {statement.name!r:.60}, which can't be an entry's name")
     for name, digest in statement.tables.items():
         if hashlib.sha256(raws.get(name, b"")).hexdigest() != digest:
             raise DamagedFileError(path, f"was changed: {name} is not what its statement has the digest of")
-    if {*statement.tables} != {*raws} - {STATEMENT}:
+    if {*statement.tables} != {*raws} - {STATEMENT_NAME}:
         raise DamagedFileError(path, "has a table without a digest")
     with tempfile.TemporaryDirectory() as folder:
         for name in statement.tables:
@@ -97,26 +97,26 @@ def read(path: Path) -> Entered:
             frames = parquet.read_parquet(Path(folder), TABLES, parquet.raise_fault)
         except DamagedFileError as damage:
             raise DamagedFileError(path, f"holds {damage.brief}") from damage
-    return Entered(statement, frames, path)
+    return EntryFile(statement, frames, path)
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
-    if info.file_size > MOST_BYTES:
+def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
+    if info.file_size > MAX_MEMBER_BYTES:
         raise DamagedFileError(path, f"holds {info.filename} of {info.file_size:,} bytes; an entry has less")
     with archive.open(info) as member:
-        return member.read(MOST_BYTES)
+        return member.read(MAX_MEMBER_BYTES)
 
 
-def read_all(folders: list[Path], tier: str, rules: str) -> tuple[list[Entered], list[str]]:
+def read_entries(folders: list[Path], tier: str, rules: str) -> tuple[list[EntryFile], list[str]]:
     """The newest file of each entry of a tier in these folders, and a line on each that can't be shown.
 
     Args:
         rules: the digest of the rules that they must be by.
     """
-    found, notes = dict[str, Entered](), list[str]()
-    for path in (path for folder in folders for path in sorted(folder.glob(f"*{SUFFIX}"))):
+    found, notes = dict[str, EntryFile](), list[str]()
+    for path in (path for folder in folders for path in sorted(folder.glob(f"*{ENTRY_SUFFIX}"))):
         try:
-            entered = read(path)
+            entered = read_entry(path)
         except DamagedFileError as damage:
             notes.append(damage.brief)
             continue

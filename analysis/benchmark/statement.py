@@ -7,13 +7,13 @@ from typing import Any
 
 from msgspec import Struct
 
-NAME = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
+NAME_PATTERN = r"[A-Za-z0-9][\w-]{0,39}"  # of an entry: it is a part of files' names
 # Keys of runs, as in the tables: of a training its own, of a launch the variant's.
 Keys = Sequence[str]
 ByWorkers = Mapping[int, Any]
 
 
-class TriedOut(Struct, frozen=True):
+class Trial(Struct, frozen=True):
     """A trial."""
 
     rate: float  # times the task's
@@ -21,7 +21,7 @@ class TriedOut(Struct, frozen=True):
     key: str
 
 
-class LawFound(Struct, frozen=True):
+class LawResult(Struct, frozen=True):
     """A law as it was found."""
 
     name: str
@@ -29,7 +29,7 @@ class LawFound(Struct, frozen=True):
     why: str = ""
 
 
-class InRealTime(Struct, frozen=True):
+class RealTimeTraining(Struct, frozen=True):
     """A training in real time as a whole."""
 
     workers: int
@@ -37,17 +37,17 @@ class InRealTime(Struct, frozen=True):
     key: str
 
 
-class OnTask(Struct, frozen=True):
+class TaskStatement(Struct, frozen=True):
     """An entry on one task."""
 
     about: str
-    trials: Sequence[TriedOut]
+    trials: Sequence[Trial]
     lr: float  # chosen
     searched: Mapping[str, Any]  # chosen
     trainings: Mapping[int, Keys]  # by workers
     launches: Mapping[int, Mapping[str, Keys]]  # by workers and link
     baseline: Mapping[int, Mapping[str, Keys]]  # the same of the baseline, which took turns with it
-    whole: Sequence[InRealTime] = ()
+    whole: Sequence[RealTimeTraining] = ()
 
 
 class EntryStatement(Struct, frozen=True):
@@ -64,8 +64,8 @@ class EntryStatement(Struct, frozen=True):
     on: Mapping[str, Mapping[str, Any]]
     timed: Mapping[str, Any]
     claims: Sequence[str]
-    laws: Sequence[LawFound]
+    laws: Sequence[LawResult]
     code: str  # the method's file
-    tasks: Mapping[str, OnTask]
+    tasks: Mapping[str, TaskStatement]
     tables: Mapping[str, str] = {}  # SHA-256 of each
     written: str = ""

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.pictures.numbers import brief, number
-from analysis.pictures.style import TELLING, look, method_id
+from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
 from analysis.records.columns import is_relay_bottleneck
 from analysis.records.frames import Frames, value_of_run
 from analysis.records.frames import find_diverged_keys as diverged_in
@@ -22,15 +22,15 @@ SIMULATED = (
     "*Simulated* times: ranks are virtual; compute is measured, wait and transfer follow the alpha-beta "
     "model of link "
 )
-FEW = 3  # values that a name or a sentence spells out
-MODES = {
+MAX_SPELLED_OUT = 3  # values that a name or a sentence spells out
+MODE_DESCRIPTIONS = {
     "serialised": "serialised (synchronised at phase boundaries)",
     "production": "production (nothing synchronises inside a step)",
     "as_published": "as published (host clocks, validation inside the timed loop)",
 }
 
 
-def values(frames: Frames, column: str) -> list[Any]:
+def distinct_values(frames: Frames, column: str) -> list[Any]:
     """The distinct values of a column of `frames.runs`, sorted, numbers first; empty if it was not recorded.
 
     Whole numbers are integers, although pandas keeps a column with gaps as floats.
@@ -38,80 +38,88 @@ def values(frames: Frames, column: str) -> list[Any]:
     if column not in frames.runs:
         return []
     found = list(dict.fromkeys(frames.runs[column].dropna()))
-    return sorted(map(_whole, found), key=lambda value: (isinstance(value, str), value))
+    return sorted(map(_to_int_if_whole, found), key=lambda value: (isinstance(value, str), value))
 
 
-def listed(items: Iterable[object]) -> str:
+def join_words(items: Iterable[object]) -> str:
     """'a', 'a and b', 'a, b and c'."""
     words = [str(item) for item in items]
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else "unknown"
 
 
 def is_simulated(frames: Frames) -> bool:
-    return any(values(frames, "simulated"))
+    return any(distinct_values(frames, "simulated"))
 
 
-def virtual(frames: Frames) -> str:
+def virtual_workers_remark(frames: Frames) -> str:
     """A remark that a training of virtual ranks is that of as many workers; empty where processes trained."""
     told = " The workers are virtual ranks of one process: the mathematics of that many workers, exactly."
     return told if is_simulated(frames) else ""
 
 
-def simulated(frames: Frames) -> str:
+def simulated_suffix(frames: Frames) -> str:
     """Behind the name of a quantity: ', simulated' where virtual ranks made its times."""
     return ", simulated" if is_simulated(frames) else ""
 
 
-def is_on(frames: Frames, hardware: str) -> bool:
+def is_on_gpu(frames: Frames, hardware: str) -> bool:
     """True where every run used a GPU whose name contains this word."""
     gpus = frames.runs.get("provenance.gpu", pd.Series(dtype=object))
     return len(gpus) > 0 and bool(gpus.notna().all()) and all(hardware in str(gpu) for gpu in gpus)
 
 
-def is_linked(frames: Frames, link: str) -> bool:
+def is_over_link(frames: Frames, link: str) -> bool:
     """True where this link joined the workers of every run, on machines found to be what was named."""
-    return values(frames, "cluster.link.name") == [link.lower()] and not label(frames)
+    return distinct_values(frames, "cluster.link.name") == [link.lower()] and not mismatch_remark(frames)
 
 
-def machine(frames: Frames) -> str:
+def describe_machine(frames: Frames) -> str:
     """The GPUs, or without any the CPUs and their cores."""
-    if gpus := values(frames, "provenance.gpu"):
-        return listed(gpus)
-    cores = listed(values(frames, "provenance.cores"))
-    return f"{listed(values(frames, 'provenance.cpu'))} ({cores} cores)"
+    if gpus := distinct_values(frames, "provenance.gpu"):
+        return join_words(gpus)
+    cores = join_words(distinct_values(frames, "provenance.cores"))
+    return f"{join_words(distinct_values(frames, 'provenance.cpu'))} ({cores} cores)"
 
 
-def precision(frames: Frames) -> str:
+def describe_precision(frames: Frames) -> str:
     """The precision that runs multiplied in, or else the one that was asked for. A mixture is said."""
     found = sorted(set(used_precisions(frames.runs).dropna()))
-    return listed(found) + " (*mixed*)" * (len(found) > 1)
+    return join_words(found) + " (*mixed*)" * (len(found) > 1)
 
 
-def data(frames: Frames) -> str:
+def describe_data(frames: Frames) -> str:
     """The data sets, and the first digits of their digests."""
-    names, digests = values(frames, "provenance.data.name"), values(frames, "provenance.data.digest")
-    return f"{listed(names)} (digest {listed([str(digest)[:8] for digest in digests])})"
+    names, digests = (
+        distinct_values(frames, "provenance.data.name"),
+        distinct_values(frames, "provenance.data.digest"),
+    )
+    return f"{join_words(names)} (digest {join_words([str(digest)[:8] for digest in digests])})"
 
 
-def workers(frames: Frames) -> str:
+def describe_workers(frames: Frames) -> str:
     """'8 virtual workers x batch 16'; of a task without samples, '8 virtual workers'."""
-    virtual = "virtual" in values(frames, "cluster.where")
+    virtual = "virtual" in distinct_values(frames, "cluster.where")
     kind = "virtual workers" if virtual else "worker processes"
-    batches = values(frames, "task.batch_size")
-    return f"{listed(values(frames, 'workers'))} {kind}{f' x batch {listed(batches)}' if batches else ''}"
-
-
-def setting(frames: Frames) -> str:
-    """One sentence: task, data, workers, machine, torch, precision; then what else must be said, if any."""
-    torch = listed(values(frames, "provenance.versions.torch"))
+    batches = distinct_values(frames, "task.batch_size")
     return (
-        f"{listed(values(frames, 'task.name'))} on {data(frames)}, {workers(frames)}, on {machine(frames)}, "
-        f"torch {torch}, {precision(frames)}.{emulated(frames)}{label(frames)}{crowded(frames)}"
-        f"{diverged(frames)}{code(frames)}"
+        f"{join_words(distinct_values(frames, 'workers'))} "
+        f"{kind}{f' x batch {join_words(batches)}' if batches else ''}"
     )
 
 
-def diverged(frames: Frames) -> str:
+def describe_setting(frames: Frames) -> str:
+    """One sentence: task, data, workers, machine, torch, precision; then what else must be said, if any."""
+    torch = join_words(distinct_values(frames, "provenance.versions.torch"))
+    return (
+        f"{join_words(distinct_values(frames, 'task.name'))} on {describe_data(frames)}, "
+        f"{describe_workers(frames)}, on {describe_machine(frames)}, "
+        f"torch {torch}, "
+        f"{describe_precision(frames)}.{emulated_links_remark(frames)}{mismatch_remark(frames)}{few_cores_remark(frames)}"
+        f"{divergence_remark(frames)}{code_versions_remark(frames)}"
+    )
+
+
+def divergence_remark(frames: Frames) -> str:
     """The trainings that ended because a gradient was not finite any more; empty without any."""
     if not (keys := diverged_in(frames)):
         return ""
@@ -119,37 +127,37 @@ def diverged(frames: Frames) -> str:
     names = [
         f"{name} in step {step:.0f}" for name, step in zip(label_of(frames.runs)[keys], ended, strict=True)
     ]
-    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {listed(names)}."
+    return f" {len(keys)} of {len(frames.runs)} runs diverged and have no end: {join_words(names)}."
 
 
-def scale(frames: Frames) -> str:
+def describe_scale(frames: Frames) -> str:
     """What any number of these runs is of, where its figure's caption is far: model, data, density, workers,
     machine. Empty without runs.
     """
     if not len(frames.runs):
         return ""
-    names = listed(values(frames, "provenance.data.name"))
-    densities = values(frames, "method.density")
+    names = join_words(distinct_values(frames, "provenance.data.name"))
+    densities = distinct_values(frames, "method.density")
     return ", ".join([
-        f"{listed(values(frames, 'task.name'))} on {names}",
-        *([f"density {listed(map(number, densities))}"] if densities else []),
-        workers(frames),
-        f"on {machine(frames)}",
+        f"{join_words(distinct_values(frames, 'task.name'))} on {names}",
+        *([f"density {join_words(map(format_number, densities))}"] if densities else []),
+        describe_workers(frames),
+        f"on {describe_machine(frames)}",
     ])  # fmt: skip
 
 
 def scale_label(frames: Frames) -> str:
     """Model, density and workers for a name: 'vgg16_cifar10:d0.001:w2'; of many values their number."""
     columns = {"task.name": "", "method.density": "d", "workers": "w"}
-    found = {letter: values(frames, column) for column, letter in columns.items()}
+    found = {letter: distinct_values(frames, column) for column, letter in columns.items()}
     return ":".join(
-        letter + ("+".join(map(str, parts)) if len(parts) <= FEW else f"{len(parts)}values")
+        letter + ("+".join(map(str, parts)) if len(parts) <= MAX_SPELLED_OUT else f"{len(parts)}values")
         for letter, parts in found.items()
         if parts
     )
 
 
-def emulated(frames: Frames) -> str:
+def emulated_links_remark(frames: Frames) -> str:
     """Bandwidth and latency that were found of emulated links, and how busy a relay was; empty if none."""
     prefix = "provenance.machine.link."
     if f"{prefix}asked_gbit_s" not in frames.runs:
@@ -161,15 +169,16 @@ def emulated(frames: Frames) -> str:
         pairs = min(min(json.loads(text)) for text in seen["pairs_gbit_s"])
         delayed = "delay_s" in seen and bool((seen["delay_s"] > 0).all())
         found.append(
-            f"{name} {number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, {number(pairs)} found between two "
-            f"nodes, {number(seen['together_gbit_s'].min())} with all sending at once, latency "
-            f"{number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
-            f"{number(1e6 * seen['asked_latency_s'].iloc[0])} us asked){_relayed(runs)}"
+            f"{name} {format_number(seen['asked_gbit_s'].iloc[0])} Gbit/s asked, "
+            f"{format_number(pairs)} found between two "
+            f"nodes, {format_number(seen['together_gbit_s'].min())} with all sending at once, latency "
+            f"{format_number(round(1e6 * seen['latency_s'].max()))} us ({'' if delayed else 'not delayed; '}"
+            f"{format_number(1e6 * seen['asked_latency_s'].iloc[0])} us asked){_relay_remark(runs)}"
         )
     return f" Emulated links, as the workers found them: {'; '.join(found)}." if found else ""
 
 
-def _relayed(runs: pd.DataFrame) -> str:
+def _relay_remark(runs: pd.DataFrame) -> str:
     """How much of a core the relay of these runs took, and how many packets it handed over late."""
     if "relay.packets" not in runs or not (runs["relay.packets"] > 0).any():
         return ""
@@ -184,124 +193,128 @@ def _relayed(runs: pd.DataFrame) -> str:
     )
 
 
-def code(frames: Frames) -> str:
+def code_versions_remark(frames: Frames) -> str:
     """A remark on runs that were not all made with the same code, where they were not."""
     facts = frames.runs.reindex(columns=["provenance.commit", "provenance.dirty"]).itertuples(index=False)
-    versions = sorted({_version(commit, dirty) for commit, dirty in facts})
-    several = f" *Measured with {len(versions)} versions of the code*: {listed(versions)}."
+    versions = sorted({_version_text(commit, dirty) for commit, dirty in facts})
+    several = f" *Measured with {len(versions)} versions of the code*: {join_words(versions)}."
     return several if len(versions) > 1 else ""
 
 
-def _version(commit: Any, dirty: Any) -> str:
+def _version_text(commit: Any, dirty: Any) -> str:
     """The first digits of the commit, and of the digest of what was changed since."""
     known = str(commit)[:8] if pd.notna(commit) else "unknown"
     return f"{known}+{str(dirty)[:8]}" if pd.notna(dirty) else known
 
 
-def label(frames: Frames) -> str:
+def mismatch_remark(frames: Frames) -> str:
     """Differences of the machine from the configured one that `launch.on_mismatch=label` accepted."""
-    return _told(frames, "mismatch", "Not the machine that was named")
+    return _machine_remark(frames, "mismatch", "Not the machine that was named")
 
 
-def crowded(frames: Frames) -> str:
+def few_cores_remark(frames: Frames) -> str:
     """A remark on workers that had fewer cores than they computed with."""
-    return _told(frames, "crowded", "Too few cores")
+    return _machine_remark(frames, "crowded", "Too few cores")
 
 
-def _told(frames: Frames, what: str, heading: str) -> str:
+def _machine_remark(frames: Frames, what: str, heading: str) -> str:
     found = [
         why.partition("; ")[0]  # without what could be done about it
-        for text in values(frames, f"provenance.machine.{what}")
+        for text in distinct_values(frames, f"provenance.machine.{what}")
         for why in json.loads(text)
     ]
     return f" *{heading}*: {'; '.join(dict.fromkeys(found))}." if found else ""
 
 
-def timing(frames: Frames) -> str:
+def describe_timing(frames: Frames) -> str:
     """Mode, number of steps and warm-up of timed runs, and whether their times are simulated."""
-    modes = listed([MODES.get(mode, mode) for mode in values(frames, "timing.mode")])
+    modes = join_words([MODE_DESCRIPTIONS.get(mode, mode) for mode in distinct_values(frames, "timing.mode")])
     runs: dict[str, list[WarmSteps]] = {}  # by method
     for key in frames.runs["key"]:
-        runs.setdefault(look(_method(frames, key)).label, []).append(warm_steps(frames, key))
+        runs.setdefault(method_style(_method_of_run(frames, key)).label, []).append(warm_steps(frames, key))
     counts: dict[str, list[str]] = {}  # sentence about the samples -> the methods for which it is true
     for method, warm_runs in runs.items():
-        counts.setdefault(_samples(warm_runs), []).append(method)
-    samples = "; ".join(f"{listed(methods)} {count}" for count, methods in counts.items())
-    sentences = f"Timing mode: {modes}. Steps per worker: {samples}.{turns(frames)}{late(frames)}"
+        counts.setdefault(_samples_text(warm_runs), []).append(method)
+    samples = "; ".join(f"{join_words(methods)} {count}" for count, methods in counts.items())
+    sentences = (
+        f"Timing mode: {modes}. Steps per worker: {samples}.{turns_remark(frames)}{lateness_remark(frames)}"
+    )
     if is_simulated(frames):
-        sentences += f" {SIMULATED}{joined(frames)}."
+        sentences += f" {SIMULATED}{describe_links(frames)}."
     return sentences
 
 
-def joined(frames: Frames) -> str:
+def describe_links(frames: Frames) -> str:
     """The links between workers: 'ethernet between nodes of 8, nvlink inside', or 'ethernet' alone."""
-    links = listed(values(frames, "cluster.link.name"))
-    if not (inside := values(frames, "cluster.inside.name")):
+    links = join_words(distinct_values(frames, "cluster.link.name"))
+    if not (inside := distinct_values(frames, "cluster.inside.name")):
         return links
-    size = listed(values(frames, "cluster.workers_per_node"))
-    return f"{links} between nodes of {size}, {listed(inside)} inside"
+    size = join_words(distinct_values(frames, "cluster.workers_per_node"))
+    return f"{links} between nodes of {size}, {join_words(inside)} inside"
 
 
-def late(frames: Frames) -> str:
+def lateness_remark(frames: Frames) -> str:
     """A remark on workers that came late on purpose, with the settings; empty where none did."""
-    draws = [draw for draw in values(frames, "late.draw") if draw != "none"]
+    draws = [draw for draw in distinct_values(frames, "late.draw") if draw != "none"]
     if not draws:
         return ""
     settings = [
-        f"late.{name}={listed(map(number, found))}"
+        f"late.{name}={join_words(map(format_number, found))}"
         for name in ("s", "spread", "rank")
-        if (found := values(frames, f"late.{name}")) and (any(found) or name == "rank")
+        if (found := distinct_values(frames, f"late.{name}")) and (any(found) or name == "rank")
     ]
-    return f" *Workers late on purpose*: {listed([f'late.draw={listed(draws)}', *settings])}."
+    return f" *Workers late on purpose*: {join_words([f'late.draw={join_words(draws)}', *settings])}."
 
 
-def turns(frames: Frames) -> str:
+def turns_remark(frames: Frames) -> str:
     """The turns that variants took, and the reason for their end; empty where none did."""
-    if not values(frames, "group"):
+    if not distinct_values(frames, "group"):
         return ""
     groups = frames.runs.dropna(subset=["group"]).drop_duplicates("group")
-    ends = [*dict.fromkeys(_end(frames, run) for run in groups.to_dict("records"))]
-    ends = ends if len(ends) <= FEW else [_ends(frames, groups)]
-    steps = listed(values(frames, "alternate.block_steps"))
+    ends = [*dict.fromkeys(_turns_end(frames, run) for run in groups.to_dict("records"))]
+    ends = ends if len(ends) <= MAX_SPELLED_OUT else [_turns_ends(frames, groups)]
+    steps = join_words(distinct_values(frames, "alternate.block_steps"))
     return (
         f" Measured in turns of {steps} steps in one group of processes, in an order drawn anew each round, "
-        f"until {listed(ends)}."
+        f"until {join_words(ends)}."
     )
 
 
-def _end(frames: Frames, run: dict[Any, Any]) -> str:
+def _turns_end(frames: Frames, run: dict[Any, Any]) -> str:
     """The precision that a group had reached when its turns ended."""
     variants = frames.runs[frames.runs["group"] == run["group"]]["variant"]
     width = run["alternated.half_width"]
-    known = f"{number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
-    reached: str = f"the least certain ratio to {look(variants.iloc[0]).label} had a half-width of {known}"
+    known = f"{format_number(100 * width)} %" if width is not None and np.isfinite(width) else "unknown"
+    reached: str = (
+        f"the least certain ratio to {method_style(variants.iloc[0]).label} had a half-width of {known}"
+    )
     ends = {
-        "limit": f" at the limit of {number(run['alternate.limit_min'])} minutes",
+        "limit": f" at the limit of {format_number(run['alternate.limit_min'])} minutes",
         "signal": ", where somebody ended it",
     }
     return reached + ends.get(str(run["alternated.stopped"]), "")
 
 
-def _ends(frames: Frames, groups: pd.DataFrame) -> str:
+def _turns_ends(frames: Frames, groups: pd.DataFrame) -> str:
     """The same of many groups."""
     widths = pd.to_numeric(groups["alternated.half_width"]).dropna() * 100
     baselines = groups["variant"]  # the first of each; other runs are in no group
     limited = groups[groups["alternated.stopped"] == "limit"]
-    limits = listed(map(number, sorted(set(limited["alternate.limit_min"]))))
+    limits = join_words(map(format_number, sorted(set(limited["alternate.limit_min"]))))
     at_limit = f", {len(limited)} of them by the limit of {limits} minutes" * bool(len(limited))
     told = int((groups["alternated.stopped"] == "signal").sum())
     at_limit += f", {told} where somebody ended them" * bool(told)
     dense, ended = (
-        listed(dict.fromkeys(look(name).label for name in baselines)),
+        join_words(dict.fromkeys(method_style(name).label for name in baselines)),
         f"{len(groups)} launches ended",
     )
     return (
-        f"the least certain ratio to {dense} had a half-width of {brief(widths.min())} to "
-        f"{brief(widths.max())} %: {ended}{at_limit}"
+        f"the least certain ratio to {dense} had a half-width of {format_brief(widths.min())} to "
+        f"{format_brief(widths.max())} %: {ended}{at_limit}"
     )
 
 
-def _samples(runs: list[WarmSteps]) -> str:
+def _samples_text(runs: list[WarmSteps]) -> str:
     """'n = 16 (first 4 dropped as warm-up)'; n is summed over several runs."""
     dropped = sorted({run.dropped for run in runs})
     first = str(dropped[0]) if len(dropped) == 1 else f"{dropped[0]} to {dropped[-1]}"
@@ -314,17 +327,17 @@ def _samples(runs: list[WarmSteps]) -> str:
     return f"n = {sum(run.n for run in runs)}{several} (first {first} dropped as warm-up{more})"
 
 
-def training(frames: Frames) -> str:
+def describe_training(frames: Frames) -> str:
     """Length of the trainings behind a learning curve, and the number of seeds."""
     last = frames.epochs.groupby("key")[["epoch", "step"]].max()
-    epochs, steps = (listed(sorted(set(last[name]))) for name in ("epoch", "step"))
-    seeds = _fewest_seeds(frames)
+    epochs, steps = (join_words(sorted(set(last[name]))) for name in ("epoch", "step"))
+    seeds = _min_seeds_per_method(frames)
     count = f"{seeds} seed{'s' if seeds > 1 else ''} per method"
     band = ", bands are 95 % intervals of the mean" if seeds >= ENOUGH_LAUNCHES else ""
     return f"{epochs} epoch{'s' if epochs != '1' else ''} = {steps} optimiser steps; {count}{band}."
 
 
-def searched(frames: Frames) -> str:
+def kernel_remark(frames: Frames) -> str:
     """The kernel by which fused runs searched, and how often its guess was wrong; empty where none ran."""
     if not {"searching.kernel", "select"} <= set(frames.runs):
         return ""
@@ -333,33 +346,37 @@ def searched(frames: Frames) -> str:
         return ""
     wrong, searches = (int(fused[f"searching.{name}"].sum()) for name in ("fallbacks", "steps"))
     return (
-        f" ({look('topk-fused').label}: kernel {listed(sorted(set(fused['searching.kernel'])))}; the guessed "
+        f" ({method_style('topk-fused').label}: kernel "
+        f"{join_words(sorted(set(fused['searching.kernel'])))}; the guessed "
         f"bound was wrong in {wrong} of {searches} searches)"
     )
 
 
 # What captions may have in braces, as sentences on the records.
 SENTENCES = {
-    "setting": setting, "timing": timing, "training": training, "turns": turns, "virtual": virtual,
-    "searched": searched,
+    "setting": describe_setting, "timing": describe_timing, "training": describe_training,
+    "turns": turns_remark, "virtual": virtual_workers_remark,
+    "searched": kernel_remark,
 }  # fmt: skip
 
 
-def filled(text: str, frames: Frames, facts: Mapping[str, object]) -> str:
+def fill_caption(text: str, frames: Frames, facts: Mapping[str, object]) -> str:
     """A caption whose braces hold names of these facts, or of `SENTENCES`."""
     names = {name for _, name, _, _ in Formatter().parse(text) if name}
     return text.format(**{name: facts[name] if name in facts else SENTENCES[name](frames) for name in names})
 
 
-def _whole(value: Any) -> Any:
+def _to_int_if_whole(value: Any) -> Any:
     return int(value) if isinstance(value, float | np.floating) and float(value).is_integer() else value
 
 
-def _fewest_seeds(frames: Frames) -> int:
+def _min_seeds_per_method(frames: Frames) -> int:
     """Seeds of the method that has fewest: runs of one method may also differ in task, workers or density."""
-    by_method = frames.runs.assign(method=[_method(frames, key) for key in frames.runs["key"]])
+    by_method = frames.runs.assign(method=[_method_of_run(frames, key) for key in frames.runs["key"]])
     return int(by_method.groupby("method")["seed"].nunique().min())
 
 
-def _method(frames: Frames, key: str) -> str:
-    return method_id({name: value_of_run(frames, key, name) for name in TELLING if name in frames.runs})
+def _method_of_run(frames: Frames, key: str) -> str:
+    return method_id(
+        {name: value_of_run(frames, key, name) for name in METHOD_COLUMNS if name in frames.runs}
+    )

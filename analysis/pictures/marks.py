@@ -15,26 +15,31 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch as Patch
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
-from analysis.pictures.numbers import number, with_interval
-from analysis.pictures.style import Look
+from analysis.pictures.numbers import format_number, format_with_interval
+from analysis.pictures.style import MethodStyle
 from analysis.records import phases as phase_list
-from analysis.stats import Value
+from analysis.stats import Estimate
 
 if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
-WIDE = 10.0  # times its smallest value: from there on an axis is logarithmic
-AREA = 0.25  # opacity of an area behind lines
-FAINT = 0.45  # opacity of the paper's data, next to ours
+LOG_AXIS_RATIO = 10.0  # times its smallest value: from there on an axis is logarithmic
+AREA_OPACITY = 0.25  # opacity of an area behind lines
+PUBLISHED_OPACITY = 0.45  # opacity of the paper's data, next to ours
 # Published values as marks, open.
-OPEN: dict[str, Any] = {"mfc": "white", "alpha": FAINT + 0.2, "markersize": 3.2, "linestyle": ""}
-FACTORS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
-NAME_PT = 5.5  # of names beside points
-ROOM_FOR_TEXT = 0.055  # share of the axis: a shorter span has no room for its number
+OPEN_MARKS: dict[str, Any] = {
+    "mfc": "white",
+    "alpha": PUBLISHED_OPACITY + 0.2,
+    "markersize": 3.2,
+    "linestyle": "",
+}
+FACTOR_TICKS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+LABEL_FONT_PT = 5.5  # of names beside points
+MIN_TEXT_SHARE = 0.055  # share of the axis: a shorter span has no room for its number
 
 
 @contextmanager
-def canvas(
+def new_figure(
     settings: Mapping[RcKeyType, Any], rows: int = 1, columns: int = 1, **how: Any
 ) -> Iterator[tuple[Figure, Any]]:
     """A figure and its axes, drawn inside the block with these matplotlib settings.
@@ -53,7 +58,9 @@ def canvas(
             axes.set_position((left, bottom, width, height))
 
 
-def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look, alpha: float = 1.0, **how: Any) -> None:
+def draw_mean_curve(
+    axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle, alpha: float = 1.0, **how: Any
+) -> None:
     """A mean over epochs, and its interval as a band where there are enough runs for one."""
     usual: dict[str, Any] = {
         "marker": look.marker,
@@ -67,41 +74,43 @@ def curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look, alpha: floa
         axes.fill_between(x, table["low"], table["high"], color=look.colour, **faint)
 
 
-def published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: Look) -> None:
+def draw_published_curve(axes: Axes, x: pd.Series, table: pd.DataFrame, look: MethodStyle) -> None:
     """A published curve, drawn faintly below ours, and the range of several (columns mean, low, high)."""
-    faint: dict[str, Any] = {"color": look.colour, "alpha": FAINT, "zorder": 1}
+    faint: dict[str, Any] = {"color": look.colour, "alpha": PUBLISHED_OPACITY, "zorder": 1}
     axes.plot(x, table["mean"], linestyle=(0, (1, 1.2)), linewidth=0.9, **faint)
     if table["low"].notna().any():
         axes.fill_between(x, table["low"], table["high"], **faint | {"alpha": 0.12}, linewidth=0)
 
 
-def published_key(axes: Axes, label: str) -> None:
-    """The legend entry of `published_curve` and `published_points`."""
+def add_published_legend_entry(axes: Axes, label: str) -> None:
+    """The legend entry of `draw_published_curve` and `draw_published_points`."""
     style: dict[str, Any] = {"color": "#777777", "linestyle": (0, (1, 1.2)), "linewidth": 0.9}
     axes.plot([], [], marker="o", mfc="white", label=label, **style)
 
 
-def seeds(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+def draw_samples(axes: Axes, x: float, values: Sequence[float], look: MethodStyle) -> None:
     """The single values behind a mean."""
     axes.plot([x] * len(values), values, look.marker, color=look.colour, alpha=0.55, markersize=2.6, mew=0)
 
 
-def mean_mark(axes: Axes, x: float, value: Value, look: Look) -> None:
+def draw_mean(axes: Axes, x: float, value: Estimate, look: MethodStyle) -> None:
     """A mean with its interval, as a bar across and a line up and down."""
     axes.plot(x, value.value, "_", color=look.colour, markersize=7, markeredgewidth=1.2)
     if value.low is not None and value.high is not None:
         axes.plot([x, x], [value.low, value.high], color=look.colour, linewidth=1)
 
 
-def points(axes: Axes, x: Sequence[float], values: Sequence[Value], look: Look, **how: Any) -> None:
+def draw_points(
+    axes: Axes, x: Sequence[float], values: Sequence[Estimate], look: MethodStyle, **how: Any
+) -> None:
     """Values with their intervals, joined by a line."""
     line: dict[str, Any] = {"color": look.colour, "marker": look.marker, "label": look.label}
     axes.plot(x, [value.value for value in values], **line | how)
     for at, value in zip(x, values, strict=True):
-        mean_mark(axes, at, value, look)
+        draw_mean(axes, at, value, look)
 
 
-def across(axes: Axes, value: Value, look: Look, **how: Any) -> None:
+def draw_across(axes: Axes, value: Estimate, look: MethodStyle, **how: Any) -> None:
     """A value that holds for every x, as a line across, and its interval as a band."""
     line: dict[str, Any] = {"linestyle": (0, (4, 2)), "linewidth": 1.0, "label": look.label, "zorder": 1}
     axes.axhline(value.value, color=look.colour, **line | how)
@@ -109,21 +118,21 @@ def across(axes: Axes, value: Value, look: Look, **how: Any) -> None:
         axes.axhspan(value.low, value.high, color=look.colour, alpha=0.12, linewidth=0, zorder=0)
 
 
-def over(axes: Axes, places: Mapping[Any, float], label: str) -> None:
+def set_value_ticks(axes: Axes, places: Mapping[Any, float], label: str) -> None:
     """An x axis with a tick at each of these values, logarithmic where numbers span much."""
     at = list(places.values())
     axes.set_xlabel(label)
-    if at and min(at) > 0 and max(at) >= WIDE * min(at) and list(places) == at:
+    if at and min(at) > 0 and max(at) >= LOG_AXIS_RATIO * min(at) and list(places) == at:
         axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(at))
     axes.xaxis.set_major_formatter(
-        FixedFormatter([number(x) if isinstance(x, float) else str(x) for x in places])
+        FixedFormatter([format_number(x) if isinstance(x, float) else str(x) for x in places])
     )
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.08)
 
 
-def named(
+def draw_labelled_points(
     axes: Axes, x: Sequence[float], y: Sequence[float], names: Sequence[str], inches: tuple[float, float]
 ) -> None:
     """Points on a logarithmic x axis with a name beside each, where it covers neither a point nor a name.
@@ -141,27 +150,27 @@ def named(
     line: dict[str, Any] = {"arrowstyle": "-", "lw": 0.3, "color": "#999999", "shrinkA": 0, "shrinkB": 0}
     for at in np.argsort(-np.asarray(y)):
         across, up = places[at]
-        beside = list(_beside(across, up, 0.6 * len(names[at]) * NAME_PT / 72))
-        box = next((each for each in beside if _fits(each, taken, inches)), beside[0])
+        beside = list(_candidate_boxes(across, up, 0.6 * len(names[at]) * LABEL_FONT_PT / 72))
+        box = next((each for each in beside if _is_free(each, taken, inches)), beside[0])
         taken.append(box)
         exponent, level = np.array([box[0], (box[1] + box[3]) / 2]) / scale + origin
         here, there = (x[at], y[at]), (10**exponent, level)
-        axes.annotate(names[at], here, there, fontsize=NAME_PT, va="center", arrowprops=line)
+        axes.annotate(names[at], here, there, fontsize=LABEL_FONT_PT, va="center", arrowprops=line)
 
 
 Box = tuple[float, float, float, float]  # left, below, right, above
 
 
-def _beside(x: float, y: float, width: float) -> Iterator[Box]:
+def _candidate_boxes(x: float, y: float, width: float) -> Iterator[Box]:
     """Where a text of this width may stand beside a point, the nearest place first."""
-    height = NAME_PT / 72
+    height = LABEL_FONT_PT / 72
     for far in np.arange(0.0, 1.5, 0.06):
         for up in (0, far, -far):
             for left in (x + 0.06 + far / 3, x - 0.06 - far / 3 - width, x - width / 2):
                 yield left, y + up - height / 2, left + width, y + up + height / 2
 
 
-def _fits(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bool:
+def _is_free(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bool:
     """Whether a box lies inside the axes and over none of the others."""
     left, below, right, above = box
     if left < 0 or below < 0 or right > inches[0] or above > inches[1]:
@@ -169,19 +178,19 @@ def _fits(box: Box, others: Sequence[Box], inches: tuple[float, float]) -> bool:
     return all(right <= each[0] or left >= each[2] or above <= each[1] or below >= each[3] for each in others)
 
 
-def shaded(axes: Axes, x: pd.Series, y: pd.Series, look: Look, shade: float) -> None:
+def draw_shaded_curve(axes: Axes, x: pd.Series, y: pd.Series, look: MethodStyle, shade: float) -> None:
     """One of several curves of a method, told apart by opacity and a label at its end."""
     axes.plot(x, y, color=look.colour, alpha=shade)
     axes.annotate(look.label, (float(x.iloc[-1]), float(y.iloc[-1])), xytext=(2, 0),
                   textcoords="offset points", va="center", fontsize=6, color=look.colour)  # fmt: skip
 
 
-def published_points(axes: Axes, x: float, values: Sequence[float], look: Look) -> None:
+def draw_published_points(axes: Axes, x: float, values: Sequence[float], look: MethodStyle) -> None:
     """Single published values, open."""
-    axes.plot([x] * len(values), values, marker=look.marker, mec=look.colour, **OPEN)
+    axes.plot([x] * len(values), values, marker=look.marker, mec=look.colour, **OPEN_MARKS)
 
 
-def stack(
+def draw_stacked_bar(
     axes: Axes,
     x: float,
     parts: Mapping[str, float],
@@ -195,17 +204,21 @@ def stack(
     """
     bottom = 0.0
     for phase, height in parts.items():
-        colour, hatch = phase_look(phase)
-        edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "linewidth": 0.4, "alpha": FAINT if faint else 1.0}
+        colour, hatch = phase_fill(phase)
+        edge: dict[str, Any] = {
+            "edgecolor": "#7A7A7A",
+            "linewidth": 0.4,
+            "alpha": PUBLISHED_OPACITY if faint else 1.0,
+        }
         axes.bar(x, height, width, bottom=bottom, color=colour, hatch=hatch, **edge)
         if height >= least:
-            _number_inside(axes, x, bottom + height / 2, height, phase, faint)
+            _write_inside(axes, x, bottom + height / 2, height, phase, faint)
         bottom += height
     return bottom
 
 
-def phase_keys(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
-    """Legend entries of `stack` and `lane`, with other labels where they are given."""
+def phase_legend_handles(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Patch]:
+    """Legend entries of `draw_stacked_bar` and `draw_lane`, with other labels where they are given."""
     edge: dict[str, Any] = {"edgecolor": "#7A7A7A", "lw": 0.4}
     return [
         Patch(facecolor=of.colour, hatch=of.hatch, label=labels.get(of.name, of.label), **edge)
@@ -214,7 +227,7 @@ def phase_keys(phases: Iterable[str], labels: Mapping[str, str] = {}) -> list[Pa
 
 
 # How bars of one quantity differ by where the number comes from. `None` takes the method's colour.
-ORIGINS: dict[str, dict[str, Any]] = {
+FILL_BY_ORIGIN: dict[str, dict[str, Any]] = {
     "ours": {"facecolor": None},
     "ours, the published protocol": {"facecolor": "none", "hatch": "////"},
     "published, 8 A100": {"facecolor": None, "alpha": 0.3},
@@ -224,23 +237,25 @@ ORIGINS: dict[str, dict[str, Any]] = {
 }
 
 
-def bar(axes: Axes, x: float, value: Value, look: Look, width: float, origin: str = "ours") -> None:
+def draw_bar(
+    axes: Axes, x: float, value: Estimate, look: MethodStyle, width: float, origin: str = "ours"
+) -> None:
     """One bar with its interval and its number."""
-    axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_fill(origin, look.colour))
-    whisker(axes, x, value)
+    axes.bar(x, value.value, width, edgecolor=look.colour, linewidth=0.8, **_bar_fill(origin, look.colour))
+    draw_interval(axes, x, value)
     top = max(value.value, value.high or value.value)
     plain = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}  # no line runs through it
-    above(axes, x, top, number(value.value), fontsize=6, bbox=plain)  # narrower than the bar
+    annotate_above(axes, x, top, format_number(value.value), fontsize=6, bbox=plain)  # narrower than the bar
 
 
-def whisker(axes: Axes, x: float, value: Value) -> None:
+def draw_interval(axes: Axes, x: float, value: Estimate) -> None:
     """A value's interval, where it has one."""
     if value.low is not None and value.high is not None:
         error = [[max(0.0, value.value - value.low)], [max(0.0, value.high - value.value)]]
         axes.errorbar(x, value.value, error, fmt="none", ecolor="#444444", elinewidth=0.8, capsize=2)
 
 
-def dot(axes: Axes, y: float, value: Value, marker: str, colour: str, told: bool = False) -> None:
+def draw_dot(axes: Axes, y: float, value: Estimate, marker: str, colour: str, told: bool = False) -> None:
     """One value at a height, with its interval along the x axis and its number beside it.
 
     Args:
@@ -253,90 +268,100 @@ def dot(axes: Axes, y: float, value: Value, marker: str, colour: str, told: bool
         marker=ends, markersize=6,
     )  # fmt: skip
     axes.plot([value.value], [y], marker=marker, color=colour, markersize=2.5 if told else 4, zorder=3)
-    text = with_interval(value) if told else number(value.value)
-    above(axes, high, y, text, xytext=(4, 0), ha="left", va="center", color=colour)
+    text = format_with_interval(value) if told else format_number(value.value)
+    annotate_above(axes, high, y, text, xytext=(4, 0), ha="left", va="center", color=colour)
 
 
-def dot_keys(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
-    """Legend entries of `dot`: marker and colour by origin."""
+def dot_legend_handles(origins: Mapping[str, tuple[str, str]]) -> list[Line2D]:
+    """Legend entries of `draw_dot`: marker and colour by origin."""
     return [
         Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=origin)
         for origin, (marker, colour) in origins.items()
     ]
 
 
-def factor_ticks(axes: Axes) -> None:
+def set_factor_axis(axes: Axes) -> None:
     """A logarithmic x axis of factors, in plain numbers, with room for text at the right end."""
     axes.set_xscale("log")
     low, high = axes.get_xlim()
     axes.set_xlim(low / 1.1, high * 1.6)
-    ticks = [tick for tick in FACTORS if low / 1.1 <= tick <= high * 1.6]
+    ticks = [tick for tick in FACTOR_TICKS if low / 1.1 <= tick <= high * 1.6]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.grid(True, axis="x")
 
 
-def above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
+def annotate_above(axes: Axes, x: float, y: float, text: str, **how: Any) -> None:
     """Small text just above a point; `how` overrides its placement and style."""
     place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom", "fontsize": 6.5}
     placed: dict[str, Any] = place | how
     axes.annotate(text, (x, y), **placed)
 
 
-def origin_keys(origins: Iterable[str]) -> list[Patch]:
-    """Legend entries of `bar`, in grey because every method has these origins."""
+def origin_legend_handles(origins: Iterable[str]) -> list[Patch]:
+    """Legend entries of `draw_bar`, in grey because every method has these origins."""
     grey = "#555555"
-    return [Patch(edgecolor=grey, linewidth=0.8, label=origin, **_fill(origin, grey)) for origin in origins]
+    return [
+        Patch(edgecolor=grey, linewidth=0.8, label=origin, **_bar_fill(origin, grey)) for origin in origins
+    ]
 
 
-def lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
+def draw_lane(axes: Axes, y: float, spans: pd.DataFrame, axis_ms: float, height: float = 0.7) -> None:
     """One rank's spans (columns start_ms, took_ms, phase) as a horizontal lane at `y`."""
     for phase, of_phase in spans.groupby("phase", sort=False):
-        colour, hatch = phase_look(str(phase))
+        colour, hatch = phase_fill(str(phase))
         bars = list(zip(of_phase["start_ms"], of_phase["took_ms"], strict=True))
         axes.broken_barh(
             bars, (y - height / 2, height), facecolor=colour, hatch=hatch, edgecolor="#7A7A7A", lw=0.3
         )
         for start, took in bars:
-            if took >= ROOM_FOR_TEXT * axis_ms:
-                _number_inside(axes, start + took / 2, y, took, str(phase))
+            if took >= MIN_TEXT_SHARE * axis_ms:
+                _write_inside(axes, start + took / 2, y, took, str(phase))
 
 
-def log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
+def set_log_ticks(axes: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic y axis with plain numbers at these ticks."""
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(FixedLocator(list(ticks)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _fill(origin: str, colour: str) -> dict[str, Any]:
+def _bar_fill(origin: str, colour: str) -> dict[str, Any]:
     """The filling of a bar of this origin, in the method's colour."""
-    fill = ORIGINS[origin]
+    fill = FILL_BY_ORIGIN[origin]
     return fill | {"facecolor": fill["facecolor"] or colour}
 
 
-def _number_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
+def _write_inside(axes: Axes, x: float, y: float, value: float, phase: str, faint: bool = False) -> None:
     """A phase's number in the middle of its bar, on a plain patch where a hatch would cross it."""
-    colour, hatch = phase_look(phase)
-    text = axes.text(x, y, number(value), ha="center", va="center", fontsize=6, color=ink(colour, faint))
+    colour, hatch = phase_fill(phase)
+    text = axes.text(
+        x,
+        y,
+        format_number(value),
+        ha="center",
+        va="center",
+        fontsize=6,
+        color=readable_text_colour(colour, faint),
+    )
     if hatch:
         text.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})
 
 
-def phase_look(phase: str) -> tuple[str, str]:
+def phase_fill(phase: str) -> tuple[str, str]:
     """Colour and hatch of a phase's bars."""
     found = phase_list.find_phase(phase)
     return found.colour, found.hatch
 
 
-def ink(colour: str, faint: bool = False) -> str:
+def readable_text_colour(colour: str, faint: bool = False) -> str:
     """Black or white, whichever is easier to read on `colour`, by its luma (ITU-R BT.601)."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return "#111111" if faint or 0.299 * red + 0.587 * green + 0.114 * blue > 130 else "white"
 
 
-def area_keys(looks: Sequence[Look]) -> list[Patch]:
+def area_legend_handles(looks: Sequence[MethodStyle]) -> list[Patch]:
     """Legend entries of `areas`."""
-    return [Patch(facecolor=look.colour, alpha=AREA, label=look.label) for look in looks]
+    return [Patch(facecolor=look.colour, alpha=AREA_OPACITY, label=look.label) for look in looks]

@@ -4,49 +4,49 @@ from __future__ import annotations
 
 import math
 
-from analysis.stats import Value
+from analysis.stats import Estimate
 
-SIGNIFICANT = 4  # digits; whole numbers keep all of theirs
-MOST_DECIMALS = 6  # what is smaller has an exponent
+SIGNIFICANT_DIGITS = 4  # digits; whole numbers keep all of theirs
+MAX_DECIMALS = 6  # what is smaller has an exponent
 ABSENT = "-"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Four significant digits, or the whole part: 0.01234, 1.5, 91.52, 275, 17,387; 1.234e-08."""
     if value == 0 or not math.isfinite(value):
         return f"{abs(value) if value == 0 else value:g}"
-    decimals = max(0, SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
-    if abs(value) < 10.0**-MOST_DECIMALS:
-        return f"{value:.{SIGNIFICANT}g}"
-    text = f"{value:,.{min(decimals, MOST_DECIMALS)}f}"
+    decimals = max(0, SIGNIFICANT_DIGITS - 1 - math.floor(math.log10(abs(value))))
+    if abs(value) < 10.0**-MAX_DECIMALS:
+        return f"{value:.{SIGNIFICANT_DIGITS}g}"
+    text = f"{value:,.{min(decimals, MAX_DECIMALS)}f}"
     return text.rstrip("0").rstrip(".") if decimals else text
 
 
-def brief(value: float, digits: int = 3) -> str:
+def format_brief(value: float, digits: int = 3) -> str:
     """A number with fewer digits, for a picture with little room."""
-    return number(float(f"{value:.{digits}g}"))
+    return format_number(float(f"{value:.{digits}g}"))
 
 
-def with_unit(value: float, unit: str) -> str:
+def format_with_unit(value: float, unit: str) -> str:
     """'91.52 %'; 'never' for a step that is not reached."""
-    return "never" if math.isinf(value) else f"{number(value)} {unit}".strip()
+    return "never" if math.isinf(value) else f"{format_number(value)} {unit}".strip()
 
 
-def interval(value: Value) -> str:
+def format_interval(value: Estimate) -> str:
     """'[1.1, 1.4]'; empty where there is none."""
     if value.low is None or value.high is None:
         return ""
-    return f"[{number(value.low)}, {number(value.high)}]"
+    return f"[{format_number(value.low)}, {format_number(value.high)}]"
 
 
-def with_interval(value: Value | None) -> str:
+def format_with_interval(value: Estimate | None) -> str:
     """'1.23 [1.1, 1.4]', or '-' where there is no number."""
     if value is None or math.isnan(value.value):
         return ABSENT
-    return f"{number(value.value)} {interval(value)}".strip()
+    return f"{format_number(value.value)} {format_interval(value)}".strip()
 
 
-def counted(n: int, of: str) -> str:
+def format_count(n: int, of: str) -> str:
     """'5 launches', '1 run'."""
     single = of.removesuffix("es") if of.endswith("ches") else of.removesuffix("s")
     return f"{n:,} {of if n != 1 else single}"

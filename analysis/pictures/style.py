@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
 
-TWO_COLUMNS = 7.16  # inches, IEEE
+PAGE_WIDTH_INCHES = 7.16  # inches, IEEE
 # What each format would write of the day and of the program: the same picture has the same bytes anywhere.
-UNDATED = {
+OMITTED_METADATA = {
     "png": ("Software",), "pdf": ("CreationDate", "Producer", "Creator"), "svg": ("Date", "Creator"),
 }  # fmt: skip
 
 
-class Look(NamedTuple):
+class MethodStyle(NamedTuple):
     """The look of a method wherever it is drawn; marker and hatch are for readers who see no colours."""
 
     label: str
@@ -35,23 +35,23 @@ class Look(NamedTuple):
 
 
 # Okabe and Ito's palette, whose colours can be told apart with the common colour vision deficiencies.
-LOOKS = {
-    "dense": Look("dense", "#000000", "o", ""),
-    "topk": Look("Top-k", "#0072B2", "s", "//"),
-    "randomk": Look("Random-k", "#D55E00", "^", ".."),
-    "randomk-hash": Look("Random-k, cheap draw", "#A6761D", "<", "oo"),
-    "randomk-feedback": Look("Random-k with feedback", "#CC79A7", "v", "xx"),
-    "topk-layer": Look("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
-    "topk-fused": Look("Top-k, fused", "#009E73", "h", "--"),
-    "topk-buckets-fused": Look("Top-k, fused, buckets", "#E69F00", "X", "||"),
-    "topk-buckets-fused-overlapped": Look("Top-k, fused, overlapped", "#882255", "*", "++"),
-    "null": Look("null (first k)", "#999999", "P", "++"),
-    "dgc": Look("DGC", "#6A3D9A", "p", "\\\\"),
-    "gaussiank": Look("Gaussian-k", "#BBAA33", "d", "oo"),
-    "gtopk": Look("gTop-k", "#33691E", "H", "xx"),
-    "oktopk": Look("Ok-Topk", "#C2185B", "8", "//"),
-    "powersgd": Look("PowerSGD", "#661100", "1", "||"),
-    "sparcml": Look("SparCML", "#8C6BB1", ">", ".."),
+METHOD_STYLES = {
+    "dense": MethodStyle("dense", "#000000", "o", ""),
+    "topk": MethodStyle("Top-k", "#0072B2", "s", "//"),
+    "randomk": MethodStyle("Random-k", "#D55E00", "^", ".."),
+    "randomk-hash": MethodStyle("Random-k, cheap draw", "#A6761D", "<", "oo"),
+    "randomk-feedback": MethodStyle("Random-k with feedback", "#CC79A7", "v", "xx"),
+    "topk-layer": MethodStyle("Top-k layer-wise", "#56B4E9", "D", "\\\\"),
+    "topk-fused": MethodStyle("Top-k, fused", "#009E73", "h", "--"),
+    "topk-buckets-fused": MethodStyle("Top-k, fused, buckets", "#E69F00", "X", "||"),
+    "topk-buckets-fused-overlapped": MethodStyle("Top-k, fused, overlapped", "#882255", "*", "++"),
+    "null": MethodStyle("null (first k)", "#999999", "P", "++"),
+    "dgc": MethodStyle("DGC", "#6A3D9A", "p", "\\\\"),
+    "gaussiank": MethodStyle("Gaussian-k", "#BBAA33", "d", "oo"),
+    "gtopk": MethodStyle("gTop-k", "#33691E", "H", "xx"),
+    "oktopk": MethodStyle("Ok-Topk", "#C2185B", "8", "//"),
+    "powersgd": MethodStyle("PowerSGD", "#661100", "1", "||"),
+    "sparcml": MethodStyle("SparCML", "#8C6BB1", ">", ".."),
 }
 # For methods without a look of their own: Tol's muted palette, chosen by the method's name, so that the
 # colour does not depend on the other methods of a figure.
@@ -59,7 +59,7 @@ OTHER_COLOURS = ("#117733", "#882255", "#999933", "#332288", "#44AA99", "#AA4499
 OTHER_MARKERS = ("X", "p", "h", "<", ">", "*", "d")
 
 
-def base() -> dict[RcKeyType, Any]:
+def base_settings() -> dict[RcKeyType, Any]:
     """Settings of every figure, from page.mplstyle."""
     from matplotlib import rc_params_from_file  # here, since lists and tables know labels, too
 
@@ -67,13 +67,13 @@ def base() -> dict[RcKeyType, Any]:
     return dict(found)
 
 
-def two_columns(height: float = 2.7) -> dict[RcKeyType, Any]:
+def two_column_settings(height: float = 2.7) -> dict[RcKeyType, Any]:
     """Settings of a figure as wide as the page; `height` in inches."""
-    return base() | {"figure.figsize": (TWO_COLUMNS, height)}
+    return base_settings() | {"figure.figsize": (PAGE_WIDTH_INCHES, height)}
 
 
 # Columns of a run that tell which method it is.
-TELLING = ("variant", "method.name", "method.scope", "method.feedback", "select", "overlap")
+METHOD_COLUMNS = ("variant", "method.name", "method.scope", "method.feedback", "select", "overlap")
 
 
 def method_id(run: Mapping[Any, Any]) -> str:
@@ -90,10 +90,10 @@ def method_id(run: Mapping[Any, Any]) -> str:
     feedback = run.get("method.feedback")
     if name == "randomk" and (_is_true(feedback) or feedback == "gradient"):
         name += "-feedback"
-    return name + _execution(run)
+    return name + _execution_suffix(run)
 
 
-def _execution(run: Mapping[Any, Any]) -> str:
+def _execution_suffix(run: Mapping[Any, Any]) -> str:
     """The execution of the same mathematics, where it is not as published."""
     scope, text = run.get("method.scope"), ""
     if scope not in (None, "global", "layer") and scope == scope:  # a size in MB; NaN: it has no scope
@@ -103,22 +103,22 @@ def _execution(run: Mapping[Any, Any]) -> str:
     return text + ("-overlapped" if _is_true(run.get("overlap")) else "")
 
 
-def look(method: str) -> Look:
+def method_style(method: str) -> MethodStyle:
     """The look of a `method_id`; for an unknown one always the same, by its name."""
-    if method in LOOKS:
-        return LOOKS[method]
+    if method in METHOD_STYLES:
+        return METHOD_STYLES[method]
     digest = hashlib.sha256(method.encode()).digest()
     colour = OTHER_COLOURS[digest[0] % len(OTHER_COLOURS)]
-    return Look(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
+    return MethodStyle(method, colour, OTHER_MARKERS[digest[1] % len(OTHER_MARKERS)], "oo")
 
 
-def save(figure: Figure, folder: Path, name: str) -> Path:
+def save_figure(figure: Figure, folder: Path, name: str) -> Path:
     """Write `name`.png (returned), .pdf and .svg; a figure always gives the same bytes."""
     import matplotlib  # as above
 
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(base()):
-        for kind, nothing in UNDATED.items():
+    with matplotlib.rc_context(base_settings()):
+        for kind, nothing in OMITTED_METADATA.items():
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, metadata=dict.fromkeys(nothing))
             write_atomic(folder / f"{name}.{kind}", buffer.getvalue())

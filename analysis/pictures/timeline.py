@@ -11,10 +11,10 @@ import pandas as pd
 from analysis.records.frames import Frames, steps_of_run
 from analysis.records.steps import slowest_rank_seconds, warm_steps
 
-ONE_CLOCK = ["key", "step", "rank"]  # spans that share these are of one clock and one step
+CLOCK_COLUMNS = ["key", "step", "rank"]  # spans that share these are of one clock and one step
 
 
-def spans_of(frames: Frames, key: str) -> pd.DataFrame:
+def spans_of_run(frames: Frames, key: str) -> pd.DataFrame:
     """A run's spans.
 
     Raises:
@@ -26,13 +26,13 @@ def spans_of(frames: Frames, key: str) -> pd.DataFrame:
     return spans
 
 
-def typical_step(frames: Frames, key: str) -> int:
+def find_typical_step(frames: Frames, key: str) -> int:
     """The warm step nearest to their median, of those with spans.
 
     Raises:
         ValueError: there are no spans.
     """
-    spans = spans_of(frames, key)
+    spans = spans_of_run(frames, key)
     slowest = slowest_rank_seconds(warm_steps(frames, key).steps)
     recorded = slowest_rank_seconds(steps_of_run(frames, key)).loc[spans["step"].unique()]
     of_warm = recorded[recorded.index.isin(slowest.index)]  # older records kept the spans of one cold step
@@ -40,9 +40,9 @@ def typical_step(frames: Frames, key: str) -> int:
     return int(distance.index.to_numpy()[distance.to_numpy().argmin()])
 
 
-def aligned(spans: pd.DataFrame) -> pd.DataFrame:
+def align_spans(spans: pd.DataFrame) -> pd.DataFrame:
     """The spans of steps, each from its beginning: step, rank, phase, `start_ms` and `took_ms`."""
-    met = meeting(spans).reindex(pd.MultiIndex.from_frame(spans[ONE_CLOCK])).to_numpy()
+    met = meeting_seconds(spans).reindex(pd.MultiIndex.from_frame(spans[CLOCK_COLUMNS])).to_numpy()
     start = spans["start_s"] - met
     found: pd.DataFrame = spans[["step", "rank", "phase"]].assign(
         start_ms=1e3 * (start - start.groupby([spans["key"], spans["step"]]).transform("min")),
@@ -51,18 +51,18 @@ def aligned(spans: pd.DataFrame) -> pd.DataFrame:
     return found
 
 
-def meeting(spans: pd.DataFrame) -> pd.Series[float]:
+def meeting_seconds(spans: pd.DataFrame) -> pd.Series[float]:
     """The same moment of each step on the clock of each rank, in seconds, by run, step and rank."""
-    began = spans.groupby(ONE_CLOCK)["start_s"].min()
+    began = spans.groupby(CLOCK_COLUMNS)["start_s"].min()
     waits = spans[spans["phase"] == "wait"]
-    ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in ONE_CLOCK]).min()
+    ends = (waits["start_s"] + waits["duration_s"]).groupby([waits[name] for name in CLOCK_COLUMNS]).min()
     ends = ends.reindex(began.index)
     all_wait = ends.notna().groupby(level=["key", "step"]).transform("all")
     found: pd.Series[float] = ends.where(all_wait, began)
     return found
 
 
-def stretch(frames: Frames, key: str) -> float:
+def collective_stretch(frames: Frames, key: str) -> float:
     """All collectives of a step, each from when the last worker enters it until the last one leaves it, over
     what the slowest worker spends in them: the median over the steps with spans. A worker that only sends is
     done once the kernel has its data, and waits elsewhere for those who receive them.

@@ -9,14 +9,23 @@ makes the tables again from a clone.
 from __future__ import annotations
 
 from analysis.published.tables import (
-    band,
-    by_machine,
-    decays,
-    epochs,
-    iterations,
-    jobs,
-    over_machines,
-    windows,
+    column_by_machine,
+    decay_epochs,
+    epoch_table,
+    iteration_table,
+    job_table,
+    mean_and_range,
+    mean_and_range_over_machines,
+    window_table,
 )
 
-__all__ = ["band", "by_machine", "decays", "epochs", "iterations", "jobs", "over_machines", "windows"]
+__all__ = [
+    "column_by_machine",
+    "decay_epochs",
+    "epoch_table",
+    "iteration_table",
+    "job_table",
+    "mean_and_range",
+    "mean_and_range_over_machines",
+    "window_table",
+]

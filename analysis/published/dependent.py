@@ -12,16 +12,18 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.stats import ANY, CONFIDENCE, LOGGED, Bounds, Value
+from analysis.stats import CONFIDENCE, LOGGED, UNBOUNDED, Bounds, Estimate
 
-Parts = NDArray[np.float64]  # (1 + blocks,): what the table says, then what it says without each block
+JackknifeParts = NDArray[
+    np.float64
+]  # (1 + blocks,): what the table says, then what it says without each block
 BLOCKS = 34  # of 196 iterations: four validations, which come every 49 iterations
 # Correlations of neighbours that may be, all alike before the blocks are seen. Of 34 blocks with one of 0.98
 # nobody can tell the mean.
 CORRELATIONS = np.linspace(0, 0.98, 50)
 
 
-def without_each(columns: np.ndarray, blocks: int = BLOCKS) -> np.ndarray:
+def leave_one_block_out_sums(columns: np.ndarray, blocks: int = BLOCKS) -> np.ndarray:
     """Sums over (iterations, m) columns, (1 + blocks, m): of all, then of all but each consecutive block.
 
     What follows from sums (means, ratios, slopes) is the same arithmetic for the table and for each rest.
@@ -33,7 +35,7 @@ def without_each(columns: np.ndarray, blocks: int = BLOCKS) -> np.ndarray:
     return np.concatenate([total, total - of_block])
 
 
-def estimate(parts: Parts, bounds: Bounds = ANY) -> Value:
+def jackknife_estimate(parts: JackknifeParts, bounds: Bounds = UNBOUNDED) -> Estimate:
     """Value of the table, which is first of `parts`, with the interval that its blocks give.
 
     What each block adds (the jackknife's pseudo-values, in the order of time) has the statistic as its mean.
@@ -44,11 +46,11 @@ def estimate(parts: Parts, bounds: Bounds = ANY) -> Value:
     whole, rests = float(parts[0]), parts[1:]
     blocks = len(rests)
     added = (blocks - 1) * (rests.mean() - rests)  # less the statistic itself, so that its mean is 0
-    low, high = (float(np.clip(whole + edge, *bounds)) for edge in interval_of_mean(added))
-    return Value(whole, low, high, blocks, LOGGED)
+    low, high = (float(np.clip(whole + edge, *bounds)) for edge in autocorrelated_mean_interval(added))
+    return Estimate(whole, low, high, blocks, LOGGED)
 
 
-def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
+def autocorrelated_mean_interval(series: np.ndarray) -> tuple[float, float]:
     """The interval of the mean of an AR(1) series whose correlation of neighbours is not known.
 
     For each of `CORRELATIONS` the mean has a Student's distribution; they are weighted by how likely the
@@ -62,7 +64,7 @@ def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
 
     n = len(series)
     r = CORRELATIONS[:, None]
-    ours, ones = (_whitened(of, r) for of in (series, np.ones(n)))
+    ours, ones = (_whiten(of, r) for of in (series, np.ones(n)))
     weight = (ones**2).sum(axis=1)
     means = (ours * ones).sum(axis=1) / weight
     rest = (ours**2).sum(axis=1) - means**2 * weight
@@ -84,13 +86,13 @@ def interval_of_mean(series: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-def _whitened(series: np.ndarray, r: np.ndarray) -> np.ndarray:
+def _whiten(series: np.ndarray, r: np.ndarray) -> np.ndarray:
     """(correlations, n): the series as independent samples of the variance of the series, if r is right."""
     first, steps = np.broadcast_to(series[:1], r.shape), series[1:] - r * series[:-1]
     return np.concatenate([first, steps / np.sqrt(1 - r**2)], axis=1)
 
 
-def combined(statistic: Callable[..., float], *values: Value) -> Value:
+def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Estimate:
     """A statistic of values, with an interval from theirs: the squares of what each moves it by add up.
 
     This is MOVER (Zou and Donner 2008, doi:10.1002/sim.3095), for a statistic that rises or falls in each.
@@ -106,4 +108,4 @@ def combined(statistic: Callable[..., float], *values: Value) -> Value:
         moved = [statistic(*at[:i], edge, *at[i + 1 :]) - whole for edge in (value.low, value.high)]
         down, up = down + min(0.0, *moved) ** 2, up + max(0.0, *moved) ** 2
     least = min(values, key=lambda value: value.n)
-    return Value(whole, whole - down**0.5, whole + up**0.5, least.n, least.of)
+    return Estimate(whole, whole - down**0.5, whole + up**0.5, least.n, least.of)

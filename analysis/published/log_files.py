@@ -23,7 +23,10 @@ import pandas as pd
 
 from analysis.records.files import MAX_LOG_BYTES, DamagedFileError, read_bytes
 
-FIRST_WINDOW, WINDOW = 41, 48  # iterations behind each logged time: the first prints at iteration 40
+FIRST_WINDOW_ITERATIONS, WINDOW_ITERATIONS = (
+    41,
+    48,
+)  # iterations behind each logged time: the first prints at iteration 40
 LONG_WAIT_US = 500_000  # no wait for others' gradients is as long; one for a validation is
 
 
@@ -50,26 +53,30 @@ JOBS = {
     129439: Job("not named", "PCIe (inferred)", 4, "topk"),
 }
 
-SECONDS = r"(\d+\.\d+)"
-CONFIGURED = re.compile(r".*Configurations: Namespace\(.*\bbatch_size=(\d+),.*\bnworkers=(\d+)[,)].*")
-TIMED = re.compile(rf".*Time per iteration including communication: {SECONDS}, Speed: {SECONDS} images/s")
-PHASES = re.compile(
-    rf".*\[rank:(\d+)\] loss: \S+, average forward \({SECONDS}\) and backward \({SECONDS}\) "
-    rf"time: {SECONDS}, iotime: {SECONDS}"
+SECONDS_PATTERN = r"(\d+\.\d+)"
+CONFIGURATION_LINE = re.compile(r".*Configurations: Namespace\(.*\bbatch_size=(\d+),.*\bnworkers=(\d+)[,)].*")
+WINDOW_LINE = re.compile(
+    rf".*Time per iteration including communication: {SECONDS_PATTERN}, Speed: {SECONDS_PATTERN} images/s"
 )
-VALIDATED = re.compile(
-    rf".*Epoch (\d+), lr: {SECONDS}, val loss: {SECONDS}, val top-1 acc: {SECONDS}, top-5 acc: {SECONDS}"
+PHASES_LINE = re.compile(
+    rf".*\[rank:(\d+)\] loss: \S+, average forward \({SECONDS_PATTERN}\) and backward \({SECONDS_PATTERN}\) "
+    rf"time: {SECONDS_PATTERN}, iotime: {SECONDS_PATTERN}"
+)
+VALIDATION_LINE = re.compile(
+    rf".*Epoch (\d+), lr: {SECONDS_PATTERN}, val loss: {SECONDS_PATTERN}, val top-1 acc: {SECONDS_PATTERN}, top-5 acc: {SECONDS_PATTERN}"
 )
 # Where a line of topk.e comes from -> the form that it must have.
-FORMS = {
-    "[dist_trainer.py:135]": CONFIGURED,
-    "[dist_trainer.py:90]": TIMED,
-    "[dl_trainer.py:731]": PHASES,
-    "[dl_trainer.py:822]": VALIDATED,
+LINE_PATTERNS = {
+    "[dist_trainer.py:135]": CONFIGURATION_LINE,
+    "[dist_trainer.py:90]": WINDOW_LINE,
+    "[dl_trainer.py:731]": PHASES_LINE,
+    "[dl_trainer.py:822]": VALIDATION_LINE,
 }
-COMPRESSION = re.compile(rf"COMP={SECONDS}")
+COMPRESSION_LINE = re.compile(rf"COMP={SECONDS_PATTERN}")
 # The first number of a sparse line is the sum of the others: values and indices.
-COMMUNICATION = re.compile(rf"COMM={SECONDS}|COMM_TOTAL={SECONDS}, COMM_VAL={SECONDS}, COMM_ID={SECONDS}")
+COMMUNICATION_LINE = re.compile(
+    rf"COMM={SECONDS_PATTERN}|COMM_TOTAL={SECONDS_PATTERN}, COMM_VAL={SECONDS_PATTERN}, COMM_ID={SECONDS_PATTERN}"
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class LoggedTraining:
         """A row per window: its number, the number of iterations until its end, and its `ms`."""
         numbers = np.arange(len(self.window_s))
         milliseconds = np.round(1e3 * np.array(self.window_s), 3)
-        until = FIRST_WINDOW + WINDOW * numbers
+        until = FIRST_WINDOW_ITERATIONS + WINDOW_ITERATIONS * numbers
         table: pd.DataFrame = pd.DataFrame({"window": numbers, "until": until, "ms": milliseconds})
         return table
 
@@ -106,11 +113,11 @@ def read_training(path: Path, job: Job, batch: int = 128) -> LoggedTraining:
         job
             was another one than its name says.
     """
-    found: dict[str, list[tuple[str, ...]]] = {place: [] for place in FORMS}
-    for number, line in _lines(path):
-        for place, form in FORMS.items():
+    found: dict[str, list[tuple[str, ...]]] = {place: [] for place in LINE_PATTERNS}
+    for number, line in _numbered_lines(path):
+        for place, form in LINE_PATTERNS.items():
             if place in line:
-                found[place].append(_matched(form, line, path, number))
+                found[place].append(_match_line(form, line, path, number))
     configured, windows, phases, validated = found.values()
     if set(configured) != {(str(batch), str(job.workers))}:
         asked = f"{job.workers} workers with batches of {batch}"
@@ -142,14 +149,16 @@ def read_iterations(path: Path, job: Job) -> pd.DataFrame:
     Raises:
         DamagedFileError: a line with a number is not as it should be, or lines are missing.
     """
-    lines = list(_times_us(path))
+    lines = list(_read_times_us(path))
     workers, dense = job.workers, job.method == "dense"
     comp = np.array([time for kind, time in lines if kind == "COMP"], dtype=np.int64)
     comm = np.array([time for kind, time in lines if kind == "COMM"], dtype=np.int64)
     if len(comm) % workers or len(comp) != (0 if dense else len(comm)):
         raise DamagedFileError(path, f"has {len(comp)} lines of compression and {len(comm)} of communication")
     comm = comm.reshape(-1, workers)
-    whole = np.arange(len(comm)) if dense else _whole("".join(kind[3] for kind, _ in lines), workers)
+    whole = (
+        np.arange(len(comm)) if dense else _unmixed_iterations("".join(kind[3] for kind, _ in lines), workers)
+    )
     table: pd.DataFrame = pd.DataFrame({"iteration": whole})
     for name, times in (("comp", None if dense else comp.reshape(-1, workers)[whole]), ("comm", comm[whole])):
         for part, over in (("min", np.min), ("mean", np.mean), ("max", np.max)):
@@ -159,7 +168,7 @@ def read_iterations(path: Path, job: Job) -> pd.DataFrame:
     return table
 
 
-def _whole(kinds: str, workers: int) -> np.ndarray:
+def _unmixed_iterations(kinds: str, workers: int) -> np.ndarray:
     """Numbers of the iterations whose lines stand together: all P of compression, then all M of
     communication.
 
@@ -173,17 +182,17 @@ def _whole(kinds: str, workers: int) -> np.ndarray:
     return np.array(found, dtype=np.int64)
 
 
-def _times_us(path: Path) -> Iterator[tuple[str, int]]:
+def _read_times_us(path: Path) -> Iterator[tuple[str, int]]:
     """COMP or COMM, and microseconds, of each line that has one."""
-    for number, line in _lines(path):
+    for number, line in _numbered_lines(path):
         kind = line[:4]
         if kind in ("COMP", "COMM"):
-            form = COMPRESSION if kind == "COMP" else COMMUNICATION
-            seconds = next(filter(None, _matched(form, line, path, number)))
+            form = COMPRESSION_LINE if kind == "COMP" else COMMUNICATION_LINE
+            seconds = next(filter(None, _match_line(form, line, path, number)))
             yield kind, round(1e6 * float(seconds))
 
 
-def _matched(form: re.Pattern[str], line: str, path: Path, number: int) -> tuple[str, ...]:
+def _match_line(form: re.Pattern[str], line: str, path: Path, number: int) -> tuple[str, ...]:
     match = form.fullmatch(line.rstrip())
     if match is None:
         raise DamagedFileError(
@@ -192,7 +201,7 @@ def _matched(form: re.Pattern[str], line: str, path: Path, number: int) -> tuple
     return match.groups()
 
 
-def _lines(path: Path) -> Iterable[tuple[int, str]]:
+def _numbered_lines(path: Path) -> Iterable[tuple[int, str]]:
     try:
         text = read_bytes(path, MAX_LOG_BYTES).decode(errors="replace")
     except FileNotFoundError as error:

@@ -5,7 +5,7 @@ how much another job would differ, it can't say, for each configuration ran once
 intervals of what each iteration printed.
 
 Rank 0 validated after every 49 iterations inside the timed loop, while the other seven waited in the
-iteration's communication. `unvalidated.step_ms` is the time of an iteration without that.
+iteration's communication. `unvalidated.validation_free_step_ms` is the time of an iteration without that.
 """
 
 from __future__ import annotations
@@ -16,105 +16,105 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.published.dependent import Parts, without_each
-from analysis.published.log_files import JOBS, WINDOW
-from analysis.published.tables import iterations, jobs
-from analysis.published.unvalidated import SETTLED
+from analysis.published.dependent import JackknifeParts, leave_one_block_out_sums
+from analysis.published.log_files import JOBS, WINDOW_ITERATIONS
+from analysis.published.tables import iteration_table, job_table
+from analysis.published.unvalidated import SETTLED_FROM_ITERATION
 
-BATCH = 128  # per worker
-JOB = {(job.gpu, job.method): number for number, job in JOBS.items() if job.workers == 8}
-LINKED = {(job.link, job.method): number for number, job in JOBS.items() if job.workers == 4}
+BATCH_PER_WORKER = 128  # per worker
+JOB_BY_GPU_AND_METHOD = {(job.gpu, job.method): number for number, job in JOBS.items() if job.workers == 8}
+JOB_BY_LINK_AND_METHOD = {(job.link, job.method): number for number, job in JOBS.items() if job.workers == 4}
 # The authors' parser of dense logs left out shorter communication; their parser of sparse logs did not.
 DENSE_FILTER_MS = 0.1
 
 
-class Sums(NamedTuple):
+class JobSums(NamedTuple):
     """Sums over a job's settled iterations, all and without each block, (1 + blocks,) each; times in ms.
 
     Those with a stall count in `stalls` and `stall_wait` only.
     """
 
-    ordinary: Parts  # iterations without a stall
-    wait: Parts  # communication, mean over ranks
-    least: Parts  # communication of the rank that waits least, which is the last to come
-    select: Parts  # compression, mean over ranks
-    late: Parts  # by how much the last rank selects longer than the mean
-    late_late: Parts
-    late_wait: Parts
-    wait_wait: Parts
-    stalls: Parts
-    stall_wait: Parts  # mean over the ranks that wait for rank 0
+    ordinary: JackknifeParts  # iterations without a stall
+    wait: JackknifeParts  # communication, mean over ranks
+    least: JackknifeParts  # communication of the rank that waits least, which is the last to come
+    select: JackknifeParts  # compression, mean over ranks
+    late: JackknifeParts  # by how much the last rank selects longer than the mean
+    late_late: JackknifeParts
+    late_wait: JackknifeParts
+    wait_wait: JackknifeParts
+    stalls: JackknifeParts
+    stall_wait: JackknifeParts  # mean over the ranks that wait for rank 0
 
 
 @functools.cache
-def sums(job: int, loop_starts: bool = True) -> Sums:
+def job_sums(job: int, loop_starts: bool = True) -> JobSums:
     """The sums behind all that follows, made once per job; `loop_starts`: with loops' first iterations."""
-    table = settled(job)
-    workers = jobs().set_index("job")["workers"][job]
+    table = settled_iterations(job)
+    workers = job_table().set_index("job")["workers"][job]
     stall = table["long_waits"].to_numpy() > 0
     mean, least = table["comm_mean_ms"].to_numpy(), table["comm_min_ms"].to_numpy()
     select = np.nan_to_num(table["comp_mean_ms"].to_numpy())
     late = np.nan_to_num(table["comp_max_ms"].to_numpy()) - select
-    ordinary = (~stall & (loop_starts | ~starts_a_loop(table))).astype(float)
+    ordinary = (~stall & (loop_starts | ~is_first_of_loop(table))).astype(float)
     long_wait = (workers * mean - least) / (workers - 1)
     columns = [
         ordinary, ordinary * mean, ordinary * least,
         ordinary * select, ordinary * late, ordinary * late**2, ordinary * late * mean, ordinary * mean**2,
         stall.astype(float), stall * long_wait,
     ]  # fmt: skip
-    return Sums(*without_each(np.stack(columns, axis=1)).T)
+    return JobSums(*leave_one_block_out_sums(np.stack(columns, axis=1)).T)
 
 
-def settled(job: int) -> pd.DataFrame:
-    """The rows of `iterations` from the 100th iteration on."""
-    table = iterations()
-    found: pd.DataFrame = table[(table["job"] == job) & (table["iteration"] >= SETTLED)]
+def settled_iterations(job: int) -> pd.DataFrame:
+    """The rows of `iteration_table` from the 100th iteration on."""
+    table = iteration_table()
+    found: pd.DataFrame = table[(table["job"] == job) & (table["iteration"] >= SETTLED_FROM_ITERATION)]
     return found
 
 
-def starts_a_loop(table: pd.DataFrame) -> np.ndarray:
+def is_first_of_loop(table: pd.DataFrame) -> np.ndarray:
     """Mark the first iteration of each of the 141 loops of 48 iterations. What ranks do between loops makes
     some of them late by more than selection does.
     """
-    return (table["iteration"] % WINDOW == 0).to_numpy()
+    return (table["iteration"] % WINDOW_ITERATIONS == 0).to_numpy()
 
 
-def communication_ms(job: int) -> Parts:
+def communication_ms(job: int) -> JackknifeParts:
     """Mean over ranks, without stalls."""
-    return sums(job).wait / sums(job).ordinary
+    return job_sums(job).wait / job_sums(job).ordinary
 
 
-def last_rank_ms(job: int) -> Parts:
+def last_rank_ms(job: int) -> JackknifeParts:
     """Communication of the rank that comes last and waits for nobody: about what sending takes."""
-    return sums(job).least / sums(job).ordinary
+    return job_sums(job).least / job_sums(job).ordinary
 
 
-def waiting_share(job: int) -> Parts:
+def mean_waiting_share(job: int) -> JackknifeParts:
     """The share of communication by which a rank on average exceeds the last one."""
-    return 1 - sums(job).least / sums(job).wait
+    return 1 - job_sums(job).least / job_sums(job).wait
 
 
-def compression_ms(job: int) -> Parts:
+def compression_ms(job: int) -> JackknifeParts:
     """Milliseconds of compression in an iteration, mean over ranks."""
-    return sums(job).select / sums(job).ordinary
+    return job_sums(job).select / job_sums(job).ordinary
 
 
-def lateness_ms(job: int) -> Parts:
+def lateness_ms(job: int) -> JackknifeParts:
     """Milliseconds by which the last rank selects longer than the mean."""
-    return sums(job).late / sums(job).ordinary
+    return job_sums(job).late / job_sums(job).ordinary
 
 
 class LatenessLine(NamedTuple):
     """Least squares of communication on lateness in compression, over iterations; ms."""
 
-    slope: Parts
-    intercept: Parts
-    correlation: Parts
+    slope: JackknifeParts
+    intercept: JackknifeParts
+    correlation: JackknifeParts
 
 
 def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
     """Line of waiting over lateness: with late selection alone, of slope 1 from the time of sending."""
-    s = sums(job, loop_starts)
+    s = job_sums(job, loop_starts)
     late, wait = s.late / s.ordinary, s.wait / s.ordinary
     covariance = s.late_wait / s.ordinary - late * wait
     variances = s.late_late / s.ordinary - late**2, s.wait_wait / s.ordinary - wait**2
@@ -122,15 +122,15 @@ def lateness_line(job: int, loop_starts: bool = True) -> LatenessLine:
     return LatenessLine(slope, wait - slope * late, covariance / np.sqrt(variances[0] * variances[1]))
 
 
-def stall_ms(job: int) -> Parts:
+def stall_ms(job: int) -> JackknifeParts:
     """Time by which a validation lengthens its iteration: others' wait for rank 0 less an ordinary wait."""
-    return sums(job).stall_wait / sums(job).stalls - communication_ms(job)
+    return job_sums(job).stall_wait / job_sums(job).stalls - communication_ms(job)
 
 
 def published_iteration_ms(job: int) -> float:
     """Time of an iteration as the authors took it: a batch over the mean of the logged speeds."""
-    row = jobs().set_index("job").loc[job]
-    return float(1e3 * BATCH * row["workers"] / row["samples_per_s"])
+    row = job_table().set_index("job").loc[job]
+    return float(1e3 * BATCH_PER_WORKER * row["workers"] / row["samples_per_s"])
 
 
 class FilteredMeans(NamedTuple):
@@ -143,9 +143,9 @@ class FilteredMeans(NamedTuple):
 @functools.cache
 def filtered_communication_ms(job: int) -> FilteredMeans:
     """All iterations from the first, as the authors counted; both filters leave out what is above 1 s."""
-    table = iterations()
+    table = iteration_table()
     table = table[table["job"] == job]
-    workers = int(jobs().set_index("job")["workers"][job])
+    workers = int(job_table().set_index("job")["workers"][job])
     is_stall, least = table["long_waits"] > 0, table["comm_min_ms"]
     total = (workers * table["comm_mean_ms"]).where(~is_stall, least).sum()
     count = np.where(is_stall, 1, workers).sum()
@@ -166,13 +166,13 @@ class LinkChange(NamedTuple):
 
 def link_change(method: str) -> LinkChange:
     """Validation is in all of these times."""
-    nvlink, pcie = (LINKED[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
+    nvlink, pcie = (JOB_BY_LINK_AND_METHOD[f"{link} (inferred)", method] for link in ("NVLink", "PCIe"))
     before, after = published_iteration_ms(nvlink), published_iteration_ms(pcie)
-    table = jobs().set_index("job")
+    table = job_table().set_index("job")
     computing = table["fp_ms"] + table["bp_ms"]
     return LinkChange(after - before, float(computing[pcie] - computing[nvlink]), after / before)
 
 
-def speed(iteration_ms: float) -> float:
+def samples_per_s(iteration_ms: float) -> float:
     """Samples per second of 8 workers."""
-    return 1e3 * 8 * BATCH / iteration_ms
+    return 1e3 * 8 * BATCH_PER_WORKER / iteration_ms

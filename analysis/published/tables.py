@@ -38,44 +38,44 @@ class Tables(NamedTuple):
     iterations: pd.DataFrame  # per job of 8 workers and iteration whose lines do not mix with others'
 
 
-def jobs() -> pd.DataFrame:
+def job_table() -> pd.DataFrame:
     """Per job: gpu, link, workers, method; `samples_per_s` of all workers, the mean of the logged speeds;
     mean `fp_ms`, `bp_ms` (which compression is part of) and `io_ms` of an iteration.
 
     Raises:
         DamagedFileError: a table does not match its digest, as in the other three.
     """
-    table: pd.DataFrame = _shipped().jobs.copy()
+    table: pd.DataFrame = _shipped_tables().jobs.copy()
     return table
 
 
-def epochs() -> pd.DataFrame:
+def epoch_table() -> pd.DataFrame:
     """Per job and epoch: gpu, workers, method; rank 0's `val_loss`, `top1` and `top5` (%), and `lr`."""
-    return _with_job(_shipped().epochs, ["gpu", "workers", "method"])
+    return _join_job_facts(_shipped_tables().epochs, ["gpu", "workers", "method"])
 
 
-def windows() -> pd.DataFrame:
+def window_table() -> pd.DataFrame:
     """Per job and window of 48 iterations, 41 at first: gpu, method; `until` which iteration it lasts, and
-    the mean time of its iterations in `ms`, as the first rank printed it. Of the jobs that `iterations` has.
+    the mean time of its iterations in `ms`, as the first rank printed it. Of the jobs that `iteration_table` has.
     """
-    return _with_job(_shipped().windows, ["gpu", "method"])
+    return _join_job_facts(_shipped_tables().windows, ["gpu", "method"])
 
 
-def iterations() -> pd.DataFrame:
+def iteration_table() -> pd.DataFrame:
     """Per job and iteration, over the ranks: least, mean and greatest compression and communication in ms
     (NaN where a job printed none), and how many ranks waited above 500 ms.
 
     Columns: job, gpu, method, iteration, comp_min_ms ... comm_max_ms, long_waits.
     """
-    table: pd.DataFrame = _iterations().copy()
+    table: pd.DataFrame = _iterations_in_ms().copy()
     return table
 
 
-def by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
-    """`column` of `epochs`, with a row per epoch and a column per machine; empty where the method did not
+def column_by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
+    """`column` of `epoch_table`, with a row per epoch and a column per machine; empty where the method did not
     run.
     """
-    curves = epochs().merge(jobs()[["job", "link"]], on="job")
+    curves = epoch_table().merge(job_table()[["job", "link"]], on="job")
     mine = curves[(curves["method"] == method) & (curves["workers"] == workers)]
     table: pd.DataFrame = mine.assign(machine=mine["gpu"] + ", " + mine["link"]).pivot_table(
         index="epoch", columns="machine", values=column
@@ -83,29 +83,29 @@ def by_machine(method: str, column: str = "top1", workers: int = 8) -> pd.DataFr
     return table
 
 
-def band(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
+def mean_and_range_over_machines(method: str, column: str = "top1", workers: int = 8) -> pd.DataFrame:
     """Per epoch: mean, and as low and high the range over the machines, NaN where there was one.
 
     The range of two jobs is no interval of confidence.
     """
-    return over_machines(by_machine(method, column, workers))
+    return mean_and_range(column_by_machine(method, column, workers))
 
 
-def over_machines(table: pd.DataFrame) -> pd.DataFrame:
-    """The columns of `band` from one column per machine."""
+def mean_and_range(table: pd.DataFrame) -> pd.DataFrame:
+    """The columns of `mean_and_range_over_machines` from one column per machine."""
     low, high = (table.min(axis=1), table.max(axis=1)) if table.shape[1] > 1 else (np.nan, np.nan)
     limits: pd.DataFrame = pd.DataFrame({"mean": table.mean(axis=1), "low": low, "high": high}).reset_index()
     return limits
 
 
-def decays() -> list[int]:
+def decay_epochs() -> list[int]:
     """The epochs that ended with a smaller learning rate than the one before, the same in all jobs."""
-    rates = epochs().pivot_table(index="epoch", columns="job", values="lr").dropna()
+    rates = epoch_table().pivot_table(index="epoch", columns="job", values="lr").dropna()
     fell = (rates.diff() < 0).all(axis=1)
     return [int(epoch) for epoch in fell.index[fell]]
 
 
-def from_logs(clone: Path) -> Tables:
+def read_logs(clone: Path) -> Tables:
     """The tables from a clone of the authors' repository.
 
     Raises:
@@ -124,16 +124,16 @@ def from_logs(clone: Path) -> Tables:
     return Tables(pd.DataFrame(rows), *others)
 
 
-def write(tables: Tables, folder: Path) -> None:
+def write_tables(tables: Tables, folder: Path) -> None:
     """The tables and their digests: what is small as CSV, so that people can read it."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables._asdict().items():
-        write_atomic(folder / _file(name), _encoded(name, table))
-    files = {_file(name): fingerprint(folder / _file(name)) for name in tables._fields}
+        write_atomic(folder / _file_name(name), _encode_table(name, table))
+    files = {_file_name(name): fingerprint(folder / _file_name(name)) for name in tables._fields}
     write_json(folder / DIGESTS, {"source": SOURCE, "files": files})
 
 
-def read(folder: Path) -> Tables:
+def read_tables(folder: Path) -> Tables:
     """The tables in `folder`.
 
     Raises:
@@ -142,10 +142,10 @@ def read(folder: Path) -> Tables:
     digests = read_struct(folder / DIGESTS, schema.TableDigests)
     if digests is None:
         raise DamagedFileError(folder / DIGESTS, "is missing; `git checkout` brings it back")
-    return Tables(*(_decoded(folder / _file(name), digests) for name in Tables._fields))
+    return Tables(*(_decode_table(folder / _file_name(name), digests) for name in Tables._fields))
 
 
-def differences(ours: Tables, theirs: Tables) -> list[str]:
+def find_differences(ours: Tables, theirs: Tables) -> list[str]:
     """A sentence on each table in which two disagree; rounding by one in the last digit is no
     disagreement.
     """
@@ -156,37 +156,37 @@ def differences(ours: Tables, theirs: Tables) -> list[str]:
             found.append(f"{name}: {len(one)} rows against {len(other)}, or in another order")
             continue
         for column in one.columns.difference(keys):
-            if wrong := _unequal(one[column], other[column]):
+            if wrong := _count_unequal(one[column], other[column]):
                 found.append(f"{name}: {wrong} of {len(one)} rows differ in {column}")
     return found
 
 
 @functools.cache
-def _shipped() -> Tables:
-    return read(FOLDER)
+def _shipped_tables() -> Tables:
+    return read_tables(FOLDER)
 
 
 @functools.cache
-def _iterations() -> pd.DataFrame:
-    table = _shipped().iterations
+def _iterations_in_ms() -> pd.DataFrame:
+    table = _shipped_tables().iterations
     ms = {column: column.removesuffix("_us") + "_ms" for column in map(str, table) if column.endswith("_us")}
     table = table.astype(dict.fromkeys(ms, np.float64)).rename(columns=ms)
     table[list(ms.values())] /= 1e3
-    return _with_job(table, ["gpu", "method"])
+    return _join_job_facts(table, ["gpu", "method"])
 
 
-def _with_job(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:
-    known = _shipped().jobs.set_index("job")[facts]
+def _join_job_facts(table: pd.DataFrame, facts: list[str]) -> pd.DataFrame:
+    known = _shipped_tables().jobs.set_index("job")[facts]
     merged = table.join(known, on="job")
     ordered: pd.DataFrame = merged[["job", *facts, *(column for column in table if column != "job")]]
     return ordered
 
 
-def _file(name: str) -> str:
+def _file_name(name: str) -> str:
     return f"{name}.parquet" if name == "iterations" else f"{name}.csv"
 
 
-def _encoded(name: str, table: pd.DataFrame) -> bytes:
+def _encode_table(name: str, table: pd.DataFrame) -> bytes:
     if name != "iterations":
         return table.to_csv(index=False, lineterminator="\n").encode()
     whole = pa.schema([(column, pa.int32()) for column in table])
@@ -201,7 +201,7 @@ def _encoded(name: str, table: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def _decoded(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
+def _decode_table(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
     recorded = digests.files.get(path.name)
     if recorded is None:
         raise DamagedFileError(path.parent / DIGESTS, f"has no digest of {path.name}")
@@ -215,7 +215,7 @@ def _decoded(path: Path, digests: schema.TableDigests) -> pd.DataFrame:
     return table
 
 
-def _unequal(one: pd.Series, other: pd.Series) -> int:
+def _count_unequal(one: pd.Series, other: pd.Series) -> int:
     """Number of rows."""
     if not pd.api.types.is_numeric_dtype(one):
         return int((one.to_numpy() != other.to_numpy()).sum())

@@ -12,24 +12,26 @@ from typing import NamedTuple
 
 import numpy as np
 
-from analysis.published.tables import iterations, jobs, windows
-from analysis.stats import WINDOWS, Value, student
+from analysis.published.tables import iteration_table, job_table, window_table
+from analysis.stats import WINDOWS, Estimate, student_quantile
 
-SETTLED = 100  # the first iterations are not counted: they warm up, and send more (density warm-up)
+SETTLED_FROM_ITERATION = (
+    100  # the first iterations are not counted: they warm up, and send more (density warm-up)
+)
 # Windows over which the residuals' autocovariance counts, falling linearly to none (Newey and West 1987): the
 # residuals of Top-k correlate by 0.6 from one window to the next, and still by 0.4 over ten.
-LAGS = 30
+MAX_LAG_WINDOWS = 30
 
 
 class StallLine(NamedTuple):
     """Least squares of the times of a job's windows over their stalls."""
 
-    without: Value  # the intercept: ms of an iteration in which nobody validates
-    slope: Value
+    without: Estimate  # the intercept: ms of an iteration in which nobody validates
+    slope: Estimate
     correlation: float  # of a window's residual with the next one's
 
 
-def step_ms(job: int) -> Value:
+def validation_free_step_ms(job: int) -> Estimate:
     """Milliseconds of an iteration without validation."""
     return stall_line(job).without
 
@@ -37,10 +39,10 @@ def step_ms(job: int) -> Value:
 @functools.cache
 def stall_line(job: int) -> StallLine:
     """The line of a job's settled windows."""
-    return line(*settled_windows(job))
+    return fit_stall_line(*settled_windows(job))
 
 
-def free_windows_ms(job: int) -> np.ndarray:
+def validation_free_windows_ms(job: int) -> np.ndarray:
     """The times of the windows in which nobody validated."""
     times, stalls = settled_windows(job)
     free: np.ndarray = times[stalls == 0]
@@ -52,26 +54,26 @@ def settled_windows(job: int) -> tuple[np.ndarray, np.ndarray]:
 
     A stall is by how much the ranks other than 0 waited longer than in an iteration without validation.
     """
-    logged = windows()
+    logged = window_table()
     logged = logged[logged["job"] == job]
     ends = logged["until"].to_numpy()
     begun = np.array([0, *ends[:-1]])
-    table = iterations()
+    table = iteration_table()
     table = table[table["job"] == job]
-    workers = int(jobs().set_index("job")["workers"][job])
+    workers = int(job_table().set_index("job")["workers"][job])
     is_stall = table["long_waits"] > 0
-    ordinary = table.loc[~is_stall & (table["iteration"] >= SETTLED), "comm_mean_ms"].mean()
+    ordinary = table.loc[~is_stall & (table["iteration"] >= SETTLED_FROM_ITERATION), "comm_mean_ms"].mean()
     stalled = table[is_stall & (table["iteration"] < ends[-1])]
     waits = (workers * stalled["comm_mean_ms"] - stalled["comm_min_ms"]) / (workers - 1) - ordinary
     stalls = np.zeros(len(ends))
     np.add.at(stalls, np.searchsorted(ends, stalled["iteration"], side="right"), waits.to_numpy())
-    settled = begun >= SETTLED
+    settled = begun >= SETTLED_FROM_ITERATION
     times: np.ndarray = logged["ms"].to_numpy()
     stalled_ms: np.ndarray = (stalls / (ends - begun))[settled]
     return times[settled], stalled_ms
 
 
-def line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
+def fit_stall_line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     """Least squares with 95 % intervals that allow for autocorrelated residuals and for unlike windows.
 
     Only three windows are without a stall, so that their residuals decide the intercept. Its variance is the
@@ -86,15 +88,15 @@ def line(times: np.ndarray, stalls: np.ndarray) -> StallLine:
     found = solve @ times
     residuals = times - design @ found
     covariance = np.correlate(residuals, residuals, "full")[n - 1 :] / (n - 2)
-    tapered = covariance * np.clip(1 - np.arange(n) / (LAGS + 1), 0, None)
+    tapered = covariance * np.clip(1 - np.arange(n) / (MAX_LAG_WINDOWS + 1), 0, None)
     apart = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
     alike = np.einsum("ij,jk,ik->i", solve, tapered[apart], solve)
     alike[0] += max(0.0, tapered[0] + 2 * tapered[1:].sum()) / n
     leverage = np.einsum("ij,ji->i", design, solve)
     unlike = ((solve * residuals / (1 - leverage)) ** 2).sum(axis=1)
-    half = student(n - 2) * np.sqrt(np.maximum(alike, unlike))
+    half = student_quantile(n - 2) * np.sqrt(np.maximum(alike, unlike))
     without, slope = (
-        Value(float(each), float(each - by), float(each + by), n, WINDOWS)
+        Estimate(float(each), float(each - by), float(each + by), n, WINDOWS)
         for each, by in zip(found, half, strict=True)
     )
     return StallLine(without, slope, float(covariance[1] / covariance[0]))

@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from analysis import verdicts
-from analysis.claims import WORDS, Verdict, Word
+from analysis.claims import VERDICT_WORDS, Verdict, VerdictWord
 from analysis.pictures import captions
 from analysis.records.frames import Frames
 
 # A word's sign and its tone, for readers who do not see colours and for those who do.
 GOOD, MIDDLING, BAD, PLAIN = ("✓", "good"), ("◐", "middling"), ("✗", "bad"), ("·", "plain")
-MARKS: dict[Word, tuple[str, str]] = {
+MARK_BY_WORD: dict[VerdictWord, tuple[str, str]] = {
     "reproduced": GOOD, "same direction": GOOD, "holds": GOOD, "re-derived": GOOD,
     "partly": MIDDLING, "indicated": ("○", "middling"), "inconclusive": ("?", "middling"),
     "post hoc": ("○", "middling"),
     "not reproduced": BAD, "other direction": BAD, "does not hold": BAD, "corrected": ("!", "bad"),
     "not comparable": PLAIN, "not run": PLAIN,
 }  # fmt: skip
-assert set(MARKS) == set(WORDS), "every word has a mark"
+assert set(MARK_BY_WORD) == set(VERDICT_WORDS), "every word has a mark"
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A verdict as it is read."""
 
     id: str  # of the claim
-    word: Word
+    word: VerdictWord
     text: str
     paper: str
     paper_number: float | None
@@ -41,25 +41,25 @@ class Judged:
     p_value: float
 
     @classmethod
-    def of(cls, verdict: Verdict) -> Judged:
+    def of(cls, verdict: Verdict) -> JudgedClaim:
         """What readers see of it."""
         claim, value = verdict.claim, verdict.ours.value if verdict.ours else float("nan")
         return cls(
             id=claim.id,
             word=verdict.word,
             text=claim.text,
-            paper=verdicts.paper_text(claim),
+            paper=verdicts.published_text(claim),
             paper_number=float(claim.paper) if isinstance(claim.paper, int | float) else None,
-            ours=verdicts.ours_text(verdict),
+            ours=verdicts.measured_text(verdict),
             number=None if math.isnan(value) else value,
             because=verdict.because,
             scale=verdict.scale,
-            note=verdicts.note(claim),
+            note=verdicts.claim_note(claim),
             p_value=verdict.p_value,
         )
 
 
-class Numbers(NamedTuple):
+class HtmlTable(NamedTuple):
     """A table as a page shows it."""
 
     title: str
@@ -67,7 +67,7 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Item:
+class ItemPage:
     """A figure or table: what was drawn, from what, and what follows. All of it is plain, so that it can be
     kept for the next report.
     """
@@ -80,8 +80,8 @@ class Item:
     remarks: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()  # that make it again, the shortest first
     facts: Mapping[str, str] = field(default_factory=dict)  # of its records: machine, data, code
-    judged: tuple[Judged, ...] = ()
-    tables: tuple[Numbers, ...] = ()
+    judged: tuple[JudgedClaim, ...] = ()
+    tables: tuple[HtmlTable, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)  # kind (svg, pdf, csv, ...) -> path of the file
     bibtex: str = ""  # of the paper
     runs: tuple[str, ...] = ()  # keys of its runs
@@ -96,34 +96,36 @@ class Item:
         )
 
 
-class Behind(NamedTuple):
+class SupportingClaim(NamedTuple):
     """A claim that carries a finding: in fewer words, its verdict, and the item that judges it."""
 
     short: str
-    judged: Judged
-    item: Item
+    judged: JudgedClaim
+    item: ItemPage
 
 
 @dataclass(frozen=True)
-class Lead:
+class Finding:
     """A finding: a sentence, its picture's item, and the claims behind it."""
 
     says: str
-    item: Item
-    told: tuple[Behind, ...]
+    item: ItemPage
+    told: tuple[SupportingClaim, ...]
 
 
-def facts(frames: Frames) -> dict[str, str]:
+def describe_provenance(frames: Frames) -> dict[str, str]:
     """Machine, data, code and dates of an item's runs, as words by name; {} without runs."""
     if not len(frames.runs):
         return {}
-    started = sorted(str(at) for at in captions.values(frames, "started"))
+    started = sorted(str(at) for at in captions.distinct_values(frames, "started"))
     dates = dict.fromkeys((started[0][:10], started[-1][:10])) if started else ()
     return {
-        "machine": captions.machine(frames),
-        "data": captions.data(frames),
-        "workers": captions.workers(frames),
-        "torch": captions.listed(captions.values(frames, "provenance.versions.torch")),
-        "code": captions.listed(str(commit)[:8] for commit in captions.values(frames, "provenance.commit")),
+        "machine": captions.describe_machine(frames),
+        "data": captions.describe_data(frames),
+        "workers": captions.describe_workers(frames),
+        "torch": captions.join_words(captions.distinct_values(frames, "provenance.versions.torch")),
+        "code": captions.join_words(
+            str(commit)[:8] for commit in captions.distinct_values(frames, "provenance.commit")
+        ),
         "measured": " to ".join(dates) or "unknown",
     }

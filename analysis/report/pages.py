@@ -6,7 +6,7 @@
     kept/                  what the next report need not make again
 
 Pages are read from the disk, where a browser lets no page fetch a file: what scripts need are scripts. Every
-text in them is escaped, by jinja2 in pages, by `script` in data, and the pages' scripts never make markup of
+text in them is escaped, by jinja2 in pages, by `data_script` in data, and the pages' scripts never make markup of
 a text.
 """
 
@@ -28,7 +28,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from analysis import verdicts
-from analysis.claims import DECISIVE, WORDS
+from analysis.claims import DECISIVE, VERDICT_WORDS
 from analysis.records.files import (
     MAX_LOG_BYTES,
     check_not_link,
@@ -39,25 +39,33 @@ from analysis.records.files import (
     remove_path,
     write_atomic,
 )
-from analysis.report.content import MARKS, Item, Lead
-from analysis.report.runs import HERE, SHIPPED, RunPage, every_label, looks, settings, table
+from analysis.report.content import MARK_BY_WORD, Finding, ItemPage
+from analysis.report.runs import (
+    SHIPPED,
+    THIS_MACHINE,
+    RunPage,
+    accuracy_by_setting,
+    phase_styles,
+    run_columns,
+    run_labels,
+)
 
-SOURCE = Path(__file__).parent
-ORIGINS = {HERE: "of this machine", SHIPPED: "shipped with the repository"}
+SOURCE_FOLDER = Path(__file__).parent
+ORIGIN_TITLES = {THIS_MACHINE: "of this machine", SHIPPED: "shipped with the repository"}
 T = TypeVar("T")
 MethodCard = tuple[str, str, str]  # its name, what it does, and why its file can't be read
 PAGES, FILES, DATA, ASSETS, KEPT = PARTS = "pages", "files", "data", "assets", "kept"
 RUN = "run"  # in DATA: a script for each run's page
-OURS = ".made-by-report"  # a file in each of these folders, without which it is not removed
-NAMES = {
+MARKER_FILE = ".made-by-report"  # a file in each of these folders, without which it is not removed
+FILE_KIND_TITLES = {
     "svg": "SVG", "pdf": "PDF", "png": "PNG", "csv": "CSV, the tables", "tex": "LaTeX, the tables",
     "md": "Markdown, all",
 }  # fmt: skip
 # What could end a script element, or a line in it.
-IN_SCRIPTS = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+SCRIPT_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-class Site:
+class ReportSite:
     """The report's folder, and how its pages are made."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,23 +78,28 @@ class Site:
         self.folder = folder
         check_not_link(folder)
         for path in (folder / part for part in PARTS):
-            if os.path.lexists(path) and not (is_plain_folder(path) and is_plain_file(path / OURS)):
+            if os.path.lexists(path) and not (is_plain_folder(path) and is_plain_file(path / MARKER_FILE)):
                 raise ValueError(
                     f"{path} would have to be removed, and no report made it, as far as can be seen (it has "
-                    f"no file {OURS}): move it, or remove it if it is an older report's"
+                    f"no file {MARKER_FILE}): move it, or remove it if it is an older report's"
                 )
         self.templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(SOURCE / "templates"),
+            loader=jinja2.FileSystemLoader(SOURCE_FOLDER / "templates"),
             autoescape=True,
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
         )
         self.templates.filters |= {
-            "emphasised": emphasised, "sentence": sentence, "unbroken": unbroken,
+            "emphasised": emphasize_asterisks, "sentence": capitalize_first, "unbroken": keep_unbroken,
             "name": lambda path: Path(path).name,
         }  # fmt: skip
-        self.templates.globals |= {"marks": MARKS, "names": NAMES, "words": WORDS, "decisive": DECISIVE}
+        self.templates.globals |= {
+            "marks": MARK_BY_WORD,
+            "names": FILE_KIND_TITLES,
+            "words": VERDICT_WORDS,
+            "decisive": DECISIVE,
+        }
 
     def page(self, template: str, name: str = "", **values: Any) -> Path:
         """Write one page; `name` where its file is not called as its template."""
@@ -96,7 +109,7 @@ class Site:
 
     def data(self, name: str, content: Any) -> Path:
         """Write one script of data, which hands `content` to the page that loads it."""
-        return self.write(f"{DATA}/{name}.js", script(name.rpartition("/")[2], content))
+        return self.write(f"{DATA}/{name}.js", data_script(name.rpartition("/")[2], content))
 
     def begin(self, unchanged: Collection[str] = ()) -> None:
         """Empty the folder of what an earlier report left, and put the assets there.
@@ -107,17 +120,17 @@ class Site:
         for part in PARTS:
             path = self.folder / part
             path.mkdir(parents=True, exist_ok=True)
-            staying = {path / OURS}
+            staying = {path / MARKER_FILE}
             if part == DATA and is_plain_folder(path / RUN):
                 staying.add(path / RUN)
             for left in {*path.iterdir()} - staying if part != KEPT else ():
                 remove_path(left)
-            (path / OURS).touch()
+            (path / MARKER_FILE).touch()
         names = {f"{run}.js" for run in unchanged}
         for left in (self.folder / DATA / RUN).glob("*"):
             if left.name not in names or not is_plain_file(left):
                 remove_path(left)
-        shutil.copytree(SOURCE / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
+        shutil.copytree(SOURCE_FOLDER / ASSETS, self.folder / ASSETS, dirs_exist_ok=True)
 
     def kept(self, name: str, made_from: str, kind: type[T]) -> T | None:
         """What `keep` kept under this name; None where it was made from something else, or is not there."""
@@ -136,7 +149,7 @@ class Site:
     def keep(self, name: str, made_from: str, content: Any) -> None:
         """Keep plain data for the next report, also where this one is stopped before it begins to write."""
         (self.folder / KEPT).mkdir(parents=True, exist_ok=True)
-        (self.folder / KEPT / OURS).touch()
+        (self.folder / KEPT / MARKER_FILE).touch()
         self.write(f"{KEPT}/{name}.json", json.dumps({"made_from": made_from, "content": content}))
 
     def has_runs(self, runs: Collection[str]) -> bool:
@@ -165,13 +178,13 @@ class Site:
         return path
 
 
-def write(
-    site: Site,
-    items: Sequence[Item],
+def write_pages(
+    site: ReportSite,
+    items: Sequence[ItemPage],
     methods: Sequence[MethodCard],
     notes: Sequence[str],
     runs: Sequence[RunPage],
-    found: Sequence[Lead] = (),
+    found: Sequence[Finding] = (),
 ) -> Path:
     """All pages, once `Site.data` has what each run's page shows, as run/ID; returns the first one.
 
@@ -188,22 +201,22 @@ def write(
         judged = [(row, item.stem, "") for row in item.judged]
         site.page("item", f"item-{item.stem}", item=item, judged=judged)
     rows = [(item.stem, row) for item in items for row in item.judged]
-    left = verdicts.adjusted(rows)
+    left = verdicts.holm_adjusted_words(rows)
     every = [
         (row, stem, word if word != row.word else "") for (stem, row), word in zip(rows, left, strict=True)
     ]
     every.sort(key=lambda row: row[0].word not in DECISIVE)  # those of an item stay together
-    counts = {word: n for word in WORDS if (n := sum(row.word == word for _, row in rows))}
+    counts = {word: n for word in VERDICT_WORDS if (n := sum(row.word == word for _, row in rows))}
     site.page("verdicts", counts=counts, judged=every, titles={item.stem: item.title for item in items})
-    labels = every_label(runs)
-    site.data("runs", table(runs, labels))
-    site.data("methods", settings(runs, labels))
-    site.data("looks", looks())
-    site.data("figures", [_figure(item) for item in items])
+    labels = run_labels(runs)
+    site.data("runs", run_columns(runs, labels))
+    site.data("methods", accuracy_by_setting(runs, labels))
+    site.data("looks", phase_styles())
+    site.data("figures", [_search_entry(item) for item in items])
     for page in ("runs", "run", "compare"):
         site.page(page)
     site.page("methods", methods=methods)
-    origins = Counter(origin for _, origin in {(run.run, ORIGINS[run.origin]) for run in runs})
+    origins = Counter(origin for _, origin in {(run.run, ORIGIN_TITLES[run.origin]) for run in runs})
     groups = [(paper, [*of_paper]) for paper, of_paper in groupby(items, key=lambda item: item.paper)]
     told: dict[str, Any] = {"counts": counts, "origins": origins, "rows": len(runs), "notes": notes}
     first = site.page("index", groups=groups, found=found, **told)
@@ -211,42 +224,44 @@ def write(
     return first
 
 
-def _figure(item: Item) -> list[str]:
+def _search_entry(item: ItemPage) -> list[str]:
     """What a search finds of a figure: the name of its page, its title, and the words on its page."""
     words = [item.caption, item.paper, *(f"{row.text} {row.word}" for row in item.judged)]
     return [item.stem, item.title, " ".join(words)]
 
 
-def script(name: str, content: Any) -> str:
+def data_script(name: str, content: Any) -> str:
     """A script that calls `report.received(name, content)`; NaN and infinities become null."""
-    text = json.dumps([name, _finite(content)], ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for sign, escaped in IN_SCRIPTS.items():
+    text = json.dumps(
+        [name, _to_json_values(content)], ensure_ascii=False, separators=(",", ":"), allow_nan=False
+    )
+    for sign, escaped in SCRIPT_ESCAPES.items():
         text = text.replace(sign, escaped)
     return f"report.received(...{text});\n"
 
 
-def emphasised(text: str) -> Markup:
+def emphasize_asterisks(text: str) -> Markup:
     """A caption: what stands between asterisks stands out."""
     return Markup(re.sub(r"\*([^*]+)\*", r"<em>\1</em>", str(escape(text))))
 
 
-def unbroken(text: str) -> str:
+def keep_unbroken(text: str) -> str:
     """A number and its unit, an interval, or what stands in brackets is not broken between two lines."""
     return re.sub(
         r"\([^)]*\)|\[[^]]*\]|^[\d.,]+ \S+$", lambda part: part[0].replace(" ", "\N{NO-BREAK SPACE}"), text
     )
 
 
-def sentence(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """The text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
-def _finite(value: Any) -> Any:
+def _to_json_values(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _finite(part) for key, part in value.items()}
+        return {str(key): _to_json_values(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
+        return [_to_json_values(part) for part in value]
     if isinstance(value, float) and not -float("inf") < value < float("inf"):
         return None
     return value

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.pictures import style, timeline
-from analysis.pictures.marks import ink
+from analysis.pictures.marks import readable_text_colour
 from analysis.records import columns, configs, phases, steps
 from analysis.records.frames import (
     NO_LOOKS,
@@ -30,21 +30,21 @@ from analysis.records.frames import (
 )
 from analysis.records.steps import add_outcomes
 
-HERE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
-POINTS = 300  # of a curve over steps
-DRAWN_STEPS = 5  # in a timeline
-TOGETHER = 50  # runs whose warm steps are remembered at a time
+THIS_MACHINE, SHIPPED = "this machine", "shipped"  # where the record of a run is from
+MAX_CURVE_POINTS = 300  # of a curve over steps
+MAX_TIMELINE_STEPS = 5  # in a timeline
+RUNS_PER_BATCH = 50  # runs whose warm steps are remembered at a time
 # What a group of runs has in common stands in columns; a label says what varies within it.
-GROUP = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
+GROUP_LEAVES = ("method.name", "task.name", "workers", "cluster.where", "timing.mode")
 # Columns of the table of runs: of a run, and of its configuration.
-OWN = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", "why", "drawn_as")
-LEAVES = {
+RUN_COLUMNS = ("id", "run", "origin", "state", "simulated", "top1", "started", "items", "why", "drawn_as")
+LEAF_BY_COLUMN = {
     "method": "method.name", "task": "task.name", "workers": "workers", "seed": "seed", "mode": "timing.mode",
 }  # fmt: skip
-TELLING = (*configs.DEFAULT_LEAVES, "workers")
-DRAWN = ("step", "rank", "phase", "start_ms", "took_ms")  # of a span
+LABEL_LEAVES = (*configs.DEFAULT_LEAVES, "workers")
+SPAN_COLUMNS = ("step", "rank", "phase", "start_ms", "took_ms")  # of a span
 # Of a run's hundred columns those that its page needs.
-TOLD = (
+NEEDED_COLUMNS = (
     "key", "run_id", "config_json", "provenance_json", "started", "simulated", "diverged",
     "timing.warmup_steps", "resumed", *columns.OUTCOMES,
 )  # fmt: skip
@@ -87,14 +87,14 @@ class RunPage:
         """Label of its method in figures; empty where its configuration can't be read."""
         if "method.name" not in self.leaves:
             return ""
-        return style.look(style.method_id(self.leaves | {"variant": self.variant or None})).label
+        return style.method_style(style.method_id(self.leaves | {"variant": self.variant or None})).label
 
     def details(self) -> dict[str, Any]:
         """Content of its page."""
         own = {
             each.name: getattr(self, each.name) for each in fields(self) if each.name not in ("id", "parts")
         }
-        label = configs.label_config(self.config, TELLING) if self.config else self.run
+        label = configs.label_config(self.config, LABEL_LEAVES) if self.config else self.run
         return {**own, "label": label, "config": self.leaves, **self.parts}
 
 
@@ -111,24 +111,24 @@ def page_id(run: str, key: str) -> str:
     return hashlib.sha256(f"{run}/{key}".encode()).hexdigest()[:16]
 
 
-def table(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
+def run_columns(runs: Sequence[RunPage], labels: Sequence[str]) -> dict[str, list[Any]]:
     """The rows of all runs, by column."""
     step_s = [run.outcomes.get("step_s") for run in runs]
     return {
         "label": [*labels],
-        **{name: [getattr(run, name) for run in runs] for name in OWN},
-        **{name: [run.leaves.get(leaf) for run in runs] for name, leaf in LEAVES.items()},
+        **{name: [getattr(run, name) for run in runs] for name in RUN_COLUMNS},
+        **{name: [run.leaves.get(leaf) for run in runs] for name, leaf in LEAF_BY_COLUMN.items()},
         "loss": [run.outcomes.get("test_loss", run.outcomes.get("val_loss")) for run in runs],
         "step_ms": [None if seconds is None else 1e3 * seconds for seconds in step_s],
         "wire_bytes": [run.outcomes.get("wire_bytes") for run in runs],
     }
 
 
-def every_label(runs: Sequence[RunPage]) -> list[str]:
+def run_labels(runs: Sequence[RunPage]) -> list[str]:
     """Labels that tell each run from the others of its method, task, workers and mode."""
     groups = defaultdict[Any, list[int]](list)
     for place, run in enumerate(runs):
-        groups[tuple(str(run.leaves.get(name)) for name in GROUP)].append(place)
+        groups[tuple(str(run.leaves.get(name)) for name in GROUP_LEAVES)].append(place)
     found = [""] * len(runs)
     for group in groups.values():
         known = [place for place in group if runs[place].config]
@@ -139,30 +139,32 @@ def every_label(runs: Sequence[RunPage]) -> list[str]:
     return [label or run.run for label, run in zip(found, runs, strict=True)]
 
 
-def of_frames(frames: Frames, origin: str) -> Iterator[RunPage]:
+def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
     """The runs of these frames, which are whole."""
     if not len(frames.runs):
         return
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
         frames = add_outcomes(frames)
-    narrow = frames._replace(runs=frames.runs[[name for name in TOLD if name in frames.runs]], looks=NO_LOOKS)
+    narrow = frames._replace(
+        runs=frames.runs[[name for name in NEEDED_COLUMNS if name in frames.runs]], looks=NO_LOOKS
+    )
     keys = [*map(str, frames.runs["key"])]
-    for first in range(0, len(keys), TOGETHER):
-        few = select_runs(narrow, keys[first : first + TOGETHER])
-        spans = timeline.aligned(few.spans).round({"start_ms": 4, "took_ms": 4})
+    for first in range(0, len(keys), RUNS_PER_BATCH):
+        few = select_runs(narrow, keys[first : first + RUNS_PER_BATCH])
+        spans = timeline.align_spans(few.spans).round({"start_ms": 4, "took_ms": 4})
         of_epochs, of_spans = rows_by_key(few.epochs), rows_by_key(few.spans)
         for row, state in zip(to_dicts(few.runs), run_states(few.runs), strict=True):
             of_run = few._replace(
                 epochs=few.epochs.take(of_epochs.get(row["key"], NO_ROWS)),
                 spans=few.spans.take(of_spans.get(row["key"], NO_ROWS)),
             )
-            yield _of_frames(of_run, row, state, origin, spans.take(of_spans.get(row["key"], NO_ROWS)))
+            yield _run_page(of_run, row, state, origin, spans.take(of_spans.get(row["key"], NO_ROWS)))
 
 
-def _of_frames(
+def _run_page(
     frames: Frames, row: Mapping[str, Any], state: str, origin: str, spans: pd.DataFrame
 ) -> RunPage:
-    """A run, of whose epochs and spans these frames are; `spans` are `timeline.aligned`."""
+    """A run, of whose epochs and spans these frames are; `spans` are `timeline.align_spans`."""
     key = str(row["key"])
     own = steps_of_run(frames, key)
     return RunPage(
@@ -178,15 +180,15 @@ def _of_frames(
         simulated=bool(row["simulated"]),
         provenance=configs.flatten(json.loads(row["provenance_json"])),
         parts={
-            "curves": _curves(frames.epochs),
-            "steps": _steps(own),
-            "phases": _phases(frames, key) if len(own) else {},
-            "timeline": _timeline(frames, key, spans) if len(own) and len(spans) else [],
+            "curves": _epoch_curves(frames.epochs),
+            "steps": _step_curves(own),
+            "phases": _phase_ms(frames, key) if len(own) else {},
+            "timeline": _drawn_steps(frames, key, spans) if len(own) and len(spans) else [],
         },
     )
 
 
-def _curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
+def _epoch_curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
     """Measurements of each epoch."""
     order = np.argsort(epochs["epoch"].to_numpy(), kind="stable")
     found = {name: epochs[name].to_numpy()[order] for name in ("epoch", "step", *CURVES) if name in epochs}
@@ -194,12 +196,12 @@ def _curves(epochs: pd.DataFrame) -> dict[str, list[Any]]:
     return {name: found[name].tolist() for name in ("epoch", "step", *measured)} if measured else {}
 
 
-def _steps(of_run: pd.DataFrame) -> dict[str, list[Any]]:
+def _step_curves(of_run: pd.DataFrame) -> dict[str, list[Any]]:
     """Loss on rank 0 and time on the slowest rank, of evenly chosen steps."""
     if not len(of_run):
         return {}
     slowest = steps.slowest_rank_seconds(of_run)
-    chosen = slowest.iloc[_evenly(len(slowest), POINTS)]
+    chosen = slowest.iloc[_spread_evenly(len(slowest), MAX_CURVE_POINTS)]
     step, loss = of_run["step"].to_numpy(), of_run["loss"].to_numpy()
     of_step = dict(
         zip(step[~np.isnan(loss)][::-1].tolist(), loss[~np.isnan(loss)][::-1].tolist(), strict=True)
@@ -208,30 +210,30 @@ def _steps(of_run: pd.DataFrame) -> dict[str, list[Any]]:
     return {"step": chosen.index.tolist(), "loss": [*map(of_step.get, chosen.index)], "step_ms": ms.tolist()}
 
 
-def _phases(frames: Frames, key: str) -> dict[str, float]:
+def _phase_ms(frames: Frames, key: str) -> dict[str, float]:
     """Mean milliseconds of each phase over ranks and warm steps, in the order of a step."""
     means = 1e3 * steps.warm_phase_seconds(frames, key).drop(columns="step").mean()
     return {str(phase): round(float(ms), 4) for phase, ms in means.items() if ms > 0}
 
 
-def _timeline(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str, Any]]:
+def _drawn_steps(frames: Frames, key: str, spans: pd.DataFrame) -> list[dict[str, Any]]:
     """The typical step first, then others evenly; of each its spans: rank, phase, start and length in ms."""
-    typical = timeline.typical_step(frames, key)
+    typical = timeline.find_typical_step(frames, key)
     recorded = [step for step in np.unique(spans["step"]).tolist() if step != typical]
-    others = [recorded[place] for place in _evenly(len(recorded), DRAWN_STEPS - 1)]
+    others = [recorded[place] for place in _spread_evenly(len(recorded), MAX_TIMELINE_STEPS - 1)]
     found: dict[int, list[list[Any]]] = {step: [] for step in (typical, *others)}
     chosen = spans.take(np.flatnonzero(np.isin(spans["step"].to_numpy(), [*found])))
-    for step, *span in zip(*(chosen[name].tolist() for name in DRAWN), strict=True):
+    for step, *span in zip(*(chosen[name].tolist() for name in SPAN_COLUMNS), strict=True):
         found[step].append(span)
     return [{"step": step, "spans": of_step} for step, of_step in found.items()]
 
 
-def _evenly(n: int, most: int) -> list[int]:
+def _spread_evenly(n: int, most: int) -> list[int]:
     """Up to so many of n places, the first and the last among them."""
     return sorted(set(np.linspace(0, n - 1, min(n, most)).round().astype(int).tolist())) if n else []
 
 
-def settings(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
+def accuracy_by_setting(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, Any]]:
     """Accuracy against bytes: of each setting its methods, at the learning rate that was best in validation;
     a setting with more methods first.
     """
@@ -239,16 +241,16 @@ def settings(runs: Sequence[RunPage], labels: Sequence[str]) -> list[dict[str, A
     for run, label in zip(runs, labels, strict=True):
         if run.top1 is not None and run.outcomes.get("wire_bytes"):
             name = re.sub(r" (seed|task\.lr)=\S+", "", label)
-            by_rate = points.setdefault(_setting(run), {}).setdefault(name, {})
+            by_rate = points.setdefault(_setting_text(run), {}).setdefault(name, {})
             by_rate.setdefault(str(run.leaves.get("task.lr")), []).append(run)
     found = [
-        {"name": setting, "points": [_point(name, by_rate) for name, by_rate in methods.items()]}
+        {"name": setting, "points": [_accuracy_point(name, by_rate) for name, by_rate in methods.items()]}
         for setting, methods in points.items()
     ]
     return sorted(found, key=lambda setting: (-len(setting["points"]), setting["name"]))
 
 
-def _setting(run: RunPage) -> str:
+def _setting_text(run: RunPage) -> str:
     """Facts that runs must share for their accuracies to compare."""
     leaf = run.leaves
     return (
@@ -257,7 +259,7 @@ def _setting(run: RunPage) -> str:
     )
 
 
-def _point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict[str, Any]:
+def _accuracy_point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict[str, Any]:
     def validated(rate: str) -> float:
         return float(np.mean([run.outcomes.get("val_top1", np.nan) for run in by_rate[rate]]))
 
@@ -270,8 +272,9 @@ def _point(name: str, by_rate: Mapping[str, Sequence[RunPage]]) -> dict[str, Any
     }  # fmt: skip
 
 
-def looks() -> dict[str, list[str]]:
+def phase_styles() -> dict[str, list[str]]:
     """Name and colour of each phase, and the colour of text on it."""
     return {
-        name: [phase.label, phase.colour, ink(phase.colour)] for name, phase in phases.PHASE_BY_NAME.items()
+        name: [phase.label, phase.colour, readable_text_colour(phase.colour)]
+        for name, phase in phases.PHASE_BY_NAME.items()
     }

@@ -18,21 +18,21 @@ import pandas as pd
 
 from analysis.records.frames import Frames
 from analysis.records.steps import BLOCKS, LAUNCHES, are_blocks_units, warm_steps
-from analysis.stats import ANY, Value, over_units
+from analysis.stats import UNBOUNDED, Estimate, estimate_mean
 
-CAUSES = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
+PHASES_BY_CAUSE = {"input": ("io",), "FP + BP": ("forward", "backward"), "selection": ("select",)}
 REST = "rest"
 COMMUNICATION = ("wait", "transfer")
 
 
-def lateness(frames: Frames, key: str) -> pd.DataFrame | None:
+def lateness_by_cause(frames: Frames, key: str) -> pd.DataFrame | None:
     """A row per warm step, in seconds: `wait` and `transfer`, means over ranks, and what each of CAUSES and
     the REST add to the wait. A cause is negative where the last rank was quicker in it than the mean.
 
     None where phases were not timed one by one.
     """
     steps = warm_steps(frames, key).steps.set_index(["step", "rank"]).sort_index()
-    parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in CAUSES.items()}
+    parts = {cause: [f"{phase}_s" for phase in phases] for cause, phases in PHASES_BY_CAUSE.items()}
     needed = ["wait_s", "transfer_s", "forward_s", "backward_s"]  # dense selects nothing
     if steps[needed].isna().to_numpy().any():
         return None
@@ -48,34 +48,36 @@ def lateness(frames: Frames, key: str) -> pd.DataFrame | None:
     return table
 
 
-def explained(frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)) -> Value | None:
+def explained_percent(
+    frames: Frames, keys: Sequence[str], cause: str, of: Sequence[str] = ("wait",)
+) -> Estimate | None:
     """The percentage of the wait, or of COMMUNICATION, that the last rank's lateness in `cause` makes.
 
     A ratio of means, whose interval is that of its linearisation over blocks or launches (the delta method).
     """
-    tables = [lateness(frames, key) for key in keys]
+    tables = [lateness_by_cause(frames, key) for key in keys]
     if not tables or any(table is None for table in tables):
         return None
-    units = _units(frames, keys, [table for table in tables if table is not None])
+    units = _unit_means(frames, keys, [table for table in tables if table is not None])
     part, whole = units[cause], units[list(of)].sum(axis="columns")
     share = float(part.mean() / whole.mean())
     deviations = (part - share * whole) / whole.mean()
     of_units = BLOCKS if are_blocks_units(frames, keys) else LAUNCHES
-    return over_units(100 * (share + deviations.to_numpy()), ANY, of_units, 100 * share)
+    return estimate_mean(100 * (share + deviations.to_numpy()), UNBOUNDED, of_units, 100 * share)
 
 
-def waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
+def mean_waits_ms(frames: Frames, keys: Sequence[str]) -> pd.Series[float]:
     """Mean milliseconds of the wait, and of what each cause and the rest add to it; empty where phases were
     not timed one by one.
     """
-    tables = [table for key in keys if (table := lateness(frames, key)) is not None]
+    tables = [table for key in keys if (table := lateness_by_cause(frames, key)) is not None]
     if not tables:
         return pd.Series(dtype=float)
-    means: pd.Series[float] = 1e3 * _units(frames, keys, tables).mean()
-    return means[["wait", *CAUSES, REST]]
+    means: pd.Series[float] = 1e3 * _unit_means(frames, keys, tables).mean()
+    return means[["wait", *PHASES_BY_CAUSE, REST]]
 
 
-def _units(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+def _unit_means(frames: Frames, keys: Sequence[str], tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Means over blocks or launches, a row each."""
     by_block, means = are_blocks_units(frames, keys), []
     for key, table in zip(keys, tables, strict=True):

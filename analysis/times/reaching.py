@@ -8,32 +8,34 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.records.frames import Frames, find_diverged_keys, note_read_keys
-from analysis.stats import POSITIVE, Value, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean
 
 
-class Reached(NamedTuple):
+class TargetCrossing(NamedTuple):
     """The last validated step before it gets there, and the step that shows it; infinite where none does."""
 
     after: float
     at: float
 
 
-Steps = Mapping[Any, Reached]  # by seed
+CrossingBySeed = Mapping[Any, TargetCrossing]  # by seed
 
 
-def reached(steps: Iterable[float], values: Iterable[float], level: float, falls: bool = False) -> Reached:
+def find_crossing(
+    steps: Iterable[float], values: Iterable[float], level: float, falls: bool = False
+) -> TargetCrossing:
     """First with at least this value, of what falls at most this one."""
     before = 0.0
     for step, value in zip(steps, values, strict=True):
         if value <= level if falls else value >= level:
-            return Reached(before, float(step))
+            return TargetCrossing(before, float(step))
         before = float(step)
-    return Reached(before, np.inf)
+    return TargetCrossing(before, np.inf)
 
 
-def steps_to(
+def crossing_by_seed(
     frames: Frames, keys: Sequence[str], column: str, level: float, falls: bool = False, by: str = "step"
-) -> dict[Any, Reached]:
+) -> dict[Any, TargetCrossing]:
     """Steps at which each training that validated gets there, by seed.
 
     Args:
@@ -46,29 +48,29 @@ def steps_to(
     epochs, never = frames.epochs.dropna(subset=[column]).sort_values("epoch"), find_diverged_keys(frames)
     of_key = {key: epochs[epochs["key"].eq(key)] for key in keys}
     return {
-        seeds[key]: reached(own[by], own[column], level, falls)
+        seeds[key]: find_crossing(own[by], own[column], level, falls)
         for key, own in of_key.items()
         if len(own) or key in never
     }
 
 
-def all_reach(steps: Steps) -> bool:
+def all_seeds_reach(steps: CrossingBySeed) -> bool:
     return bool(steps) and all(np.isfinite(each.at) for each in steps.values())
 
 
-def seconds_to(steps: Steps, step_s: float) -> Value | None:
+def seconds_to_target(steps: CrossingBySeed, step_s: float) -> Estimate | None:
     """The mean over seeds, at so many seconds a step; None where one of them does not get there.
 
     The interval is that over seeds, and begins as if each had got there right after the validation before:
     seeds that get there at the same validation are not alike for certain.
     """
-    if not all_reach(steps):
+    if not all_seeds_reach(steps):
         return None
-    earliest, latest = (over_units([each[end] for each in steps.values()], POSITIVE) for end in (0, 1))
+    earliest, latest = (estimate_mean([each[end] for each in steps.values()], POSITIVE) for end in (0, 1))
     return latest._replace(low=earliest.low).times(step_s)
 
 
-def sooner(slow: Steps, fast: Steps, times: Value) -> Value | None:
+def speedup_to_target(slow: CrossingBySeed, fast: CrossingBySeed, times: Estimate) -> Estimate | None:
     """The slow one's time over the fast one's, paired by seed: 0 where it gets there and the fast one does
     not, infinite the other way round; None where no pair has one that gets there.
 
@@ -84,11 +86,11 @@ def sooner(slow: Steps, fast: Steps, times: Value) -> Value | None:
     pairs = [(long, short) for long, short in pairs if np.isfinite(min(long.at, short.at))]
     if not pairs:
         return None
-    estimate = over_units([long.at / short.at for long, short in pairs], POSITIVE).times(times.value)
-    least = over_units([long.after / short.at for long, short in pairs], POSITIVE).low
+    estimate = estimate_mean([long.at / short.at for long, short in pairs], POSITIVE).times(times.value)
+    least = estimate_mean([long.after / short.at for long, short in pairs], POSITIVE).low
     if least is None or times.low is None or times.high is None:
-        return Value(estimate.value, n=estimate.n)
+        return Estimate(estimate.value, n=estimate.n)
     ends = [long.at / short.after if short.after else np.inf for long, short in pairs]
-    most = over_units(ends, POSITIVE).high if np.isfinite(ends).all() else np.inf
+    most = estimate_mean(ends, POSITIVE).high if np.isfinite(ends).all() else np.inf
     assert most is not None, "as many pairs have an interval below"
-    return Value(estimate.value, least * times.low, most * times.high, estimate.n)
+    return Estimate(estimate.value, least * times.low, most * times.high, estimate.n)

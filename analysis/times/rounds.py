@@ -9,7 +9,7 @@ from analysis.records.frames import Frames, value_of_run
 from analysis.records.steps import warm_steps
 
 
-class Taken(NamedTuple):
+class StepSeconds(NamedTuple):
     """Seconds of a method's steps in one launch."""
 
     local_s: float  # without an exchange; 0 where every step has one
@@ -23,14 +23,14 @@ class Taken(NamedTuple):
         return self.local_s + self.a_round * (self.exchanging_s - self.local_s) / every
 
 
-def taken(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, Taken]:
+def step_seconds_by_launch(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, StepSeconds]:
     """By launch. Workers end an exchange together, so that a mean over ranks is what each of them spends; the
     median over blocks of their means.
 
     Args:
         keys: of one method's launches.
     """
-    found = dict[int, Taken]()
+    found = dict[int, StepSeconds]()
     for key in keys:
         steps = warm_steps(frames, key).steps
         is_exchange = steps["wire_bytes"] > 0
@@ -39,5 +39,5 @@ def taken(frames: Frames, keys: Sequence[str], a_round: int = 1) -> dict[int, Ta
             for which in (~is_exchange, is_exchange)
         )
         seed = int(value_of_run(frames, key, "seed"))
-        found[seed] = Taken(0.0 if is_exchange.all() else local, exchanging, a_round)
+        found[seed] = StepSeconds(0.0 if is_exchange.all() else local, exchanging, a_round)
     return found

@@ -14,91 +14,91 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.pictures.timeline import meeting, spans_of
+from analysis.pictures.timeline import meeting_seconds, spans_of_run
 from analysis.records import phases
 from analysis.records.frames import Frames
 
-STEPS = 0  # the lane of a rank that shows its steps; phases are in those after it
-FACTS = ("epoch", "loss", "wire_bytes", "sent_density")  # of a step
-NANO = 1e9
-TOUCH_NS = 100  # spans that overlap by less follow each other: stored times have no more digits
+STEP_LANE = 0  # the lane of a rank that shows its steps; phases are in those after it
+STEP_FACTS = ("epoch", "loss", "wire_bytes", "sent_density")  # of a step
+NS_PER_S = 1e9
+MAX_OVERLAP_NS = 100  # spans that overlap by less follow each other: stored times have no more digits
 TraceEvent = dict[str, Any]
 
 
-def trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
+def build_trace(frames: Frames, keys: Sequence[str], name: str) -> TraceEvent:
     """The trace of one run: of its key, or of those of the variants that took turns in it.
 
     Raises:
         ValueError: no spans were recorded.
     """
-    spans = pd.concat([spans_of(frames, key) for key in keys])
-    ahead = _ahead(spans)
+    spans = pd.concat([spans_of_run(frames, key) for key in keys])
+    ahead = _clock_ahead_s_by_rank(spans)
     steps = frames.steps[frames.steps["key"].isin(keys)]
-    slices = pd.concat([_slices(steps, "step_s", ahead), _slices(spans, "duration_s", ahead)])
+    slices = pd.concat([_to_slices(steps, "step_s", ahead), _to_slices(spans, "duration_s", ahead)])
     slices["start"] -= slices["start"].min()
     events = list[TraceEvent]()
     for rank, of_rank in slices.groupby("rank"):
         is_span = of_rank["phase"].notna()
-        lanes = [of_rank[~is_span], *_lanes(of_rank[is_span])]
-        events += _names(int(str(rank)), len(lanes))
-        events += [event for lane, rows in enumerate(lanes) for event in _events(rows, lane)]
+        lanes = [of_rank[~is_span], *_split_into_lanes(of_rank[is_span])]
+        events += _name_events(int(str(rank)), len(lanes))
+        events += [event for lane, rows in enumerate(lanes) for event in _slice_events(rows, lane)]
     simulated = bool(frames.runs.loc[frames.runs["key"].isin(keys), "simulated"].any())
     about = {"run": name, "times": "simulated" if simulated else "measured"}
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
 
 
-def _ahead(spans: pd.DataFrame) -> pd.Series[float]:
+def _clock_ahead_s_by_rank(spans: pd.DataFrame) -> pd.Series[float]:
     """Seconds by which the clock of each rank is ahead of the first one's."""
-    met = meeting(spans)
+    met = meeting_seconds(spans)
     ahead = met - met.groupby(level=["key", "step"]).transform("first")
     found: pd.Series[float] = ahead.groupby(level="rank").median()
     return found
 
 
-def _slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.DataFrame:
+def _to_slices(rows: pd.DataFrame, took: str, ahead: pd.Series[float]) -> pd.DataFrame:
     """Steps or spans, with `start` and `took` in whole nanoseconds; of steps, phase is NaN."""
     start = rows["start_s"] - rows["rank"].map(ahead).fillna(0.0)
-    columns = ["key", "rank", "step", "phase", *FACTS]
+    columns = ["key", "rank", "step", "phase", *STEP_FACTS]
     found = rows.reindex(columns=columns).assign(
-        start=(NANO * start).round().astype("int64"), took=(NANO * rows[took]).round().astype("int64")
+        start=(NS_PER_S * start).round().astype("int64"), took=(NS_PER_S * rows[took]).round().astype("int64")
     )
     ordered: pd.DataFrame = found.sort_values(["start", "took"], ascending=[True, False], kind="stable")
     return ordered
 
 
-def _lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
+def _split_into_lanes(spans: pd.DataFrame) -> list[pd.DataFrame]:
     """The spans of one rank, each in the first lane in which none is under way; at least one lane."""
     ends, lanes = [0], list[int]()
     for start, took in zip(spans["start"], spans["took"], strict=True):
-        lane = next((lane for lane, end in enumerate(ends) if end <= start + TOUCH_NS), len(ends))
+        lane = next((lane for lane, end in enumerate(ends) if end <= start + MAX_OVERLAP_NS), len(ends))
         ends[lane : lane + 1] = [start + took]
         lanes.append(lane)
     of_lane = pd.Series(lanes, index=spans.index, dtype="int64").to_numpy()
     return [spans[of_lane == lane] for lane in range(len(ends))]
 
 
-def _names(rank: int, lanes: int) -> Iterator[TraceEvent]:
-    yield _named("process_name", rank, 0, name=f"rank {rank}")
-    yield _named("process_sort_index", rank, 0, sort_index=rank)
+def _name_events(rank: int, lanes: int) -> Iterator[TraceEvent]:
+    yield _metadata_event("process_name", rank, 0, name=f"rank {rank}")
+    yield _metadata_event("process_sort_index", rank, 0, sort_index=rank)
     for lane, name in enumerate(["steps", "phases", *["phases at the same time"] * (lanes - 2)]):
-        yield _named("thread_name", rank, lane, name=name)
-        yield _named("thread_sort_index", rank, lane, sort_index=lane)
+        yield _metadata_event("thread_name", rank, lane, name=name)
+        yield _metadata_event("thread_sort_index", rank, lane, sort_index=lane)
 
 
-def _named(what: str, rank: int, lane: int, **args: Any) -> TraceEvent:
+def _metadata_event(what: str, rank: int, lane: int, **args: Any) -> TraceEvent:
     return {"name": what, "ph": "M", "pid": rank, "tid": lane, "args": args}
 
 
-def _events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
+def _slice_events(rows: pd.DataFrame, lane: int) -> Iterator[TraceEvent]:
     """Complete events, in microseconds. Each ends where the next one begins at the latest, for slices of a
     thread must not overlap.
     """
     room = -rows["start"].diff(-1)
     ends = rows.assign(took=rows["took"].where(~(rows["took"] > room), room))
     for row in ends.to_dict("records"):
-        variant, is_step = str(row["key"]).partition("/")[2], lane == STEPS
+        variant, is_step = str(row["key"]).partition("/")[2], lane == STEP_LANE
         name = f"step {row['step']}" if is_step else phases.find_phase(row["phase"]).label
-        facts = {fact: row[fact] for fact in FACTS if is_step and math.isfinite(row[fact])}
+        facts = {fact: row[fact] for fact in STEP_FACTS if is_step and math.isfinite(row[fact])}
         yield {
             "name": f"{variant} {name}".strip() if is_step else name,
             "cat": "step" if is_step else "phase",

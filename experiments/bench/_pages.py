@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from analysis import plots
 from analysis.pictures import style
-from analysis.pictures.captions import listed
+from analysis.pictures.captions import join_words
 from analysis.records.files import DamagedFileError, write_atomic
 from analysis.records.log import read_objects
 from experiments.bench._runner import SCHEMA, Record, newest_stores
@@ -38,12 +38,12 @@ class Page(NamedTuple):
         return drawn
 
     def draw_one(self, store: Path, folder: Path, say: Say = print) -> Path:
-        """One device's picture (returned, PNG and PDF) and page; DamagedFileError where it has no such records."""
+        """One device's picture (returned, PNG and PDF) and page; DamagedFileError where it lacks records."""
         rows, starts = self.read(store, say)
         if not rows:
             raise DamagedFileError(store, "has no row of a case")
         folder.mkdir(parents=True, exist_ok=True)
-        picture = style.save(self.draw(rows), folder, store.stem)
+        picture = style.save_figure(self.draw(rows), folder, store.stem)
         write_atomic(folder / f"{store.stem}.md", self.write(rows, starts, store.stem))
         return picture
 
@@ -74,4 +74,4 @@ def dated(rows: Iterable[Record]) -> list[Record]:
 
 def distinct(rows: Iterable[Record], field: str) -> str:
     """The values of a field, in words."""
-    return listed(sorted({row[field] for row in rows if field in row}))
+    return join_words(sorted({row[field] for row in rows if field in row}))

@@ -19,11 +19,11 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
 from analysis.pictures import marks
-from analysis.pictures.captions import listed
-from analysis.pictures.numbers import number, with_interval
-from analysis.pictures.style import Look
+from analysis.pictures.captions import join_words
+from analysis.pictures.numbers import format_number, format_with_interval
+from analysis.pictures.style import MethodStyle
 from analysis.records.schema import Finite, WholeNumber
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.bench._pages import Page, Say, dated, distinct, of_schema
 from experiments.bench._runner import Record, rendered
@@ -31,7 +31,7 @@ from experiments.bench._runner import Record, rendered
 DENSITY, NORMAL, LARGE_N = 0.001, "normal", 25_600_000  # the standard case
 _file = yaml.safe_load(Path(__file__).with_name("select_rows.yaml").read_text())
 ABOUT, TERMS = _file["rows"], _file["terms"]
-LOOKS = {name: Look(*row["look"]) for name, row in ABOUT.items()}
+LOOKS = {name: MethodStyle(*row["look"]) for name, row in ABOUT.items()}
 FLOORS = {"add": "in-place add", "copy": "copy"}
 BLUES = ("#A6CEE3", "#6BAED6", "#3787C0", "#1C5FA0", "#0B3C7C", "#041E42")  # smallest to largest n
 ORANGES = ("#FDC086", "#F58C2A", "#C75A08", "#6E2C00")  # sparsest to densest
@@ -133,16 +133,18 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
     n, floor = dense_n(done), floor_of(done)
     by_density = [row for row in done if row["n"] == n]
     names = in_order(done, by_n, n, floor)
-    densities = listed([number(each) for each in sorted({row["density"] for row in by_n}) or [DENSITY]])
+    densities = join_words(
+        [format_number(each) for each in sorted({row["density"] for row in by_n}) or [DENSITY]]
+    )
     about = {
         "n": (by_n, f"by elements n (density {densities})", BLUES),
-        "density": (by_density, f"by density k/n (n = {number(n)})", ORANGES),
+        "density": (by_density, f"by density k/n (n = {format_number(n)})", ORANGES),
     }
     panels = [
         ratios(own, names, x, floor, shades, title=title, numbered=n if x == "n" else None)
         for x, (own, title, shades) in about.items()
     ]
-    return plots.picture(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
+    return plots.compose_figure(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
 
 
 def in_order(done: Sequence[Record], by_n: Sequence[Record], n: int, floor: str) -> list[str]:
@@ -154,7 +156,7 @@ def in_order(done: Sequence[Record], by_n: Sequence[Record], n: int, floor: str)
     return sorted(known, key=lambda name: (medians.get(name, float("inf")), last.index(name)))
 
 
-@plots.kind
+@plots.panel_maker
 def ratios(
     axes: plots.Axes,
     /,
@@ -190,16 +192,16 @@ def ratios(
         axes.axhline(i - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
         if told := over.get((name, numbered)):
             right = max(ratio["high"] for (of, _), ratio in over.items() if of == name)
-            text, colour = number(float(f"{told['median']:.3g}")), shown[numbered]
-            marks.above(axes, right, i, text, xytext=(4, 0), ha="left", va="center", color=colour)
+            text, colour = format_number(float(f"{told['median']:.3g}")), shown[numbered]
+            marks.annotate_above(axes, right, i, text, xytext=(4, 0), ha="left", va="center", color=colour)
     axes.axvline(1, color=LOOKS[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
-    plots.from_top(axes, [LOOKS[name].label for name in names])
+    plots.set_row_labels(axes, [LOOKS[name].label for name in names])
     axes.set_xscale("log")
     axes.margins(x=0.12)
-    axes.xaxis.set_major_formatter(lambda at, _: number(at))
-    keys = marks.dot_keys({number(each): ("o", colour) for each, colour in shown.items()})
+    axes.xaxis.set_major_formatter(lambda at, _: format_number(at))
+    keys = marks.dot_legend_handles({format_number(each): ("o", colour) for each, colour in shown.items()})
     axes.legend(handles=keys, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
-    plots.finish(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
+    plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
 
 
 def dense_n(rows: Sequence[Record]) -> int:
@@ -216,16 +218,16 @@ def table(rows: Iterable[Record]) -> str:
             measured.append(cells(row))
         else:
             missing.setdefault(row["why"], []).append(row["row"])
-    note = "; ".join(f"{listed(names)} not run: {why}" for why, names in missing.items())
+    note = "; ".join(f"{join_words(names)} not run: {why}" for why, names in missing.items())
     return Table("", pd.DataFrame(measured), UNITS, note).markdown() if measured else f"{note}\n"
 
 
-def cells(row: Record) -> dict[str, Value | float | str | None]:
+def cells(row: Record) -> dict[str, Estimate | float | str | None]:
     per_element, fallback = row["bytes_per_element"], row["fallback_rate"]
     kernel = f" ({row['kernel']})" if row.get("kernel") else ""
     return {
         "row": row["row"] + kernel,
-        "time of a step": Value(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"]),
+        "time of a step": Estimate(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"]),
         "CPU time": spread(row.get("cpu_ms")),
         "repetitions": row["repeats"],
         "/ add": spread(row.get("over_add")),
@@ -240,12 +242,12 @@ def cells(row: Record) -> dict[str, Value | float | str | None]:
     }
 
 
-def spread(ratio: Record | None) -> Value | None:
-    return Value(ratio["median"], ratio["low"], ratio["high"], ratio["n"]) if ratio else None
+def spread(ratio: Record | None) -> Estimate | None:
+    return Estimate(ratio["median"], ratio["low"], ratio["high"], ratio["n"]) if ratio else None
 
 
 def times(ratio: Record | None) -> str:
-    return with_interval(spread(ratio))
+    return format_with_interval(spread(ratio))
 
 
 def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
@@ -257,7 +259,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     floor, at = floor_of(rows), {row["at"] for row in rows}
     return rendered(
         "select.md.jinja",
-        {"number": number, "times": times, "table": table, "listed": distinct},
+        {"number": format_number, "times": times, "table": table, "listed": distinct},
         name=name, rows=told, floor=floor, cases=cases,
         starts=[{"flushed": f"{each['flush_bytes'] >> 20} MiB"} for each in starts if each["at"] in at],
         gains=[row for each in ("fused", "numpy") if (row := standard.get(each, {})).get("eager_over")],

@@ -18,16 +18,16 @@ from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
 from analysis.pictures import marks
-from analysis.pictures.numbers import number
-from analysis.pictures.style import Look
+from analysis.pictures.numbers import format_number
+from analysis.pictures.style import MethodStyle
 from analysis.records.schema import Finite, WholeNumber
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.bench._pages import Page, Say, dated, distinct, of_schema
 from experiments.bench._runner import Record, rendered
 
 ABOUT = yaml.safe_load(Path(__file__).with_name("step_ways.yaml").read_text())
-LOOKS = {name: Look(*way["look"]) for name, way in ABOUT.items()}
+LOOKS = {name: MethodStyle(*way["look"]) for name, way in ABOUT.items()}
 DDP = "ddp"  # the way that the others are divided by
 TITLES = {"linears": "linear layers of 64 x 64", "resnet50": "ResNet-50", "vgg16": "VGG-16"}
 ADD_BYTES = 12  # of an element of the in-place add: two numbers read, one written
@@ -147,25 +147,25 @@ def draw(rows: Sequence[Record]) -> plots.Figure:
     ]
     if not panels:
         panels = [ratios([], [*LOOKS], title="no step was timed")]
-    return plots.picture(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
+    return plots.compose_figure(panels, AROUND_ROWS + ROW_HEIGHT * max(len(names), 3), sharey=True)
 
 
-@plots.kind
+@plots.panel_maker
 def ratios(axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **words: Any) -> None:
     """A dot with its interval and its number for each way, and a line at 1."""
     for row in rows:
         look = LOOKS[row["row"]]
         found = value(row["cpu_over_ddp"])
         told = found._replace(value=float(f"{found.value:.3g}"))  # there is little room
-        marks.dot(axes, names.index(row["row"]), told, look.marker, look.colour)
+        marks.draw_dot(axes, names.index(row["row"]), told, look.marker, look.colour)
     axes.axvline(1, color=LOOKS[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
-    plots.from_top(axes, [LOOKS[name].label for name in names])
-    marks.factor_ticks(axes)
-    plots.finish(axes, xlabel="CPU time / plain DDP", **words)
+    plots.set_row_labels(axes, [LOOKS[name].label for name in names])
+    marks.set_factor_axis(axes)
+    plots.finish_axes(axes, xlabel="CPU time / plain DDP", **words)
 
 
-def value(spread: Record) -> Value:
-    return Value(spread["median"], spread["low"], spread["high"], spread["n"])
+def value(spread: Record) -> Estimate:
+    return Estimate(spread["median"], spread["low"], spread["high"], spread["n"])
 
 
 def called(row: Record) -> str:
@@ -192,7 +192,7 @@ def table(rows: Iterable[Record]) -> str:
     return Table("", pd.DataFrame([cells(row) for row in found]), units).markdown()
 
 
-def cells(row: Record) -> dict[str, Value | float | str | None]:
+def cells(row: Record) -> dict[str, Estimate | float | str | None]:
     if row["part"] == "counts":
         return {
             "way": row["row"],
@@ -202,7 +202,7 @@ def cells(row: Record) -> dict[str, Value | float | str | None]:
             "around the search": row.get("around_search"),
         }
     base = DDP if row["part"] == "time" else "add"
-    found: dict[str, Value | float | str | None] = {
+    found: dict[str, Estimate | float | str | None] = {
         "way" if row["part"] == "time" else "what": row["row"],
         "CPU time": value(row["cpu_ms"]),
         "wall time": value(row["wall_ms"]),
@@ -227,7 +227,7 @@ def page(rows: Sequence[Record], starts: Sequence[Record], name: str) -> str:
     at = {row["at"] for row in rows}
     return rendered(
         "step.md.jinja",
-        {"number": number, "table": table, "title": title, "listed": distinct},
+        {"number": format_number, "table": table, "title": title, "listed": distinct},
         name=name, rows=told, ways=ABOUT, around=AROUND,
         cases=[[*own] for _, own in groupby(in_order, place)],
         starts=[each for each in starts if each["at"] in at],

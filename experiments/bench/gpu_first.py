@@ -18,10 +18,10 @@ from operator import ge, le
 from pathlib import Path
 from typing import Any, Literal
 
-from analysis.pictures.numbers import with_interval
+from analysis.pictures.numbers import format_with_interval
 from analysis.records.files import write_atomic
 from analysis.records.store import utc_now
-from analysis.stats import Value
+from analysis.stats import Estimate
 from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart, GpuPromise
 from experiments.bench._runner import Bench, Record, Stopped, newest, rendered
 from experiments.config import code_version
@@ -275,7 +275,7 @@ def summary(
 
 def measured(value: Record) -> str:
     """A number with its spread."""
-    return with_interval(Value(value["median"], value.get("low"), value.get("high")))
+    return format_with_interval(Estimate(value["median"], value.get("low"), value.get("high")))
 
 
 def outcome(

@@ -17,12 +17,12 @@ import torch
 import sparsify
 from analysis.pictures import style
 from analysis.published import dependent
-from analysis.published.rederived import JOB, communication_ms
-from analysis.published.unvalidated import step_ms
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
+from analysis.published.unvalidated import validation_free_step_ms
 from analysis.records import loading, phases
 from analysis.records.frames import Frames, select_runs
 from analysis.records.steps import mean_phase_seconds, warm_steps
-from analysis.stats import Value
+from analysis.stats import Estimate
 from experiments.bench._runner import numbered
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import Folders
@@ -82,11 +82,11 @@ class Prediction(NamedTuple):
     """One method's step. Times are seconds; intervals combine what each input may be off by."""
 
     method: str
-    step: Value
+    step: Estimate
     compute_s: float
     select_s: float
     transfer_s: float
-    speedup: Value  # over dense
+    speedup: Estimate  # over dense
     matters: str  # the input whose range moves the step time most
     every: int = 1  # steps from one exchange to the next
 
@@ -160,7 +160,7 @@ def predicted(step: StepTime, dense: StepTime) -> Prediction:
     )
 
 
-def combined(quantity: Callable[[Inputs], float]) -> Value:
+def combined(quantity: Callable[[Inputs], float]) -> Estimate:
     """A quantity's value, and how far the inputs move it, varied one at a time.
 
     They are independent of each other, so that the squares of their logarithms add up. An input moves all
@@ -169,7 +169,7 @@ def combined(quantity: Callable[[Inputs], float]) -> Value:
     middle = quantity({})
     logs = [[math.log(quantity({name: side}) / middle) for side in (-1, 1)] for name in INPUTS]
     down, up = (math.sqrt(sum(pick(0.0, *pair) ** 2 for pair in logs)) for pick in (min, max))
-    return Value(middle, middle * math.exp(-down), middle * math.exp(up))
+    return Estimate(middle, middle * math.exp(-down), middle * math.exp(up))
 
 
 def traffic_seconds(question: Question, name: str) -> dict[int, Callable[[Network], float]]:
@@ -374,13 +374,13 @@ def published(gpu: str) -> dict[str, Range]:
 
     Of dense what computing takes, of a method what selecting does; nothing of other machines.
     """
-    jobs = {method: job for (machine, method), job in JOB.items() if machine == gpu.upper()}
+    jobs = {method: job for (machine, method), job in JOB_BY_GPU_AND_METHOD.items() if machine == gpu.upper()}
     found = dict[str, Range]()
     for method, job in jobs.items():
         # What an iteration takes beyond communicating, wherever their clock put it; of dense it is computing.
         took = _beyond_communicating(job)
         if method != "dense":
-            took = dependent.combined(
+            took = dependent.combine_estimates(
                 lambda ours, dense: ours - dense, took, _beyond_communicating(jobs["dense"])
             )
         took = took.times(1e-3)
@@ -391,10 +391,12 @@ def published(gpu: str) -> dict[str, Range]:
     return found
 
 
-def _beyond_communicating(job: int) -> Value:
+def _beyond_communicating(job: int) -> Estimate:
     """Milliseconds."""
-    waits = dependent.estimate(communication_ms(job))
-    return dependent.combined(lambda step, waiting: step - waiting, step_ms(job), waits)
+    waits = dependent.jackknife_estimate(communication_ms(job))
+    return dependent.combine_estimates(
+        lambda step, waiting: step - waiting, validation_free_step_ms(job), waits
+    )
 
 
 def spread(seconds: Sequence[float], source: str) -> Range:

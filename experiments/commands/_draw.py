@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from analysis import tables, verdicts
-from analysis.evidence import SCALE_NAMES, reduced
+from analysis.evidence import SCALE_NAMES, describe_scale_differences
 from analysis.pictures import captions, style, summary
 from analysis.records import parquet
 from analysis.records.files import DamagedFileError, read_json_or_none, read_struct, write_atomic, write_json
@@ -69,7 +69,9 @@ def draw_local(figure: Figure, profile: str, runs: Sequence[str], folders: Folde
         write_json(index, noted)
     again = not is_up_to_date(figure, profile, folders)
     drawn = draw(figure, profile, frames, folders.figures, OWN, notes, again)
-    return replace(drawn, told=figure.summary_sentences(frames), sure=summary.precision(frames))
+    return replace(
+        drawn, told=figure.summary_sentences(frames), sure=summary.describe_least_certain_ratio(frames)
+    )
 
 
 def sources(figure: Figure, profile: str, folders: Folders) -> list[Path]:
@@ -109,16 +111,16 @@ def draw(
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / f"{name}.png"
     if again:
-        style.save(figure.draw(frames, profile), folder, name)
+        style.save_figure(figure.draw(frames, profile), folder, name)
     numbers = figure.tables(frames)
-    tables.save(numbers, folder, name, *_scale(figure, frames))
+    tables.save_tables(numbers, folder, name, *_scale(figure, frames))
     if cited := figure.bibtex:
         write_atomic(folder / f"{name}.bib", cited)
     judged = figure.judge(frames)
     remarks = "".join(f"- {note}\n" for note in (f"Drawn from {source}.", *notes))
     page = figure.page(frames, profile, judged, numbers)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
-    table = verdicts.as_table((figure.name, verdict) for verdict in judged)
+    table = verdicts.verdicts_table((figure.name, verdict) for verdict in judged)
     return Drawn(figure.name, picture, table, numbers, source)
 
 
@@ -132,9 +134,9 @@ def _scale(figure: Figure, frames: Frames) -> tuple[str, str]:
             if isinstance(value, str | int | float)
         ]
         return ": ".join(filter(None, ("Published facts", ", ".join(told)))), "published"
-    return "; ".join(filter(None, (captions.scale(frames), reduced(frames, paper)))), captions.scale_label(
-        frames
-    )
+    return "; ".join(
+        filter(None, (captions.describe_scale(frames), describe_scale_differences(frames, paper)))
+    ), captions.scale_label(frames)
 
 
 def show(drawn: Drawn) -> None:
@@ -143,7 +145,7 @@ def show(drawn: Drawn) -> None:
     if len(drawn.verdicts.frame):
         terminal.show(drawn.verdicts)
     else:
-        print(verdicts.NOTHING)
+        print(verdicts.NO_VERDICTS_NOTE)
     if drawn.told:
         print("\nWhat these runs show:")
         for line in drawn.told:
@@ -154,7 +156,7 @@ def show(drawn: Drawn) -> None:
 def load_figures() -> list[Figure]:
     """Return all figures but those whose file is broken, which is said."""
     found = []
-    for item in figures.items():
+    for item in figures.files_by_item():
         try:
             found.append(figures.load(item))
         except BrokenFile as broken:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.pictures.numbers import counted
+from analysis.pictures.numbers import format_count
 from analysis.records.loading import OWN
 from experiments.config.config import Config
 from experiments.config.machines import VirtualCluster
@@ -172,9 +172,9 @@ def basis(estimates: Sequence[Estimate]) -> str:
     by = pd.concat([estimate.by for estimate in estimates]).drop_duplicates("run_id")
     here, others = int(by["is_here"].sum()), sum(not estimate.same_method for estimate in estimates)
     where = "all" if here == len(by) else (str(here) if here else "none")
-    of_others = f"; {counted(others, 'runs')} by those of other methods" if others else ""
+    of_others = f"; {format_count(others, 'runs')} by those of other methods" if others else ""
     scaled = "" if by["in_turns"].all() else ", scaled to as many steps"  # turns end by the clock
     return (
-        f"{counted(len(by), 'runs')} {LIKE_THESE}{scaled}; "
+        f"{format_count(len(by), 'runs')} {LIKE_THESE}{scaled}; "
         f"{where} of them on a machine like this one{of_others}"
     )

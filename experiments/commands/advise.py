@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import sparsify
 from analysis import tables
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.files import write_atomic
 from experiments.commands import _advice
 from experiments.commands._advice import LISTED, MODELS, SEARCH_AS, Known, Prediction, Question, Range
@@ -86,7 +86,7 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
     folder = known.folders.figures
-    tables.save([table], folder, name)
+    tables.save_tables([table], folder, name)
     write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.markdown()}")
     say(str(folder / f"{name}.md"))
     return 0
@@ -215,7 +215,7 @@ def _select_s(given: Mapping[str, Any], known: Known, elements: int) -> dict[str
             found[name] = took
     for name, other in SEARCH_AS.items():
         if name not in found and other in found:
-            source = f"as {style.look(other).label}'s, which searches alike"
+            source = f"as {style.method_style(other).label}'s, which searches alike"
             found[name] = found[other]._replace(source=source)
     return {name: found[name] for name in sorted(found)}
 
@@ -225,7 +225,7 @@ def _table(
 ) -> tables.Table:
     rows = [
         {
-            "method": style.look(one.method).label
+            "method": style.method_style(one.method).label
             + (f", every {one.every} steps" if one.every > 1 else ", every step" * question.is_local),
             "step": one.step.times(1e3),
             "computing": 1e3 * one.compute_s,
@@ -241,7 +241,8 @@ def _table(
     cluster = known.config["cluster"]
     inside = f", inside={cluster['inside']['name']}" if cluster.get("inside") else ""
     title = (
-        f"Predicted step times: {model}, {number(question.elements)} parameters, {question.workers} workers, "
+        f"Predicted step times: {model}, {format_number(question.elements)} parameters, "
+        f"{question.workers} workers, "
         f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
     return tables.Table.of(title, rows, units, _note(question, known, left_out))
@@ -251,10 +252,11 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
     config = known.config
     sources = {f"computing: {question.compute_s.source}": None}
     for name, each in question.select_s.items():
-        sources[f"{style.look(name).label}: {each.source}"] = None
+        sources[f"{style.method_style(name).label}: {each.source}"] = None
     missing = (
         f" Not ranked, for their selection was not measured on {known.machine}: "
-        f"{captions.listed(style.look(name).label for name in left_out)} ({SELECT}METHOD=SECONDS gives it)."
+        f"{captions.join_words(style.method_style(name).label for name in left_out)} "
+        f"({SELECT}METHOD=SECONDS gives it)."
         if left_out
         else ""
     )

@@ -7,11 +7,11 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.benchmark import site
-from analysis.benchmark.agreement import agreements
-from analysis.benchmark.cells import Cell, ComposedTime, cells, composed
-from analysis.benchmark.files import Entered, read_all
+from analysis.benchmark.agreement import compare_measurements
+from analysis.benchmark.cells import Cell, ComposedTime, compare_composed_times, evaluate_entry
+from analysis.benchmark.files import EntryFile, read_entries
 from analysis.pictures import captions
-from analysis.pictures.numbers import brief
+from analysis.pictures.numbers import format_brief
 from analysis.tables import Table
 from experiments.commands._make import say
 from experiments.commands._terminal import show
@@ -46,39 +46,39 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
     aims, found = targets_of(profile, base), list[Cell]()
     for each in [*entered]:
         try:
-            found += cells(each, base, aims)
+            found += evaluate_entry(each, base, aims)
         except (KeyError, IndexError, TypeError, ValueError) as error:  # of what somebody's file may say
             entered.remove(each)
             notes.append(f"{each.path.name} is damaged: {type(error).__name__}: {error}")
     if against is not None:
         return _compare(found, Path(against), profile, base)
-    content = site.Content(
+    content = site.BenchmarkContent(
         profile,
         rules().version,
         entered,
         found,
-        [site.Told(name, _about(name), _found(found, name)) for name in tier.links],
-        [site.TaskTold(name, task.about) for name, task in tier.tasks.items()],
+        [site.LinkDescription(name, _about(name), _found(found, name)) for name in tier.links],
+        [site.TaskDescription(name, task.about) for name, task in tier.tasks.items()],
         tier.workers,
         {each.statement.name: [*_claimed(each, folders)] for each in entered},
-        _checked([one for each in entered for one in composed(each, found)]),
+        _checked([one for each in entered for one in compare_composed_times(each, found)]),
         RULES.read_text(),
         notes,
     )
-    print(site.write(folders.results / "benchmark" / profile, content))
+    print(site.write_pages(folders.results / "benchmark" / profile, content))
     return 0
 
 
-def _compare(found: Sequence[Cell], folder: Path, tier: str, base: Entered) -> int:
+def _compare(found: Sequence[Cell], folder: Path, tier: str, base: EntryFile) -> int:
     """How alike these cells and those of another folder are, by link."""
-    others, notes = read_all([folder], tier, digest(tier))
+    others, notes = read_entries([folder], tier, digest(tier))
     for note in notes:
         say(note)
     aims = targets_of(tier, base)
-    theirs = [cell for each in others for cell in cells(each, base, aims)]
+    theirs = [cell for each in others for cell in evaluate_entry(each, base, aims)]
     if not theirs:
         raise ValueError(f"{folder} has no entries of tier {tier}")
-    rows = agreements(found, theirs)
+    rows = compare_measurements(found, theirs)
     show(
         Table.of(
             "Two measurements",
@@ -107,9 +107,9 @@ def _checked(found: Sequence[ComposedTime]) -> str:
     """What composing times is worth, by the trainings that were made in real time."""
     if not found:
         return ""
-    each = captions.listed(
-        f"{brief(one.off, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
-        f"{brief(one.real_min)} minutes, {brief(one.composed_min)} composed)"
+    each = captions.join_words(
+        f"{format_brief(one.off, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
+        f"{format_brief(one.real_min)} minutes, {format_brief(one.composed_min)} composed)"
         for one in found
     )
     return f"Times are composed. Trainings in real time as a whole were off by {each}."
@@ -129,20 +129,20 @@ def _found(found: Sequence[Cell], link: str) -> str:
         return "Simulated: times of exchanges are a model's."
     if own["gbit_s"].isna().all():
         return ""
-    rates = [brief(getattr(own["gbit_s"], which)()) for which in ("min", "max")]
+    rates = [format_brief(getattr(own["gbit_s"], which)()) for which in ("min", "max")]
     rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
     delays = own["delay_ms"].dropna()
-    delay = f"; {brief(delays.median())} ms one way, found alone" if len(delays) else ""
+    delay = f"; {format_brief(delays.median())} ms one way, found alone" if len(delays) else ""
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."
 
 
-def _claimed(each: Entered, folders: Folders) -> Iterator[site.Claimed]:
+def _claimed(each: EntryFile, folders: Folders) -> Iterator[site.ClaimRow]:
     """The claims of its paper that are shipped with a verdict."""
     rows = _verdicts(folders.shipped / "verdicts.csv")
     for name in each.statement.claims:
         if (row := rows.get(name)) is not None:
-            ours = row["ours"] and f"{brief(float(row['ours']))} {row['unit']}".strip()
-            yield site.Claimed(row["claim"], row["paper"], ours, row["verdict"])
+            ours = row["ours"] and f"{format_brief(float(row['ours']))} {row['unit']}".strip()
+            yield site.ClaimRow(row["claim"], row["paper"], ours, row["verdict"])
 
 
 def _verdicts(path: Path) -> Mapping[str, Mapping[str, str]]:

@@ -73,8 +73,8 @@ def lines_of(
                 statement.number,
                 verdict.word,
                 f"{item}: {verdict.claim.text}",
-                verdicts.paper_text(verdict.claim),
-                verdicts.ours_text(verdict),
+                verdicts.published_text(verdict.claim),
+                verdicts.measured_text(verdict),
                 verdict.because or verdict.reason,
             )
         if statement.why or not answers:

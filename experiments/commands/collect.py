@@ -12,7 +12,7 @@ import pandas as pd
 
 from analysis import verdicts
 from analysis.claims import UNDECIDED
-from analysis.evidence import REDUCED, RULES
+from analysis.evidence import REDUCED, RULES_COLUMN
 from analysis.pictures import captions
 from analysis.records import collection, parquet
 from analysis.records.configs import run_id
@@ -22,14 +22,14 @@ from analysis.records.frames import Frames, empty_frames, largest_tensor_by_run,
 from analysis.records.public import strip_private_facts
 from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import add_outcomes
-from analysis.report.content import MARKS
+from analysis.report.content import MARK_BY_WORD
 from experiments import figures
 from experiments.commands._draw import draw_each, load_figures, runs_of, stored_shipped
 from experiments.commands._findings import chosen
 from experiments.commands._make import told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.figure import Figure
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.figures.runs import additional_configs, required_configs
 from experiments.launch.local import usable_cores
 
 GROUP = "results"
@@ -101,7 +101,7 @@ def shipping(folders: Folders) -> Iterator[str]:
             raise drawn
         yield f"{figure.stem(profile)}: {drawn.picture if drawn else 'its runs are missing'}"
     rows = shipped_verdicts(folders)
-    write_atomic(folders.shipped / VERDICTS, verdicts.as_csv(rows))
+    write_atomic(folders.shipped / VERDICTS, verdicts.verdicts_csv(rows))
     write_atomic(folders.shipped / VERDICTS_PAGE, verdicts_page(rows))
     head, _, rest = README.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
@@ -112,15 +112,15 @@ def as_known(before: Frames, new: Frames) -> Frames:
     """`new`, in which what is no timing keeps only the rules that it was shipped with before: the same seeds
     give the same curve again, so whoever made it again knew how it ends.
     """
-    if RULES not in before.runs or RULES not in new.runs:
+    if RULES_COLUMN not in before.runs or RULES_COLUMN not in new.runs:
         return new
-    first = before.runs.set_index("key")[RULES]
+    first = before.runs.set_index("key")[RULES_COLUMN]
     groups = new.runs["group"] if "group" in new.runs else [None] * len(new.runs)
     rules = [
         _common(first[key], text) if key in first.index and pd.isna(group) else text
-        for key, text, group in zip(new.runs["key"], new.runs[RULES], groups, strict=True)
+        for key, text, group in zip(new.runs["key"], new.runs[RULES_COLUMN], groups, strict=True)
     ]
-    return new._replace(runs=new.runs.assign(**{RULES: pd.Series(rules, new.runs.index)}))
+    return new._replace(runs=new.runs.assign(**{RULES_COLUMN: pd.Series(rules, new.runs.index)}))
 
 
 def _common(first: Any, again: Any) -> str | None:
@@ -142,7 +142,8 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
         shared = set[frozenset[str]]()  # some figures have the same runs in every profile
         for profile in SHIPPED_PROFILES:
             needed, more = (
-                [run_id(config) for config in of(figure, profile)] for of in (configs_of, more_configs_of)
+                [run_id(config) for config in of(figure, profile)]
+                for of in (required_configs, additional_configs)
             )
             if frozenset(needed) in shared:
                 continue
@@ -195,9 +196,9 @@ def drawn(looks: pd.DataFrame) -> pd.DataFrame:
     return chosen
 
 
-def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
+def shipped_verdicts(folders: Folders) -> list[verdicts.ItemVerdict]:
     """The verdict on every claim of every figure that is shipped, from the shipped records."""
-    shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.Row]()
+    shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.ItemVerdict]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
         figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
         rows += [(figure.name, verdict) for verdict in figure.judge(runs_of(shipped, index_of(path)))]
@@ -206,13 +207,13 @@ def shipped_verdicts(folders: Folders) -> list[verdicts.Row]:
     return rows
 
 
-def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
+def verdicts_page(rows: Sequence[verdicts.ItemVerdict]) -> str:
     """The page of verdicts: how often each word was reached; the claims that are judged; the others."""
     judged, others = (
         [(item, verdict) for item, verdict in rows if (verdict.word in UNDECIDED) == undecided]
         for undecided in (False, True)
     )
-    all_judged = verdicts.as_table(judged, together=True)
+    all_judged = verdicts.verdicts_table(judged, together=True)
     return (
         "# What became of the papers' claims\n\n"
         "On the records that this repository ships; claims of one cause are counted once. Each item's page, "
@@ -221,16 +222,16 @@ def verdicts_page(rows: Sequence[verdicts.Row]) -> str:
         "tested at once (Holm's correction), where that is another.\n\n"
         f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{all_judged.markdown()}\n"
         f"### Their scales\n\n{verdicts.scales_table(judged).markdown()}\n"
-        f"## Not comparable, or not run\n\n{verdicts.as_table(others).markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts.verdicts_table(others).markdown()}\n"
         f"### The scales of these\n\n{verdicts.scales_table(others).markdown()}"
     )
 
 
-def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
+def readme_verdicts(rows: Sequence[verdicts.ItemVerdict]) -> str:
     """The chosen claims as a Markdown table, as far as they are shipped, each with the word that remains when
     all are tested together; and a sentence that counts all.
     """
-    words = verdicts.adjusted(rows)
+    words = verdicts.holm_adjusted_words(rows)
     found = {verdict.claim.id: (word, verdict) for word, (_, verdict) in zip(words, rows, strict=True)}
     lines = ["| verdict | claim | published | here |", "|---|---|---|---|"]
     for one in chosen():
@@ -238,21 +239,21 @@ def readme_verdicts(rows: Sequence[verdicts.Row]) -> str:
             word, verdict = found[one.claim]
             where = f" ({REDUCED})" if verdict.scale.startswith(REDUCED) else ""
             cells = (
-                f"{MARKS[word][0]} {word}{where}",
+                f"{MARK_BY_WORD[word][0]} {word}{where}",
                 f"[{one.short}](results/shipped/figures/{one.page}.md)",
-                verdicts.paper_text(verdict.claim),
-                verdicts.ours_text(verdict),
+                verdicts.published_text(verdict.claim),
+                verdicts.measured_text(verdict),
             )
             lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\n{counted(rows)}\n"
 
 
-def counted(rows: Sequence[verdicts.Row]) -> str:
+def counted(rows: Sequence[verdicts.ItemVerdict]) -> str:
     """How often each word remains when all are tested together, as a sentence."""
-    words = verdicts.adjusted(rows)
-    found = verdicts.counts(
+    words = verdicts.holm_adjusted_words(rows)
+    found = verdicts.count_words(
         (item, replace(verdict, word=word)) for word, (item, verdict) in zip(words, rows, strict=True)
     )
-    told = captions.listed([f"{number} {word}" for word, number in found.items()])
+    told = captions.join_words([f"{number} {word}" for word, number in found.items()])
     sentence = f"All {sum(found.values())} claims, tested together, each cause counted once: {told}."
     return textwrap.fill(sentence, WIDTH)

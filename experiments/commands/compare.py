@@ -88,8 +88,10 @@ def _only_axis(runs: pd.DataFrame, by: str) -> str:
 
 def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) -> list[Path]:
     table = compared.table(frames)
-    style.save(compared.picture(frames), folders.figures, name)
-    tables.save([table], folders.figures, name, captions.scale(frames), captions.scale_label(frames))
+    style.save_figure(compared.picture(frames), folders.figures, name)
+    tables.save_tables(
+        [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
+    )
     page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.markdown()}"
     write_atomic(folders.figures / f"{name}.md", page)
     return sorted(folders.figures.glob(f"{name}.*"))

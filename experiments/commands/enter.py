@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, Cell, cells
-from analysis.benchmark.files import Entered, read
+from analysis.benchmark.cells import BASELINE, Cell, evaluate_entry
+from analysis.benchmark.files import EntryFile, read_entry
 from analysis.benchmark.statement import EntryStatement
-from analysis.pictures.numbers import brief, counted, with_interval
+from analysis.pictures.numbers import format_brief, format_count, format_with_interval
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._durations import Machine, Took
@@ -91,7 +91,7 @@ def enter(
     own = {each.name: Entering(each, tier, folders, held) for each in entered}
     if laws:
         for each in own.values():
-            print(f"{each.entry.name}: {counted(len(_laws(each.entry, folders)), 'laws')}")
+            print(f"{each.entry.name}: {format_count(len(_laws(each.entry, folders)), 'laws')}")
         return 0
     stages = Stages(folders, _date(since), held)
     try:
@@ -138,7 +138,7 @@ def _date(since: str | None) -> str | None:
     return day.isoformat()
 
 
-def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> Entered | None:
+def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> EntryFile | None:
     """The baseline's file, which all are compared with; None where the baseline is among what is entered."""
     if BASELINE in own:
         return None
@@ -168,7 +168,7 @@ def _laws(each: Entrant, folders: Folders) -> list[Law]:
 
 def _made(
     own: Mapping[str, Entering],
-    first: Entered | None,
+    first: EntryFile | None,
     found: Mapping[str, list[Law]],
     stages: Stages,
     train: bool,
@@ -205,15 +205,15 @@ def _made(
         ended = [config for config in whole[name] if stages.is_made(config)]
         said = statement(each, chosen[name], [*launched, *ended], found[name])
         path = file_of(folders, each.name, name)
-        if path.exists() and (kept := _more_launches(read(path).statement, said)):
-            say(f"{name}: {path.name} stays as it is, for it has {counted(kept, 'launches')}")
+        if path.exists() and (kept := _more_launches(read_entry(path).statement, said)):
+            say(f"{name}: {path.name} stays as it is, for it has {format_count(kept, 'launches')}")
             continue
         print(pack(each, said, [*each.tuning(), *trained[name], *ended], frames))
-    _show([read(file_of(folders, each.name, name)) for name, each in own.items()], first)
+    _show([read_entry(file_of(folders, each.name, name)) for name, each in own.items()], first)
     return 0
 
 
-def _chosen_before(first: Entered) -> dict[str, BestSettings]:
+def _chosen_before(first: EntryFile) -> dict[str, BestSettings]:
     """The best settings of an entry that is there, by task."""
     return {name: BestSettings(task.lr, dict(task.searched)) for name, task in first.statement.tasks.items()}
 
@@ -247,7 +247,7 @@ def _check_links(own: Mapping[str, Entering]) -> None:
 
 def _settings(best: BestSettings) -> str:
     values = "".join(f" {key.partition('.')[2]}={value}" for key, value in best.searched.items())
-    return f"lr={brief(best.lr)}{values}"
+    return f"lr={format_brief(best.lr)}{values}"
 
 
 @dataclass(frozen=True)
@@ -300,12 +300,12 @@ class Stages:
         return bool(since and began < since) or bool(files & {*other_code(attempt)})
 
 
-def _show(entered: Sequence[Entered], first: Entered | None) -> None:
+def _show(entered: Sequence[EntryFile], first: EntryFile | None) -> None:
     """The cells of what was entered."""
     base = first or next(each for each in entered if each.statement.name == BASELINE)
     aims = targets_of(base.statement.tier, base)
     for each in entered:
-        found = cells(each, base, aims)
+        found = evaluate_entry(each, base, aims)
         for cell in found[:LISTED]:
             print("  " + sentence(cell))
         if len(found) > LISTED:
@@ -316,7 +316,9 @@ def sentence(cell: Cell) -> str:
     """A cell in a line."""
     is_late = cell.word == "misses the target"
     gain = (
-        f": {with_interval(cell.sooner)} times as soon as {BASELINE}" if cell.sooner and not is_late else ""
+        f": {format_with_interval(cell.sooner)} times as soon as {BASELINE}"
+        if cell.sooner and not is_late
+        else ""
     )
     where = f"{cell.task}, {cell.workers} workers, {cell.link}"
     reached = f" ({cell.reached} of {cell.seeds} seeds at the target)" if cell.reached < cell.seeds else ""
@@ -356,13 +358,16 @@ def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
         none, at_once = len(todo) - len(seconds), usable_cores() if virtual else 1
         hours, unknown = hours + sum(seconds) / at_once / 3600, unknown + none
         told = [f"{len(todo)} to make"] if len(todo) < len(configs) else []
-        told += [f"{brief(sum(seconds) / at_once / 60)} min expected"] if seconds else []
+        told += [f"{format_brief(sum(seconds) / at_once / 60)} min expected"] if seconds else []
         told += [f"{none} of unknown length"] if none else []
         yield f"{what}: {', '.join([str(len(configs)), *told])}"
     how = ", besides the start of each run"
     if unknown:
-        how += f", and {counted(unknown, 'runs')} of unknown length: nothing like them was made yet"
-    yield f"{brief(hours)} h on {counted(usable_cores(), 'cores')}, while nothing else computes here{how}"
+        how += f", and {format_count(unknown, 'runs')} of unknown length: nothing like them was made yet"
+    yield (
+        f"{format_brief(hours)} h on {format_count(usable_cores(), 'cores')}, while nothing "
+        f"else computes here{how}"
+    )
 
 
 def _check(path: Path, folders: Folders, draw: int | None) -> int:

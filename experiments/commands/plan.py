@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from analysis.pictures.numbers import brief, counted
+from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id
 from experiments.commands._durations import GPU_MEMORY, LIKE_THESE, MEMORY, Lengths, Machine, Took, basis
 from experiments.commands._find import check_on_slurm
@@ -15,7 +15,7 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs
-from experiments.figures.runs import name_and_configs
+from experiments.figures.runs import requested_runs
 from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_texts
 from experiments.launch.attempt import missing_requirements
 from experiments.launch.local import usable_cores
@@ -37,7 +37,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         sbatch: show what sbatch is given.
         all: of a figure, also the runs that make it firmer, mostly with more seeds.
     """
-    name, configs = name_and_configs(words, all)
+    name, configs = requested_runs(words, all)
     try:
         planned = plan_runs(configs, say)
     except ValueError as error:
@@ -73,9 +73,7 @@ def _print_here(
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
     if todo:
-        for line in _expected_here(
-            todo, Took(every_run(folders), Machine(cpu_model(), usable_cores()))
-        ):
+        for line in _expected_here(todo, Took(every_run(folders), Machine(cpu_model(), usable_cores()))):
             print(f"    {line}")
     print("`run` or `reproduce` with the same words makes them")
 
@@ -88,16 +86,16 @@ def _expected_here(todo: Sequence[PlannedRun], took: Took) -> Iterator[str]:
         # Of the machine a timed run takes all, another what it needs.
         shares = [1.0 if run.is_timing else min(1.0, run.cores / usable_cores()) for run, _ in known]
         expected_s = sum(share * estimate.seconds for share, (_, estimate) in zip(shares, known, strict=True))
-        yield f"expected: {brief(expected_s / 60, 2)} min, while nothing else computes here"
+        yield f"expected: {format_brief(expected_s / 60, 2)} min, while nothing else computes here"
         yield f"by the durations of {basis([estimate for _, estimate in known])}"
         if largest := max(took.memory_gib(run.config) for run in todo):
-            yield f"memory: up to {brief(largest, 2)} GiB a run, as the largest like these had"
+            yield f"memory: up to {format_brief(largest, 2)} GiB a run, as the largest like these had"
     unknown = [run.config for run, estimate in found if not estimate]
     comparable = sum(took.comparable(config) is not None for config in unknown)
     if none := len(unknown) - comparable:
-        yield f"not known of {counted(none, 'runs')}: none {LIKE_THESE} was measured"
+        yield f"not known of {format_count(none, 'runs')}: none {LIKE_THESE} was measured"
     if comparable:
-        yield f"not known of {counted(comparable, 'runs')}: no record tells how many steps an epoch has"
+        yield f"not known of {format_count(comparable, 'runs')}: no record tells how many steps an epoch has"
 
 
 def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
@@ -107,7 +105,8 @@ def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None
     if blocked > used:
         print(
             f"    cluster.exclusive=true blocks {blocked} GPUs of a node, and a job computes on {used}: "
-            f"{brief(blocked * array.node_hours)} GPU-hours are billed for {brief(used * array.node_hours)}; "
+            f"{format_brief(blocked * array.node_hours)} GPU-hours are billed for "
+            f"{format_brief(used * array.node_hours)}; "
             "cluster.exclusive=false shares them where nothing is timed"
         )
     for job in array.jobs[:LISTED]:
@@ -119,8 +118,8 @@ def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None
 def hours(array: JobArray, node_hours: float) -> str:
     """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
     gpus = array.gpus_blocked
-    on_gpus = f" ({brief(gpus * node_hours)} GPU-hours)" if gpus else ""
-    return f"{brief(node_hours)} node-hours{on_gpus}"
+    on_gpus = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
+    return f"{format_brief(node_hours)} node-hours{on_gpus}"
 
 
 class Expected:
@@ -146,10 +145,10 @@ class Expected:
                 used |= set(like["run_id"])
         if not used:
             return "expected node-hours are not known: no run like these was measured there"
-        rest = f"; of {counted(unknown, 'runs')} not known" if unknown else ""
+        rest = f"; of {format_count(unknown, 'runs')} not known" if unknown else ""
         return (
             f"expected: {hours(array, node_s / 3600)}, "
-            f"by the step times of {counted(len(used), 'runs')} like these, measured there{rest}; "
+            f"by the step times of {format_count(len(used), 'runs')} like these, measured there{rest}; "
             "what starting and validating take comes on top"
         )
 
@@ -162,7 +161,7 @@ class Expected:
             (GPU_MEMORY, 1, "each GPU"),
         ):
             known = pd.concat([found[name] for found in like if name in found] or [pd.Series()]).dropna()
-            parts += [f"{brief(times * known.max(), 2)} GiB of {whose}"] if len(known) else []
+            parts += [f"{format_brief(times * known.max(), 2)} GiB of {whose}"] if len(known) else []
         return f"up to {' and '.join(parts)}" if parts else ""
 
     def like(self, config: Config) -> pd.DataFrame | None:

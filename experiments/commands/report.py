@@ -19,8 +19,15 @@ from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from analysis.records.store import DAMAGED, Attempt
 from analysis.report import pages
-from analysis.report.content import Behind, Item, Judged, Lead, Numbers, facts
-from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames, page_id
+from analysis.report.content import (
+    Finding,
+    HtmlTable,
+    ItemPage,
+    JudgedClaim,
+    SupportingClaim,
+    describe_provenance,
+)
+from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, page_id, run_pages
 from experiments import figures
 from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, over_cores, sources, stored
 from experiments.commands._find import last_lines, log_files, states_of
@@ -80,7 +87,7 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
     Args:
         draws: pictures of this checkout's runs that are not there, or older than their records.
     """
-    site, notes = pages.Site(folders.report), list[str]()
+    site, notes = pages.ReportSite(folders.report), list[str]()
     shipped = Shipped(folders, notes)
     items = _items(site, folders, shipped, draws)
     of_runs = {
@@ -103,22 +110,22 @@ def write_report(folders: Folders, draws: bool = True) -> Path:
             if run.state == DAMAGED:
                 notes.append(f"{run.run}: {run.why}")
     theirs = [run for _, run in known] or [
-        _written(site, run, of_runs, seen) for run in of_frames(shipped.frames, SHIPPED)
+        _written(site, run, of_runs, seen) for run in run_pages(shipped.frames, SHIPPED)
     ]
     if shipped.is_whole and not known:
         _keep(site, SHIPPED_RUNS, made_from, [("", run) for run in theirs])
     # Of the others the logs may tell more, which lie elsewhere.
     _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state in (DONE, DIVERGED)])
     runs = [*here, *(run for run in theirs if run.id not in seen)]
-    return pages.write(site, items, [*_methods()], notes, runs, [*_found(items)])
+    return pages.write_pages(site, items, [*_methods()], notes, runs, [*_found(items)])
 
 
-def _known(site: pages.Site, name: str, made_from: str) -> list[tuple[str, RunPage]]:
+def _known(site: pages.ReportSite, name: str, made_from: str) -> list[tuple[str, RunPage]]:
     """The rows of an earlier report, each with the digest of what it was made from besides."""
     return site.kept(name, made_from, list[tuple[str, RunPage]]) or []
 
 
-def _keep(site: pages.Site, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
+def _keep(site: pages.ReportSite, name: str, made_from: str, rows: Sequence[tuple[str, RunPage]]) -> None:
     site.keep(name, made_from, [(digest, msgspec.to_builtins(run)) for digest, run in rows])
 
 
@@ -145,7 +152,7 @@ class Shipped:
 
 
 def _written(
-    site: pages.Site, run: RunPage, items: Mapping[str, tuple[str, ...]], seen: Collection[str] = ()
+    site: pages.ReportSite, run: RunPage, items: Mapping[str, tuple[str, ...]], seen: Collection[str] = ()
 ) -> RunPage:
     """The row of a run whose page's data are written, unless this machine's record of it has one."""
     run = replace(run, items=items.get(run.key, ()), commands=_commands(run))
@@ -154,20 +161,20 @@ def _written(
     return replace(run, parts={}, provenance={}, logs=())  # ten thousand are no burden
 
 
-def _found(items: Sequence[Item]) -> Iterator[Lead]:
+def _found(items: Sequence[ItemPage]) -> Iterator[Finding]:
     """The findings whose pictures are there, each with those of its claims that are judged here."""
     by_stem = {item.stem: item for item in items if item.files}
     for finding in findings():
         if finding.picture not in by_stem:
             continue
         told = [
-            Behind(claim.short, judged, by_stem[claim.page])
+            SupportingClaim(claim.short, judged, by_stem[claim.page])
             for claim in finding.claims
             if claim.page in by_stem
             for judged in by_stem[claim.page].judged
             if judged.id == claim.claim
         ]
-        yield Lead(finding.says, by_stem[finding.picture], tuple(told))
+        yield Finding(finding.says, by_stem[finding.picture], tuple(told))
 
 
 def _methods() -> Iterator[pages.MethodCard]:
@@ -177,16 +184,16 @@ def _methods() -> Iterator[pages.MethodCard]:
         yield name, " ".join(summary.split()), why
 
 
-def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) -> list[Item]:
+def _items(site: pages.ReportSite, folders: Folders, shipped: Shipped, draws: bool) -> list[ItemPage]:
     """Every figure that can be drawn; of one that fails, why."""
-    found = dict[tuple[str, str], list[Item] | None]()  # None: to be made
+    found = dict[tuple[str, str], list[ItemPage] | None]()  # None: to be made
     loaded = dict[str, Figure]()
     for item in figures.items_in_reading_order():
         try:
             figure = loaded[item] = figures.load(item)
         except BrokenFile as broken:
             found[item, ""] = [
-                Item(
+                ItemPage(
                     item,
                     file_prefix(item),
                     "Its file is broken",
@@ -198,7 +205,7 @@ def _items(site: pages.Site, folders: Folders, shipped: Shipped, draws: bool) ->
         for profile in figure.profiles:
             _tell_links(figure.stem(profile), folders)
             made_from = _made_from(figure, profile, folders, shipped)
-            rows = site.kept(figure.stem(profile), made_from, list[Item])
+            rows = site.kept(figure.stem(profile), made_from, list[ItemPage])
             is_known = rows is not None and all(_is_page_of(row, figure, profile, folders) for row in rows)
             found[item, profile] = rows if is_known else None
     todo = [(loaded[item], profile) for (item, profile), known in found.items() if known is None]
@@ -226,7 +233,7 @@ def _tell_links(stem: str, folders: Folders) -> None:
             say(f"{path} is left out: it {NO_LINK}")
 
 
-def _is_page_of(row: Item, figure: Figure, profile: str, folders: Folders) -> bool:
+def _is_page_of(row: ItemPage, figure: Figure, profile: str, folders: Folders) -> bool:
     """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
     stem = figure.stem(profile)
     places = (folders.figures, folders.shipped / "figures")
@@ -237,7 +244,7 @@ def _is_page_of(row: Item, figure: Figure, profile: str, folders: Folders) -> bo
 
 def _item_or_why(
     figure: Figure, profile: str, found: Stored | None, folders: Folders, draws: bool
-) -> Item | None:
+) -> ItemPage | None:
     """A figure, or why it fails; None of one without records."""
     if found is None:
         return None
@@ -246,17 +253,17 @@ def _item_or_why(
     except Exception as error:  # what a figure's file does may raise anything, and stops no other
         why = f"{type(error).__name__}: {error}"
         stem, paper = figure.stem(profile), figures.paper_label(figure.name)
-        return Item(figure.name, stem, figure.title, source=found.source, damage=why, paper=paper)
+        return ItemPage(figure.name, stem, figure.title, source=found.source, damage=why, paper=paper)
 
 
-def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: bool) -> Item:
+def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: bool) -> ItemPage:
     frames, stem = found.frames, figure.stem(profile)
     is_drawn, theirs = is_up_to_date(figure, profile, folders), folders.shipped / "figures"
     is_shipped = found.source != OWN and (theirs / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
         draw(figure, profile, frames, folders.figures, found.source, found.notes)
     folder = theirs if is_shipped and not is_drawn else folders.figures
-    return Item(
+    return ItemPage(
         name=figure.name,
         stem=stem,
         title=figure.title,
@@ -264,9 +271,9 @@ def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: 
         source=found.source,
         remarks=found.notes,
         commands=_making(figure.name, profile),
-        facts=facts(frames),
-        judged=tuple(map(Judged.of, figure.judge(frames))),
-        tables=tuple(Numbers(table.title, table.html()) for table in figure.tables(frames)),
+        facts=describe_provenance(frames),
+        judged=tuple(map(JudgedClaim.of, figure.judge(frames))),
+        tables=tuple(HtmlTable(table.title, table.html()) for table in figure.tables(frames)),
         files={kind: str(path) for kind in KINDS if is_plain_file(path := folder / f"{stem}.{kind}")},
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),
@@ -320,7 +327,7 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
         valid = {name: attempt for name in names if (attempt := folders.store.find_newest_valid(name))}
         frames, notes = load_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)
-        for run in of_frames(frames, HERE):
+        for run in run_pages(frames, THIS_MACHINE):
             found[run.run].append(run)
         all_of = {name: attempts for name in names if (attempts := folders.store.attempts(name))}
         newest = states_of(
@@ -358,7 +365,7 @@ def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPag
     return RunPage(
         id=page_id(attempt.run_id, key),
         run=attempt.run_id,
-        origin=HERE,
+        origin=THIS_MACHINE,
         state=status.word,
         config=config,
         key=key,
@@ -370,5 +377,9 @@ def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPag
 
 
 def _commands(run: RunPage) -> tuple[str, ...]:
-    words = ["why "] * (run.origin == HERE) + ["trace "] * bool(run.parts.get("timeline")) + ["run again="]
+    words = (
+        ["why "] * (run.origin == THIS_MACHINE)
+        + ["trace "] * bool(run.parts.get("timeline"))
+        + ["run again="]
+    )
     return tuple(f"python -m experiments {word}{shlex.quote(run.run)}" for word in words)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from time import monotonic
 
-from analysis.occasions import APART_MIN, ENOUGH_OCCASIONS, occasions_of
+from analysis.occasions import ENOUGH_OCCASIONS, OCCASION_GAP_MIN, occasion_starts
 from analysis.records.configs import run_id
 from analysis.records.frames import empty_frames
 from experiments import figures
@@ -16,7 +16,7 @@ from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
 from experiments.figures.figure import Figure
-from experiments.figures.runs import configs_of, more_configs_of, registering
+from experiments.figures.runs import additional_configs, register_claim_rules, required_configs
 from experiments.launch.backends import execute_runs
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed
 
@@ -38,7 +38,7 @@ def reproduce(
     items = [figures.find_item(word) for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
     if not items:
-        raise ValueError(f"reproduce what? There are: {', '.join(figures.items())}")
+        raise ValueError(f"reproduce what? There are: {', '.join(figures.files_by_item())}")
     asked_figures = [figures.load(item) for item in items]
     for figure in asked_figures:
         figure.check_claims()  # before a run costs hours
@@ -67,8 +67,8 @@ def reproduce_figure(
     if not figure.has_runs:
         return draw(figure, figures.PUBLISHED, empty_frames(), folders.figures, TABLES)
     profile = profile_of(overrides)
-    optional = more_configs_of(figure, profile, overrides)
-    wanted = configs_of(figure, profile, overrides) + (optional if more else [])
+    optional = additional_configs(figure, profile, overrides)
+    wanted = required_configs(figure, profile, overrides) + (optional if more else [])
     planned = plan_runs(wanted, say)
     todo = planned if force else missing(planned, folders, say)
     if due := _due(planned, folders):
@@ -83,7 +83,7 @@ def reproduce_figure(
     if absent := [] if more else [config for config in optional if not folders.store.find_valid(config)]:
         say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
     words = [item, *overrides]
-    rounds, failures = in_rounds(registering(todo, words)), list[RunFailed]()
+    rounds, failures = in_rounds(register_claim_rules(todo, words)), list[RunFailed]()
     early = EarlyPictures(figure, profile, planned, optional, folders)
     for number, begun in enumerate(rounds, 1):
         try:
@@ -170,11 +170,11 @@ def _due(planned: Iterable[PlannedRun], folders: Folders) -> datetime | None:
     not be, or would be now.
     """
     there = (folders.store.find_valid(run.config) for run in planned if run.config.variants)
-    began = occasions_of(
+    began = occasion_starts(
         datetime.fromisoformat(started)
         for attempt in there
         if attempt is not None and (started := attempt.manifest.get("started"))
     )
     now = datetime.now().astimezone()
-    due = (began[-1] if began else now) + timedelta(minutes=APART_MIN)
+    due = (began[-1] if began else now) + timedelta(minutes=OCCASION_GAP_MIN)
     return due.astimezone() if len(began) < ENOUGH_OCCASIONS and due > now else None

@@ -9,7 +9,7 @@ from analysis.records import parquet
 from analysis.records.files import write_atomic
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
-from analysis.times.trace import trace as trace_of
+from analysis.times.trace import build_trace as trace_of
 from experiments.commands._draw import runs_of
 from experiments.commands._find import the_name
 from experiments.commands._words import RunName

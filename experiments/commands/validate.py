@@ -14,7 +14,7 @@ from experiments import figures
 from experiments.commands._make import told_now_and_then
 from experiments.commands.collect import index_of
 from experiments.config.folders import Folders
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.figures.runs import additional_configs, required_configs
 
 GROUP = "results"
 MOST_SHIPPED_MB = 50  # what everyone who clones the repository has to fetch
@@ -80,7 +80,7 @@ def outdated(folders: Folders) -> Iterator[str]:
         except (DamagedFileError, ValueError):
             continue
         figure = figures.load(item)
-        configs = [*configs_of(figure, profile), *more_configs_of(figure, profile)]
+        configs = [*required_configs(figure, profile), *additional_configs(figure, profile)]
         if stale := drawn - set(map(run_id, configs)):
             yield (
                 f"{path.stem} is drawn from {len(stale)} runs that {item} does not ask for any more; "
@@ -94,7 +94,7 @@ def _indexes(folders: Folders) -> list[Path]:
 
 def _published() -> Iterator[str]:
     try:
-        read = tables.read(tables.FOLDER)
+        read = tables.read_tables(tables.FOLDER)
         print(f"{sum(map(len, read))} rows of published facts in {tables.FOLDER}")
     except DamagedFileError as damage:
         yield str(damage)

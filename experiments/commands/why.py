@@ -66,9 +66,9 @@ def _show_shipped(word: str, folders: Folders) -> bool:
 
 
 def _compared(a: Attempt, b: Attempt) -> str:
-    found = compare.compare(*({**run.manifest, "config": run.config} for run in (a, b)))
+    found = compare.find_differences(*({**run.manifest, "config": run.config} for run in (a, b)))
     names = [f"{run.run_id} ({name})" for run, name in zip((a, b), labels_of_attempts([a, b]), strict=True)]
-    return "\n\n".join(filter(None, (_outcomes(a, b), compare.text(found, *names))))
+    return "\n\n".join(filter(None, (_outcomes(a, b), compare.differences_text(found, *names))))
 
 
 def _outcomes(a: Attempt, b: Attempt) -> str:
@@ -81,7 +81,9 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
     if not all(rows):
         bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)
         return f"what they came to is not known: {bad} has no whole record"
-    texts = ((name, compare.outcomes(rows[0][name], rows[1][name])) for name in rows[0] if name in rows[1])
+    texts = (
+        (name, compare.outcomes_text(rows[0][name], rows[1][name])) for name in rows[0] if name in rows[1]
+    )
     return "\n\n".join(f"{name}: {text}" if name else text for name, text in texts if text)
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from analysis import plots, published
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value, ahead_for_good, curve, final, final_difference
+from analysis.stats import Estimate, final_difference, final_value, lasting_lead_step, mean_curve
 from analysis.tables import Table
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import papers
@@ -27,7 +27,7 @@ Keys = Callable[[Frames, str], list[str]]  # the trainings that go by a name
 class Seeds(NamedTuple):
     """Runs that differ in their seed only."""
 
-    look: style.Look
+    look: style.MethodStyle
     keys: list[str]
     method: str  # of the published curve below it; empty where none was made like these
 
@@ -35,7 +35,7 @@ class Seeds(NamedTuple):
 def lines(frames: Frames) -> dict[str, Seeds]:
     """One per method."""
     return {
-        method: Seeds(style.look(method), yoon2022.keys(frames, method), method)
+        method: Seeds(style.method_style(method), yoon2022.keys(frames, method), method)
         for method in yoon2022.present(frames)
     }
 
@@ -50,7 +50,7 @@ def draw(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str])
     for column in columns:
         panels += [_over_steps(frames, found, column, column == last)]
         panels += [_at_the_end(frames, found, column, column == last)]
-    return plots.picture(
+    return plots.compose_figure(
         panels, 2.6 * len(columns) + 0.3, rows=len(columns), ylabel=list(columns.values()),
         loc="outside upper center", sharex="col", sharey="row", width_ratios=(3.2, 1),
     )  # fmt: skip
@@ -58,39 +58,44 @@ def draw(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str])
 
 def _over_steps(frames: Frames, found: Mapping[str, Seeds], column: str, is_last: bool) -> plots.Panel:
     """Our curves, the published ones, and where the learning rate falls."""
-    tables = [(line.look, curve(frames, line.keys, column)) for line in found.values()]
+    tables = [(line.look, mean_curve(frames, line.keys, column)) for line in found.values()]
     words: dict[str, Any] = {"xlim": (0, 1.01 * float(frames.epochs["step"].max()))}
     if column.endswith("loss"):
         words |= {"log": LOG_TICKS, "ylim": (BELOW * LOG_TICKS[0], ABOVE * LOG_TICKS[-1])}
     panels = [
-        plots.curves(
+        plots.curves_panel(
             [plots.Curve(look, table["step"], table) for look, table in tables],
             xlabel="Optimiser steps" * is_last, **words,
         )
     ]  # fmt: skip
     for method in filter(None, dict.fromkeys(line.method for line in found.values())):
-        band = published.band(method, PUBLISHED[column])
+        band = published.mean_and_range_over_machines(method, PUBLISHED[column])
         steps = band["epoch"] * yoon2022.STEPS_PER_EPOCH
-        panels.append(plots.kind(marks.published_curve)(steps, band, style.look(method)))
-    falls = [plots.upright((epoch - 1) * yoon2022.STEPS_PER_EPOCH) for epoch in published.decays()]
-    return plots.layered(*panels, *falls, plots.kind(marks.published_key)(yoon2022.PAPER))
+        panels.append(plots.panel_maker(marks.draw_published_curve)(steps, band, style.method_style(method)))
+    falls = [
+        plots.vertical_line_panel((epoch - 1) * yoon2022.STEPS_PER_EPOCH)
+        for epoch in published.decay_epochs()
+    ]
+    return plots.overlay_panels(
+        *panels, *falls, plots.panel_maker(marks.add_published_legend_entry)(yoon2022.PAPER)
+    )
 
 
-@plots.kind
+@plots.panel_maker
 def _at_the_end(
     axes: plots.Axes, /, frames: Frames, found: Mapping[str, Seeds], column: str, is_last: bool
 ) -> None:
     """Each seed's last value, their mean and interval, and the published jobs'."""
     for place, line in enumerate(found.values()):
-        seeds = [final(frames, [key], column) for key in line.keys]
-        marks.seeds(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
-        if (mean := final(frames, line.keys, column)) and mean.low is not None:
-            marks.mean_mark(axes, place - ASIDE / 3, mean, line.look)
+        seeds = [final_value(frames, [key], column) for key in line.keys]
+        marks.draw_samples(axes, place - ASIDE, [seed.value for seed in seeds if seed], line.look)
+        if (mean := final_value(frames, line.keys, column)) and mean.low is not None:
+            marks.draw_mean(axes, place - ASIDE / 3, mean, line.look)
         if line.method:
-            jobs = published.by_machine(line.method, PUBLISHED[column])
-            marks.published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
+            jobs = published.column_by_machine(line.method, PUBLISHED[column])
+            marks.draw_published_points(axes, place + ASIDE, jobs.iloc[-1].dropna().to_list(), line.look)
     if is_last:
-        plots.beside(axes, [line.look.label for line in found.values()])
+        plots.set_place_labels(axes, [line.look.label for line in found.values()])
         axes.set(xlabel="At the end", xlim=(-0.6, len(found) - 0.4))
         axes.tick_params(axis="x", **({"labelsize": 6} if len(found) > 3 else {}))
     axes.grid(True, axis="y")
@@ -106,7 +111,7 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
     rows = [
         {
             "method": line.look.label,
-            **{word: final(frames, line.keys, column) for column, word in words.items()},
+            **{word: final_value(frames, line.keys, column) for column, word in words.items()},
             **{
                 f"{word}, paper": papers.value(ENDS[column]).get(line.method)
                 for column, word in words.items()
@@ -121,36 +126,40 @@ def table(frames: Frames, found: Mapping[str, Seeds], columns: Mapping[str, str]
 
 def facts(frames: Frames) -> dict[str, str]:
     """Densities and clock of the trainings, and what of the published curves the logarithmic axis cuts."""
-    warm = [text for text in captions.values(frames, "method.density_warmup") if text not in ("[]", "")]
-    clock = captions.listed(captions.values(frames, "train.epoch_steps") or [""])
-    losses = [published.by_machine(method, PUBLISHED["val_loss"]) for method in yoon2022.METHODS]
+    warm = [
+        text for text in captions.distinct_values(frames, "method.density_warmup") if text not in ("[]", "")
+    ]
+    clock = captions.join_words(captions.distinct_values(frames, "train.epoch_steps") or [""])
+    losses = [published.column_by_machine(method, PUBLISHED["val_loss"]) for method in yoon2022.METHODS]
     highest = max(float(table.max().max()) for table in losses)
     is_cut = highest > ABOVE * LOG_TICKS[-1]
     return {
-        "densities": captions.listed(map(number, captions.values(frames, "method.density"))),
-        "raised": f", raised to at least {captions.listed(warm)} in the first epochs" * bool(warm),
+        "densities": captions.join_words(
+            map(format_number, captions.distinct_values(frames, "method.density"))
+        ),
+        "raised": f", raised to at least {captions.join_words(warm)} in the first epochs" * bool(warm),
         "epoch": f" An epoch of this clock has {clock} steps, as theirs." * bool(clock),
-        "cut": f" The axis is cut: a published job rises to {number(highest)}." * is_cut,
+        "cut": f" The axis is cut: a published job rises to {format_number(highest)}." * is_cut,
     }
 
 
 def gap(
     frames: Frames, above: str, below: str, column: str = "val_top1", keys: Keys = yoon2022.keys
-) -> Value | None:
+) -> Estimate | None:
     """Difference between where one method ends and where another does."""
     return final_difference(frames, keys(frames, above), keys(frames, below), column)
 
 
 def overtakes(
     frames: Frames, above: str, below: str, column: str = "val_top1", keys: Keys = yoon2022.keys
-) -> Value | None:
+) -> Estimate | None:
     """The step from which on one method stays above another."""
-    return ahead_for_good(frames, keys(frames, above), keys(frames, below), column)
+    return lasting_lead_step(frames, keys(frames, above), keys(frames, below), column)
 
 
-def ending(frames: Frames, method: str, column: str) -> Value | None:
+def ending(frames: Frames, method: str, column: str) -> Estimate | None:
     """The last value of a method."""
-    return final(frames, yoon2022.keys(frames, method), column)
+    return final_value(frames, yoon2022.keys(frames, method), column)
 
 
 def ends(name: str, column: str) -> list[Claim]:

@@ -13,7 +13,7 @@ import numpy as np
 from analysis import plots
 from analysis.pictures import style
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _predicted, papers
@@ -101,13 +101,13 @@ def published(family: Family, method: str) -> float | None:
     return family.hours["dense"] / own if own and method != "dense" else None
 
 
-def ratio(frames: Frames, family: Family) -> Value | None:
+def ratio(frames: Frames, family: Family) -> Estimate | None:
     """Ratio of what Ok-Topk adds to computing to what Stable Top-K does."""
     parts, link = added(frames, family.elements), LINKS["10 Gbit/s"]
     if not {"oktopk", "stable_topk"} <= set(parts):
         return None
     other, own = (added_s(parts, method, family.elements, link) for method in ("oktopk", "stable_topk"))
-    return Value(other / own)
+    return Estimate(other / own)
 
 
 def panel(frames: Frames) -> plots.Panel:
@@ -120,8 +120,8 @@ def panel(frames: Frames) -> plots.Panel:
             how = {"linestyle": DASHES[link], "marker": ""}
             lines.append(plots.Curve(UNNAMED[method], COMPUTING, ratios, how))
         if hours := published(family, method):
-            lines.append(plots.Curve(UNNAMED[method], None, Value(hours), plots.DOTTED))
-    return plots.curves(
+            lines.append(plots.Curve(UNNAMED[method], None, Estimate(hours), plots.PUBLISHED_LINE))
+    return plots.curves_panel(
         lines, log=(0.2, 0.5, 1, 2, 5, 10, 20, 50), xscale="log", xlabel="Computing in a step (s)",
         ylabel="Dense's step / own, simulated",
         title=f"{family.large}'s size\n{', dashed '.join(LINKS).replace(' Gbit/s', '', 1)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Bounds, Mixed, Value, over_units
+from analysis.stats import POSITIVE, Bounds, Estimate, MixedRunsError, estimate_mean
 from experiments.figures.papers import claim
 
 T = TypeVar("T")
@@ -40,13 +41,13 @@ def by_launch(times: Mapping[int, T], quantity: Callable[[T], float]) -> pd.Seri
     return pd.Series({launch: quantity(each) for launch, each in times.items()}, dtype=float)
 
 
-def mean_over_launches(samples: pd.Series[float], bounds: Bounds = POSITIVE) -> Value | None:
+def mean_over_launches(samples: pd.Series[float], bounds: Bounds = POSITIVE) -> Estimate | None:
     """Return the mean of a number of each launch with its interval; None without any."""
     known = samples.dropna().to_numpy()
-    return over_units(known, bounds, LAUNCHES) if len(known) else None
+    return estimate_mean(known, bounds, LAUNCHES) if len(known) else None
 
 
-def mean_ratio(above: pd.Series[float], below: pd.Series[float]) -> Value | None:
+def mean_ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
     """Return the mean ratio of two numbers that are paired by launch; None where no launch has both."""
     return mean_over_launches(above / below)
 
@@ -85,7 +86,7 @@ class BreakEvens(NamedTuple):
         """Bandwidths by launch, in place of one outside the nearest link of the launch."""
         return self.gbit_s.clip(self.found.min(axis=1), self.found.max(axis=1))
 
-    def mean(self) -> Value | None:
+    def mean(self) -> Estimate | None:
         """Return the mean over launches; None where one of them lies outside, or there is none."""
         return mean_if_inside(self.gbit_s)
 
@@ -98,10 +99,10 @@ class BreakEvens(NamedTuple):
             for place, is_there in counts.items()
             if is_there.any()
         ]
-        return captions.listed(texts or ["within the links"])
+        return captions.join_words(texts or ["within the links"])
 
 
-def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Value | None:
+def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Estimate | None:
     """Return the mean ratio of two break-even bandwidths, paired by launch.
 
     In place of one that lies outside the links the nearest of them counts, which makes less of the ratio.
@@ -117,7 +118,7 @@ def compare_break_evens(above: BreakEvens, below: BreakEvens, noun: str) -> Valu
     both = pd.concat([above.gbit_s, below.gbit_s], axis="columns", join="inner")
     if any(both.eq(end).all(axis="columns").any() for end in (BELOW, ABOVE)):
         places = ", ".join(each.describe_outside() for each in (below, above))
-        raise Mixed(f"no two {noun} to compare: {places}")
+        raise MixedRunsError(f"no two {noun} to compare: {places}")
     return mean_ratio(above.within_links, below.within_links)
 
 
@@ -142,7 +143,7 @@ def break_even_gbit_s(gbit_s: pd.Series[float], ratios: pd.Series[float]) -> flo
     )
 
 
-def mean_if_inside(gbit_s: pd.Series[float]) -> Value | None:
+def mean_if_inside(gbit_s: pd.Series[float]) -> Estimate | None:
     """Return the mean of bandwidths over launches; None where one lies outside the links."""
     return mean_over_launches(gbit_s) if gbit_s.between(BELOW, ABOVE, inclusive="neither").all() else None
 
@@ -155,7 +156,16 @@ def percent_errors(predicted: pd.Series[float], measured: pd.Series[float]) -> p
     return 100 * (predicted / measured - 1).abs()
 
 
-def error_claims(name: str, error: Callable[..., Value | None], **words: Any) -> list[Claim]:
+def summarize_errors(errors: pd.Series[float], groups: pd.Series[Any]) -> pd.DataFrame:
+    """Return number, median and 90th percentile of the errors of each group, in the order of the groups."""
+    columns = {
+        "cases": "size", "median error": "median", "90th percentile": partial(pd.Series.quantile, q=0.9),
+    }  # fmt: skip
+    summary: pd.DataFrame = errors.groupby(groups, sort=False).agg(**columns)
+    return summary
+
+
+def error_claims(name: str, error: Callable[..., Estimate | None], **words: Any) -> list[Claim]:
     """Return a claim that half, and one that nine tenths, of the predictions err by no more than the limits.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.records.frames import Frames, find_keys, largest_tensor_by_run, note_read_keys, select_runs
-from analysis.stats import Bounds, Value, over_units
+from analysis.stats import Bounds, Estimate, estimate_mean
 from experiments.config.run import Run
 from experiments.figures._runs import TRAINED, crossed, each, scale
 
@@ -65,15 +65,15 @@ def largest(frames: Frames) -> str:
     return str(by_run.iloc[0]) if len(by_run) else ""
 
 
-def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
+def over_runs(frames: Frames, number: Callable[[Frames], float], bounds: Bounds) -> Estimate | None:
     """A number of each run, as an arithmetic mean with its interval within what the number can be."""
     runs = [select_runs(frames, [key]) for key in frames.runs["key"]]
     note_read_keys(frames.runs["key"])
     known = [value for run in runs if len(run.looks) and not np.isnan(value := number(run))]
-    return over_units(known, bounds, value=float(np.mean(known))) if known else None
+    return estimate_mean(known, bounds, value=float(np.mean(known))) if known else None
 
 
-def of_model(frames: Frames, task: str, number: Callable[[Frames], float], bounds: Bounds) -> Value | None:
+def of_model(frames: Frames, task: str, number: Callable[[Frames], float], bounds: Bounds) -> Estimate | None:
     """`over_runs` of one model."""
     return over_runs(of_task(frames, task), number, bounds)
 

@@ -45,8 +45,8 @@ def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str
 
 def list_settings(frames: Frames, column: str) -> str:
     """Return the values of a setting among the runs in words: '0.01 and 0.1'."""
-    values = captions.values(frames, column)
-    return captions.listed(value if isinstance(value, str) else format_number(value) for value in values)
+    values = captions.distinct_values(frames, column)
+    return captions.join_words(value if isinstance(value, str) else format_number(value) for value in values)
 
 
 def scale(name: str, profile: str) -> RunSettings:

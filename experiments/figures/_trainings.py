@@ -9,12 +9,12 @@ from typing import Any
 
 from analysis import plots
 from analysis.pictures import captions
-from analysis.pictures.numbers import number
-from analysis.pictures.style import Look
+from analysis.pictures.numbers import format_number
+from analysis.pictures.style import MethodStyle
 from analysis.records.columns import OUTCOMES
 from analysis.records.frames import Frames, find_keys
 from analysis.records.steps import add_outcomes
-from analysis.stats import Value, curve, final, final_difference, final_ratio
+from analysis.stats import Estimate, final_difference, final_ratio, final_value, mean_curve
 from experiments.config.run import Run, RunSettings
 from experiments.figures._runs import TRAINED, scale
 
@@ -60,27 +60,29 @@ class Trainings:
         """The runs of each training that has any."""
         return {name: own for name in self.named if (own := self.keys(frames, name))}
 
-    def end(self, frames: Frames, name: Any) -> Value | None:
+    def end(self, frames: Frames, name: Any) -> Estimate | None:
         """The loss at the end, over seeds."""
-        return final(frames, self.keys(frames, name), COLUMN)
+        return final_value(frames, self.keys(frames, name), COLUMN)
 
-    def above(self, frames: Frames, name: Any, other: Any) -> Value | None:
+    def above(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
         """A training's loss at the end less that of another; paired by seed."""
         return self._compared(final_difference, frames, name, other)
 
-    def over(self, frames: Frames, name: Any, other: Any) -> Value | None:
+    def over(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
         """A training's loss at the end over that of another; paired by seed."""
         return self._compared(final_ratio, frames, name, other)
 
-    def _compared(self, compare: Callable[..., Value | None], frames: Frames, *names: Any) -> Value | None:
+    def _compared(
+        self, compare: Callable[..., Estimate | None], frames: Frames, *names: Any
+    ) -> Estimate | None:
         here, there = (self.keys(frames, name) for name in names)
         return compare(frames, here, there, COLUMN) if here and there else None
 
     def along(
-        self, frames: Frames, name: Any, look: Look, how: Mapping[str, Any], x: Any = None
+        self, frames: Frames, name: Any, look: MethodStyle, how: Mapping[str, Any], x: Any = None
     ) -> list[plots.Curve]:
         """The loss at each validation against optimiser steps, or `x`; no curve where nothing ran."""
-        at = curve(frames, self.keys(frames, name), COLUMN)
+        at = mean_curve(frames, self.keys(frames, name), COLUMN)
         return [plots.Curve(look, at["step"] if x is None else x[: len(at)], at, how)] if len(at) else []
 
     def cells(self, frames: Frames, name: Any) -> dict[str, object]:
@@ -99,7 +101,7 @@ def shades(names: Sequence[Any], least: float = 0.3) -> dict[Any, float]:
     return {name: least + (1 - least) * at / max(1, len(names) - 1) for at, name in enumerate(names)}
 
 
-def perplexity(loss: Value) -> Value:
+def perplexity(loss: Estimate) -> Estimate:
     """Among how many characters the next one is left to guess, with the interval of the loss; without one
     where two seeds say so little that it has no end.
     """
@@ -123,6 +125,6 @@ def facts(frames: Frames) -> dict[str, object]:
     """How long, with which seeds and rates was trained."""
     return {
         "steps": f"{int(frames.epochs['step'].max()):,}",
-        "seeds": captions.listed(captions.values(frames, "seed")),
-        "rates": captions.listed(map(number, captions.values(frames, "task.lr"))),
+        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
+        "rates": captions.join_words(map(format_number, captions.distinct_values(frames, "task.lr"))),
     }

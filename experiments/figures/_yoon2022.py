@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from analysis.pictures.style import TELLING, look, method_id
-from analysis.pictures.summary import Theirs
+from analysis.pictures.style import METHOD_COLUMNS, method_id, method_style
+from analysis.pictures.summary import PublishedResult
 from analysis.published.dependent import BLOCKS
 from analysis.records.frames import Frames, cache_by_frames, to_dicts
 from analysis.stats import (
     POSITIVE,
     Bounds,
-    Value,
-    of_phases,
-    phase_difference,
-    slowdown,
-    student,
-    throughput,
+    Estimate,
+    phase_seconds_difference,
+    phase_statistic,
+    samples_per_second,
+    step_time_ratio,
+    student_quantile,
 )
 from experiments.config.run import Run, RunOrWords, RunSettings
 from experiments.figures._runs import scale, variants
@@ -111,7 +111,7 @@ def keys(frames: Frames, method: str, mode: str = "") -> list[str]:
     if not len(frames.runs):
         return []
     # Of a run's hundred columns those that say which method it is, and how it was timed.
-    told = [name for name in ("key", *TELLING, "timing.mode") if name in frames.runs]
+    told = [name for name in ("key", *METHOD_COLUMNS, "timing.mode") if name in frames.runs]
     return [
         str(run["key"])
         for run in to_dicts(frames.runs.sort_values("seed")[told])
@@ -135,17 +135,17 @@ def present(frames: Frames, mode: str = "") -> list[str]:
 # --- what is measured: functions of frames and of the methods that a claim names (`Claim.of`)
 
 
-def speed(frames: Frames, method: str, mode: str = "") -> Value | None:
+def speed(frames: Frames, method: str, mode: str = "") -> Estimate | None:
     """Samples per second of all workers."""
-    return throughput(frames, keys(frames, method, mode))
+    return samples_per_second(frames, keys(frames, method, mode))
 
 
-def ratio(frames: Frames, method: str, baseline: str = "dense", mode: str = "production") -> Value | None:
+def ratio(frames: Frames, method: str, baseline: str = "dense", mode: str = "production") -> Estimate | None:
     """Time of an iteration of a method over that of another."""
-    return slowdown(frames, keys(frames, method, mode), keys(frames, baseline, mode))
+    return step_time_ratio(frames, keys(frames, method, mode), keys(frames, baseline, mode))
 
 
-def longer(frames: Frames, method: str, baseline: str = "dense") -> Value | None:
+def longer(frames: Frames, method: str, baseline: str = "dense") -> Estimate | None:
     """Percent by which an iteration of `method` is longer, nothing synchronising inside it."""
     found = ratio(frames, method, baseline)
     return None if found is None else found.more_in_percent()
@@ -158,16 +158,16 @@ def phases(
     statistic: Callable[..., Any] = lambda *seconds: 1e3 * sum(seconds),
     bounds: Bounds = POSITIVE,
     mode: str = "serialised",
-) -> Value | None:
+) -> Estimate | None:
     """A statistic of the seconds of these phases: by default milliseconds of all together."""
-    return of_phases(frames, keys(frames, method, mode), names, statistic, bounds)
+    return phase_statistic(frames, keys(frames, method, mode), names, statistic, bounds)
 
 
 def more_ms(
     frames: Frames, method: str, baseline: str, names: Sequence[str], mode: str = "serialised"
-) -> Value | None:
+) -> Estimate | None:
     """Milliseconds by which these phases together take longer."""
-    found = phase_difference(frames, keys(frames, method, mode), keys(frames, baseline, mode), names)
+    found = phase_seconds_difference(frames, keys(frames, method, mode), keys(frames, baseline, mode), names)
     return found.times(1e3) if found else None
 
 
@@ -183,7 +183,7 @@ def spread(column: str, workers: int = 8) -> float:
     """
     pairs = np.array(list(value("yoon2022.replicates")[column][workers].values()))
     deviation = math.sqrt(float(((pairs[:, 0] - pairs[:, 1]) ** 2).mean()) / 2)
-    return student(len(pairs)) * deviation
+    return student_quantile(len(pairs)) * deviation
 
 
 def gap_spread(column: str) -> float:
@@ -199,15 +199,17 @@ GAP_SPREAD = "give or take what the difference of two runs may vary by, at 95 %,
 
 def of_job(gpu: str, method: str, apart: str = " ") -> str:
     """'Top-k 8 A100'."""
-    return f"{look(method).label}{apart}8 {gpu}"
+    return f"{method_style(method).label}{apart}8 {gpu}"
 
 
-def theirs() -> dict[str, Theirs]:
+def published_results() -> dict[str, PublishedResult]:
     """Their sparse methods beside dense, on 8 A100s."""
     top1, ratios = value("yoon2022.top1"), value("yoon2022.ratio")
     parts = {method: published_parts(method) for method in METHODS[1:]}
     return {
-        method: Theirs(ratios[method], 100 * own["select"] / sum(own.values()), top1["dense"] - top1[method])
+        method: PublishedResult(
+            ratios[method], 100 * own["select"] / sum(own.values()), top1["dense"] - top1[method]
+        )
         for method, own in parts.items()
     }
 

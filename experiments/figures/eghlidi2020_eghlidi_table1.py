@@ -15,9 +15,9 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, find_keys
-from analysis.stats import Value, final, over_units
+from analysis.stats import Estimate, estimate_mean, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import eghlidi2020_eghlidi_table1_published as published
@@ -42,7 +42,7 @@ CELLS = list(product(TABLE, SCOPES, WORKERS))
 ROWS = [(DENSE, SCOPES[0]), *product(SPARSE, SCOPES)]  # standard SGD has no scope
 FEWEST, MOST = WORKERS[0], WORKERS[-1]
 ASIDE = 1.035  # factor between the places of two schemes, so that their intervals do not cover each other
-CHANCE = style.Look("chance", "#777777", "", "")
+CHANCE = style.MethodStyle("chance", "#777777", "", "")
 BySeed = Mapping[int, float]  # a number of each seed's trainings
 
 
@@ -88,19 +88,19 @@ def keys(frames: Frames, scheme: str, scope: str, size: int) -> list[str]:
     return find_keys(frames, chosen)
 
 
-def cell(frames: Frames, scheme: str, scope: str, size: int) -> Value | None:
-    return final(frames, keys(frames, scheme, scope, size), COLUMN)
+def cell(frames: Frames, scheme: str, scope: str, size: int) -> Estimate | None:
+    return final_value(frames, keys(frames, scheme, scope, size), COLUMN)
 
 
 # --- over the table: a number of each seed's trainings, so that the interval is over seeds
 
 
-def block_loses(frames: Frames, scope: str) -> Value | None:
+def block_loses(frames: Frames, scope: str) -> Estimate | None:
     """Block-random-k with allReduce: points lost from one worker to eight."""
     return _over_seeds([_lost(frames, "Block-random-k (allReduce)", scope)])
 
 
-def allreduce_loses_more(frames: Frames, scope: str) -> Value | None:
+def allreduce_loses_more(frames: Frames, scope: str) -> Estimate | None:
     """The same less what it loses with allGather, whose trainings have the same rate and as many steps."""
     reduced, gathered = (
         _lost(frames, f"Block-random-k ({exchange})", scope) for exchange in ("allReduce", "allGather")
@@ -108,7 +108,7 @@ def allreduce_loses_more(frames: Frames, scope: str) -> Value | None:
     return _over_seeds([_less(reduced, gathered)])
 
 
-def allreduce_below(frames: Frames, scheme: str) -> Value | None:
+def allreduce_below(frames: Frames, scheme: str) -> Estimate | None:
     """AllGather less allReduce with several workers, both scopes: the mean of six pairs."""
     both = [f"{scheme} ({exchange})" for exchange in ("allGather", "allReduce")]
     pairs = [
@@ -118,7 +118,7 @@ def allreduce_below(frames: Frames, scheme: str) -> Value | None:
     return _over_seeds(pairs, np.mean)
 
 
-def layerwise_above(frames: Frames, *schemes: str) -> Value | None:
+def layerwise_above(frames: Frames, *schemes: str) -> Estimate | None:
     """The least margin of layer-wise selection over global, of these schemes and all numbers of workers."""
     pairs = [
         _less(*(_ends(frames, scheme, scope, size) for scope in SCOPES))
@@ -127,7 +127,7 @@ def layerwise_above(frames: Frames, *schemes: str) -> Value | None:
     return _over_seeds(pairs)
 
 
-def topk_above(frames: Frames, scope: str) -> Value | None:
+def topk_above(frames: Frames, scope: str) -> Estimate | None:
     """The least margin of Top-k over each other sparse scheme, with any number of workers."""
     pairs = [
         _less(_ends(frames, "Top-k", scope, size), _ends(frames, other, scope, size))
@@ -136,15 +136,15 @@ def topk_above(frames: Frames, scope: str) -> Value | None:
     return _over_seeds(pairs)
 
 
-def every_row_loses(frames: Frames) -> Value | None:
+def every_row_loses(frames: Frames) -> Estimate | None:
     """The least that a row loses from one worker to eight."""
     return _over_seeds([_lost(frames, scheme, scope) for scheme, scope in ROWS])
 
 
-def _over_seeds(found: Sequence[BySeed], of: Any = np.min) -> Value | None:
+def _over_seeds(found: Sequence[BySeed], of: Any = np.min) -> Estimate | None:
     """The least of several numbers of each seed, or what `of` makes of them; None where one is not there."""
     seeds = [seed for seed in found[0] if all(seed in each for each in found)]
-    return over_units([float(of([each[seed] for each in found])) for seed in seeds]) if seeds else None
+    return estimate_mean([float(of([each[seed] for each in found])) for seed in seeds]) if seeds else None
 
 
 def _lost(frames: Frames, scheme: str, scope: str) -> BySeed:
@@ -158,7 +158,7 @@ def _less(here: BySeed, there: BySeed) -> BySeed:
 def _ends(frames: Frames, scheme: str, scope: str, size: int) -> BySeed:
     """Where each seed's training ends."""
     seeds = frames.runs.set_index("key").reindex(columns=["seed"])["seed"]
-    found = {key: final(frames, [key], COLUMN) for key in keys(frames, scheme, scope, size)}
+    found = {key: final_value(frames, [key], COLUMN) for key in keys(frames, scheme, scope, size)}
     return {int(seeds[key]): value.value for key, value in found.items() if value}
 
 
@@ -167,30 +167,30 @@ def _ends(frames: Frames, scheme: str, scope: str, size: int) -> BySeed:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not len(frames.runs):
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     ours = [
-        plots.curves(
+        plots.curves_panel(
             [*(_line(frames, scheme, scope) for scheme in LOOKS), *_chance(frames)],
             sizes=WORKERS, title=f"{scope} selection", ylim=(0, None),
         )
         for scope in SCOPES
     ]  # fmt: skip
     theirs = [
-        plots.curves(
+        plots.curves_panel(
             [_placed(scheme, WORKERS, list(published.accuracy(scheme)[at])) for scheme in LOOKS],
             sizes=WORKERS, xlabel="Workers", title=f"Table 1 as printed: {scope}",
         )
         for at, scope in enumerate(SCOPES)
     ]  # fmt: skip
     how: dict[str, Any] = {"ncols": 4, "sharey": "row", "height_ratios": (1.5, 1)}
-    return plots.picture([*ours, *theirs], 5.4, rows=2, ylabel="Test accuracy (%)", **how)
+    return plots.compose_figure([*ours, *theirs], 5.4, rows=2, ylabel="Test accuracy (%)", **how)
 
 
 def _chance(frames: Frames) -> list[plots.Curve]:
     """What guessing gets, across."""
-    levels = filter(None, map(chance, captions.values(frames, "task.name")))
+    levels = filter(None, map(chance, captions.distinct_values(frames, "task.name")))
     return [
-        plots.Curve(CHANCE._replace(label=f"chance: {number(level)} %"), None, Value(level))
+        plots.Curve(CHANCE._replace(label=f"chance: {format_number(level)} %"), None, Estimate(level))
         for level in levels
     ]
 
@@ -222,12 +222,14 @@ def table(frames: Frames) -> Table:
 
 def caption(frames: Frames, profile: str) -> str:
     how = papers.words(f"eghlidi2020.eghlidi-table1.{profile}")
-    passes, rates = (captions.values(frames, name) for name in ("train.epochs", "task.lr"))
+    passes, rates = (captions.distinct_values(frames, name) for name in ("train.epochs", "task.lr"))
     facts = {
-        "how": how.format(passes=captions.listed(passes), rates=captions.listed(map(number, rates))),
-        "seeds": captions.listed(captions.values(frames, "seed")),
+        "how": how.format(
+            passes=captions.join_words(passes), rates=captions.join_words(map(format_number, rates))
+        ),
+        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
     }  # fmt: skip
-    return captions.filled(papers.words("eghlidi2020.eghlidi-table1"), frames, facts)
+    return captions.fill_caption(papers.words("eghlidi2020.eghlidi-table1"), frames, facts)
 
 
 def claims() -> list[Claim]:

@@ -13,9 +13,9 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Value
+from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import papers
@@ -29,7 +29,7 @@ TABLE: dict[str, dict[str, dict[int, float]]] = papers.value("eghlidi2020.top1")
 SCOPES, WORKERS = ("layer-wise", "global"), (1, 2, 4, 8)
 SPARSE = tuple(TABLE)[1:]
 LOOKS = {
-    name: style.Look(name, colour, marker, "")
+    name: style.MethodStyle(name, colour, marker, "")
     for name, (colour, marker) in papers.item("eghlidi2020.eghlidi-table1-published")["looks"].items()
 }
 SHOWN = (  # scope, its title, and the accuracies
@@ -44,7 +44,7 @@ def runs(profile: str) -> list[Run]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [
-        plots.curves(
+        plots.curves_panel(
             [
                 plots.Curve(
                     look, WORKERS, accuracy(name)[scope], {"linestyle": "--" if "allReduce" in name else "-"}
@@ -55,7 +55,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         )
         for scope, title, limits in SHOWN
     ]  # fmt: skip
-    return plots.picture(panels, 2.9, ylabel="Test accuracy (%)", ncols=3)
+    return plots.compose_figure(panels, 2.9, ylabel="Test accuracy (%)", ncols=3)
 
 
 def accuracy(name: str) -> np.ndarray:
@@ -100,8 +100,8 @@ def table(frames: Frames) -> Table:
 def facts(frames: Frames) -> dict[str, object]:
     over_global, over_others = scope_margins(), topk_margins()
     return {
-        "least": number(over_global.min()), "pairs": over_global.size, "best": (over_others > 0).sum(),
-        "columns": over_others.size, "worst": number(-over_others.min()), "falling": falling_rows(),
+        "least": format_number(over_global.min()), "pairs": over_global.size, "best": (over_others > 0).sum(),
+        "columns": over_others.size, "worst": format_number(-over_others.min()), "falling": falling_rows(),
         "rows": len(rows_over_workers()),
     }  # fmt: skip
 
@@ -144,5 +144,5 @@ def lost_by_eight(exchange: str) -> np.ndarray:
     return lost
 
 
-def _exact(frames: Frames, value: float, count: int) -> Value:
-    return Value.exact(value, count, PRINTED)
+def _exact(frames: Frames, value: float, count: int) -> Estimate:
+    return Estimate.exact(value, count, PRINTED)

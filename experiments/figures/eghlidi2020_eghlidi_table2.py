@@ -9,10 +9,10 @@ from __future__ import annotations
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks
-from analysis.pictures.numbers import brief, number
+from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds
-from analysis.stats import SHARE, Value, phase_difference, taken
+from analysis.stats import PERCENT, Estimate, phase_seconds_difference, phase_time
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
@@ -47,18 +47,23 @@ def _measured(frames: Frames) -> list[str]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     bars = [
-        plots.Bar(LABELS[method], _parts_ms(frames, method), _told(frames, method))
+        plots.StackedBar(LABELS[method], _parts_ms(frames, method), _told(frames, method))
         for method in _measured(frames)
     ]
-    keys = marks.phase_keys(PARTS, {part: label for part, (_, label) in PARTS.items()})
-    panel = plots.piles(bars, xlabel=f"Time per step (ms{captions.simulated(frames)})", xmargin=0.14)
-    return plots.picture([panel], 2.4, keys=keys, ncols=5)
+    keys = marks.phase_legend_handles(PARTS, {part: label for part, (_, label) in PARTS.items()})
+    panel = plots.horizontal_stacks_panel(
+        bars, xlabel=f"Time per step (ms{captions.simulated_suffix(frames)})", xmargin=0.14
+    )
+    return plots.compose_figure([panel], 2.4, keys=keys, ncols=5)
 
 
 def _told(frames: Frames, method: str) -> str:
     """The whole step, and its ratio to dense."""
-    text, against = f"{number(round(sum(_parts_ms(frames, method).values())))} ms", _ratio(frames, method)
-    return f"{text} ({brief(against.value)}x)" if against is not None and method != "dense" else text
+    text, against = (
+        f"{format_number(round(sum(_parts_ms(frames, method).values())))} ms",
+        _ratio(frames, method),
+    )
+    return f"{text} ({format_brief(against.value)}x)" if against is not None and method != "dense" else text
 
 
 def table(frames: Frames) -> Table:
@@ -67,13 +72,13 @@ def table(frames: Frames) -> Table:
         {
             "method": LABELS[method],
             **{PARTS[part][1]: took for part, took in _parts_ms(frames, method).items()},
-            "step": taken(frames, _keys(frames, method), "slowest", unit=1e3),
+            "step": phase_time(frames, _keys(frames, method), "slowest", unit=1e3),
             "step / standard SGD": _ratio(frames, method),
         }
         for method in _measured(frames)
     ]
     units = dict.fromkeys(
-        ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated(frames)}"
+        ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated_suffix(frames)}"
     )
     note = "Means over ranks; a step on its slowest rank."
     return Table.of("Time per layer-wise step, by part", rows, units, note)
@@ -96,27 +101,27 @@ def _keys(frames: Frames, method: str) -> list[str]:
     return yoon2022.keys(frames, method, MODE)
 
 
-def _ratio(frames: Frames, method: str) -> Value | None:
+def _ratio(frames: Frames, method: str) -> Estimate | None:
     """Time of a step over that of standard SGD."""
     return yoon2022.ratio(frames, method, mode=MODE)
 
 
-def _inverse(frames: Frames, method: str) -> Value | None:
+def _inverse(frames: Frames, method: str) -> Estimate | None:
     return yoon2022.ratio(frames, "dense", method, MODE)
 
 
-def _passes(frames: Frames, method: str) -> Value | None:
+def _passes(frames: Frames, method: str) -> Estimate | None:
     """Time of FP and BP beyond dense's, in percent of these."""
     passes, dense = ("forward", "backward"), _keys(frames, "dense")
-    more = phase_difference(frames, _keys(frames, method), dense, passes)
+    more = phase_seconds_difference(frames, _keys(frames, method), dense, passes)
     return more and more.times(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 
 
-def _coding(frames: Frames) -> Value | None:
+def _coding(frames: Frames) -> Estimate | None:
     """Points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
     share = yoon2022.phases(
-        frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, SHARE, MODE
+        frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, PERCENT, MODE
     )
     if share is None:
         return None

@@ -22,7 +22,7 @@ from sparsify.ranges import describe_unknown
 if TYPE_CHECKING:  # listing the figures must not wait for pandas
     from analysis import plots
     from analysis.claims import Claim, Verdict
-    from analysis.pictures.summary import Theirs
+    from analysis.pictures.summary import PublishedResult
     from analysis.records.frames import Frames
     from analysis.tables import Table
 
@@ -53,8 +53,8 @@ class RequiredParts(Protocol):
 class OptionalParts(Protocol):
     """The functions that a figure's file may have besides.
 
-    It may also have SCALE, what the paper ran (`analysis.evidence.reduced`), without which no number of its
-    runs is held to be comparable; and BIBTEX, how a paper is cited that papers/ lacks.
+    It may also have SCALE, what the paper ran (`analysis.evidence.describe_scale_differences`), without which
+    no number of its runs is held to be comparable; and BIBTEX, how a paper is cited that papers/ lacks.
     """
 
     def more_runs(self, profile: str) -> Sequence[RunOrWords]:
@@ -75,12 +75,15 @@ class OptionalParts(Protocol):
     def facts(self, frames: Frames) -> Mapping[str, object]:
         """Return the values of the names in braces that the caption in the paper's file leaves open."""
 
-    def theirs(self) -> Mapping[str, Theirs]:
+    def published_results(self) -> Mapping[str, PublishedResult]:
         """Return, by `method_id`, what the paper says of the quantities in a summary."""
 
 
 ACCURACY = ("%", "points")  # units that an accuracy, or a difference of two, may have
-REQUIRED, OPTIONAL = ("runs", "draw"), ("more_runs", "table", "claims", "caption", "facts", "theirs")
+REQUIRED, OPTIONAL = (
+    ("runs", "draw"),
+    ("more_runs", "table", "claims", "caption", "facts", "published_results"),
+)
 PARTS = (*REQUIRED, *OPTIONAL)
 VALUES = ("TITLE", "SCALE", "BIBTEX")
 
@@ -125,7 +128,7 @@ class Figure:
 
     @cached_property
     def has_runs(self) -> bool:
-        """Whether it is drawn from runs, and not from published tables that the repository carries."""
+        """True where it is drawn from runs, and not from published tables that the repository carries."""
         return any(self.runs(profile) for profile in PROFILES)
 
     @property
@@ -164,7 +167,7 @@ class Figure:
         slugs = ["-".join(parts).replace("-.", ".") for parts in words]
         return [replace(claim, id=f"{self.name}.{slug}") for claim, slug in zip(claims, slugs, strict=True)]
 
-    def claim_rules(self) -> dict[str, str]:
+    def claim_rule_digests(self) -> dict[str, str]:
         """Return the digest of each claim's rule by the claim's id."""
         return {claim.id: claim.rule(self.scale) for claim in self.claims()}
 
@@ -181,20 +184,22 @@ class Figure:
         module = self.module
         if not hasattr(module, "claims"):
             return
-        claims = _called(module, "claims")
+        claims = _call_part(module, "claims")
         if strangers := [claim for claim in claims if not isinstance(claim, Claim)]:
-            raise BrokenFile(f"{_line(module, 'claims')}: claims() lists {strangers[0]!r}, which is no Claim")
+            raise BrokenFile(
+                f"{_locate(module, 'claims')}: claims() lists {strangers[0]!r}, which is no Claim"
+            )
         ids = Counter(claim.id for claim in self.claims())
         if twice := [name for name, count in ids.items() if count > 1]:
-            raise BrokenFile(f"{_line(module, 'claims')}: two claims have the id {twice[0]}")
+            raise BrokenFile(f"{_locate(module, 'claims')}: two claims have the id {twice[0]}")
         statements = papers.statements()
         if unsaid := [name for claim in claims for name in claim.answers if name not in statements]:
             raise BrokenFile(
-                f"{_line(module, 'claims')}: a claim answers {unsaid[0]!r}, but no paper states that; see "
+                f"{_locate(module, 'claims')}: a claim answers {unsaid[0]!r}, but no paper states that; see "
                 f"{papers.FOLDER}"
             )
-        if why := _why_ambiguous(module, claims):
-            raise BrokenFile(f"{_line(module, 'claims')}: {why}")
+        if why := _find_ambiguity(module, claims):
+            raise BrokenFile(f"{_locate(module, 'claims')}: {why}")
 
     def judge(self, frames: Frames) -> list[Verdict]:
         """Return a verdict on every claim.
@@ -202,10 +207,10 @@ class Figure:
         Args:
             frames: of the figure's own runs and no others.
         """
-        from analysis.claims import judge
+        from analysis.claims import judge_claims
         from experiments.tasks import chance
 
-        return judge(self.claims(), frames, self.scale, chance)
+        return judge_claims(self.claims(), frames, self.scale, chance)
 
     def caption(self, frames: Frames, profile: str) -> str:
         """Return the words of its file or of its paper on the picture, else the place of its runs."""
@@ -215,14 +220,16 @@ class Figure:
             return str(self.module.caption(frames, profile))
         if text := papers.words(f"{self.paper}.{self.name}"):
             facts = self.module.facts(frames) if hasattr(self.module, "facts") else {}
-            return captions.filled(text, frames, facts)
-        return captions.setting(frames) if len(frames.runs) else ""
+            return captions.fill_caption(text, frames, facts)
+        return captions.describe_setting(frames) if len(frames.runs) else ""
 
     def summary_sentences(self, frames: Frames) -> list[str]:
         """Return what its runs show, in plain sentences, beside what its paper says of the same."""
         from analysis.pictures import summary
 
-        return summary.in_words(frames, self.module.theirs() if hasattr(self.module, "theirs") else {})
+        return summary.summarize_runs(
+            frames, self.module.published_results() if hasattr(self.module, "published_results") else {}
+        )
 
     def page(self, frames: Frames, profile: str, verdicts: list[Verdict], numbers: Sequence[Table]) -> str:
         """Return its page in Markdown.
@@ -231,20 +238,23 @@ class Figure:
         """
         from analysis import tables as written
         from analysis import verdicts as judged
-        from analysis.evidence import links_found
+        from analysis.evidence import deviating_links_text
 
-        links = links_found(frames)
+        links = deviating_links_text(frames)
         parts = [f"# {self.name}: {self.title}{f' (found: {links})' if links else ''}\n"]
         if len(frames.runs) > 0 or profile == PUBLISHED:
             parts.append(f"![{self.name}]({self.stem(profile)}.png)\n")
             parts.append(f"{self.caption(frames, profile)}\n")
         rows = [(self.name, verdict) for verdict in verdicts]
-        parts += ["## Verdicts\n", judged.as_table(rows).markdown() if rows else f"{judged.NOTHING}\n"]
+        parts += [
+            "## Verdicts\n",
+            judged.verdicts_table(rows).markdown() if rows else f"{judged.NO_VERDICTS_NOTE}\n",
+        ]
         if numbers:
-            parts += ["## Numbers\n", written.markdown(numbers)]
+            parts += ["## Numbers\n", written.tables_markdown(numbers)]
         if verdicts:
             parts.append("## How each number was read, and when it counts as reproduced\n")
-            parts.append(judged.notes(verdicts))
+            parts.append(judged.notes_markdown(verdicts))
         return "\n".join(parts)
 
 
@@ -272,7 +282,7 @@ def _check_parts(module: ModuleType) -> None:
     _check_scale(module)
 
 
-def _why_ambiguous(module: ModuleType, claims: Sequence[Claim]) -> str:
+def _find_ambiguity(module: ModuleType, claims: Sequence[Claim]) -> str:
     """Return the first rule that leaves open what it is about, and what to say instead; else nothing."""
     measured = [claim for claim in claims if not claim.rederived]
     runs = [Run.of(run) for profile in PROFILES for run in module.runs(profile)]
@@ -321,7 +331,7 @@ def _check_parameters(module: ModuleType, name: str) -> None:
     required = [parameter.name for parameter in parameters if parameter.default is inspect.Parameter.empty]
     if required != expected:
         raise BrokenFile(
-            f"{_line(module, name)}: {name}({', '.join(required)}) is called as "
+            f"{_locate(module, name)}: {name}({', '.join(required)}) is called as "
             f"{name}({', '.join(expected)}): name its parameters so"
         )
 
@@ -340,16 +350,16 @@ def _check_spelling(module: ModuleType) -> None:
         close = get_close_matches(part, candidates, n=1, cutoff=0.8)
         if close and not hasattr(module, part):
             raise BrokenFile(
-                f"{_line(module, close[0])}: nothing asks a figure for {close[0]}; did you mean {part}? "
+                f"{_locate(module, close[0])}: nothing asks a figure for {close[0]}; did you mean {part}? "
                 f"If not, call it _{close[0]}"
             )
 
 
 def _check_runs(module: ModuleType, name: str, profile: str) -> None:
-    runs = _called(module, name, profile)
+    runs = _call_part(module, name, profile)
     if not isinstance(runs, Sequence) or not all(isinstance(run, Run) or _are_words(run) for run in runs):
         raise BrokenFile(
-            f"{_line(module, name)}: {name}({profile!r}) is to list the settings of each run, as in "
+            f"{_locate(module, name)}: {name}({profile!r}) is to list the settings of each run, as in "
             f"[['method=topk', 'seed=0']], and returned {runs!r:.80}"
         )
 
@@ -373,7 +383,7 @@ def _check_scale(module: ModuleType) -> None:
         )
 
 
-def _called(module: ModuleType, name: str, *arguments: str) -> Any:
+def _call_part(module: ModuleType, name: str, *arguments: str) -> Any:
     """Return the result of one of the file's functions.
 
     Raises:
@@ -391,7 +401,7 @@ def _called(module: ModuleType, name: str, *arguments: str) -> Any:
         ) from error
 
 
-def _line(module: ModuleType, name: str) -> str:
+def _locate(module: ModuleType, name: str) -> str:
     """Return the file and line that define a name."""
     code = getattr(getattr(module, name), "__code__", None)
     if code is not None:

@@ -9,10 +9,10 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.records.schema import ALL
-from analysis.stats import POSITIVE, SHARE
+from analysis.stats import PERCENT, POSITIVE
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 from experiments.figures.papers import claim, value
@@ -20,23 +20,23 @@ from experiments.figures.papers import claim, value
 TITLE = "What Top-k leaves out of gradient plus residual, and how it is bounded"
 SCALE = value("shi2019.scale.training")
 SHOWN = (0.001, 0.01, 0.1)  # densities in the table
-OURS = style.Look("Top-k, measured: mean, and all steps", "#0072B2", "", "")
-RANDOMK = style.Look("1 - k/d, Random-k's", "#D55E00", "", "")
-THEIRS = style.Look("(1 - k/d)², theirs", "black", "", "")
+OURS = style.MethodStyle("Top-k, measured: mean, and all steps", "#0072B2", "", "")
+RANDOMK = style.MethodStyle("1 - k/d, Random-k's", "#D55E00", "", "")
+THEIRS = style.MethodStyle("(1 - k/d)², theirs", "black", "", "")
 runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_panel(model, of_model) for model, of_model in looks.models(frames).items()]
-    return plots.picture(panels, 2.6, ylabel="Share of the energy left out", sharey=True)
+    return plots.compose_figure(panels, 2.6, ylabel="Share of the energy left out", sharey=True)
 
 
 def _panel(model: str, frames: Frames) -> plots.Panel:
     by_density = looks.seen(frames, "left_out", ALL).groupby("x")["value"]
     x = by_density.mean().index.to_numpy()
-    return plots.curves(
+    return plots.curves_panel(
         [
-            plots.Band(OURS, x, by_density.min(), by_density.max(), 0.25),
+            plots.FilledArea(OURS, x, by_density.min(), by_density.max(), 0.25),
             plots.Curve(OURS, x, by_density.mean()),
             plots.Curve(RANDOMK, x, 1 - x, {"linestyle": "--"}),
             plots.Curve(THEIRS, x, (1 - x) ** 2, {"linestyle": ":"}),
@@ -47,7 +47,7 @@ def _panel(model: str, frames: Frames) -> plots.Panel:
 
 def table(frames: Frames) -> Table:
     shares: looks.Measures = {
-        f"k/d = {number(density)}": (partial(left_out, density=density), SHARE) for density in SHOWN
+        f"k/d = {format_number(density)}": (partial(left_out, density=density), PERCENT) for density in SHOWN
     }
     rows = looks.rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (kept, POSITIVE)})
     return Table.of("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))

@@ -6,7 +6,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.records.frames import Frames, find_keys
-from analysis.stats import Value, curve, final, final_difference
+from analysis.stats import Estimate, final_difference, final_value, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -45,7 +45,7 @@ def keys(frames: Frames, task: str, method: str) -> list[str]:
 
 
 def tasks(frames: Frames) -> list[str]:
-    there = set(captions.values(frames, "task.name"))
+    there = set(captions.distinct_values(frames, "task.name"))
     return [*(task for task in TASKS if task in there), *sorted(there - set(TASKS))]
 
 
@@ -55,13 +55,13 @@ def column(task: str) -> str:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return plots.picture([_panel(frames, task) for task in tasks(frames)], 2.6)
+    return plots.compose_figure([_panel(frames, task) for task in tasks(frames)], 2.6)
 
 
 def _panel(frames: Frames, task: str) -> plots.Panel:
-    curves = {method: curve(frames, keys(frames, task, method), column(task)) for method in METHODS}
-    return plots.curves(
-        [plots.Curve(style.look(method), table["step"], table) for method, table in curves.items()],
+    curves = {method: mean_curve(frames, keys(frames, task, method), column(task)) for method in METHODS}
+    return plots.curves_panel(
+        [plots.Curve(style.method_style(method), table["step"], table) for method, table in curves.items()],
         xlabel="Steps", title=TASKS.get(task, task),
         ylabel="Validation loss" if column(task) == "val_loss" else "Validation top-1 (%)",
     )  # fmt: skip
@@ -71,9 +71,9 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "task": TASKS.get(task, task),
-            "method": style.look(method).label,
-            "validation top-1": final(frames, found, "val_top1"),
-            "validation loss": final(frames, found, "val_loss"),
+            "method": style.method_style(method).label,
+            "validation top-1": final_value(frames, found, "val_top1"),
+            "validation loss": final_value(frames, found, "val_loss"),
         }
         for task in tasks(frames)
         for method in METHODS
@@ -87,7 +87,7 @@ def claims() -> list[Claim]:
         *(
             claim(
                 "shi2019.no-loss", _gap, task, "dense", method, case=f"{method}.{task}",
-                method=style.look(method).label, label=label,
+                method=style.method_style(method).label, label=label,
             )
             for task, label in TASKS.items()
             for method in ("topk", "gaussiank")
@@ -95,5 +95,5 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _gap(frames: Frames, task: str, above: str, below: str) -> Value | None:
+def _gap(frames: Frames, task: str, above: str, below: str) -> Estimate | None:
     return final_difference(frames, keys(frames, task, above), keys(frames, task, below), "val_top1")

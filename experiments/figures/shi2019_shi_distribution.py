@@ -12,10 +12,10 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
 from analysis.records.schema import ALL
-from analysis.stats import SHARE
+from analysis.stats import PERCENT
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 from experiments.figures.papers import claim, claim_each, value
@@ -23,8 +23,8 @@ from experiments.figures.papers import claim, claim_each, value
 TITLE = "What Top-k selects from: gradients plus residuals, from the first step to the last"
 SCALE = value("shi2019.scale.training")
 SHADES = ("#BBBBBB", "#88CCEE", "#4477AA", "#332288")  # from the first step to the last
-NORMAL = style.Look("normal", "black", "", "")
-TENSOR = style.Look("each tensor, last step", "#999999", "", "")
+NORMAL = style.MethodStyle("normal", "black", "", "")
+TENSOR = style.MethodStyle("each tensor, last step", "#999999", "", "")
 EDGES = (0.2, 0.4, 0.6, 0.8, 1.0)  # RMS: each of them is near zero
 LARGE = 10_000  # elements: below, the counts in a histogram are too few to tell a rise from chance
 FLOOR = 1e-4  # of the drawn densities
@@ -36,7 +36,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     over_all = [_panel(_over_steps(run), title=model) for model, run in firsts.items()]
     by_tensor = [_panel(_of_tensors(run)) for run in firsts.values()]
     labels = ("Density, all tensors", "Density, tensor by tensor")
-    return plots.picture([*over_all, *by_tensor], 4.2, rows=2, ylabel=labels, ncols=6, sharey=True)
+    return plots.compose_figure([*over_all, *by_tensor], 4.2, rows=2, ylabel=labels, ncols=6, sharey=True)
 
 
 def _over_steps(run: Frames) -> list[plots.Curve]:
@@ -45,7 +45,7 @@ def _over_steps(run: Frames) -> list[plots.Curve]:
     steps = looks.some_steps(list(table["step"]))
     at = {step: table[table["step"] == step] for step in steps}
     return [
-        plots.Curve(style.Look(f"step {step + 1}", colour, "", ""), at[step]["x"], _drawn(at[step]))
+        plots.Curve(style.MethodStyle(f"step {step + 1}", colour, "", ""), at[step]["x"], _drawn(at[step]))
         for colour, step in zip(SHADES, steps, strict=False)
     ]
 
@@ -62,7 +62,7 @@ def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
     x = np.linspace(-6, 6, 241)
     normal = plots.Curve(NORMAL, x, np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi), {"linestyle": ":"})
     words |= {"yscale": "log", "ylim": (FLOOR, 20), "xlabel": "Value / RMS"}
-    return plots.curves([*lines, normal], grid=None, **words)
+    return plots.curves_panel([*lines, normal], grid=None, **words)
 
 
 def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
@@ -74,12 +74,12 @@ def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
 
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {
-        "rise, all tensors": (rise, SHARE),
-        "rise, worst tensor": (worst_rise, SHARE),
-        **{f"within {edge} RMS": (partial(within, edge=edge), SHARE) for edge in EDGES},
+        "rise, all tensors": (rise, PERCENT),
+        "rise, worst tensor": (worst_rise, PERCENT),
+        **{f"within {edge} RMS": (partial(within, edge=edge), PERCENT) for edge in EDGES},
     }
     units = dict.fromkeys(measures, "%") | {name: "% of the peak" for name in measures if "rise" in name}
-    normal = captions.listed(number(round(share, 1)) for share in map(normal_within, EDGES))
+    normal = captions.join_words(format_number(round(share, 1)) for share in map(normal_within, EDGES))
     note = f"Of a normal distribution {normal} % lie so near."
     return Table.of("How the values lie, mean over steps", looks.rows(frames, measures), units, note)
 
@@ -128,7 +128,7 @@ def above_normal(run: Frames) -> float:
 
 def claims() -> list[Claim]:
     return [
-        *claim_each("shi2019.bell", looks.of_model, looks.MODELS, worst_rise, SHARE),
+        *claim_each("shi2019.bell", looks.of_model, looks.MODELS, worst_rise, PERCENT),
         *(
             claim(
                 "zhang.near-zero", looks.of_model, task, above_normal, (-100.0, 100.0), case=task,

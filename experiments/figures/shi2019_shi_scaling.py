@@ -14,7 +14,7 @@ from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.figures import _predicted
 from experiments.figures._predicted import DENSITY, LocalWork
@@ -43,9 +43,9 @@ def _parts(frames: Frames) -> dict[str, dict[str, LocalWork]]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not _predicted.measured_work_by_method(frames):
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     panels = [
-        plots.curves(
+        plots.curves_panel(
             [plots.Curve(style.method_style(name), WORKERS, efficiency(of, name, gbit_s))
              for name, of in parts.items()],
             sizes=WORKERS, xlabel="Workers", ylim=(0, 103), title=f"{format_number(gbit_s)} Gbit/s, {where}",
@@ -53,7 +53,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         for where, parts in _parts(frames).items()
         for gbit_s in LINKS
     ]  # fmt: skip
-    return plots.picture(panels, 2.9, ylabel="Scaling efficiency (%), simulated", sharey=True)
+    return plots.compose_figure(panels, 2.9, ylabel="Scaling efficiency (%), simulated", sharey=True)
 
 
 def table(frames: Frames) -> Table:
@@ -87,7 +87,12 @@ def claims() -> list[Claim]:
     return [
         *(
             claim(
-                f"shi2019.{name}", least_margin, *pair, gbit_s, case=f"{format_number(gbit_s)}g", rate=format_number(gbit_s)
+                f"shi2019.{name}",
+                least_margin,
+                *pair,
+                gbit_s,
+                case=f"{format_number(gbit_s)}g",
+                rate=format_number(gbit_s),
             )
             for name, pair in margins.items()
             for gbit_s in LINKS
@@ -96,19 +101,19 @@ def claims() -> list[Claim]:
     ]
 
 
-def least_growth(frames: Frames, name: str, gbit_s: float) -> Value | None:
+def least_growth(frames: Frames, name: str, gbit_s: float) -> Estimate | None:
     """A method's speed-up over dense with twice as many workers over that with fewer, where it is least."""
     known = _predicted.measured_work_by_method(frames)
     if name not in known:
         return None
     speedups = efficiency(known[name], name, gbit_s) / efficiency(known["dense"], "dense", gbit_s)
-    return Value(float((speedups[1:] / speedups[:-1]).min()), n=1)
+    return Estimate(float((speedups[1:] / speedups[:-1]).min()), n=1)
 
 
-def least_margin(frames: Frames, name: str, other: str, gbit_s: float) -> Value | None:
+def least_margin(frames: Frames, name: str, other: str, gbit_s: float) -> Estimate | None:
     """Points of efficiency by which one method is ahead, at the number of workers where it is least."""
     known = _predicted.measured_work_by_method(frames)
     if not {name, other} <= set(known):
         return None
     here, there = (efficiency(known[each], each, gbit_s) for each in (name, other))
-    return Value(float((here - there).min()), n=1)
+    return Estimate(float((here - there).min()), n=1)

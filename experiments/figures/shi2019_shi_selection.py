@@ -13,10 +13,10 @@ from typing import Any
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys
 from analysis.records.steps import warm_steps
-from analysis.stats import COUNTED, Value, phase_ratio, taken
+from analysis.stats import COUNTED, Estimate, phase_time, phase_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -30,11 +30,11 @@ EXACT, PUBLISHED = "topk", "gaussiank-published"  # torch.topk, which everything
 _DATA = papers.item("shi2019.shi-selection")
 METHODS: dict[str, RunSettings] = {name: own["settings"] for name, own in _DATA["methods"].items()}
 LOOKS = {
-    name: style.look(name)._replace(label=own["label"], **own.get("look", {}))
+    name: style.method_style(name)._replace(label=own["label"], **own.get("look", {}))
     for name, own in _DATA["methods"].items()
 }
 SIZES: dict[str, dict[int, float]] = _DATA["minutes"]
-Measure = Callable[[Frames, str, int], Value | None]
+Measure = Callable[[Frames, str, int], Estimate | None]
 DENSITIES = {"smoke": 0.01, "laptop": DENSITY, "paper": DENSITY}
 CONTENT = 4 / 3  # of k: the most that the published rule is content with
 
@@ -53,22 +53,22 @@ def runs(profile: str) -> list[Run]:
 
 def sizes(frames: Frames) -> list[int]:
     """Elements, ascending."""
-    return [int(size) for size in captions.values(frames, "task.elements")]
+    return [int(size) for size in captions.distinct_values(frames, "task.elements")]
 
 
 def keys(frames: Frames, method: str, size: int) -> list[str]:
     return find_keys(frames, {"variant": method, "task.elements": size})
 
 
-def milliseconds(frames: Frames, method: str, size: int) -> Value | None:
+def milliseconds(frames: Frames, method: str, size: int) -> Estimate | None:
     """Adding the gradient to the residual, searching, and emptying the residual of what was found."""
-    return taken(frames, keys(frames, method, size), "select", unit=1e3)
+    return phase_time(frames, keys(frames, method, size), "select", unit=1e3)
 
 
 @cache_by_frames
-def gain(frames: Frames, method: str, size: int, over: str = EXACT) -> Value | None:
+def gain(frames: Frames, method: str, size: int, over: str = EXACT) -> Estimate | None:
     """Time of another method's selecting over that of this one's, paired by turns."""
-    return phase_ratio(frames, keys(frames, over, size), keys(frames, method, size), "select")
+    return phase_time_ratio(frames, keys(frames, over, size), keys(frames, method, size), "select")
 
 
 def selected(frames: Frames, method: str, size: int) -> float | None:
@@ -83,16 +83,20 @@ def selected(frames: Frames, method: str, size: int) -> float | None:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     gains = {method: look for method, look in LOOKS.items() if method != EXACT}
-    exact = plots.Curve(LOOKS[EXACT]._replace(label=""), None, Value(1.0))
+    exact = plots.Curve(LOOKS[EXACT]._replace(label=""), None, Estimate(1.0))
     panels = [
         _panel(frames, milliseconds, LOOKS, [], ylabel="Time of selecting (ms)"),
         _panel(frames, gain, gains, [exact], ylabel="Time of torch.topk / own"),
     ]
-    return plots.picture(panels if len(frames.runs) else [], 3.2, ncols=3)
+    return plots.compose_figure(panels if len(frames.runs) else [], 3.2, ncols=3)
 
 
 def _panel(
-    frames: Frames, measure: Measure, shown: Mapping[str, style.Look], more: list[plots.Curve], **words: Any
+    frames: Frames,
+    measure: Measure,
+    shown: Mapping[str, style.MethodStyle],
+    more: list[plots.Curve],
+    **words: Any,
 ) -> plots.Panel:
     values = {
         method: {size: value for size in sizes(frames) if (value := measure(frames, method, size))}
@@ -104,7 +108,7 @@ def _panel(
     lines = [
         plots.Curve(look, list(values[name]), list(values[name].values())) for name, look in shown.items()
     ]
-    return plots.curves(
+    return plots.curves_panel(
         [*lines, *more], sizes=sizes(frames), grid="y", xlabel="Elements", yscale="log",
         xticklabels=[f"$2^{{{size.bit_length() - 1}}}$" for size in sizes(frames)], **words,
     )  # fmt: skip
@@ -128,8 +132,8 @@ def table(frames: Frames) -> list[Table]:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    threads = captions.listed(captions.values(frames, "threads"))
-    densities = captions.listed(map(number, captions.values(frames, "method.density")))
+    threads = captions.join_words(captions.distinct_values(frames, "threads"))
+    densities = captions.join_words(map(format_number, captions.distinct_values(frames, "method.density")))
     return {"threads": f"{threads} thread{'s' if threads != '1' else ''}", "densities": densities}
 
 
@@ -143,13 +147,13 @@ def claims() -> list[Claim]:
     ]
 
 
-def least_gain(frames: Frames, method: str, over: str = EXACT) -> Value | None:
+def least_gain(frames: Frames, method: str, over: str = EXACT) -> Estimate | None:
     """The gain at the size where it is least."""
     gains = [value for size in sizes(frames) if (value := gain(frames, method, size, over))]
     return min(gains, key=lambda value: value.value, default=None)
 
 
-def most_selected(frames: Frames) -> Value | None:
+def most_selected(frames: Frames) -> Estimate | None:
     """What Gaussian-k as published selects over k, at the size where it is most."""
     shares = [share for size in sizes(frames) if (share := selected(frames, PUBLISHED, size)) is not None]
-    return Value.exact(max(shares), len(shares), COUNTED) if shares else None
+    return Estimate.exact(max(shares), len(shares), COUNTED) if shares else None

@@ -19,7 +19,7 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
-from analysis.stats import Mixed, Value, slowdown, taken
+from analysis.stats import Estimate, MixedRunsError, phase_time, step_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _links, _predicted
@@ -94,13 +94,15 @@ def measured_cells(frames: Frames) -> list[tuple[str, int]]:
     """Return the cells that were measured, in the order of the models."""
     return [
         (task, batch)
-        for task in dict.fromkeys((*MODELS, *captions.values(frames, "task.name")))
-        for batch in captions.values(frames, "task.batch_size")
+        for task in dict.fromkeys((*MODELS, *captions.distinct_values(frames, "task.name")))
+        for batch in captions.distinct_values(frames, "task.batch_size")
         if len(select_cell(frames, task, batch).runs)
     ]
 
 
-def step_ratio(frames: Frames, task: str, batch: int, link: str, method: str, baseline: str) -> Value | None:
+def step_ratio(
+    frames: Frames, task: str, batch: int, link: str, method: str, baseline: str
+) -> Estimate | None:
     """Return the step time of a method over that of another on a link; None where it was not measured."""
     cell = split_by_link(select_cell(frames, task, batch)).get(link)
     return cell and yoon2022.ratio(cell, method, baseline, MODE)
@@ -123,12 +125,12 @@ def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
     ratios: dict[str, dict[int, float]] = {}
     for link, runs in split_by_link(frames).items():
         ratios[link] = {}
-        for launch in captions.values(runs, "seed"):
+        for launch in captions.distinct_values(runs, "seed"):
             keys = find_keys(runs, {"seed": launch})
             sparse, dense = (
                 [key for key in yoon2022.keys(runs, name, MODE) if key in keys] for name in (method, DENSE)
             )
-            if ratio := slowdown(runs, sparse, dense):
+            if ratio := step_time_ratio(runs, sparse, dense):
                 ratios[link][launch] = ratio.value
     complete: pd.DataFrame = pd.DataFrame(ratios).dropna()
     return complete
@@ -246,7 +248,7 @@ def claims() -> list[Claim]:
     return listed
 
 
-def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> Value | None:
+def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> Estimate | None:
     """Return the factor between the measured bandwidth and the predicted one, whichever is larger.
 
     Raises:
@@ -257,7 +259,7 @@ def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> 
     if not len(measured.gbit_s) or not len(predicted):
         return None
     if measured.mean() is None:
-        raise Mixed(
+        raise MixedRunsError(
             f"no crossing to compare: {measured.describe_outside()}; predicted "
             f"{format_brief(float(predicted.mean()))} Gbit/s"
         )
@@ -270,7 +272,7 @@ def factor_to_prediction(frames: Frames, task: str, batch: int, method: str) -> 
     return ratio._replace(value=factor, low=low, high=max(ratio.high, 1 / ratio.low))
 
 
-def ratio_of_break_evens(frames: Frames, task: str, batch: int, method: str, faster: str) -> Value | None:
+def ratio_of_break_evens(frames: Frames, task: str, batch: int, method: str, faster: str) -> Estimate | None:
     """Return the break-even bandwidth of the faster selection over the other's, paired by launch.
 
     Raises:
@@ -286,7 +288,7 @@ def ratio_of_break_evens(frames: Frames, task: str, batch: int, method: str, fas
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_panel(frames, task, batch) for task, batch in measured_cells(frames)]
     rows = 2 if len(panels) == len(CELLS) else 1
-    return plots.picture(
+    return plots.compose_figure(
         panels, 2.4 * rows + 0.4, rows=rows, sharex=True, ylabel="Step time / overlapped dense"
     )
 
@@ -307,7 +309,7 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
             dashed = {"linestyle": (0, (4, 2)), "marker": "", "label": f"{look.label}, predicted"}
             lines.append(plots.Curve(look, x, y, dashed))
         lines += _crossing_marks(break_evens(frames, task, batch, method), look, ends, 1.06 - 0.12 * height)
-    return plots.curves(
+    return plots.curves_panel(
         lines, log=TICKS, sizes=TICKS, level=1.0, title=f"{_label(task)}, batch {batch}",
         xlabel="Bandwidth found (Gbit/s)",
     )  # fmt: skip
@@ -351,7 +353,7 @@ def table(frames: Frames) -> list[Table]:
         for runs in split_by_link(select_cell(frames, task, batch)).values():
             link_rows.append({
                 **cell_columns, "asked": 8e-9 / float(runs.runs[BETA].iloc[0]), "found": found_gbit_s(runs),
-                "dense, overlapped": taken(runs, yoon2022.keys(runs, DENSE, MODE), "slowest", unit=1e3),
+                "dense, overlapped": phase_time(runs, yoon2022.keys(runs, DENSE, MODE), "slowest", unit=1e3),
                 **{
                     f"{LOOKS[method].label} / dense": yoon2022.ratio(runs, method, DENSE, MODE)
                     for method in SELECTIONS
@@ -368,6 +370,6 @@ def table(frames: Frames) -> list[Table]:
 def facts(frames: Frames) -> dict[str, object]:
     buckets = [f"{format_number(model.bucket_mb)} MB for {model.label}" for model in MODELS.values()]
     return {
-        "launches": len(captions.values(frames, "seed")), "buckets": captions.listed(buckets),
+        "launches": len(captions.distinct_values(frames, "seed")), "buckets": captions.join_words(buckets),
         "density": list_settings(frames, "method.density"),
     }  # fmt: skip

@@ -15,14 +15,20 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import brief, number
+from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
 from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Value, curve, final, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value, mean_curve
 from analysis.tables import Table
 from analysis.times import rounds
-from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
-from analysis.times.rounds import Taken
+from analysis.times.reaching import (
+    CrossingBySeed,
+    all_seeds_reach,
+    crossing_by_seed,
+    seconds_to_target,
+    speedup_to_target,
+)
+from analysis.times.rounds import StepSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures import survey_local_loss as local_loss
@@ -117,22 +123,22 @@ def timed(frames: Frames, each: Compared) -> list[str]:
 
 
 @cache_by_frames
-def taken(frames: Frames, each: Compared) -> dict[int, Taken]:
+def taken(frames: Frames, each: Compared) -> dict[int, StepSeconds]:
     """By launch."""
-    return rounds.taken(frames, timed(frames, each))
+    return rounds.step_seconds_by_launch(frames, timed(frames, each))
 
 
-def step_s(frames: Frames, name: str, every: int | None) -> Value | None:
+def step_s(frames: Frames, name: str, every: int | None) -> Estimate | None:
     """Seconds of a step, over launches."""
     found = [each.step_s(every) for each in taken(frames, (name, every)).values()]
-    return over_units(found, POSITIVE, LAUNCHES) if found else None
+    return estimate_mean(found, POSITIVE, LAUNCHES) if found else None
 
 
-def times(frames: Frames, slow: Compared, fast: Compared) -> Value | None:
+def times(frames: Frames, slow: Compared, fast: Compared) -> Estimate | None:
     """A step of the slow one over one of the fast one, paired by launch."""
     here, there = taken(frames, slow), taken(frames, fast)
     pairs = [here[seed].step_s(slow[1]) / there[seed].step_s(fast[1]) for seed in here if seed in there]
-    return over_units(pairs, POSITIVE, LAUNCHES) if pairs else None
+    return estimate_mean(pairs, POSITIVE, LAUNCHES) if pairs else None
 
 
 def compared(frames: Frames) -> list[Compared]:
@@ -142,23 +148,23 @@ def compared(frames: Frames) -> list[Compared]:
 
 def target(frames: Frames, share: float = SHARE) -> float | None:
     """The loss that lies so many percent above what dense ends at, the mean over its seeds."""
-    end = final(frames, trained(frames, DENSE, None), COLUMN) if trained(frames, DENSE, None) else None
+    end = final_value(frames, trained(frames, DENSE, None), COLUMN) if trained(frames, DENSE, None) else None
     return end.value * (1 + share / 100) if end else None
 
 
-def reaching(frames: Frames, each: Compared, level: float) -> Steps:
+def reaching(frames: Frames, each: Compared, level: float) -> CrossingBySeed:
     """Steps until a validation shows the loss, by seed."""
-    return steps_to(frames, trained(frames, *each), COLUMN, level, falls=True)
+    return crossing_by_seed(frames, trained(frames, *each), COLUMN, level, falls=True)
 
 
 def times_as_soon(
     frames: Frames, fast: Compared, share: float = SHARE, slow: Compared = (DENSE, None)
-) -> Value | None:
+) -> Estimate | None:
     """Dense's time to the loss over a method's, paired by seed; a step's time by launches."""
     level, ratio = target(frames, share), times(frames, slow, fast)
     if level is None or ratio is None:
         return None
-    return sooner(reaching(frames, slow, level), reaching(frames, fast, level), ratio)
+    return speedup_to_target(reaching(frames, slow, level), reaching(frames, fast, level), ratio)
 
 
 # --- composed against real
@@ -188,10 +194,10 @@ def checked(frames: Frames) -> dict[Compared, Check]:
     return found
 
 
-def worst(frames: Frames) -> Value | None:
+def worst(frames: Frames) -> Estimate | None:
     """Percent by which the composed time of a whole training is off, of the worst of those in real time."""
     errors = [100 * check.error for check in checked(frames).values()]
-    return Value(max(errors), n=len(errors)) if errors else None
+    return Estimate(max(errors), n=len(errors)) if errors else None
 
 
 # --- picture and table
@@ -202,7 +208,7 @@ def label(each: Compared) -> str:
     return _DATA["rings"] if name == RINGS else local_loss.label(name, every)
 
 
-def _look(each: Compared) -> style.Look:
+def _look(each: Compared) -> style.MethodStyle:
     name, _ = each
     looks = local_loss.LOOKS[DENSE if name == RINGS else name]
     return looks._replace(label=label(each))
@@ -211,11 +217,11 @@ def _look(each: Compared) -> style.Look:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = compared(frames)
     if (DENSE, None) not in found:
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     lines = list[plots.Curve]()
     longest = sorted({every for _, every in found if every})
     for each in found:
-        at, step = curve(frames, trained(frames, *each), COLUMN), step_s(frames, *each)
+        at, step = mean_curve(frames, trained(frames, *each), COLUMN), step_s(frames, *each)
         assert step is not None, "it was timed"
         rank = longest.index(each[1]) / max(1, len(longest) - 1) if each[1] else 0.0
         how: dict[str, Any] = {"alpha": 1 - 0.6 * rank, "ms": 3}
@@ -223,7 +229,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         lines.append(plots.Curve(_look(each), at["step"] * step.value / 60, at, how))
     title = f"over {Evidence(_of_link(frames)).link()}"
     panels = [
-        plots.curves(
+        plots.curves_panel(
             lines,
             level=target(frames),
             xlabel="Minutes in steps, composed",
@@ -233,7 +239,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         ),
         _steps(frames, found),
     ]
-    return plots.picture(panels, 3.8, width_ratios=(1.6, 1))
+    return plots.compose_figure(panels, 3.8, width_ratios=(1.6, 1))
 
 
 def _of_link(frames: Frames) -> Frames:
@@ -241,7 +247,7 @@ def _of_link(frames: Frames) -> Frames:
     return select_runs(frames, find_keys(frames, {"cluster.where": "netns"}))
 
 
-@plots.kind
+@plots.panel_maker
 def _steps(axes: plots.Axes, /, frames: Frames, found: Sequence[Compared]) -> None:
     """A step of each: computing, and what exchanging takes besides."""
     for place, each in enumerate(found):
@@ -252,7 +258,7 @@ def _steps(axes: plots.Axes, /, frames: Frames, found: Sequence[Compared]) -> No
         axes.barh(place, 1e3 * max(0.0, step.value - computing), left=1e3 * computing, color=colour)
         if step.low is not None and step.high is not None:
             axes.plot([1e3 * step.low, 1e3 * step.high], [place, place], color="#111111", linewidth=1)
-    plots.from_top(axes, [label(each) for each in found])
+    plots.set_row_labels(axes, [label(each) for each in found])
     axes.set(xlabel="Mean step (ms); pale: computing")
 
 
@@ -267,13 +273,16 @@ def table(frames: Frames) -> list[Table]:
     """Times to each loss, the registered one first; what steps take; what trainings in real time took."""
     found = compared(frames)
     rows = [
-        {"method": label(each), **{f"{number(share)} %": _time(frames, each, share) for share in SHARES}}
+        {
+            "method": label(each),
+            **{f"{format_number(share)} %": _time(frames, each, share) for share in SHARES},
+        }
         for each in found
     ]
     gains = [
         {
             "method": label(each),
-            **{f"{number(share)} %": times_as_soon(frames, each, share) for share in SHARES},
+            **{f"{format_number(share)} %": times_as_soon(frames, each, share) for share in SHARES},
             "over gloo's rings": times_as_soon(frames, each, SHARE, (RINGS, None)),
         }
         for each in found
@@ -284,9 +293,9 @@ def table(frames: Frames) -> list[Table]:
          "error": 100 * check.error}
         for each, check in checked(frames).items()
     ]  # fmt: skip
-    end = brief(target(frames, 0.0) or 0.0)
+    end = format_brief(target(frames, 0.0) or 0.0)
     loss = f"Minutes until the loss is so much above dense's end ({end} nats), composed"
-    units = dict.fromkeys((f"{number(share)} %" for share in SHARES), "min")
+    units = dict.fromkeys((f"{format_number(share)} %" for share in SHARES), "min")
     tables = [
         Table.of(loss, rows, units, words("survey.internet-loss.note")),
         Table.of("Dense's time to that loss over a method's", gains),
@@ -298,11 +307,11 @@ def table(frames: Frames) -> list[Table]:
     return tables
 
 
-def _time(frames: Frames, each: Compared, share: float) -> Value | None:
+def _time(frames: Frames, each: Compared, share: float) -> Estimate | None:
     level, step = target(frames, share), step_s(frames, *each)
     if level is None or step is None:
         return None
-    return seconds_to(reaching(frames, each, level), step.value / 60)
+    return seconds_to_target(reaching(frames, each, level), step.value / 60)
 
 
 def _step_row(frames: Frames, each: Compared) -> dict[str, object]:
@@ -311,8 +320,8 @@ def _step_row(frames: Frames, each: Compared) -> dict[str, object]:
     local, exchanging = ([getattr(one, name) for one in own] for name in ("local_s", "exchanging_s"))
     return {
         "method": label(each),
-        "local step": over_units(local, POSITIVE, LAUNCHES).times(1e3) if all(local) else None,
-        "exchanging step": over_units(exchanging, POSITIVE, LAUNCHES).times(1e3),
+        "local step": estimate_mean(local, POSITIVE, LAUNCHES).times(1e3) if all(local) else None,
+        "exchanging step": estimate_mean(exchanging, POSITIVE, LAUNCHES).times(1e3),
         "mean step": step.times(1e3), "computing": 100 * min(1.0, computing_s(frames) / step.value),
         "launches": len(own),
     }  # fmt: skip
@@ -321,18 +330,21 @@ def _step_row(frames: Frames, each: Compared) -> dict[str, object]:
 def facts(frames: Frames) -> dict[str, object]:
     level = target(frames)
     never = [
-        label(each) for each in compared(frames) if level and not all_reach(reaching(frames, each, level))
+        label(each)
+        for each in compared(frames)
+        if level and not all_seeds_reach(reaching(frames, each, level))
     ]
     return {
-        "link": Evidence(_of_link(frames)).link(), "share": number(SHARE), "target": brief(level or 0.0),
-        "never": f" Not in all seeds: {captions.listed(never)}." * bool(never),
+        "link": Evidence(_of_link(frames)).link(), "share": format_number(SHARE),
+        "target": format_brief(level or 0.0),
+        "never": f" Not in all seeds: {captions.join_words(never)}." * bool(never),
         "launches": len(taken(frames, (DENSE, None))),
-        "seeds": captions.listed(captions.values(frames, "seed")),
+        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    found, share = list[Claim](), number(SHARE)
+    found, share = list[Claim](), format_number(SHARE)
     for each in COMPARED:
         if each[0] not in (DENSE, RINGS):
             named = {"method": label(each), "link": LINK, "share": share}

@@ -15,9 +15,9 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Value
+from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures.papers import claim, value
@@ -44,7 +44,7 @@ EVERY = np.geomspace(1, 1000, 31)
 class Scheme(NamedTuple):
     """A way to exchange, and its look."""
 
-    look: style.Look
+    look: style.MethodStyle
     element: float  # bytes of a message, for each element of the model
     is_local: bool  # sent once in H steps
     line: str = "-"
@@ -63,17 +63,20 @@ def demo_bytes(k: int) -> float:
 PACKED, UNPACKED = (sparseloco_bytes(SPARSELOCO[name]) for name in ("value", "unpacked"))
 CHUNK = SPARSELOCO["chunk"]
 SCHEMES = {
-    "fp32": Scheme(style.Look("data parallel, fp32", "#000000", "", ""), FP32, False),
-    "bf16": Scheme(style.Look("data parallel, bf16", "#000000", "", ""), BF16, False, "--"),
+    "fp32": Scheme(style.MethodStyle("data parallel, fp32", "#000000", "", ""), FP32, False),
+    "bf16": Scheme(style.MethodStyle("data parallel, bf16", "#000000", "", ""), BF16, False, "--"),
     "demo": Scheme(
-        style.Look("DeMo, k = 32, 12 B each", "#CC79A7", "", ""), demo_bytes(DEMO["chosen"]) / DEMO["chunk"],
+        style.MethodStyle("DeMo, k = 32, 12 B each", "#CC79A7", "", ""),
+        demo_bytes(DEMO["chosen"]) / DEMO["chunk"],
         False,
     ),
-    "topk": Scheme(style.Look("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK * TOPK_ENTRY, False),
-    "diloco": Scheme(style.Look("DiLoCo, fp32", "#D55E00", "", ""), FP32, True),
-    "fp4": Scheme(style.Look("DiLoCo, FP4", "#D55E00", "", ""), FP4, True, "--"),
-    "unpacked": Scheme(style.Look("SparseLoCo, not packed", "#009E73", "", ""), UNPACKED / CHUNK, True, "--"),
-    "packed": Scheme(style.Look("SparseLoCo", "#009E73", "", ""), PACKED / CHUNK, True),
+    "topk": Scheme(style.MethodStyle("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK * TOPK_ENTRY, False),
+    "diloco": Scheme(style.MethodStyle("DiLoCo, fp32", "#D55E00", "", ""), FP32, True),
+    "fp4": Scheme(style.MethodStyle("DiLoCo, FP4", "#D55E00", "", ""), FP4, True, "--"),
+    "unpacked": Scheme(
+        style.MethodStyle("SparseLoCo, not packed", "#009E73", "", ""), UNPACKED / CHUNK, True, "--"
+    ),
+    "packed": Scheme(style.MethodStyle("SparseLoCo", "#009E73", "", ""), PACKED / CHUNK, True),
 }  # fmt: skip
 # What is marked on the left: its name there, and where that stands.
 STARS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -84,7 +87,7 @@ STARS: dict[str, tuple[str, dict[str, Any]]] = {
     "DES-LOC, K 256": ("DES-LOC", {"xytext": (5, 4), "ha": "left"}),
 }
 DECADES, FACTORS = (1, 10, 100, 1000), (2, 5, 10, 20, 50, 100, 200, 500)
-PUBLISHED, OURS = style.Look("", "#000000", "*", ""), style.Look("", "#0072B2", "s", "")
+PUBLISHED, OURS = style.MethodStyle("", "#000000", "*", ""), style.MethodStyle("", "#0072B2", "s", "")
 
 
 class Ratio(NamedTuple):
@@ -195,8 +198,10 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    keys = marks.dot_keys({"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)})
-    return plots.picture([_lines, _ratios], 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
+    keys = marks.dot_legend_handles(
+        {"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)}
+    )
+    return plots.compose_figure([_lines, _ratios], 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
 
 
 def _lines(axes: plots.Axes) -> None:
@@ -210,26 +215,26 @@ def _lines(axes: plots.Axes) -> None:
         for each in SCHEMES.values()
     ]  # fmt: skip
     stars = [each for each in ratios() if each.label in STARS]
-    plots.curves(
+    plots.curves_panel(
         lines, log=(0.01, 0.1, 1, 10, 100, 1000), xlabel="H, local steps between exchanges", xscale="log",
         ylabel="MB of one worker and step, 1 billion elements", title="a worker's own messages",
     )(axes)  # fmt: skip
     axes.set_xlim(0.7, 3500)
-    axes.set_xticks(DECADES, [number(each) for each in DECADES])
+    axes.set_xticks(DECADES, [format_number(each) for each in DECADES])
     axes.minorticks_off()
     behind = {"boxstyle": "square,pad=0.1", "facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.8}
     for each, (name, place) in zip(stars, STARS.values(), strict=True):
         x, y = each.every, megabytes * each.of / each.published / each.more
         axes.plot(x, y, color="#000000", marker="*", linestyle="", mfc="white", ms=8, zorder=5)
-        text = f"{name} {number(round(each.published))}x"
-        plots.above(axes, x, y, text, **place, bbox=behind, zorder=4)
+        text = f"{name} {format_number(round(each.published))}x"
+        plots.annotate_above(axes, x, y, text, **place, bbox=behind, zorder=4)
 
 
 def _ratios(axes: plots.Axes) -> None:
     """Published and re-derived ratios, a row each."""
     found = ratios()
     y = range(len(found))
-    plots.dots(
+    plots.dots_panel(
         [
             plots.Curve(OURS, [each.ours for each in found], y, {"label": None, "ms": 4}),
             plots.Curve(
@@ -239,7 +244,7 @@ def _ratios(axes: plots.Axes) -> None:
         rows=[each.label for each in found], xlabel="Times fewer bytes", xscale="log",
         title="as published, and by arithmetic", grid="x",
     )(axes)  # fmt: skip
-    axes.set_xticks(FACTORS, [number(each) for each in FACTORS])
+    axes.set_xticks(FACTORS, [format_number(each) for each in FACTORS])
     axes.minorticks_off()
 
 
@@ -334,11 +339,12 @@ def _of_hours() -> Table:
 
 def facts(frames: Frames) -> dict[str, object]:
     return {
-        "packed": number(PACKED), "unpacked": number(UNPACKED), "chosen": SPARSELOCO["chosen"],
-        "chunk": CHUNK, "upload": number(round(upload_s(PACKED))),
-        "upload_unpacked": number(round(upload_s(UNPACKED))), "half": number(bandwidths("diloco")[0]),
-        "most": number(bandwidths("diloco")[-1]), "coefficient": COEFFICIENT,
-        "hours": number(round(1 / through_1_gbit_s()[0])),
+        "packed": format_number(PACKED), "unpacked": format_number(UNPACKED), "chosen": SPARSELOCO["chosen"],
+        "chunk": CHUNK, "upload": format_number(round(upload_s(PACKED))),
+        "upload_unpacked": format_number(round(upload_s(UNPACKED))),
+        "half": format_number(bandwidths("diloco")[0]),
+        "most": format_number(bandwidths("diloco")[-1]), "coefficient": COEFFICIENT,
+        "hours": format_number(round(1 / through_1_gbit_s()[0])),
     }  # fmt: skip
 
 
@@ -392,5 +398,5 @@ def _most(several: Sequence[float] | np.ndarray) -> tuple[float, int]:
     return float(max(several)), len(several)
 
 
-def _exact(frames: Frames, ours: float, count: int) -> Value:
-    return Value.exact(ours, count, PRINTED)
+def _exact(frames: Frames, ours: float, count: int) -> Estimate:
+    return Estimate.exact(ours, count, PRINTED)

@@ -12,9 +12,9 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value, over_units
+from analysis.stats import Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _trainings, papers
@@ -42,9 +42,9 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = [name for name in TRAININGS.found(frames) if name != DILOCO]
     if not found:
-        raise ValueError(plots.EMPTY)
-    sparse = style.look("topk")._replace(label="SparseLoCo, 2 bits")
-    dense = style.look("dense")._replace(label="DiLoCo, all of it in fp32")
+        raise ValueError(plots.NOTHING_TO_DRAW)
+    sparse = style.method_style("topk")._replace(label="SparseLoCo, 2 bits")
+    dense = style.method_style("dense")._replace(label="DiLoCo, all of it in fp32")
     ends = [plots.Curve(sparse, found, [TRAININGS.end(frames, density) for density in found])]
     if level := TRAININGS.end(frames, DILOCO):
         ends.append(plots.Curve(dense, [min(found), max(found)], [level, level]))
@@ -52,16 +52,16 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         line
         for density, shade in _trainings.shades(found).items()
         for line in TRAININGS.along(
-            frames, density, sparse._replace(label=f"density {number(density)}"), {"alpha": shade}
+            frames, density, sparse._replace(label=f"density {format_number(density)}"), {"alpha": shade}
         )
     ]
     along += TRAININGS.along(frames, DILOCO, dense._replace(label=""), {})
-    by_density = plots.curves(ends, xscale="log", xlabel="Density of what is sent")
+    by_density = plots.curves_panel(ends, xscale="log", xlabel="Density of what is sent")
     panels = [
-        plots.layered(plots.shade("x", min(INSIDE), max(INSIDE)), by_density),
-        plots.curves(along, xlabel="Optimiser steps", xlim=(0, None)),
+        plots.overlay_panels(plots.shaded_span_panel("x", min(INSIDE), max(INSIDE)), by_density),
+        plots.curves_panel(along, xlabel="Optimiser steps", xlim=(0, None)),
     ]
-    return plots.picture(panels, 3.2, ylabel="Validation loss (nats a character)", ncols=4)
+    return plots.compose_figure(panels, 3.2, ylabel="Validation loss (nats a character)", ncols=4)
 
 
 def table(frames: Frames) -> Table:
@@ -69,7 +69,8 @@ def table(frames: Frames) -> Table:
     frames = _trainings.told(frames)
     rows = [
         {
-            "density": "1 (DiLoCo)" if name == DILOCO else number(name), **TRAININGS.cells(frames, name),
+            "density": "1 (DiLoCo)" if name == DILOCO else format_number(name),
+            **TRAININGS.cells(frames, name),
             "above DiLoCo": TRAININGS.above(frames, name, DILOCO) if name != DILOCO else None,
             **TRAININGS.sent(frames, name),
         }
@@ -80,7 +81,10 @@ def table(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    return {**why.facts(frames), "inside": f"{number(100 * min(INSIDE))} to {number(100 * max(INSIDE))} %"}
+    return {
+        **why.facts(frames),
+        "inside": f"{format_number(100 * min(INSIDE))} to {format_number(100 * max(INSIDE))} %",
+    }
 
 
 def claims() -> list[Claim]:
@@ -90,13 +94,13 @@ def claims() -> list[Claim]:
     ]
 
 
-def worse_outside(frames: Frames) -> Value | None:
+def worse_outside(frames: Frames) -> Estimate | None:
     """The least loss at the end of the densities outside, less the least of those inside; by seed."""
     ends = _ends(frames)
     if ends is None:
         return None
     inside, outside = (ends[[each for each in ALL if (each in INSIDE) is is_in]] for is_in in (True, False))
-    return over_units((outside.min(axis=1) - inside.min(axis=1)).to_numpy())
+    return estimate_mean((outside.min(axis=1) - inside.min(axis=1)).to_numpy())
 
 
 def _ends(frames: Frames) -> pd.DataFrame | None:
@@ -110,7 +114,7 @@ def _ends(frames: Frames) -> pd.DataFrame | None:
     return ends
 
 
-def below_diloco(frames: Frames) -> Value | None:
+def below_diloco(frames: Frames) -> Estimate | None:
     """DiLoCo's loss at the end less the least of SparseLoCo's at the densities that are said to be best."""
     ends = _ends(frames)
     best = None if ends is None else min(INSIDE, key=lambda density: float(ends[density].mean()))

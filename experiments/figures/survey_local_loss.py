@@ -15,7 +15,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
@@ -31,7 +31,9 @@ _DATA = papers.item("survey.local-loss")
 EVERY: Mapping[str, Sequence[int]] = _DATA["every"]
 EVERY_STEP: Mapping[str, RunSettings] = _DATA["every_step"]
 LOCAL: Mapping[str, RunSettings] = _DATA["local"]
-LOOKS: Mapping[str, style.Look] = {name: style.Look(*look) for name, look in _DATA["looks"].items()}
+LOOKS: Mapping[str, style.MethodStyle] = {
+    name: style.MethodStyle(*look) for name, look in _DATA["looks"].items()
+}
 DENSE, DILOCO, SPARSELOCO, DEMO = "dense", "diloco", "sparseloco", "demo"
 ENOUGH_ROUNDS = 200  # that a training should have: what is sent of a round is a small part of what has moved
 Named = tuple[str, int | None]  # a method, and its H
@@ -81,7 +83,7 @@ def sent(frames: Frames, of: Sequence[str]) -> float:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = TRAININGS.found(frames)
     if not found:
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     faint = _trainings.shades(sorted({every for _, every in found if every}), 1.0)
     ranks = {every: at for at, every in enumerate(faint)}
     by_bytes, by_steps = list[plots.Curve](), list[plots.Curve]()
@@ -91,10 +93,10 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         by_steps += TRAININGS.along(frames, named, look, how)
         by_bytes += TRAININGS.along(frames, named, look, how, sent_mb(frames, own))
     panels = [
-        plots.curves(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
-        plots.curves(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
+        plots.curves_panel(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
+        plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
     ]
-    return plots.picture(panels, 3.8, ylabel="Validation loss (nats a character)", sharey=True)
+    return plots.compose_figure(panels, 3.8, ylabel="Validation loss (nats a character)", sharey=True)
 
 
 def table(frames: Frames) -> list[Table]:
@@ -130,8 +132,8 @@ def facts(frames: Frames) -> dict[str, object]:
     )
     rounds = [f"{steps // every:,} with H = {every}" for every in periods]
     few = [str(every) for every in periods if steps // every < ENOUGH_ROUNDS]
-    aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.listed(few)}" if few else ""
-    return {**_trainings.facts(frames), "rounds": captions.listed(rounds) + aim}
+    aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.join_words(few)}" if few else ""
+    return {**_trainings.facts(frames), "rounds": captions.join_words(rounds) + aim}
 
 
 def claims() -> list[Claim]:
@@ -150,11 +152,11 @@ def claims() -> list[Claim]:
     ]
 
 
-def loss_over(frames: Frames, name: str, every: int | None) -> Value | None:
+def loss_over(frames: Frames, name: str, every: int | None) -> Estimate | None:
     """A method's loss at the end over that of averaging every step's gradients; paired by seed."""
     return TRAININGS.over(frames, (name, every), (DENSE, None))
 
 
-def below_diloco(frames: Frames, every: int) -> Value | None:
+def below_diloco(frames: Frames, every: int) -> Estimate | None:
     """DiLoCo's loss at the end less SparseLoCo's, at the same H; paired by seed."""
     return TRAININGS.above(frames, (DILOCO, every), (SPARSELOCO, every))

@@ -12,9 +12,9 @@ from math import isnan
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
@@ -56,7 +56,7 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [panel for question in QUESTIONS if (panel := _panel(frames, *question))]
-    return plots.picture(panels, 1.8 * len(panels), rows=len(panels), keys=(), sharex=True)
+    return plots.compose_figure(panels, 1.8 * len(panels), rows=len(panels), keys=(), sharex=True)
 
 
 def _panel(frames: Frames, title: str, lines: list[list[str]]) -> plots.Panel | None:
@@ -65,7 +65,7 @@ def _panel(frames: Frames, title: str, lines: list[list[str]]) -> plots.Panel | 
     found = [(*pair, ends) for pair in pairs if (ends := above(frames, *pair)) is not None]
     if not found:
         return None
-    look, none = style.look("topk")._replace(label=""), style.look("dense")._replace(label="")
+    look, none = style.method_style("topk")._replace(label=""), style.method_style("dense")._replace(label="")
     means = plots.Curve(look, [min(each.value, FURTHEST) for *_, each in found], range(len(found)))
     intervals = [
         plots.Curve(look, (max(each.low, -FURTHEST), min(each.high, FURTHEST)), (at, at), LINE)
@@ -73,15 +73,19 @@ def _panel(frames: Frames, title: str, lines: list[list[str]]) -> plots.Panel | 
         if each.low is not None and each.high is not None and each.low < FURTHEST
     ]
     zero = plots.Curve(none, (0, 0), (-0.5, len(found) - 0.5), LINE)
-    return plots.dots(
+    return plots.dots_panel(
         [zero, *intervals, means], rows=[_label(*each) for each in found], grid="x", title=title
     )
 
 
-def _label(name: str, first: str, ends: Value) -> str:
+def _label(name: str, first: str, ends: Estimate) -> str:
     """A training's row; with its number, or without one, where it is not drawn at its place."""
     place = (
-        "" if ends.value <= FURTHEST else ": diverged" if isnan(ends.value) else f": +{number(ends.value)}"
+        ""
+        if ends.value <= FURTHEST
+        else ": diverged"
+        if isnan(ends.value)
+        else f": +{format_number(ends.value)}"
     )
     return f"{name}{'' if first == BASE else f' (over {first})'}{place}"
 
@@ -136,13 +140,13 @@ def claims() -> list[Claim]:
     ]
 
 
-def least_above(frames: Frames, names: list[str]) -> Value | None:
+def least_above(frames: Frames, names: list[str]) -> Estimate | None:
     """The least of what these end above the paper's, where all ran."""
     found = [above(frames, name, BASE) for name in names]
     return None if None in found else min(filter(None, found), key=lambda each: each.value)
 
 
-def spread(frames: Frames, names: list[str]) -> Value | None:
+def spread(frames: Frames, names: list[str]) -> Estimate | None:
     """The most by which one of these ends apart from the paper's, above or below."""
     pairs = [pair for name in names for pair in ((name, BASE), (BASE, name))]
     found = [above(frames, *pair) for pair in pairs]

@@ -16,9 +16,9 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value, final, final_difference
+from analysis.stats import Estimate, final_difference, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _yoon2022 as yoon2022
@@ -37,13 +37,13 @@ SCALE = {
 }  # fmt: skip
 ROW_IN = 0.19  # inches of height per method
 SCATTER_IN = 2.7  # the width of the right panel, about
-BEST = style.Look("best learning rate", "#111111", "D", "")
-OTHER = style.Look("other learning rates", "#999999", "o", "")
-INTERVAL = style.Look("", "#111111", "", "")
+BEST = style.MethodStyle("best learning rate", "#111111", "D", "")
+OTHER = style.MethodStyle("other learning rates", "#999999", "o", "")
+INTERVAL = style.MethodStyle("", "#111111", "", "")
 LINE: dict[str, Any] = {"linestyle": "-", "lw": 1, "zorder": 2}
-JOINED = style.Look("", "#BBBBBB", "", "")
-SENT = style.Look("sent by a worker", "#0072B2", "o", "")
-UPDATED = style.Look("in the update", "#D55E00", "s", "")
+JOINED = style.MethodStyle("", "#BBBBBB", "", "")
+SENT = style.MethodStyle("sent by a worker", "#0072B2", "o", "")
+UPDATED = style.MethodStyle("in the update", "#D55E00", "s", "")
 
 
 # The recipe raises the density in the first epochs, which here would be a fifth of the training.
@@ -134,9 +134,9 @@ def chosen(frames: Frames) -> dict[str, Found]:
     return found
 
 
-def score(frames: Frames, keys: Sequence[str]) -> Value:
+def score(frames: Frames, keys: Sequence[str]) -> Estimate:
     """Percent top-1 on the test set at the end."""
-    value = final(frames, keys, _column(frames))
+    value = final_value(frames, keys, _column(frames))
     assert value is not None, "what was chosen was validated"
     return value
 
@@ -162,7 +162,7 @@ def label(config_json: str) -> str:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found = chosen(frames)
     if not found:
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     rows, names = np.arange(len(found)), [*found]
     ends = [score(frames, each.keys) for each in found.values()]
     tops, sent = [end.value for end in ends], [each.last["wire_bytes"] for each in found.values()]
@@ -182,18 +182,20 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     ]  # fmt: skip
     top1, height = "Test top-1 (%)", ROW_IN * len(found)
     panels = [
-        plots.dots([*ranges, best, *others], rows=names, grid="both", xlabel=top1),
-        plots.dots(shares, rows=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]),
-        plots.layered(
-            plots.dots(upright),
-            plots.kind(marks.named)(sent, tops, names, (SCATTER_IN, height)),
-            plots.dots([], grid="both", xlabel="Bytes sent per worker and step", ylabel=top1),
+        plots.dots_panel([*ranges, best, *others], rows=names, grid="both", xlabel=top1),
+        plots.dots_panel(
+            shares, rows=names, grid="both", xlabel="Share of elements", xscale="log", yticklabels=[]
+        ),
+        plots.overlay_panels(
+            plots.dots_panel(upright),
+            plots.panel_maker(marks.draw_labelled_points)(sent, tops, names, (SCATTER_IN, height)),
+            plots.dots_panel([], grid="both", xlabel="Bytes sent per worker and step", ylabel=top1),
         ),
     ]
     for dense in (top for top, name in zip(tops, names, strict=True) if name == "dense"):
-        panels[0] = plots.layered(plots.shade("x", dense - NEAR, dense), panels[0])
-        panels[2] = plots.layered(plots.shade("y", dense - NEAR, dense), panels[2])
-    return plots.picture(panels, 0.9 + height, loc="outside upper center", width_ratios=(1, 0.7, 1.9))
+        panels[0] = plots.overlay_panels(plots.shaded_span_panel("x", dense - NEAR, dense), panels[0])
+        panels[2] = plots.overlay_panels(plots.shaded_span_panel("y", dense - NEAR, dense), panels[2])
+    return plots.compose_figure(panels, 0.9 + height, loc="outside upper center", width_ratios=(1, 0.7, 1.9))
 
 
 def table(frames: Frames) -> Table:
@@ -208,7 +210,7 @@ def table(frames: Frames) -> Table:
             "seeds": len(each.keys),
             "learning rate": each.rate,
             "others: their top-1": ", ".join(
-                f"{number(rate)}: {number(other)}" for rate, other in each.others.items()
+                f"{format_number(rate)}: {format_number(other)}" for rate, other in each.others.items()
             ),
             "density": each.last["sent_density"],
             "union density": each.last["update_density"],
@@ -219,7 +221,7 @@ def table(frames: Frames) -> Table:
     ]
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
     far = [name for name, gap in below.items() if gap and gap.value > NEAR]
-    note = f"More than {number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
+    note = f"More than {format_number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
     return Table.of("Every method at the end of its training", rows, units, note)
 
 
@@ -228,7 +230,9 @@ def _reasons(far: Iterable[str]) -> list[str]:
     methods: dict[str, list[str]] = {}
     for label in far:
         methods.setdefault(VARIANTS[label].why, []).append(label)
-    return [f"{captions.listed(labels)}{f' ({reason})' * bool(reason)}" for reason, labels in methods.items()]
+    return [
+        f"{captions.join_words(labels)}{f' ({reason})' * bool(reason)}" for reason, labels in methods.items()
+    ]
 
 
 def _chosen_by(frames: Frames) -> str:
@@ -236,7 +240,8 @@ def _chosen_by(frames: Frames) -> str:
     held_out = frames.runs.get("train.held_out", pd.Series(dtype=float)).fillna(0)
     if len(held_out) and held_out.min() > 0:
         return (
-            f"that counts which seed {CHOOSING} found best on {number(held_out.min())} training images that "
+            f"that counts which seed {CHOOSING} found best on {format_number(held_out.min())} "
+            "training images that "
             "were held out"
         )
     return (
@@ -248,8 +253,8 @@ def _chosen_by(frames: Frames) -> str:
 def facts(frames: Frames) -> dict[str, object]:
     epochs, steps = (int(frames.epochs[name].max()) for name in ("epoch", "step"))
     return {
-        "near": number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps,
-        "seeds": captions.listed(captions.values(frames, "seed")),
+        "near": format_number(NEAR), "chosen_by": _chosen_by(frames), "epochs": epochs, "steps": steps,
+        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
     }  # fmt: skip
 
 
@@ -268,12 +273,12 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def _gap(frames: Frames, above: str, below: str) -> Value | None:
+def _gap(frames: Frames, above: str, below: str) -> Estimate | None:
     """Final top-1 of one method less that of another, each at its own learning rate; paired by seed."""
     return _difference(frames, chosen(frames), above, below)
 
 
-def _difference(frames: Frames, found: Mapping[str, Found], above: str, below: str) -> Value | None:
+def _difference(frames: Frames, found: Mapping[str, Found], above: str, below: str) -> Estimate | None:
     if not {above, below} <= set(found):
         return None
     return final_difference(frames, found[above].keys, found[below].keys, _column(frames))

@@ -13,9 +13,15 @@ from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames
-from analysis.stats import POSITIVE, Value, curve, final, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value, mean_curve
 from analysis.tables import Table
-from analysis.times.reaching import Steps, all_reach, seconds_to, sooner, steps_to
+from analysis.times.reaching import (
+    CrossingBySeed,
+    all_seeds_reach,
+    crossing_by_seed,
+    seconds_to_target,
+    speedup_to_target,
+)
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures._runs import TRAINED, scale
@@ -34,7 +40,7 @@ LOOKS = {
     DENSE: style.method_style("dense")._replace(label="dense, overlapped"),
     TOPK: style.method_style(TOPK)._replace(label="Top-k 0.01, fused"),
 }
-ONCE = Value.exact(1.0, 1, "runs")  # of seconds, which need no time of a step
+ONCE = Estimate.exact(1.0, 1, "runs")  # of seconds, which need no time of a step
 
 
 def runs(profile: str) -> list[Run]:
@@ -60,33 +66,33 @@ def trainings(frames: Frames) -> dict[str, list[str]]:
     """
     found = {name: yoon2022.keys(frames, name) for name in LOOKS}
     if not all(found.values()):
-        raise ValueError(plots.EMPTY)
+        raise ValueError(plots.NOTHING_TO_DRAW)
     return found
 
 
 def target(frames: Frames, share: float = SHARE) -> float | None:
     """Percent of top-1: so many percent of what dense ends at."""
     keys = yoon2022.keys(frames, DENSE)
-    ends = final(frames, keys, COLUMN) if keys else None
+    ends = final_value(frames, keys, COLUMN) if keys else None
     return ends.value * share / 100 if ends else None
 
 
-def seconds(frames: Frames, name: str, level: float) -> Steps:
+def seconds(frames: Frames, name: str, level: float) -> CrossingBySeed:
     """Seconds of steps until a validation of each training first shows so many percent, by seed."""
-    return steps_to(frames, yoon2022.keys(frames, name), COLUMN, level, by="wall_s")
+    return crossing_by_seed(frames, yoon2022.keys(frames, name), COLUMN, level, by="wall_s")
 
 
-def times_as_soon(frames: Frames, slow: str, fast: str, level: float) -> Value | None:
-    return sooner(seconds(frames, slow, level), seconds(frames, fast, level), ONCE)
+def times_as_soon(frames: Frames, slow: str, fast: str, level: float) -> Estimate | None:
+    return speedup_to_target(seconds(frames, slow, level), seconds(frames, fast, level), ONCE)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     found, level = trainings(frames), target(frames)
-    curves = {name: curve(frames, keys, COLUMN) for name, keys in found.items()}
+    curves = {name: mean_curve(frames, keys, COLUMN) for name, keys in found.items()}
     minutes = {name: _minutes(frames, keys) for name, keys in found.items()}
     title = f"over {Evidence(frames).link()}"
     panels = [
-        plots.curves(
+        plots.curves_panel(
             [plots.Curve(LOOKS[name], x(name), at) for name, at in curves.items()],
             level=level, xlabel=xlabel, xlim=(0, None), title=title,
         )
@@ -95,7 +101,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             (lambda name: curves[name]["step"], "Optimiser steps"),
         )
     ]  # fmt: skip
-    return plots.picture(panels, 2.9, ylabel="Validation top-1 (%)", sharey=True)
+    return plots.compose_figure(panels, 2.9, ylabel="Validation top-1 (%)", sharey=True)
 
 
 def _minutes(frames: Frames, keys: Sequence[str]) -> list[float]:
@@ -109,11 +115,13 @@ def table(frames: Frames) -> list[Table]:
     found, level = trainings(frames), target(frames)
     assert level is not None, "dense was trained"
     registered = f"{format_number(SHARE)} % of dense's end ({format_brief(level)})"
-    rows = [_row(frames, *each) for each in [(registered, level), *((format_number(at), at) for at in LEVELS)]]
+    rows = [
+        _row(frames, *each) for each in [(registered, level), *((format_number(at), at) for at in LEVELS)]
+    ]
     units = dict.fromkeys((look.label for look in LOOKS.values()), "s") | {"top-1": "%"}
     ends = [
         {
-            "method": LOOKS[name].label, "at the end": final(frames, keys, COLUMN),
+            "method": LOOKS[name].label, "at the end": final_value(frames, keys, COLUMN),
             "step": _step_ms(frames, keys), "in all": _last(frames, keys, "wall_s").times(1 / 60),
             "seeds": len(keys),
         }
@@ -128,21 +136,23 @@ def table(frames: Frames) -> list[Table]:
 
 def _row(frames: Frames, label: str, level: float) -> dict[str, object]:
     times = {name: seconds(frames, name, level) for name in LOOKS}
-    taken = {LOOKS[name].label: seconds_to(own, 1.0) for name, own in times.items()}
-    there = [f"{sum(all_reach({0: each}) for each in own.values())} of {len(own)}" for own in times.values()]
+    taken = {LOOKS[name].label: seconds_to_target(own, 1.0) for name, own in times.items()}
+    there = [
+        f"{sum(all_seeds_reach({0: each}) for each in own.values())} of {len(own)}" for own in times.values()
+    ]
     return {
         "top-1": label, **taken, "dense / Top-k": times_as_soon(frames, DENSE, TOPK, level),
         "seeds that get there": " and ".join(there),
     }  # fmt: skip
 
 
-def _last(frames: Frames, keys: Sequence[str], column: str) -> Value:
+def _last(frames: Frames, keys: Sequence[str], column: str) -> Estimate:
     """A mean over seeds of what a training had come to at its last validation."""
     epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
-    return over_units(epochs.groupby("key")[column].last().to_numpy(), POSITIVE)
+    return estimate_mean(epochs.groupby("key")[column].last().to_numpy(), POSITIVE)
 
 
-def _step_ms(frames: Frames, keys: Sequence[str]) -> Value:
+def _step_ms(frames: Frames, keys: Sequence[str]) -> Estimate:
     return _last(frames, keys, "wall_s").times(1e3 / _last(frames, keys, "step").value)
 
 
@@ -153,14 +163,14 @@ def facts(frames: Frames) -> dict[str, object]:
         f"{LOOKS[name].label} with seed {seed}"
         for name in LOOKS
         for seed, each in seconds(frames, name, level).items()
-        if not all_reach({seed: each})
+        if not all_seeds_reach({seed: each})
     ]
-    never = words("survey.time-to-accuracy.never").format(who=captions.listed(missing))
-    falls = [each.strip("[]") for each in captions.values(frames, "task.lr_milestones")]
+    never = words("survey.time-to-accuracy.never").format(who=captions.join_words(missing))
+    falls = [each.strip("[]") for each in captions.distinct_values(frames, "task.lr_milestones")]
     return {
         "link": Evidence(frames).link(), "share": format_number(SHARE), "target": format_brief(level),
-        "never": never * bool(missing), "falls": captions.listed(falls),
-        "every": captions.listed(captions.values(frames, "train.validate_every")),
+        "never": never * bool(missing), "falls": captions.join_words(falls),
+        "every": captions.join_words(captions.distinct_values(frames, "train.validate_every")),
     }  # fmt: skip
 
 
@@ -171,7 +181,7 @@ def claims() -> list[Claim]:
     ]  # fmt: skip
 
 
-def sooner_at_share(frames: Frames, slow: str, fast: str, share: float) -> Value | None:
+def sooner_at_share(frames: Frames, slow: str, fast: str, share: float) -> Estimate | None:
     """The slow one's time to this share of dense's end over the fast one's, paired by seed; 0 where only the
     slow one gets there.
     """

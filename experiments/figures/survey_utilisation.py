@@ -19,10 +19,10 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number, format_with_interval
 from analysis.records.frames import Frames, cache_by_frames, find_keys
 from analysis.records.steps import warm_steps
-from analysis.stats import Mixed, Value
+from analysis.stats import Estimate, MixedRunsError
 from analysis.tables import Table
 from analysis.times import rounds
-from analysis.times.rounds import Taken
+from analysis.times.rounds import StepSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._links import (
@@ -46,7 +46,9 @@ _DATA = papers.item("survey.utilisation")
 LINK: str = _DATA["link"]
 TIMED_AS: Mapping[str, RunSettings] = _DATA["timed"]
 FRAGMENTS: int = _DATA["fragments"]  # exchanges in a round of streaming
-LOOKS: Mapping[str, style.MethodStyle] = {name: style.MethodStyle(*look) for name, look in _DATA["looks"].items()}
+LOOKS: Mapping[str, style.MethodStyle] = {
+    name: style.MethodStyle(*look) for name, look in _DATA["looks"].items()
+}
 EVERY: list[int] = _DATA["every"]  # H, of those with local steps
 CHECKED: Mapping[str, int] = _DATA["checked"]  # by profile the H at which composing is checked
 DENSE, DILOCO, SPARSELOCO, STREAMING = "dense", "diloco", "sparseloco", "streaming_diloco"
@@ -135,9 +137,13 @@ def found_gbit_s(frames: Frames, link: LinkSettings) -> pd.Series[float]:
 
 
 @cache_by_frames
-def step_times(frames: Frames, method: str, link: LinkSettings, timed: int | None = None) -> dict[int, Taken]:
+def step_times(
+    frames: Frames, method: str, link: LinkSettings, timed: int | None = None
+) -> dict[int, StepSeconds]:
     """Return what steps with an exchange and without take, by launch; see `launch_keys`."""
-    return rounds.taken(frames, launch_keys(frames, method, link, timed), exchanges_a_round(method))
+    return rounds.step_seconds_by_launch(
+        frames, launch_keys(frames, method, link, timed), exchanges_a_round(method)
+    )
 
 
 def exchanges_a_round(method: str) -> int:
@@ -173,7 +179,7 @@ def shares(frames: Frames, method: str, every: int | None, link: LinkSettings) -
     return ratios.clip(upper=MOST).dropna()
 
 
-def mean_share(frames: Frames, method: str, every: int | None, link: LinkSettings) -> Value | None:
+def mean_share(frames: Frames, method: str, every: int | None, link: LinkSettings) -> Estimate | None:
     """Return the share of time computing, the mean over launches."""
     return mean_over_launches(shares(frames, method, every, link), (0.0, 1.0))
 
@@ -198,14 +204,14 @@ def arithmetic_shares(frames: Frames, method: str, every: int | None, link: Link
 
 def ratio_of_shares(
     frames: Frames, first: tuple[str, int | None], second: tuple[str, int | None], link: LinkSettings
-) -> Value | None:
+) -> Estimate | None:
     """Return one share over another, paired by launch."""
     return mean_ratio(shares(frames, *first, link), shares(frames, *second, link))
 
 
 def arithmetic_over_measured(
     frames: Frames, method: str, every: int | None, link: LinkSettings
-) -> Value | None:
+) -> Estimate | None:
     """Return the share by arithmetic over the measured one, paired by launch."""
     return mean_ratio(arithmetic_shares(frames, method, every, link), shares(frames, method, every, link))
 
@@ -219,12 +225,12 @@ def _composed_over_measured(frames: Frames, method: str, every: int, link: LinkS
     return composed / mean_step_s(frames, method, every, link, timed=every)
 
 
-def composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> Value | None:
+def composed_over_measured(frames: Frames, method: str, every: int, link: LinkSettings) -> Estimate | None:
     """Return the mean step as composed of those at another H over that of whole rounds of this H."""
     return mean_over_launches(_composed_over_measured(frames, method, every, link))
 
 
-def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings) -> Value | None:
+def composing_factor(frames: Frames, method: str, every: int, link: LinkSettings) -> Estimate | None:
     """Return the factor between the two mean steps, in each launch whichever is the larger."""
     ratios = _composed_over_measured(frames, method, every, link)
     return mean_over_launches(ratios.where(ratios > 1, 1 / ratios))
@@ -247,7 +253,7 @@ def break_evens(frames: Frames, method: str, percent: int, delay_s: float) -> Br
     return BreakEvens.between_links(found, table / (1 - table) * (100 - percent) / percent)
 
 
-def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Value | str:
+def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str:
     """Return the mean bandwidth for a share over launches, or in words that it lies outside the links."""
     crossings = break_evens(frames, method, percent, delay_s)
     if not len(crossings.gbit_s):
@@ -257,7 +263,7 @@ def bandwidth_for(frames: Frames, method: str, percent: int, delay_s: float) -> 
     return crossings.mean() or one_end.get(tuple(crossings.gbit_s.unique())) or crossings.describe_outside()
 
 
-def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Value | None:
+def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | None:
     """Return how many times less bandwidth a method needs than averaging every step, paired by launch.
 
     Raises:
@@ -267,11 +273,11 @@ def times_less_bandwidth(frames: Frames, method: str, percent: int, delay_s: flo
     return compare_break_evens(dense, other, "bandwidths")
 
 
-def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Value | str | None:
+def _times_less_cell(frames: Frames, method: str, percent: int, delay_s: float) -> Estimate | str | None:
     """Return how many times less bandwidth for a table: at least so many where one lies outside."""
     try:
         value = times_less_bandwidth(frames, method, percent, delay_s)
-    except Mixed:
+    except MixedRunsError:
         return "-"
     if value is None or all(break_evens(frames, name, percent, delay_s).mean() for name in (DENSE, method)):
         return value
@@ -290,7 +296,7 @@ def lines_of(method: str) -> Sequence[Compared]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_panel(frames, delay_s) for delay_s in _delays(frames)]
-    return plots.picture(panels, 3.6, ylabel="Share of time computing (%)", sharey=True)
+    return plots.compose_figure(panels, 3.6, ylabel="Share of time computing (%)", sharey=True)
 
 
 def _delays(frames: Frames) -> list[float]:
@@ -314,10 +320,10 @@ def _panel(frames: Frames, delay_s: float) -> plots.Panel:
             curves.append(plots.Curve(look, x, levels, thin))
     title = f"one way {format_number(1e3 * delay_s)} ms" if delay_s else "no delay"
     ticks = [tick for tick in TICKS if min(x) / 1.3 <= tick <= 1.3 * max(x)]
-    return plots.curves(curves, sizes=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105))
+    return plots.curves_panel(curves, sizes=ticks, xlabel="Gbit/s found", title=title, ylim=(0, 105))
 
 
-def _percent(share: Value | None) -> Value | None:
+def _percent(share: Estimate | None) -> Estimate | None:
     return share and share.times(100)
 
 
@@ -354,7 +360,10 @@ def table(frames: Frames) -> list[Table]:
         if method != DENSE
     ]  # fmt: skip
     published_rows = [
-        {"method": LOOKS[method].label, **{f"{share} %": format_number(gbit_s[row][share]) for share in SHARES}}
+        {
+            "method": LOOKS[method].label,
+            **{f"{share} %": format_number(gbit_s[row][share]) for share in SHARES},
+        }
         for method, row in TABLE_4.items()
     ]
     tables = [
@@ -383,7 +392,7 @@ def _link_columns(frames: Frames, link: LinkSettings) -> dict[str, Any]:
     return {"asked": link.gbit_s, "found": found, "one way": 1e3 * link.delay_s}
 
 
-def composing_checks(frames: Frames) -> list[tuple[Compared, LinkSettings, Value]]:
+def composing_checks(frames: Frames) -> list[tuple[Compared, LinkSettings, Estimate]]:
     """Return the methods and links for which whole rounds were measured, and composed over measured."""
     return [
         (Compared(method, every), link, ratio)
@@ -395,13 +404,17 @@ def composing_checks(frames: Frames) -> list[tuple[Compared, LinkSettings, Value
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    checks = [f"{format_with_interval(ratio)} for {line.label}" for line, _, ratio in composing_checks(frames)]
-    worth = f"Over one link, the mean step as composed over that of whole rounds: {captions.listed(checks)}."
+    checks = [
+        f"{format_with_interval(ratio)} for {line.label}" for line, _, ratio in composing_checks(frames)
+    ]
+    worth = (
+        f"Over one link, the mean step as composed over that of whole rounds: {captions.join_words(checks)}."
+    )
     periods = {own["method.every"]: None for own in TIMED_AS.values() if "method.every" in own}
     return {
         "parameters": list_settings(frames, "parameters"), "workers": list_settings(frames, "workers"),
-        "measured": captions.listed(periods), "composed": worth * bool(checks),
-        "launches": len(captions.values(frames, "seed")),
+        "measured": captions.join_words(periods), "composed": worth * bool(checks),
+        "launches": len(captions.distinct_values(frames, "seed")),
     }  # fmt: skip
 
 

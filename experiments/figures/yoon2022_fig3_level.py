@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from analysis.claims import Claim
 from analysis.records.frames import Frames
-from analysis.stats import Value, final
+from analysis.stats import Estimate, final_value
 from experiments.config.run import Run
 from experiments.figures import yoon2022_fig3_slim as slim
 from experiments.figures._runs import MORE_SEEDS, SEEDS
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss at the paper's level, at density 0.001 and 0.01"
-SCALE, theirs = slim.SCALE, slim.theirs
+SCALE = slim.SCALE
+published_results = slim.published_results
 facts, draw, table = slim.facts, slim.draw, slim.table
 LEVEL = 90  # % top-1; theirs ended at 92.99, with a model 13 times as large and 16 times the images
 
@@ -29,9 +30,9 @@ def claims() -> list[Claim]:
     return [level, *slim.claims()]
 
 
-def above_level(frames: Frames, name: str, level: float) -> Value | None:
+def above_level(frames: Frames, name: str, level: float) -> Estimate | None:
     """Points by which a method's trainings end above so many % of top-1."""
-    end = final(frames, slim.keys(frames, name), slim.COLUMN)
+    end = final_value(frames, slim.keys(frames, name), slim.COLUMN)
     if end is None:
         return None
     low, high = (None if edge is None else edge - level for edge in (end.low, end.high))

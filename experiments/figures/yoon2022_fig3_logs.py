@@ -12,7 +12,7 @@ from analysis import plots, published
 from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.records.frames import Frames
-from analysis.stats import Value, over_units
+from analysis.stats import Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -31,10 +31,16 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    looks = {8: style.Look("8 workers", "#000000", "", ""), 4: style.Look("4 workers", "#009E73", "", "")}
+    looks = {
+        8: style.MethodStyle("8 workers", "#000000", "", ""),
+        4: style.MethodStyle("4 workers", "#009E73", "", ""),
+    }
     curves = [
         _over_epochs(
-            {style.look(method): published.band(method, workers=workers) for method in METHODS},
+            {
+                style.method_style(method): published.mean_and_range_over_machines(method, workers=workers)
+                for method in METHODS
+            },
             title=f"{workers} workers", ylim=(15, 97),
         )
         for workers in looks
@@ -43,16 +49,18 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         {look: gap(workers) for workers, look in looks.items()},
         title="dense less Top-k", log=GAP_TICKS, ylabel="Difference in top-1 (points)", ylim=(0.25, 60),
     )  # fmt: skip
-    key = plots.key(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
-    panels = [*curves, plots.layered(gaps, key)]
-    return plots.picture(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
+    key = plots.legend_panel(loc="upper right", frameon=True, framealpha=1, edgecolor="none")
+    panels = [*curves, plots.overlay_panels(gaps, key)]
+    return plots.compose_figure(panels, 2.8, ylabel="Validation top-1 (%)", loc="outside upper center")
 
 
-def _over_epochs(lines: Mapping[style.Look, pd.DataFrame], **how: Any) -> plots.Panel:
+def _over_epochs(lines: Mapping[style.MethodStyle, pd.DataFrame], **how: Any) -> plots.Panel:
     """Curves, and where the learning rate fell."""
     found = [plots.Curve(look, table["epoch"], table) for look, table in lines.items() if len(table)]
-    curves = plots.curves(found, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
-    return plots.layered(curves, *(plots.upright(epoch, **FELL) for epoch in published.decays()))
+    curves = plots.curves_panel(found, xlim=(0, 140), xlabel="Epoch", grid=None, **how)
+    return plots.overlay_panels(
+        curves, *(plots.vertical_line_panel(epoch, **FELL) for epoch in published.decay_epochs())
+    )
 
 
 def gap(workers: int) -> pd.DataFrame:
@@ -60,27 +68,27 @@ def gap(workers: int) -> pd.DataFrame:
 
     A logarithmic axis has no place for what is not above 0: it becomes NaN, and the curve is interrupted.
     """
-    table = published.over_machines(_gaps(workers))
+    table = published.mean_and_range(_gaps(workers))
     above: pd.DataFrame = table.where(table > 0)
     return above
 
 
 def _gaps(workers: int) -> pd.DataFrame:
     """Dense less Top-k, a row per epoch and a column per machine."""
-    dense, topk = (published.by_machine(method, workers=workers) for method in ("dense", "topk"))
+    dense, topk = (published.column_by_machine(method, workers=workers) for method in ("dense", "topk"))
     ahead: pd.DataFrame = dense - topk
     return ahead
 
 
 def table(frames: Frames) -> Table:
     """End points and means of the last epochs, per job."""
-    every, rows = published.epochs(), []
-    for job, facts in published.jobs().set_index("job").iterrows():
+    every, rows = published.epoch_table(), []
+    for job, facts in published.job_table().set_index("job").iterrows():
         curve = every[every["job"] == job]
         end = curve.iloc[-1]
         rows.append({
             "job": str(job),
-            "method": style.look(facts["method"]).label,
+            "method": style.method_style(facts["method"]).label,
             "workers": f"{facts['workers']} x {facts['gpu']}, {facts['link']}",
             "epochs": int(end["epoch"]),
             "final top-1": float(end["top1"]),
@@ -93,7 +101,7 @@ def table(frames: Frames) -> Table:
 
 def facts(frames: Frames) -> dict[str, int]:
     """The epochs before which the learning rate falls."""
-    return dict(zip(("first", "second"), published.decays(), strict=True))
+    return dict(zip(("first", "second"), published.decay_epochs(), strict=True))
 
 
 def claims() -> list[Claim]:
@@ -104,16 +112,16 @@ def claims() -> list[Claim]:
     ]
 
 
-def _end(_: Frames, method: str) -> Value | None:
-    return over_units(published.by_machine(method).iloc[-1].to_numpy())
+def _end(_: Frames, method: str) -> Estimate | None:
+    return estimate_mean(published.column_by_machine(method).iloc[-1].to_numpy())
 
 
-def _every_gap(_: Frames) -> Value | None:
-    return over_units(np.concatenate([_final_gaps(8), _final_gaps(4)]))
+def _every_gap(_: Frames) -> Estimate | None:
+    return estimate_mean(np.concatenate([_final_gaps(8), _final_gaps(4)]))
 
 
-def _gap_by_workers(_: Frames) -> Value | None:
-    return over_units(_final_gaps(8) - _final_gaps(4))
+def _gap_by_workers(_: Frames) -> Estimate | None:
+    return estimate_mean(_final_gaps(8) - _final_gaps(4))
 
 
 def _final_gaps(workers: int) -> np.ndarray:

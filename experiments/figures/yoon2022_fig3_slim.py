@@ -14,14 +14,15 @@ from experiments.figures._runs import MORE_SEEDS, SEEDS, scale, variants
 from experiments.figures.papers import claim
 
 TITLE = "Validation accuracy and loss of a slim VGG-16, at density 0.001 and 0.01"
-SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TRAINING_SCALE
+published_results = yoon2022.published_results
 COLUMN = "val_top1"
 METHODS = variants("fig3-slim")
 DENSER = METHODS["topk-denser"]["method.density"]
 LOOKS = {
-    "topk": style.look("topk")._replace(label="Top-k, 0.001"),
-    "topk-denser": style.Look("Top-k, 0.01", "#56B4E9", "D", "\\\\"),
-    "randomk": style.look("randomk")._replace(label="Random-k, 0.001"),
+    "topk": style.method_style("topk")._replace(label="Top-k, 0.001"),
+    "topk-denser": style.MethodStyle("Top-k, 0.01", "#56B4E9", "D", "\\\\"),
+    "randomk": style.method_style("randomk")._replace(label="Random-k, 0.001"),
 }
 facts = convergence.facts
 
@@ -42,7 +43,9 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 def lines(frames: Frames) -> dict[str, convergence.Seeds]:
     """One per method and density."""
     found = {
-        name: convergence.Seeds(LOOKS.get(name, style.look(name)), own, "" if name == "topk-denser" else name)
+        name: convergence.Seeds(
+            LOOKS.get(name, style.method_style(name)), own, "" if name == "topk-denser" else name
+        )
         for name in METHODS
         if (own := keys(frames, name))
     }

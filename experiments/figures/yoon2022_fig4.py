@@ -10,13 +10,13 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records import phases
 from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds, phase_summary
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
-from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, waits_ms
+from analysis.times.attribution import COMMUNICATION, PHASES_BY_CAUSE, REST, explained_percent, mean_waits_ms
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures.papers import claim, of_methods, words
@@ -28,7 +28,8 @@ ORDER = (
     "forward", "backward", "select", "exchange", "wait", "transfer", "synchronize", "scatter", "update", "io",
     "check", "validate", "unaccounted",
 )  # fmt: skip
-SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TIMING_SCALE
+published_results = yoon2022.published_results
 READABLE = 0.05  # of the axis: a part smaller than this carries no number
 
 
@@ -37,20 +38,22 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods, simulated = yoon2022.present(frames, MODE), captions.simulated(frames)
+    methods, simulated = yoon2022.present(frames, MODE), captions.simulated_suffix(frames)
     ours = {method: parts_ms(frames, method) for method in methods}
     steps = {method: step_ms(frames, method) for method in methods}
     theirs = {m: yoon2022.published_parts(m) for m in methods if m in yoon2022.METHODS}
     xlim, highest = (-0.5, len(methods) - 0.5), max(step.high or step.value for step in steps.values())
 
     def times(axes: plots.Axes) -> None:
-        bars = [plots.Bar(style.look(method).label, parts) for method, parts in ours.items()]
+        bars = [plots.StackedBar(style.method_style(method).label, parts) for method, parts in ours.items()]
         ylabel = f"Time per iteration (ms{simulated})"
-        plots.stacks(bars, least=READABLE * highest, xlim=xlim, ylim=(0, 1.1 * highest), ylabel=ylabel)(axes)
+        plots.stacked_bars_panel(
+            bars, least=READABLE * highest, xlim=xlim, ylim=(0, 1.1 * highest), ylabel=ylabel
+        )(axes)
         for x, (method, step) in enumerate(steps.items()):
-            marks.whisker(axes, x + 0.24, step)
+            marks.draw_interval(axes, x + 0.24, step)
             top = max(sum(ours[method].values()), step.high or 0)
-            plots.above(axes, x, top, f"{number(step.value)} ms")
+            plots.annotate_above(axes, x, top, f"{format_number(step.value)} ms")
 
     shares = []
     for method in methods:
@@ -58,19 +61,19 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         if method in theirs:
             shares.append(_share(method, theirs[method], "paper", 0.21))
     seen = {phase for parts in (*ours.values(), *theirs.values()) for phase in parts}
-    right = plots.stacks(
+    right = plots.stacked_bars_panel(
         shares, width=0.38, least=7, ylabel=f"Share of the iteration (%{simulated})",
         xlim=xlim, ylim=(0, 116), yticks=range(0, 101, 20),
     )  # fmt: skip
-    keys = marks.phase_keys([phase for phase in ORDER if phase in seen])
-    return plots.picture([times, right], 3.2, keys=keys, ncols=4)
+    keys = marks.phase_legend_handles([phase for phase in ORDER if phase in seen])
+    return plots.compose_figure([times, right], 3.2, keys=keys, ncols=4)
 
 
-def _share(method: str, parts: Mapping[str, float], whose: str, place: float) -> plots.Bar:
+def _share(method: str, parts: Mapping[str, float], whose: str, place: float) -> plots.StackedBar:
     whole, faint = sum(parts.values()), whose == "paper"
-    text = f"{whose}\n{number(whole)} ms" if faint else whose
+    text = f"{whose}\n{format_number(whole)} ms" if faint else whose
     shares = {phase: 100 * part / whole for phase, part in parts.items()}
-    return plots.Bar(style.look(method).label, shares, text, place, faint)
+    return plots.StackedBar(style.method_style(method).label, shares, text, place, faint)
 
 
 def parts_ms(frames: Frames, method: str) -> dict[str, float]:
@@ -80,7 +83,7 @@ def parts_ms(frames: Frames, method: str) -> dict[str, float]:
     return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
 
-def step_ms(frames: Frames, method: str) -> Value:
+def step_ms(frames: Frames, method: str) -> Estimate:
     """Mean milliseconds of an iteration, over ranks, with its interval."""
     step = yoon2022.phases(frames, method, ("step",))
     assert step is not None  # every run has steps
@@ -89,15 +92,19 @@ def step_ms(frames: Frames, method: str) -> Value:
 
 def table(frames: Frames) -> list[Table]:
     """Mean and median of every phase, the interval of the whole, and what the wait comes from."""
-    methods, simulated = yoon2022.present(frames, MODE), captions.simulated(frames)
-    keys = {style.look(method).label: yoon2022.keys(frames, method, MODE) for method in methods}
+    methods, simulated = yoon2022.present(frames, MODE), captions.simulated_suffix(frames)
+    keys = {style.method_style(method).label: yoon2022.keys(frames, method, MODE) for method in methods}
     summaries = {label: phase_summary(frames, own) for label, own in keys.items()}
-    counts = captions.listed(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
+    counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
-    means.iloc[-1, 1:] = pd.Series({style.look(method).label: step_ms(frames, method) for method in methods})
-    causes, milliseconds = (*CAUSES, REST), dict.fromkeys(keys, "ms")
-    waits = {label: waits_ms(frames, own).reindex(causes).to_numpy() for label, own in keys.items()}
-    shares = {label: [explained(frames, own, cause) for cause in causes] for label, own in keys.items()}
+    means.iloc[-1, 1:] = pd.Series(
+        {style.method_style(method).label: step_ms(frames, method) for method in methods}
+    )
+    causes, milliseconds = (*PHASES_BY_CAUSE, REST), dict.fromkeys(keys, "ms")
+    waits = {label: mean_waits_ms(frames, own).reindex(causes).to_numpy() for label, own in keys.items()}
+    shares = {
+        label: [explained_percent(frames, own, cause) for cause in causes] for label, own in keys.items()
+    }
     late, when = f"Wait, because the last rank was late{simulated}", {"late in": causes}
     return [
         *(
@@ -129,7 +136,7 @@ def facts(frames: Frames) -> dict[str, str]:
     dense = yoon2022.published_parts("dense")
     left_out = {name: dense[name] for name in ("validate", "io", "unaccounted")}
     share = 100 * sum(left_out.values()) / sum(dense.values())
-    return {"left_out": number(share)} | {name: number(part) for name, part in left_out.items()}
+    return {"left_out": format_number(share)} | {name: format_number(part) for name, part in left_out.items()}
 
 
 def claims() -> list[Claim]:
@@ -143,7 +150,7 @@ def claims() -> list[Claim]:
     ]
 
 
-def dominance(frames: Frames, method: str) -> Value | None:
+def dominance(frames: Frames, method: str) -> Estimate | None:
     """Compression less the larger of FP + BP and communication, in % of the iteration."""
     return yoon2022.phases(
         frames, method, ("select", "forward", "backward", "wait", "transfer", "step"),
@@ -152,5 +159,5 @@ def dominance(frames: Frames, method: str) -> Value | None:
     )  # fmt: skip
 
 
-def _explained(frames: Frames, method: str, cause: str) -> Value | None:
-    return explained(frames, yoon2022.keys(frames, method, MODE), cause, COMMUNICATION)
+def _explained(frames: Frames, method: str, cause: str) -> Estimate | None:
+    return explained_percent(frames, yoon2022.keys(frames, method, MODE), cause, COMMUNICATION)

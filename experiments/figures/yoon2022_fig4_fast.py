@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from analysis.claims import Claim
 from analysis.records.frames import Frames
-from analysis.stats import Value, phase_ratio
+from analysis.stats import Estimate, phase_time_ratio
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
 from experiments.figures import yoon2022_fig4 as fig4
@@ -13,7 +13,8 @@ from experiments.figures.papers import claim
 
 TITLE = "Breakdown of an iteration, with a fast selection"
 MODE = fig4.MODE
-SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TIMING_SCALE
+published_results = yoon2022.published_results
 
 
 def runs(profile: str) -> list[Run]:
@@ -31,13 +32,13 @@ def claims() -> list[Claim]:
     ]
 
 
-def _gain(frames: Frames, slow: str, fast: str) -> Value | None:
+def _gain(frames: Frames, slow: str, fast: str) -> Estimate | None:
     """Time of one's selection over the other's."""
     here, there = (yoon2022.keys(frames, method, MODE) for method in (slow, fast))
-    return phase_ratio(frames, here, there, "select")
+    return phase_time_ratio(frames, here, there, "select")
 
 
-def _share(frames: Frames, method: str) -> Value | None:
+def _share(frames: Frames, method: str) -> Estimate | None:
     """Selection in % of FP and BP."""
     parts = ("select", "forward", "backward")
     return yoon2022.phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))

@@ -11,13 +11,18 @@ import pandas as pd
 from analysis import plots, published
 from analysis.claims import Claim
 from analysis.pictures import marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import Parts, combined, estimate
-from analysis.published.rederived import JOB, communication_ms, compression_ms, lateness_line
-from analysis.published.unvalidated import step_ms
+from analysis.published.dependent import JackknifeParts, combine_estimates, jackknife_estimate
+from analysis.published.rederived import (
+    JOB_BY_GPU_AND_METHOD,
+    communication_ms,
+    compression_ms,
+    lateness_line,
+)
+from analysis.published.unvalidated import validation_free_step_ms
 from analysis.records.frames import Frames
-from analysis.stats import ANY, SHARE, Bounds, Value
+from analysis.stats import PERCENT, UNBOUNDED, Bounds, Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -39,15 +44,15 @@ def runs(profile: str) -> list[Run]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [*map(_bars, METHODS), *(_scatter(*each) for each in SCATTERED)]
-    return plots.picture(
+    return plots.compose_figure(
         panels, 5.2, rows=2, ylabel=("Time per iteration (ms)", "Communication (ms)"),
-        keys=marks.phase_keys(PHASES), loc="outside upper center", ncols=4, height_ratios=(1.25, 1),
+        keys=marks.phase_legend_handles(PHASES), loc="outside upper center", ncols=4, height_ratios=(1.25, 1),
     )  # fmt: skip
 
 
 def as_published(gpu: str, method: str) -> dict[str, float]:
     """The parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
-    job = JOB[gpu, method]
+    job = JOB_BY_GPU_AND_METHOD[gpu, method]
     communication = rederived.filtered_communication_ms(job)
     wait = communication.dense if method == "dense" else communication.sparse
     return _parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
@@ -55,10 +60,10 @@ def as_published(gpu: str, method: str) -> dict[str, float]:
 
 def without_validation(gpu: str, method: str) -> dict[str, float]:
     """The parts of an iteration in which nobody validates, ms, bottom first."""
-    job = JOB[gpu, method]
+    job = JOB_BY_GPU_AND_METHOD[gpu, method]
     waits, sends = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
     own = {"wait": waits - sends, "transfer": sends, "io": float(_row(job)["io_ms"])}
-    return _parts(job, own, step_ms(job).value)
+    return _parts(job, own, validation_free_step_ms(job).value)
 
 
 def _parts(job: int, own: dict[str, float], whole: float) -> dict[str, float]:
@@ -70,13 +75,13 @@ def _parts(job: int, own: dict[str, float], whole: float) -> dict[str, float]:
 
 
 def _row(job: int) -> dict[str, float]:
-    row: dict[str, float] = published.jobs().set_index("job").loc[job].to_dict()
+    row: dict[str, float] = published.job_table().set_index("job").loc[job].to_dict()
     return row
 
 
 def table(frames: Frames) -> list[Table]:
     """Every number of the picture, and their intervals."""
-    jobs = {yoon2022.of_job(gpu, method): job for (gpu, method), job in JOB.items()}
+    jobs = {yoon2022.of_job(gpu, method): job for (gpu, method), job in JOB_BY_GPU_AND_METHOD.items()}
     tables = []
     for title, rows, unit in (("Times", TIMES, "ms"), ("Waiting for the last rank", SHARES, "")):
         cells = {of: [cell(job) for cell in rows.values()] for of, job in jobs.items()}
@@ -86,21 +91,23 @@ def table(frames: Frames) -> list[Table]:
 
 
 def _of_job(
-    of: Callable[[int], Parts], selecting: bool = False, bounds: Bounds = ANY
-) -> Callable[[int], Value | None]:
+    of: Callable[[int], JackknifeParts], selecting: bool = False, bounds: Bounds = UNBOUNDED
+) -> Callable[[int], Estimate | None]:
     """An estimate of each job; where it is about selecting, of those that select."""
-    return lambda job: estimate(of(job), bounds) if compression_ms(job)[0] or not selecting else None
+    return lambda job: (
+        jackknife_estimate(of(job), bounds) if compression_ms(job)[0] or not selecting else None
+    )
 
 
-def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Value | None]:
+def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
     """A part of the line of least squares: communication against the lateness of the last rank."""
     return _of_job(lambda job: getattr(lateness_line(job, loop_starts), part), selecting=True)
 
 
 # What the tables show of each job.
-TIMES: dict[str, Callable[[int], Value | float | None]] = {
+TIMES: dict[str, Callable[[int], Estimate | float | None]] = {
     "iteration, as published": rederived.published_iteration_ms,
-    "iteration without validation": step_ms,
+    "iteration without validation": validation_free_step_ms,
     "one validation": _of_job(rederived.stall_ms),
     "compression": _of_job(compression_ms, selecting=True),
     "lateness of the last rank in it": _of_job(rederived.lateness_ms, selecting=True),
@@ -111,8 +118,8 @@ TIMES: dict[str, Callable[[int], Value | float | None]] = {
     "communication at no lateness": _of_line("intercept"),
     "the same without loops' first iterations": _of_line("intercept", loop_starts=False),
 }
-SHARES: dict[str, Callable[[int], Value | None]] = {
-    "share of waiting in the communication": _of_job(rederived.waiting_share),
+SHARES: dict[str, Callable[[int], Estimate | None]] = {
+    "share of waiting in the communication": _of_job(rederived.mean_waiting_share),
     "communication per lateness": _of_line("slope"),
     "their correlation": _of_line("correlation"),
     "communication per lateness without loops' first iterations": _of_line("slope", loop_starts=False),
@@ -122,40 +129,45 @@ SHARES: dict[str, Callable[[int], Value | None]] = {
 
 def facts(frames: Frames) -> dict[str, object]:
     """The stalls, and communication under one filter for both."""
-    (stalls,) = set(published.iterations().groupby("job")["long_waits"].sum())  # the same in every job
-    dense, randomk = (rederived.filtered_communication_ms(JOB["A100", each]) for each in ("dense", "randomk"))
+    (stalls,) = set(published.iteration_table().groupby("job")["long_waits"].sum())  # the same in every job
+    dense, randomk = (
+        rederived.filtered_communication_ms(JOB_BY_GPU_AND_METHOD["A100", each])
+        for each in ("dense", "randomk")
+    )
     filtered = {"dense": dense.sparse, "randomk": randomk.sparse, "least": randomk.dense}
-    words = {name: number(ms) for name, ms in filtered.items()}
-    return {"stalls": stalls, "inside": number(100 * INSIDE), **words, **yoon2022.IN_BLOCKS}
+    words = {name: format_number(ms) for name, ms in filtered.items()}
+    return {"stalls": stalls, "inside": format_number(100 * INSIDE), **words, **yoon2022.IN_BLOCKS}
 
 
 def _bars(method: str) -> plots.Panel:
     """The bar as published (P) and without validation (V), of each GPU."""
-    gpus = [gpu for gpu, of in JOB if of == method]
+    gpus = [gpu for gpu, of in JOB_BY_GPU_AND_METHOD if of == method]
     bars = [(part, part(gpu, method)) for gpu in gpus for part in (as_published, without_validation)]
     highest = max(sum(parts.values()) for _, parts in bars)
     places = [i + 0.5 * (i // 2) for i in range(len(bars))]
 
     def panel(axes: plots.Axes) -> None:
         for x, (part, parts) in zip(places, bars, strict=True):
-            top = marks.stack(axes, x, parts, width=0.8, faint=part is as_published, least=READABLE * highest)
-            plots.above(axes, x, top, number(top))
-        plots.beside(axes, ["P" if part is as_published else "V" for part, _ in bars])
+            top = marks.draw_stacked_bar(
+                axes, x, parts, width=0.8, faint=part is as_published, least=READABLE * highest
+            )
+            plots.annotate_above(axes, x, top, format_number(top))
+        plots.set_place_labels(axes, ["P" if part is as_published else "V" for part, _ in bars])
         axes.set_xticks(places)
         for i, gpu in enumerate(gpus):
-            plots.above(axes, 2.5 * i + 0.5, 0, f"8 {gpu}", xytext=(0, -14), va="top")
-        axes.set(ylim=(0, 1.12 * highest), title=style.look(method).label, xlim=(-0.7, 4.2))
+            plots.annotate_above(axes, 2.5 * i + 0.5, 0, f"8 {gpu}", xytext=(0, -14), va="top")
+        axes.set(ylim=(0, 1.12 * highest), title=style.method_style(method).label, xlim=(-0.7, 4.2))
 
     return panel
 
 
 def _scatter(gpu: str, method: str) -> plots.Panel:
     """Communication against lateness in every iteration, with the line of least squares."""
-    job, look = JOB[gpu, method], style.look(method)
-    table = rederived.settled(job)
+    job, look = JOB_BY_GPU_AND_METHOD[gpu, method], style.method_style(method)
+    table = rederived.settled_iterations(job)
     table = table[table["long_waits"] == 0]
     late, wait = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy(), table["comm_mean_ms"].to_numpy()
-    starts = rederived.starts_a_loop(table)
+    starts = rederived.is_first_of_loop(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
     inside, every = lateness_line(job, loop_starts=False), lateness_line(job).correlation[0]
     ends, (slope, intercept, r) = np.array([0.0, right]), (part[0] for part in inside)
@@ -165,41 +177,51 @@ def _scatter(gpu: str, method: str) -> plots.Panel:
     lines = [
         plots.Curve(look, late[~starts], wait[~starts], small | dots),
         plots.Curve(look, late[starts], wait[starts], small | crosses),
-        plots.Curve(style.Look("", "#111111", "", ""), ends, intercept + slope * ends, {"linewidth": 1.0}),
+        plots.Curve(
+            style.MethodStyle("", "#111111", "", ""), ends, intercept + slope * ends, {"linewidth": 1.0}
+        ),
     ]
-    text = f"y = {number(slope)} x + {number(intercept)} ms, r = {number(r)}"
-    return plots.curves(
+    text = f"y = {format_number(slope)} x + {format_number(intercept)} ms, r = {format_number(r)}"
+    return plots.curves_panel(
         lines, grid=None, title=yoon2022.of_job(gpu, method, ", "), xlabel="Lateness of the last rank (ms)",
-        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {number(every)}",
+        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {format_number(every)}",
     )  # fmt: skip
 
 
 # Of a job, or of two: what the claims are about, in % or ms.
-MEASURES: dict[str, Callable[..., Value]] = {
-    "compression over all else": lambda job: combined(
-        lambda part, whole: 100 * (2 * part / whole - 1), estimate(compression_ms(job)), step_ms(job)
+MEASURES: dict[str, Callable[..., Estimate]] = {
+    "compression over all else": lambda job: combine_estimates(
+        lambda part, whole: 100 * (2 * part / whole - 1),
+        jackknife_estimate(compression_ms(job)),
+        validation_free_step_ms(job),
     ),
-    "communication below a tenth": lambda job: combined(
-        lambda part, whole: 10 - 100 * part / whole, estimate(communication_ms(job)), step_ms(job)
+    "communication below a tenth": lambda job: combine_estimates(
+        lambda part, whole: 10 - 100 * part / whole,
+        jackknife_estimate(communication_ms(job)),
+        validation_free_step_ms(job),
     ),
-    "communication": lambda job: estimate(communication_ms(job)),
-    "more communication": lambda job, other: estimate(communication_ms(job) - communication_ms(other)),
-    "longer compression": lambda job, other: estimate(
+    "communication": lambda job: jackknife_estimate(communication_ms(job)),
+    "more communication": lambda job, other: jackknife_estimate(
+        communication_ms(job) - communication_ms(other)
+    ),
+    "longer compression": lambda job, other: jackknife_estimate(
         100 * (compression_ms(job) / compression_ms(other) - 1)
     ),
-    "variance explained by lateness": lambda job: estimate(100 * lateness_line(job).correlation ** 2, SHARE),
-    "variance left inside loops": lambda job: estimate(
-        100 - 100 * lateness_line(job, False).correlation ** 2, SHARE
+    "variance explained by lateness": lambda job: jackknife_estimate(
+        100 * lateness_line(job).correlation ** 2, PERCENT
+    ),
+    "variance left inside loops": lambda job: jackknife_estimate(
+        100 - 100 * lateness_line(job, False).correlation ** 2, PERCENT
     ),
 }
 
 
-def measured(_: Frames, name: str, *jobs: tuple[str, str]) -> Value:
+def measured(_: Frames, name: str, *jobs: tuple[str, str]) -> Estimate:
     """One of `MEASURES`, of the jobs of these GPUs and methods."""
-    return MEASURES[name](*(JOB[job] for job in jobs))
+    return MEASURES[name](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
 
 
-def on_a100(frames: Frames, method: str, name: str) -> Value:
+def on_a100(frames: Frames, method: str, name: str) -> Estimate:
     """One of `MEASURES`, of a method's job on 8 A100."""
     return measured(frames, name, ("A100", method))
 

@@ -12,10 +12,10 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import brief, number
+from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
-from analysis.stats import Value, taken
+from analysis.stats import Estimate, phase_time
 from analysis.tables import Table
 from analysis.times.attribution import COMMUNICATION
 from experiments.config.run import Run
@@ -29,14 +29,14 @@ SCALE = yoon2022.TIMING_SCALE
 LINKS = ("ethernet_1g", "ethernet_10g")
 OVERLAPPED, DENSE_OVERLAPPED = "topk-buckets-fused-overlapped", "dense-buckets-overlapped"
 LOOKS = {
-    "dense": style.look("dense"),
-    DENSE_OVERLAPPED: style.Look("dense, overlapped", "#777777", "o", "++"),
-    "topk": style.look("topk")._replace(label="Top-k, torch.topk"),
-    "topk-fused": style.look("topk-fused"),
-    OVERLAPPED: style.look(OVERLAPPED),
-    "randomk-hash": style.look("randomk-hash")._replace(label="Random-k, by hash"),
-    "oktopk": style.Look("Ok-Topk", "#44AA99", "p", ""),
-    "powersgd": style.Look("PowerSGD, rank 2", "#999933", "d", ""),
+    "dense": style.method_style("dense"),
+    DENSE_OVERLAPPED: style.MethodStyle("dense, overlapped", "#777777", "o", "++"),
+    "topk": style.method_style("topk")._replace(label="Top-k, torch.topk"),
+    "topk-fused": style.method_style("topk-fused"),
+    OVERLAPPED: style.method_style(OVERLAPPED),
+    "randomk-hash": style.method_style("randomk-hash")._replace(label="Random-k, by hash"),
+    "oktopk": style.MethodStyle("Ok-Topk", "#44AA99", "p", ""),
+    "powersgd": style.MethodStyle("PowerSGD, rank 2", "#999933", "d", ""),
 }
 
 
@@ -69,18 +69,18 @@ def _methods(frames: Frames) -> list[str]:
     return sorted(found, key=[*LOOKS, *found].index)
 
 
-def look(method: str) -> style.Look:
+def look(method: str) -> style.MethodStyle:
     """Its look in this item."""
-    return LOOKS.get(method, style.look(method))
+    return LOOKS.get(method, style.method_style(method))
 
 
-def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Value | None:
+def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Estimate | None:
     """Step time of a method over that of another, on a link; None where it was not measured."""
     return yoon2022.ratio(links(frames).get(link, empty_frames()), method, baseline, MODE)
 
 
-def _step_s(frames: Frames, method: str) -> Value | None:
-    return taken(frames, yoon2022.keys(frames, method, MODE), "slowest")
+def _step_s(frames: Frames, method: str) -> Estimate | None:
+    return phase_time(frames, yoon2022.keys(frames, method, MODE), "slowest")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -88,16 +88,18 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         raise ValueError(f"nothing to draw: there is no run in timing mode {MODE}")
     methods = list(dict.fromkeys(method for found in by_link.values() for method in _methods(found)))
     panels = [_link(found, methods, is_first=not at) for at, found in enumerate(by_link.values())]
-    rest, *others = marks.phase_keys(["forward", *COMMUNICATION])
+    rest, *others = marks.phase_legend_handles(["forward", *COMMUNICATION])
     rest.set_label("all else; with overlap, all")
-    return plots.picture(panels, 2.9, keys=[rest, *others])
+    return plots.compose_figure(panels, 2.9, keys=[rest, *others])
 
 
 def _title(frames: Frames) -> str:
     """The link as it was found, batch and density: '0.86 Gbit/s (asked: 1), batch 2, density 0.001'."""
-    batches, densities = (captions.values(frames, name) for name in ("task.batch_size", "method.density"))
-    told = [("batch", batches), ("density", list(map(number, densities)))]
-    parts = [f"{name} {captions.listed(found)}" for name, found in told if found]
+    batches, densities = (
+        captions.distinct_values(frames, name) for name in ("task.batch_size", "method.density")
+    )
+    told = [("batch", batches), ("density", list(map(format_number, densities)))]
+    parts = [f"{name} {captions.join_words(found)}" for name, found in told if found]
     return ", ".join([Evidence(frames).link(), *parts])
 
 
@@ -107,12 +109,12 @@ def _link(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel
     for method in methods:
         parts = _parts_ms(frames, method) if yoon2022.keys(frames, method, MODE) else {}
         against = yoon2022.ratio(frames, method, mode=MODE) if method != "dense" else None
-        behind = f" ({brief(against.value, 2)}x)" if against else ""
-        text = f"{brief(sum(parts.values()))}{behind}" if parts else ""
-        bars.append(plots.Bar(look(method).label if is_first else "", parts, text))
+        behind = f" ({format_brief(against.value, 2)}x)" if against else ""
+        text = f"{format_brief(sum(parts.values()))}{behind}" if parts else ""
+        bars.append(plots.StackedBar(look(method).label if is_first else "", parts, text))
     longest = max(sum(bar.parts.values()) for bar in bars)
-    xlabel = f"Time per step (ms{captions.simulated(frames)})"
-    return plots.piles(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=_title(frames))
+    xlabel = f"Time per step (ms{captions.simulated_suffix(frames)})"
+    return plots.horizontal_stacks_panel(bars, xlabel=xlabel, xlim=(0, 1.45 * longest), title=_title(frames))
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
@@ -141,7 +143,7 @@ def table(frames: Frames) -> list[Table]:
                 "step / dense": yoon2022.ratio(found, method, mode=MODE),
                 "step / dense, overlapped": yoon2022.ratio(found, method, DENSE_OVERLAPPED, MODE),
             })  # fmt: skip
-        units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated(found)}")
+        units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(found)}")
         title, note = f"Time per step over {_title(found)}", words("yoon2022.slow-links.parts")
         tables.append(Table.of(title, rows, units, note))
     return tables
@@ -169,6 +171,6 @@ def claims() -> list[Claim]:
     ]
 
 
-def _less_ms(frames: Frames, link: str, method: str, other: str) -> Value | None:
+def _less_ms(frames: Frames, link: str, method: str, other: str) -> Estimate | None:
     """Milliseconds by which the other communicates for less time."""
     return yoon2022.more_ms(links(frames).get(link, empty_frames()), method, other, COMMUNICATION, MODE)

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import combined
-from analysis.published.rederived import JOB
-from analysis.published.unvalidated import step_ms
+from analysis.published.dependent import combine_estimates
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
+from analysis.published.unvalidated import validation_free_step_ms
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -22,7 +22,8 @@ from experiments.figures.papers import claim, of_methods, value
 TITLE = "Training speed of dense, Top-k and Random-k SGD"
 MODE, PUBLISHED_MODE = "production", "as_published"
 WHOLE_EPOCHS = {"alternate.block_steps": 49, "alternate.limit_min": 60}  # each with one validation
-SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TIMING_SCALE
+published_results = yoon2022.published_results
 ORIGIN = {MODE: "ours", PUBLISHED_MODE: "ours, the published protocol"}
 SPARSE = ("topk", "randomk")
 
@@ -37,7 +38,7 @@ def runs(profile: str) -> list[Run]:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     theirs = {
         method: {
-            "published, 8 A100": Value(value("yoon2022.speed-a100")["dense"] / speed),
+            "published, 8 A100": Estimate(value("yoon2022.speed-a100")["dense"] / speed),
             "published, corrected": _without_validation(method),
         }
         for method, speed in value("yoon2022.speed-a100").items()
@@ -46,13 +47,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def picture(
-    frames: Frames, modes: Sequence[str], theirs: Mapping[str, Mapping[str, Value]] = {}
+    frames: Frames, modes: Sequence[str], theirs: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
     """Samples per second of every method, and time per iteration relative to dense beside the paper's."""
-    methods, simulated = yoon2022.present(frames), captions.simulated(frames)
+    methods, simulated = yoon2022.present(frames), captions.simulated_suffix(frames)
 
-    def groups(found: Mapping[str, Mapping[str, Value | None]]) -> plots.Groups:
-        looks = {method: style.look(method) for method in found}
+    def groups(found: Mapping[str, Mapping[str, Estimate | None]]) -> plots.BarGroups:
+        looks = {method: style.method_style(method) for method in found}
         return {
             looks[method].label: [(looks[method], origin, each) for origin, each in own.items() if each]
             for method, own in found.items()
@@ -68,13 +69,15 @@ def picture(
         if method != "dense"
     })  # fmt: skip
     shown = {origin for group in (*speeds.values(), *ratios.values()) for _, origin, _ in group}
-    return plots.picture(
+    return plots.compose_figure(
         [
-            plots.ratio_bars(speeds, ylabel=f"Samples per second{simulated}"),
-            plots.ratio_bars(ratios, ylabel=f"Time per iteration / dense{simulated}", level=1),
+            plots.grouped_bars_panel(speeds, ylabel=f"Samples per second{simulated}"),
+            plots.grouped_bars_panel(ratios, ylabel=f"Time per iteration / dense{simulated}", level=1),
         ],
         2.6,
-        keys=marks.origin_keys(origin for origin in marks.ORIGINS if theirs and origin in shown),
+        keys=marks.origin_legend_handles(
+            origin for origin in marks.FILL_BY_ORIGIN if theirs and origin in shown
+        ),
         width_ratios=(2, 3) if theirs else (1, 1),
     )
 
@@ -91,11 +94,11 @@ def speeds(frames: Frames, modes: Sequence[str]) -> Table:
         for method in yoon2022.present(frames, mode):
             speed = yoon2022.speed(frames, method, mode)
             assert speed is not None  # `present` lists methods that have runs
-            ratio = Value(1.0) if method == "dense" else yoon2022.ratio(frames, method, mode=mode)
-            label, n = style.look(method).label, f"{speed.n} {speed.of}"
+            ratio = Estimate(1.0) if method == "dense" else yoon2022.ratio(frames, method, mode=mode)
+            label, n = style.method_style(method).label, f"{speed.n} {speed.of}"
             rows.append({"method": label, "mode": mode, "speed": speed, "time per iteration": ratio, "n": n})
     units = {"speed": "samples/s", "time per iteration": "dense = 1"}
-    return Table.of(f"Training speed{captions.simulated(frames)}", rows, units)
+    return Table.of(f"Training speed{captions.simulated_suffix(frames)}", rows, units)
 
 
 def claims() -> list[Claim]:
@@ -109,7 +112,9 @@ def claims() -> list[Claim]:
         corrected = round(_without_validation(method).value, 2)
         found += of_methods("yoon2022.speed.corrected", yoon2022.ratio, [method], paper=corrected)
     for method in yoon2022.METHODS:
-        free = number(rederived.speed(step_ms(JOB["A100", method]).value))
+        free = format_number(
+            rederived.samples_per_s(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
+        )
         found += of_methods("yoon2022.speed.speed.a100", _speed, [method], free=free)
     return [
         *found,
@@ -119,10 +124,12 @@ def claims() -> list[Claim]:
     ]
 
 
-def _without_validation(method: str) -> Value:
+def _without_validation(method: str) -> Estimate:
     """Time per iteration relative to dense, from the logs of their 8 A100."""
-    job, dense = JOB["A100", method], JOB["A100", "dense"]
-    return combined(lambda long, short: long / short, step_ms(job), step_ms(dense))
+    job, dense = JOB_BY_GPU_AND_METHOD["A100", method], JOB_BY_GPU_AND_METHOD["A100", "dense"]
+    return combine_estimates(
+        lambda long, short: long / short, validation_free_step_ms(job), validation_free_step_ms(dense)
+    )
 
 
 def _modes(frames: Frames) -> list[str]:
@@ -135,9 +142,9 @@ def _comparable(frames: Frames) -> str:
     return _modes(frames)[-1] if _modes(frames) else MODE
 
 
-def _speed(frames: Frames, method: str) -> Value | None:
+def _speed(frames: Frames, method: str) -> Estimate | None:
     return yoon2022.speed(frames, method, _comparable(frames))
 
 
-def _ratio(frames: Frames, method: str) -> Value | None:
+def _ratio(frames: Frames, method: str) -> Estimate | None:
     return yoon2022.ratio(frames, method, mode=_comparable(frames))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import combined
-from analysis.published.rederived import JOB
-from analysis.published.unvalidated import free_windows_ms, stall_line, step_ms
+from analysis.published.dependent import combine_estimates
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
+from analysis.published.unvalidated import stall_line, validation_free_step_ms, validation_free_windows_ms
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Value
+from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -40,7 +40,7 @@ PAPERS = {
     "dense, V100 / A100": value("yoon2022.a100-over-v100"),
 }
 LINKED = ("dense", "topk")
-COMPUTING = style.Look("", "#E69F00", "", "")
+COMPUTING = style.MethodStyle("", "#E69F00", "", "")
 JobName = tuple[str, str]  # a job by its GPU and method
 
 
@@ -57,23 +57,27 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     for ratios, title, ylabel in between:
         groups = {}
         for name, (slower, quicker, _) in ratios.items():
-            look, both = style.look(slower[1]), (slower, quicker)
-            values = (Value(as_published(*both)), corrected(*both))
+            look, both = style.method_style(slower[1]), (slower, quicker)
+            values = (Estimate(as_published(*both)), corrected(*both))
             place = name.partition(", V100 /")[0].replace("/ ", "/\n")
             groups[place] = [(look, *each) for each in zip(ORIGINS, values, strict=True)]
-        panels.append(plots.ratio_bars(groups, level=1, title=title, ylabel=ylabel))
-    keys, widths = marks.origin_keys(ORIGINS), (4, 2.4, 2.4)
-    return plots.picture([*panels, _links], 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
+        panels.append(plots.grouped_bars_panel(groups, level=1, title=title, ylabel=ylabel))
+    keys, widths = marks.origin_legend_handles(ORIGINS), (4, 2.4, 2.4)
+    return plots.compose_figure(
+        [*panels, _links], 2.7, keys=keys, loc="outside lower left", width_ratios=widths
+    )
 
 
 def _links(axes: plots.Axes) -> None:
     """Milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
     groups = {}
     for method in LINKED:
-        look, change = style.look(method), rederived.link_change(method)
+        look, change = style.method_style(method), rederived.link_change(method)
         values = ((look, change.iteration), (COMPUTING, change.computing))
-        groups[look.label] = [(each, ORIGINS[0], Value(ms)) for each, ms in values]
-    plots.ratio_bars(groups, title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")(axes)
+        groups[look.label] = [(each, ORIGINS[0], Estimate(ms)) for each, ms in values]
+    plots.grouped_bars_panel(groups, title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")(
+        axes
+    )
     axes.margins(y=0.4)
     keys = [
         marks.Patch(facecolor=colour, alpha=0.3, edgecolor=colour, label=label)
@@ -84,12 +88,18 @@ def _links(axes: plots.Axes) -> None:
 
 def as_published(slower: JobName, quicker: JobName) -> float:
     """Ratio of the times of an iteration, which is the inverse ratio of the published speeds."""
-    return rederived.published_iteration_ms(JOB[slower]) / rederived.published_iteration_ms(JOB[quicker])
+    return rederived.published_iteration_ms(JOB_BY_GPU_AND_METHOD[slower]) / rederived.published_iteration_ms(
+        JOB_BY_GPU_AND_METHOD[quicker]
+    )
 
 
-def corrected(slower: JobName, quicker: JobName) -> Value:
+def corrected(slower: JobName, quicker: JobName) -> Estimate:
     """The same of the times without validation."""
-    return combined(lambda long, short: long / short, step_ms(JOB[slower]), step_ms(JOB[quicker]))
+    return combine_estimates(
+        lambda long, short: long / short,
+        validation_free_step_ms(JOB_BY_GPU_AND_METHOD[slower]),
+        validation_free_step_ms(JOB_BY_GPU_AND_METHOD[quicker]),
+    )
 
 
 def table(frames: Frames) -> list[Table]:
@@ -97,10 +107,10 @@ def table(frames: Frames) -> list[Table]:
     speeds = [
         {
             "job": yoon2022.of_job(*of),
-            "as published": rederived.speed(rederived.published_iteration_ms(job)),
-            "without validation": combined(rederived.speed, step_ms(job)),
+            "as published": rederived.samples_per_s(rederived.published_iteration_ms(job)),
+            "without validation": combine_estimates(rederived.samples_per_s, validation_free_step_ms(job)),
         }
-        for of, job in JOB.items()
+        for of, job in JOB_BY_GPU_AND_METHOD.items()
     ]
     ratios = [
         {
@@ -116,13 +126,13 @@ def table(frames: Frames) -> list[Table]:
             "without validation": stall_line(job).without,
             "per ms of stall": stall_line(job).slope,
             "correlation of neighbours": stall_line(job).correlation,
-            "windows without validation": ", ".join(map(number, free_windows_ms(job))),
+            "windows without validation": ", ".join(map(format_number, validation_free_windows_ms(job))),
         }
-        for of, job in JOB.items()
+        for of, job in JOB_BY_GPU_AND_METHOD.items()
     ]
     links = [
         {
-            "method": style.look(method).label,
+            "method": style.method_style(method).label,
             "iteration, relative": 100 * (change.slower - 1),
             "iteration": change.iteration,
             "FP + BP + compression": change.computing,
@@ -144,16 +154,18 @@ def facts(frames: Frames) -> dict[str, object]:
     found: dict[str, object] = dict(yoon2022.IN_BLOCKS)
     for method in LINKED:
         change = rederived.link_change(method)
-        found[f"{method}_slower"] = number(100 * (change.slower - 1))
-        found |= {f"{method}_iteration": number(change.iteration)}
-        found |= {f"{method}_computing": number(change.computing)}
-    lines = [stall_line(job) for job in JOB.values()]
+        found[f"{method}_slower"] = format_number(100 * (change.slower - 1))
+        found |= {f"{method}_iteration": format_number(change.iteration)}
+        found |= {f"{method}_computing": format_number(change.computing)}
+    lines = [stall_line(job) for job in JOB_BY_GPU_AND_METHOD.values()]
     correlations = sorted(line.correlation for line in lines)
-    found |= {"least_alike": number(correlations[0]), "most_alike": number(correlations[-1])}
+    found |= {"least_alike": format_number(correlations[0]), "most_alike": format_number(correlations[-1])}
     for method in ("dense", "topk"):
-        job = JOB["A100", method]
-        found[f"{method}_free"] = " to ".join(number(ms) for ms in sorted(free_windows_ms(job))[::2])
-        found[f"{method}_line"] = number(step_ms(job).value)
+        job = JOB_BY_GPU_AND_METHOD["A100", method]
+        found[f"{method}_free"] = " to ".join(
+            format_number(ms) for ms in sorted(validation_free_windows_ms(job))[::2]
+        )
+        found[f"{method}_line"] = format_number(validation_free_step_ms(job).value)
     return found
 
 
@@ -184,18 +196,18 @@ def claims() -> list[Claim]:
     ]
 
 
-def _ratio(_: Frames, slower: JobName, quicker: JobName) -> Value:
+def _ratio(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
     return corrected(slower, quicker)
 
 
-def _as_published(_: Frames, slower: JobName, quicker: JobName) -> Value:
-    return Value.exact(as_published(slower, quicker), 2, PRINTED)
+def _as_published(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
+    return Estimate.exact(as_published(slower, quicker), 2, PRINTED)
 
 
-def _longer_on_pcie(_: Frames, method: str) -> Value:
-    return Value(100 * (rederived.link_change(method).slower - 1))
+def _longer_on_pcie(_: Frames, method: str) -> Estimate:
+    return Estimate(100 * (rederived.link_change(method).slower - 1))
 
 
-def _change_beside_computing(_: Frames, method: str) -> Value:
+def _change_beside_computing(_: Frames, method: str) -> Estimate:
     change = rederived.link_change(method)
-    return Value(change.iteration - change.computing)
+    return Estimate(change.iteration - change.computing)

@@ -12,12 +12,12 @@ import pandas as pd
 from analysis import plots, published
 from analysis.pictures import captions, marks
 from analysis.published import rederived
-from analysis.published.dependent import combined, estimate
-from analysis.published.rederived import JOB
-from analysis.published.unvalidated import step_ms
+from analysis.published.dependent import combine_estimates, jackknife_estimate
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
+from analysis.published.unvalidated import validation_free_step_ms
 from analysis.records.frames import Frames
 from analysis.records.steps import replication_units, warm_steps
-from analysis.stats import POSITIVE, Value, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -27,7 +27,7 @@ TITLE = "What the published protocol does to the numbers"
 SCALE = yoon2022.TIMING_SCALE
 # Their filters of the communication, in seconds: above and below.
 DENSE_FILTER, SPARSE_FILTER = (1e-4, 1.0), (0.0, 1.01)
-A100 = {method: JOB["A100", method] for method in yoon2022.METHODS}
+A100 = {method: JOB_BY_GPU_AND_METHOD["A100", method] for method in yoon2022.METHODS}
 OURS, THEIRS = "measured here", "from the authors' logs, 8 A100"
 MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
@@ -42,17 +42,17 @@ class Artefact(NamedTuple):
 
     name: str
     number: str
-    ours: Callable[[Frames], Value | None]
-    theirs: Value | None
+    ours: Callable[[Frames], Estimate | None]
+    theirs: Estimate | None
 
 
 def artefacts() -> list[Artefact]:
     """All of them, those of one name below each other."""
     validation, unsynced = "validation inside the timed loop", "no synchronisation between phases"
     whole = {method: rederived.published_iteration_ms(job) for method, job in A100.items()}
-    steps = {method: step_ms(job) for method, job in A100.items()}
+    steps = {method: validation_free_step_ms(job) for method, job in A100.items()}
     dense, topk, randomk = (value(f"yoon2022.iteration.{method}") for method in yoon2022.METHODS)
-    logged, waits = published.iterations(), rederived.filtered_communication_ms(A100["dense"])
+    logged, waits = published.iteration_table(), rederived.filtered_communication_ms(A100["dense"])
     unfiltered = logged.loc[logged["job"] == A100["dense"], "comm_mean_ms"].mean()
     # What is left of BP beside dense's, whose end waits for the GPU.
     backward = topk["backward"] / dense["backward"]
@@ -62,23 +62,23 @@ def artefacts() -> list[Artefact]:
     launches = randomk["select"] / (randomk["select"] + randomk["backward"] - dense["backward"])
     return [
         Artefact(validation, "time per iteration, dense", _over("dense-published", "dense-unvalidated"),
-                 combined(lambda step: whole["dense"] / step, steps["dense"])),
+                 combine_estimates(lambda step: whole["dense"] / step, steps["dense"])),
         Artefact(validation, "time per iteration, Top-k", _over("topk-published", "topk-unvalidated"),
-                 combined(lambda step: whole["topk"] / step, steps["topk"])),
+                 combine_estimates(lambda step: whole["topk"] / step, steps["topk"])),
         Artefact(validation, "Top-k / dense", _validated_ratio,
-                 combined(lambda short, long: whole["topk"] / whole["dense"] / (long / short),
+                 combine_estimates(lambda short, long: whole["topk"] / whole["dense"] / (long / short),
                           steps["dense"], steps["topk"])),
         Artefact(validation, "mean of the final wait, dense",
                  _over("dense-published", "dense-unvalidated", "synchronize"),
-                 estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
+                 jackknife_estimate(unfiltered / rederived.communication_ms(A100["dense"]))),
         Artefact("a filter that differs by method", "communication, dense", _filtered,
-                 Value(waits.dense / waits.sparse)),
+                 Estimate(waits.dense / waits.sparse)),
         Artefact(unsynced, "BP, Top-k", _over("topk-unvalidated", "topk-serialised", "backward"),
-                 Value(backward)),
+                 Estimate(backward)),
         Artefact(unsynced, "compression, Top-k", _over("topk-unvalidated", "topk-serialised", "select"),
-                 Value(compression)),
+                 Estimate(compression)),
         Artefact(unsynced, "compression, Random-k",
-                 _over("randomk-unvalidated", "randomk-serialised", "select"), Value(launches)),
+                 _over("randomk-unvalidated", "randomk-serialised", "select"), Estimate(launches)),
         Artefact("torch.randperm for Random-k", "time per iteration, Random-k",
                  _over("randomk-plain", "randomk-hash-plain"), None),
     ]  # fmt: skip
@@ -93,18 +93,18 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             values = {OURS: each.ours(frames), THEIRS: each.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
-                    marks.dot(axes, y + offset, factor, *MARKERS[origin], told=True)
+                    marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], told=True)
             if y == 0 or each.name != found[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}
                 axes.annotate(each.name, (1.01, y - 0.42), **place)
-        axes.axvline(1, **plots.GREY)
-        plots.from_top(axes, [each.number for each in found])
-        marks.factor_ticks(axes)
+        axes.axvline(1, **plots.REFERENCE_LINE)
+        plots.set_row_labels(axes, [each.number for each in found])
+        marks.set_factor_axis(axes)
         axes.set_xlim(right=4 * axes.get_xlim()[1])  # room for an interval in words
-        axes.set_xlabel(f"With the artefact / without it{captions.simulated(frames)}")
+        axes.set_xlabel(f"With the artefact / without it{captions.simulated_suffix(frames)}")
 
-    return plots.picture([panel], 3.6, keys=marks.dot_keys(MARKERS))
+    return plots.compose_figure([panel], 3.6, keys=marks.dot_legend_handles(MARKERS))
 
 
 def table(frames: Frames) -> Table:
@@ -122,18 +122,18 @@ def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
     return seconds
 
 
-def _ratio(above: pd.Series[float], below: pd.Series[float]) -> Value | None:
+def _ratio(above: pd.Series[float], below: pd.Series[float]) -> Estimate | None:
     """Ratio of the two, paired by block."""
     ratios = (above / below).dropna().sort_index()
-    return over_units(ratios.to_numpy(), POSITIVE, "blocks") if len(ratios) else None
+    return estimate_mean(ratios.to_numpy(), POSITIVE, "blocks") if len(ratios) else None
 
 
-def _over(above: str, below: str, phase: str = "slowest") -> Callable[[Frames], Value | None]:
+def _over(above: str, below: str, phase: str = "slowest") -> Callable[[Frames], Estimate | None]:
     """A phase of one variant over the same of another."""
     return lambda frames: _ratio(_seconds(frames, above, phase), _seconds(frames, below, phase))
 
 
-def _validated_ratio(frames: Frames) -> Value | None:
+def _validated_ratio(frames: Frames) -> Estimate | None:
     """Top-k over dense with validation in the timed loop, over the same without."""
     with_it, without = (
         _seconds(frames, f"topk-{protocol}", "slowest") / _seconds(frames, f"dense-{protocol}", "slowest")
@@ -142,7 +142,7 @@ def _validated_ratio(frames: Frames) -> Value | None:
     return _ratio(with_it, without)
 
 
-def _filtered(frames: Frames) -> Value | None:
+def _filtered(frames: Frames) -> Estimate | None:
     """The mean of dense's final waits by the filter of dense logs over that by the one of sparse logs."""
     keys = yoon2022.keys(frames, "dense-published")
     if not keys:

@@ -12,13 +12,13 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import estimate
-from analysis.published.rederived import JOB
+from analysis.published.dependent import jackknife_estimate
+from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.records.frames import Frames
 from analysis.records.steps import BLOCKS, ENOUGH_LAUNCHES, LAUNCHES, warm_steps
-from analysis.stats import ANY, SHARE, Bounds, Value, over_units
+from analysis.stats import PERCENT, UNBOUNDED, Bounds, Estimate, estimate_mean
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
@@ -33,8 +33,8 @@ METHODS = yoon2022.METHODS
 INSIDE = 0.995  # share of the steps that the axes show
 THEIRS = ("A100", "V100")
 OURS, LOGS = (
-    style.Look("measured here", "#111111", "", ""),
-    style.Look("from the authors' logs", "#777777", "", ""),
+    style.MethodStyle("measured here", "#111111", "", ""),
+    style.MethodStyle("from the authors' logs", "#777777", "", ""),
 )
 
 
@@ -45,14 +45,16 @@ def runs(profile: str) -> list[Run]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     methods = [method for method in METHODS if method in yoon2022.present(frames, MODE)]
-    ylabel = f"Communication (ms{captions.simulated(frames)})"
-    return plots.picture([_scatter(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True)
+    ylabel = f"Communication (ms{captions.simulated_suffix(frames)})"
+    return plots.compose_figure(
+        [_scatter(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True
+    )
 
 
 def _scatter(frames: Frames, method: str) -> plots.Panel:
     """Communication against lateness in every step, with our line of least squares and theirs."""
-    look, found = style.look(method), points(frames, method)
-    line = rederived.lateness_line(JOB["A100", "topk"])
+    look, found = style.method_style(method), points(frames, method)
+    line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     right, top = found[["late", "spent"]].quantile(INSIDE)
     ends, ours = np.array([0.0, right]), np.polyfit(found["late"], found["spent"], 1)
     dots = {"marker": ".", "linestyle": "", "markersize": 3.5, "alpha": 0.5, "mew": 0, "label": None}
@@ -62,9 +64,9 @@ def _scatter(frames: Frames, method: str) -> plots.Panel:
         plots.Curve(OURS, ends, np.polyval(ours, ends), {"linewidth": 1.0}),
         plots.Curve(LOGS, ends, line.intercept[0] + line.slope[0] * ends, dashed),
     ]
-    return plots.curves(
+    return plots.curves_panel(
         lines, grid=None, title=look.label, xlabel="Lateness of the late worker (ms)", xlim=(0, right),
-        ylim=(0, 1.35 * top), note=f"y = {number(ours[0])} x + {number(ours[1])} ms",
+        ylim=(0, 1.35 * top), note=f"y = {format_number(ours[0])} x + {format_number(ours[1])} ms",
     )  # fmt: skip
 
 
@@ -72,15 +74,15 @@ def table(frames: Frames) -> Table:
     """The lines, ours and those of the authors' logs."""
     columns = ["of", "communication per lateness", "communication at no lateness", "variance explained"]
     measured = [
-        (f"{style.look(method).label}, lateness injected", *(of(frames, method) for of in OF_LINE))
+        (f"{style.method_style(method).label}, lateness injected", *(of(frames, method) for of in OF_LINE))
         for method in yoon2022.present(frames, MODE)
     ]
     logged = []
     for gpu in THEIRS:
-        line = rederived.lateness_line(JOB[gpu, "topk"])
+        line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD[gpu, "topk"])
         parts = (line.slope, line.intercept, 100 * line.correlation**2)
         name = f"{yoon2022.of_job(gpu, 'topk')}, lateness in compression, logs"
-        logged.append((name, *map(estimate, parts)))
+        logged.append((name, *map(jackknife_estimate, parts)))
     frame = pd.DataFrame([*measured, *logged], columns=columns)
     units = dict(zip(columns[2:], ("ms", "%"), strict=True))
     return Table("Communication against the lateness of the last worker", frame, units)
@@ -88,33 +90,33 @@ def table(frames: Frames) -> Table:
 
 def facts(frames: Frames) -> dict[str, str]:
     """The line of their logs, and the scale of the axes."""
-    line = rederived.lateness_line(JOB["A100", "topk"])
+    line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"])
     numbers = {"slope": line.slope[0], "intercept": line.intercept[0], "latest": 1e3 * LATEST_S}
-    return {name: number(of) for name, of in (numbers | {"inside": 100 * INSIDE}).items()}
+    return {name: format_number(of) for name, of in (numbers | {"inside": 100 * INSIDE}).items()}
 
 
 def claims() -> list[Claim]:
-    published = round(float(rederived.lateness_line(JOB["A100", "topk"]).slope[0]), 2)
+    published = round(float(rederived.lateness_line(JOB_BY_GPU_AND_METHOD["A100", "topk"]).slope[0]), 2)
     return [
         claim("yoon2022.straggler.grows-with-lateness", slope, "topk", paper=published),
         *of_methods("yoon2022.straggler.lateness-explains", explained, METHODS),
     ]
 
 
-def slope(frames: Frames, method: str) -> Value | None:
+def slope(frames: Frames, method: str) -> Estimate | None:
     """Milliseconds of communication for each of lateness."""
     return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[0]))
 
 
-def intercept(frames: Frames, method: str) -> Value | None:
+def intercept(frames: Frames, method: str) -> Estimate | None:
     """Communication at no lateness, ms."""
     return _of_blocks(frames, method, lambda late, spent: float(np.polyfit(late, spent, 1)[1]))
 
 
-def explained(frames: Frames, method: str) -> Value | None:
+def explained(frames: Frames, method: str) -> Estimate | None:
     """The share of the variance of communication that lateness explains, %."""
     return _of_blocks(
-        frames, method, lambda late, spent: 100 * float(np.corrcoef(late, spent)[0, 1]) ** 2, SHARE
+        frames, method, lambda late, spent: 100 * float(np.corrcoef(late, spent)[0, 1]) ** 2, PERCENT
     )
 
 
@@ -139,8 +141,8 @@ def _of_blocks(
     frames: Frames,
     method: str,
     statistic: Callable[[np.ndarray, np.ndarray], float],
-    bounds: Bounds = ANY,
-) -> Value | None:
+    bounds: Bounds = UNBOUNDED,
+) -> Estimate | None:
     """A statistic of all steps together, with the interval of what the blocks say one by one."""
     found = points(frames, method)
     if not len(found):
@@ -151,4 +153,6 @@ def _of_blocks(
 
     by_launch = found["launch"].nunique() >= ENOUGH_LAUNCHES
     units = found.groupby("launch" if by_launch else ["launch", "block"], sort=False)
-    return over_units([of(unit) for _, unit in units], bounds, LAUNCHES if by_launch else BLOCKS, of(found))
+    return estimate_mean(
+        [of(unit) for _, unit in units], bounds, LAUNCHES if by_launch else BLOCKS, of(found)
+    )

@@ -12,9 +12,9 @@ import pandas as pd
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, note_read_keys, to_dicts
-from analysis.stats import Value, curve, final, final_difference, over_units
+from analysis.stats import Estimate, estimate_mean, final_difference, final_value, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _runs
@@ -96,27 +96,28 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     panels = [_panel(frames, found, *each) for each in PANELS.items()]
     panels += [_captured(frames, found), _fit(frames, found)]
     ylabel = "Test top-1 at the end (%)"
-    return plots.picture(panels, 3.9, rows=2, ylabel=ylabel, loc="outside upper center")
+    return plots.compose_figure(panels, 3.9, rows=2, ylabel=ylabel, loc="outside upper center")
 
 
 def _panel(frames: Frames, found: ByChange, name: str, points: Points) -> plots.Panel:
     """Ends of dense and Top-k at each point, one curve each, and every training."""
     lines, dots = list[plots.Curve](), list[plots.Curve]()
-    for at, look in enumerate((style.look("dense"), style.look("topk"))):
+    for at, look in enumerate((style.method_style("dense"), style.method_style("topk"))):
         keys = {place: found[pair[at]] for place, pair in enumerate(points.values()) if pair[at] in found}
-        ends = {place: final(frames, own, COLUMN) for place, own in keys.items()}
+        ends = {place: final_value(frames, own, COLUMN) for place, own in keys.items()}
         shown = {place: value for place, value in ends.items() if value is not None}
         lines.append(plots.Curve(look, list(shown), list(shown.values())))
         for place, own in keys.items():
-            finals = [one.value for key in own if (one := final(frames, [key], COLUMN))]
+            finals = [one.value for key in own if (one := final_value(frames, [key], COLUMN))]
             dots.append(plots.Curve(look, [place] * len(finals), finals, SMALL | {"label": None}))
-    texts = [number(each) if isinstance(each, float) else str(each) for each in points]
+    texts = [format_number(each) if isinstance(each, float) else str(each) for each in points]
     words: dict[str, Any] = {
         "xticks": range(len(points)),
         "xticklabels": [text.replace(", ", ",\n") for text in texts],
     }
-    return plots.layered(
-        plots.curves(lines, xlim=(-0.4, len(points) - 0.6), xlabel=name, grid="y", **words), plots.dots(dots)
+    return plots.overlay_panels(
+        plots.curves_panel(lines, xlim=(-0.4, len(points) - 0.6), xlabel=name, grid="y", **words),
+        plots.dots_panel(dots),
     )
 
 
@@ -125,22 +126,28 @@ def _captured(frames: Frames, found: ByChange) -> plots.Panel:
 
     lines = []
     for shade, density in zip(np.linspace(0.35, 1, len(DENSITIES)), DENSITIES, strict=True):
-        table = curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
+        table = mean_curve(frames, found.get(TOPK._replace(density=density), []), "captured_energy")
         if len(table):
-            look = style.look("topk")._replace(label=number(density))
-            lines.append(plots.kind(marks.shaded)(table["step"], 100 * table["mean"], look, float(shade)))
+            look = style.method_style("topk")._replace(label=format_number(density))
+            lines.append(
+                plots.panel_maker(marks.draw_shaded_curve)(
+                    table["step"], 100 * table["mean"], look, float(shade)
+                )
+            )
     words: dict[str, Any] = {"xlabel": "Optimiser steps", "ylabel": "Captured energy (%)"}
-    return plots.layered(*lines, plots.curves([], ylim=(0, None), xlim=(0, None), grid="y", **words))
+    return plots.overlay_panels(
+        *lines, plots.curves_panel([], ylim=(0, None), xlim=(0, None), grid="y", **words)
+    )
 
 
 def _fit(frames: Frames, found: ByChange) -> plots.Panel:
     """Test accuracy against training loss: on one line, Top-k fits worse; below it, it generalises worse."""
     dots = []
     for variant, keys in found.items():
-        loss, top1 = (final(frames, keys, column) for column in ("train_loss", COLUMN))
+        loss, top1 = (final_value(frames, keys, column) for column in ("train_loss", COLUMN))
         if loss and top1:
-            dots.append(plots.Curve(style.look(variant.method), loss.value, top1.value, SMALL))
-    return plots.dots(dots, grid="both", xlabel="Training loss at the end")
+            dots.append(plots.Curve(style.method_style(variant.method), loss.value, top1.value, SMALL))
+    return plots.dots_panel(dots, grid="both", xlabel="Training loss at the end")
 
 
 def table(frames: Frames) -> Table:
@@ -148,13 +155,13 @@ def table(frames: Frames) -> Table:
     rows = [
         {
             "variant": label(variant),
-            "held-out top-1": final(frames, keys, "val_top1"),
-            "test top-1": final(frames, keys, COLUMN),
+            "held-out top-1": final_value(frames, keys, "val_top1"),
+            "test top-1": final_value(frames, keys, COLUMN),
             "below dense": None if variant.method == "dense" else _gap(
                 frames, DENSE._replace(rate=variant.rate, horizon=variant.horizon), variant
             ),
-            "training loss": final(frames, keys, "train_loss"),
-            "energy captured at the end": final(frames, keys, "captured_energy"),
+            "training loss": final_value(frames, keys, "train_loss"),
+            "energy captured at the end": final_value(frames, keys, "captured_energy"),
             "n": len(keys),
         }
         for variant, keys in by_variant(frames).items()
@@ -165,8 +172,8 @@ def table(frames: Frames) -> Table:
 
 def label(variant: Change) -> str:
     """Its differences from the paper's settings."""
-    name = "dense" if variant.method == "dense" else f"Top-k, density {number(variant.density)}"
-    rate = f", rate {number(variant.rate)}" if variant.rate != DENSE.rate else ""
+    name = "dense" if variant.method == "dense" else f"Top-k, density {format_number(variant.density)}"
+    rate = f", rate {format_number(variant.rate)}" if variant.rate != DENSE.rate else ""
     momentum = f", momentum {variant.momentum}" if variant.momentum != AFTER else ""
     return f"{name}{rate}{momentum}" + (f", {variant.horizon} x as long" if variant.horizon > 1 else "")
 
@@ -175,16 +182,18 @@ def facts(frames: Frames) -> dict[str, object]:
     """How long, on how many images and with how many seeds was trained."""
     return {
         "epoch_steps": EPOCH_STEPS,
-        "held_out": number(scale("why-gap", "paper")["train.held_out"]),
+        "held_out": format_number(scale("why-gap", "paper")["train.held_out"]),
         "seeds": min(len(keys) for keys in by_variant(frames).values()),
-        "steps": captions.listed(captions.values(frames, "steps_total")),
+        "steps": captions.join_words(captions.distinct_values(frames, "steps_total")),
     }
 
 
 def claims() -> list[Claim]:
     masked, unmasked = TOPK._replace(momentum=BEFORE), TOPK._replace(momentum=UNMASKED)
     gaps = (DENSE, TOPK), (DENSE._replace(horizon=4), TOPK._replace(horizon=4))
-    steps = {name: number(138 * EPOCH_STEPS * horizon) for name, horizon in (("short", 1), ("long", 4))}
+    steps = {
+        name: format_number(138 * EPOCH_STEPS * horizon) for name, horizon in (("short", 1), ("long", 4))
+    }
     return [
         claim("yoon2022.why-gap.own-rate", _gain_by_rate),
         claim("yoon2022.why-gap.momentum-before", _gap, masked, TOPK),
@@ -217,20 +226,22 @@ def by_variant(frames: Frames) -> ByChange:
     return {variant: found[variant] for variant in variants() if variant in found}
 
 
-def _gap(frames: Frames, above: Change, below: Change) -> Value | None:
+def _gap(frames: Frames, above: Change, below: Change) -> Estimate | None:
     found = by_variant(frames)
     return final_difference(frames, found.get(above, []), found.get(below, []), COLUMN)
 
 
-def _difference(frames: Frames, first: tuple[Change, Change], second: tuple[Change, Change]) -> Value | None:
+def _difference(
+    frames: Frames, first: tuple[Change, Change], second: tuple[Change, Change]
+) -> Estimate | None:
     """The distance between two variants less that between two others, paired by seed."""
     ends = [_ends(frames, variant) for variant in (*first, *second)]
     together = pd.concat(ends, axis="columns", join="inner").dropna()
     above, below, other_above, other_below = together.to_numpy().T
-    return over_units((above - below) - (other_above - other_below)) if len(together) else None
+    return estimate_mean((above - below) - (other_above - other_below)) if len(together) else None
 
 
-def _gain_by_rate(frames: Frames) -> Value | None:
+def _gain_by_rate(frames: Frames) -> Estimate | None:
     """Distance that Top-k gains on dense where each has the rate that is best on held-out images."""
     tuned = []
     for method in (DENSE, TOPK):

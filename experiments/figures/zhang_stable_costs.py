@@ -107,31 +107,31 @@ def _row(frames: Frames, run: Mapping[Any, Any]) -> list[Any]:
 def draw(frames: Frames, profile: str) -> plots.Figure:
     rows = counted(frames)
     if not len(rows):
-        raise ValueError(plots.EMPTY)
-    link, words, times = _link(frames), list[plots.Curve | plots.Band](), list[plots.Curve]()
+        raise ValueError(plots.NOTHING_TO_DRAW)
+    link, words, times = _link(frames), list[plots.Curve | plots.FilledArea](), list[plots.Curve]()
     for name in SCHEMES:
         own, look = _at_density(rows, name), style.method_style(name)
         sizes, least, most = (own[column].to_numpy() for column in ("P", "least", "most"))
         if np.array_equal(least, most):
             words.append(plots.Curve(look, sizes, most, FORMULA))
         else:
-            words.append(plots.Band(look, sizes, least, most))
+            words.append(plots.FilledArea(look, sizes, least, most))
         hollow = {"mfc": "none", "ms": 6} if name == "gaussiank" else {}  # where Top-k's marks are
         words.append(plots.Curve(look, sizes, own["words"], {"linestyle": ""} | hollow))
         seconds = [1e3 * _seconds(link, row, VGG16_PARAMETERS) for row in own.to_dict("records")]
         times.append(plots.Curve(look, sizes, seconds, hollow))
     axes: dict[str, Any] = {"sizes": sorted(set(rows["P"])), "xlabel": "Workers", "yscale": "log"}
     panels = [
-        plots.curves(
+        plots.curves_panel(
             words, title="lines and bands: the formulas; marks: counted",
             ylabel="Words sent, of the worker that sends most", **axes,
         ),
-        plots.curves(
+        plots.curves_panel(
             times, title="by the counted words, on 10 Gbit/s Ethernet",
             ylabel="Time for 14.7 million elements (ms), simulated", **axes,
         ),
     ]  # fmt: skip
-    return plots.picture(panels, 3.0)
+    return plots.compose_figure(panels, 3.0)
 
 
 def _at_density(rows: pd.DataFrame, name: str) -> pd.DataFrame:
@@ -191,7 +191,7 @@ def _measured(frames: Frames) -> Table:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    sizes = captions.listed(map(format_number, sorted(set(counted(frames)["n"]))))
+    sizes = captions.join_words(map(format_number, sorted(set(counted(frames)["n"]))))
     return {
         "settled": SETTLED_UP_TO, "announced": ANNOUNCED["oktopk"], "model": format_number(VGG16_PARAMETERS),
         "density": format_number(DENSITY), "sizes": sizes,

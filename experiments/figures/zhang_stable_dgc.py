@@ -16,7 +16,7 @@ from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.figures import _predicted
 from experiments.figures._predicted import DENSITY, FAST, LINKS, LocalWork
@@ -60,7 +60,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         line
         for name, look in LOOKS.items()
         for line in (
-            plots.Band(look, WORKERS, slow[name], free[name], 0.15),
+            plots.FilledArea(look, WORKERS, slow[name], free[name], 0.15),
             plots.Curve(look, WORKERS, free[name]),
             plots.Curve(look, WORKERS, slow[name], dashed),
         )
@@ -69,10 +69,10 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     words["ylabel"] = "Speed-up over dense, simulated"
     title, ticks = "8 A100, published: selecting free, or as torch.topk", (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
     panels = [
-        plots.curves(measured, title="CPUs: computing and selecting measured", **words),
-        plots.curves(published, title=title, log=ticks, **words),
+        plots.curves_panel(measured, title="CPUs: computing and selecting measured", **words),
+        plots.curves_panel(published, title=title, log=ticks, **words),
     ]
-    return plots.picture(panels, 2.9)
+    return plots.compose_figure(panels, 2.9)
 
 
 def _measured(frames: Frames) -> LocalWork:
@@ -115,22 +115,22 @@ def claims() -> list[Claim]:
     ]
 
 
-def least(frames: Frames, link: str) -> Value | None:
+def least(frames: Frames, link: str) -> Estimate | None:
     """The speed-up with the number of workers where it is least."""
     parts = _predicted.measured_work_by_method(frames).get("dgc")
-    return parts and Value(float(speedup(parts, LINKS[link]).min()), n=1)
+    return parts and Estimate(float(speedup(parts, LINKS[link]).min()), n=1)
 
 
-def most(frames: Frames, link: str) -> Value | None:
+def most(frames: Frames, link: str) -> Estimate | None:
     """The speed-up with the number of workers where it is greatest."""
     parts = _predicted.measured_work_by_method(frames).get("dgc")
-    return parts and Value(float(speedup(parts, LINKS[link]).max()), n=1)
+    return parts and Estimate(float(speedup(parts, LINKS[link]).max()), n=1)
 
 
-def least_ratio(frames: Frames, slow: str, fast: str) -> Value | None:
+def least_ratio(frames: Frames, slow: str, fast: str) -> Estimate | None:
     """The speed-up on one link over that on another, with the number of workers where it is least."""
     parts = _predicted.measured_work_by_method(frames).get("dgc")
     if parts is None:
         return None
     above, below = (speedup(parts, LINKS[link]) for link in (slow, fast))
-    return Value(float((above / below).min()), n=1)
+    return Estimate(float((above / below).min()), n=1)

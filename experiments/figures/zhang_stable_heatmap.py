@@ -13,14 +13,14 @@ from analysis.claims import Claim
 from analysis.pictures import style
 from analysis.records.frames import Frames
 from analysis.records.schema import REGIONS, SLICES
-from analysis.stats import SHARE
+from analysis.stats import PERCENT
 from analysis.tables import Table
 from experiments.figures import _looks as looks
 from experiments.figures.papers import claim, value
 
 TITLE = "Where Top-k's selection falls over training: regions and single elements"
 LOOKS = {
-    size: style.Look("single elements" if size == 1 else f"regions of {size:,}", colour, "o", "")
+    size: style.MethodStyle("single elements" if size == 1 else f"regions of {size:,}", colour, "o", "")
     for size, colour in zip(REGIONS, ("#D55E00", "#E69F00", "#56B4E9", "#0072B2"), strict=True)
 }
 SCALE = value("zhang.scale.looks")
@@ -34,13 +34,13 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     maps = [_map(model, looks.first(of_model)) for model, of_model in models.items()]
     labels = (f"Slice of its largest tensor, of {SLICES}", "Selected again (%)")
     panels = [*maps, *map(_again, models.values())]
-    return plots.picture(panels, 4.2, rows=2, ylabel=labels, sharey="row")
+    return plots.compose_figure(panels, 4.2, rows=2, ylabel=labels, sharey="row")
 
 
 def _map(model: str, run: Frames) -> plots.Panel:
     heat = looks.seen(run, "heat", looks.largest(run))
     image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
-    return plots.heatmap(image, float(heat["step"].max()), title=model, xlabel="Step")
+    return plots.heatmap_panel(image, float(heat["step"].max()), title=model, xlabel="Step")
 
 
 def _again(frames: Frames) -> plots.Panel:
@@ -49,7 +49,7 @@ def _again(frames: Frames) -> plots.Panel:
         kept, drawn = (100 * curve(frames, what, size) for what in ("kept", "shuffled"))
         lines.append(plots.Curve(look, kept.index, kept, {"markersize": 2.5}))
         lines.append(plots.Curve(look, drawn.index, drawn, {"linestyle": ":", "marker": "", "label": None}))
-    return plots.curves(lines, grid=None, xscale="log", xlabel="Steps later", ylim=(0, 100))
+    return plots.curves_panel(lines, grid=None, xscale="log", xlabel="Steps later", ylim=(0, 100))
 
 
 def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
@@ -62,9 +62,9 @@ def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
 
 
 def table(frames: Frames) -> Table:
-    measures: looks.Measures = {f"{size:,}": (partial(kept, size=size), SHARE) for size in REGIONS}
+    measures: looks.Measures = {f"{size:,}": (partial(kept, size=size), PERCENT) for size in REGIONS}
     drawn = partial(kept, size=REGION, what="shuffled")
-    rows = looks.rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, SHARE)})
+    rows = looks.rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, PERCENT)})
     found = pd.DataFrame(rows)
     tensors = [looks.largest(of_model) for of_model in looks.models(frames).values()]
     found.insert(1, "tensor", tensors)

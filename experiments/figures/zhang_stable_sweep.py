@@ -10,9 +10,9 @@ from typing import Any
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, find_keys
-from analysis.stats import POSITIVE, Value, final, final_ratio, over_units
+from analysis.stats import POSITIVE, Estimate, estimate_mean, final_ratio, final_value
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
@@ -29,7 +29,7 @@ OTHERS = ("dense", "oktopk")
 SHOWN = 4.0  # times the losses of those: beyond, a training diverged, and its loss may be any number
 ARROW = {"linestyle": "", "marker": "^", "label": None, "markersize": 7, "zorder": 5}
 MARGIN = 1.12  # of the axis, beyond what is drawn
-END = style.Look("", "#777777", "", "")  # the line at SHOWN
+END = style.MethodStyle("", "#777777", "", "")  # the line at SHOWN
 APART = 0.06  # of N, between what the picture shows of one N
 SCALE = papers.value("zhang.scale.trained")
 TRAININGS: dict[str, RunSettings] = papers.item("zhang.stable-sweep")["trainings"]
@@ -68,11 +68,11 @@ def cells(frames: Frames) -> list[tuple[int, int]]:
     return sorted(map(tuple, pairs.to_numpy().tolist()))
 
 
-def loss(frames: Frames, found: Sequence[str]) -> Value | None:
+def loss(frames: Frames, found: Sequence[str]) -> Estimate | None:
     """Geometric mean of the training loss of the last epoch; infinite ones, of trainings that diverged,
     make no mean.
     """
-    return final(frames, found, COLUMN, geometric=True)
+    return final_value(frames, found, COLUMN, geometric=True)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -87,27 +87,27 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
     for at, size in enumerate(sizes):
         aside = 1 + APART * (at - (len(sizes) - 1) / 2)
         found = {period * aside: known[size, period] for period in periods if (size, period) in known}
-        look = style.Look(f"B = {size:,}", COLOURS.get(size, "#555555"), "o", "")
+        look = style.MethodStyle(f"B = {size:,}", COLOURS.get(size, "#555555"), "o", "")
         beyond = [x for x, value in found.items() if value.value > end]
         lines.append(plots.Curve(look, list(found), [_drawn(value, least, end) for value in found.values()]))
         lines.append(plots.Curve(look, beyond, [end] * len(beyond), ARROW))
     for method, value in others.items():
-        lines.append(plots.Curve(style.look(method), None, value))
+        lines.append(plots.Curve(style.method_style(method), None, value))
     limits: dict[str, Any] = {}
     if math.isfinite(end):
-        lines.append(plots.Curve(END, None, Value(end), plots.DOTTED))
+        lines.append(plots.Curve(END, None, Estimate(end), plots.PUBLISHED_LINE))
         limits["ylim"] = (least / MARGIN, end * MARGIN)
-    panel = plots.curves(
+    panel = plots.curves_panel(
         lines, log=TICKS, grid=None, xlabel="N, steps between two selections",
         ylabel="Training loss, last epoch", xscale="log", xticks=periods, xticklabels=periods, **limits,
     )  # fmt: skip
-    return plots.picture([panel], 2.9, loc="outside right center", ncols=1)
+    return plots.compose_figure([panel], 2.9, loc="outside right center", ncols=1)
 
 
-def _drawn(value: Value, least: float, end: float) -> Value:
+def _drawn(value: Estimate, least: float, end: float) -> Estimate:
     """The value at most at the end; its interval within what is drawn, and none of what lies beyond."""
     if value.value > end:
-        return Value(end)
+        return Estimate(end)
     if value.low is None or value.high is None:
         return value
     return value._replace(low=max(value.low, least / MARGIN), high=min(value.high, end))
@@ -115,7 +115,12 @@ def _drawn(value: Value, least: float, end: float) -> Value:
 
 def table(frames: Frames) -> Table:
     rows: list[dict[str, object]] = [
-        {"method": style.look(method).label, "B": None, "N": None, "training loss": loss(frames, found)}
+        {
+            "method": style.method_style(method).label,
+            "B": None,
+            "N": None,
+            "training loss": loss(frames, found),
+        }
         for method in OTHERS
         for found in [keys(frames, method)]
     ]
@@ -128,8 +133,8 @@ def table(frames: Frames) -> Table:
 
 
 def caption(frames: Frames, profile: str) -> str:
-    own = {"density": number(DENSITY[profile]), "shown": number(SHOWN)}
-    return captions.filled(papers.words("zhang.stable-sweep"), frames, own)
+    own = {"density": format_number(DENSITY[profile]), "shown": format_number(SHOWN)}
+    return captions.fill_caption(papers.words("zhang.stable-sweep"), frames, own)
 
 
 def claims() -> list[Claim]:
@@ -150,7 +155,7 @@ def by_seed(frames: Frames, found: Sequence[str]) -> dict[int, float]:
     if not found:
         return {}
     seeds = frames.runs.set_index("key")["seed"]
-    ends = {int(seeds[key]): final(frames, [key], COLUMN) for key in found}
+    ends = {int(seeds[key]): final_value(frames, [key], COLUMN) for key in found}
     return {
         seed: math.inf if math.isnan(value.value) else value.value for seed, value in ends.items() if value
     }
@@ -171,7 +176,7 @@ def counted(frames: Frames) -> dict[Cell, dict[int, float]]:
     }
 
 
-def over_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Value | None:
+def over_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Estimate | None:
     """The loss in one cell of each pair over that in the other: the geometric mean over pairs, by seed."""
     found = counted(frames)
     trained = [(found[one], found[other]) for one, other in pairs if {one, other} <= set(found)]
@@ -179,7 +184,7 @@ def over_cells(frames: Frames, pairs: Sequence[tuple[Cell, Cell]]) -> Value | No
         return None
     seeds = sorted(set.intersection(*(set(each) for pair in trained for each in pair)))
     means = [fmean(math.log(one[seed] / other[seed]) for one, other in trained) for seed in seeds]
-    return over_units([math.exp(mean) for mean in means], POSITIVE) if seeds else None
+    return estimate_mean([math.exp(mean) for mean in means], POSITIVE) if seeds else None
 
 
 def best(frames: Frames) -> dict[int, float]:
@@ -194,19 +199,19 @@ def best(frames: Frames) -> dict[int, float]:
     return losses
 
 
-def best_over(frames: Frames, other: str) -> Value | None:
+def best_over(frames: Frames, other: str) -> Estimate | None:
     """Loss of Stable Top-K at its best over that of another method."""
     theirs = by_seed(frames, keys(frames, other))
     ratios = [loss / theirs[seed] for seed, loss in best(frames).items() if seed in theirs]
-    return over_units(ratios, POSITIVE) if ratios else None
+    return estimate_mean(ratios, POSITIVE) if ratios else None
 
 
-def over_best(frames: Frames, other: str) -> Value | None:
+def over_best(frames: Frames, other: str) -> Estimate | None:
     """Loss of another method over that of Stable Top-K at its best."""
     theirs = by_seed(frames, keys(frames, other))
     ratios = [theirs[seed] / loss for seed, loss in best(frames).items() if seed in theirs]
-    return over_units(ratios, POSITIVE) if ratios else None
+    return estimate_mean(ratios, POSITIVE) if ratios else None
 
 
-def _hurts(frames: Frames) -> Value | None:
+def _hurts(frames: Frames) -> Estimate | None:
     return final_ratio(frames, keys(frames, "oktopk"), keys(frames, "dense"), COLUMN)

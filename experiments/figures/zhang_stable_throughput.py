@@ -16,11 +16,11 @@ import numpy as np
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import number
+from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys
-from analysis.stats import Value, curve, final_ratio, slowdown, taken, throughput
+from analysis.stats import Estimate, final_ratio, mean_curve, phase_time, samples_per_second, step_time_ratio
 from analysis.tables import Table
-from analysis.times.reaching import Steps, seconds_to, sooner, steps_to
+from analysis.times.reaching import CrossingBySeed, crossing_by_seed, seconds_to_target, speedup_to_target
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _large as large
 from experiments.figures import _predicted, papers
@@ -52,7 +52,7 @@ MODELS: dict[str, list[RunSettings]] = _DATA["models"]
 MINUTES = {"smoke": 0.02, "laptop": 1.5, "paper": 10}  # of turns, for each small model
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2], "paper": list[int]()}
-LEVEL = style.Look("", "#777777", "", "")
+LEVEL = style.MethodStyle("", "#777777", "", "")
 
 
 def runs(profile: str) -> list[Run]:
@@ -78,7 +78,7 @@ def keys(frames: Frames, task: str, method: str, validate: str = "never") -> lis
 
 def tasks(frames: Frames) -> list[str]:
     """The tasks that were both trained and timed."""
-    there = captions.values(frames, "task.name")
+    there = captions.distinct_values(frames, "task.name")
     ordered = dict.fromkeys([*(task for task in LABELS if task in there), *there])
     return [task for task in ordered if step_s(frames, task, "dense") and trained(frames, task)]
 
@@ -89,9 +89,9 @@ def trained(frames: Frames, task: str) -> dict[str, list[str]]:
 
 
 @cache_by_frames
-def step_s(frames: Frames, task: str, method: str) -> Value | None:
+def step_s(frames: Frames, task: str, method: str) -> Estimate | None:
     """Seconds of a step of the slowest worker, simulated."""
-    return taken(frames, keys(frames, task, method), "slowest")
+    return phase_time(frames, keys(frames, task, method), "slowest")
 
 
 def level(frames: Frames, task: str) -> float:
@@ -101,27 +101,27 @@ def level(frames: Frames, task: str) -> float:
     return float(epochs.groupby("key")[COLUMN].min().max())
 
 
-def reaching(frames: Frames, task: str, method: str) -> Steps:
+def reaching(frames: Frames, task: str, method: str) -> CrossingBySeed:
     """Steps until a mean loss of an epoch is down to `level`, by seed."""
     own = trained(frames, task).get(method, [])
-    return steps_to(frames, own, COLUMN, level(frames, task), falls=True) if own else {}
+    return crossing_by_seed(frames, own, COLUMN, level(frames, task), falls=True) if own else {}
 
 
-def times_as_soon(frames: Frames, task: str, method: str, other: str) -> Value | None:
+def times_as_soon(frames: Frames, task: str, method: str, other: str) -> Estimate | None:
     """The other's time to the common loss over this one's, paired by seed."""
     mine, theirs = step_s(frames, task, method), step_s(frames, task, other)
     if mine is None or theirs is None:
         return None
     slow, fast = (reaching(frames, task, each) for each in (other, method))
-    return sooner(slow, fast, Value(theirs.value / mine.value))
+    return speedup_to_target(slow, fast, Estimate(theirs.value / mine.value))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     if not (found := tasks(frames)):
         raise ValueError("nothing to draw: there is no training whose step was timed as well")
     panels = [_gains(frames, found), *(_losses(frames, task) for task in found), large.panel(frames)]
-    keys = marks.dot_keys({look.label: (look.marker, look.colour) for look in LOOKS.values()})
-    return plots.picture(panels, 2.9, keys=keys)
+    keys = marks.dot_legend_handles({look.label: (look.marker, look.colour) for look in LOOKS.values()})
+    return plots.compose_figure(panels, 2.9, keys=keys)
 
 
 def _gains(frames: Frames, found: list[str]) -> plots.Panel:
@@ -132,9 +132,9 @@ def _gains(frames: Frames, found: list[str]) -> plots.Panel:
             if method != "dense" and value is not None and np.isfinite(value.value):
                 lines.append(plots.Curve(UNNAMED[method], [x], [value]))
             if (family := FAMILIES.get(task)) and (published := large.published(family, method)):
-                lines.append(plots.Curve(UNNAMED[method], [x + 0.1], [published], marks.OPEN))
+                lines.append(plots.Curve(UNNAMED[method], [x + 0.1], [published], marks.OPEN_MARKS))
     labels = [LABELS.get(task, task).replace(", ", "\n") for task in found]
-    return plots.curves(
+    return plots.curves_panel(
         lines, level=1, grid=None, ylabel="Dense's time to a loss / own, simulated",
         title="Open: the slides' hours", xticks=range(len(found)), xticklabels=labels,
         xlim=(-0.6, len(found) - 0.3), ymargin=0.12,
@@ -142,13 +142,13 @@ def _gains(frames: Frames, found: list[str]) -> plots.Panel:
 
 
 def _losses(frames: Frames, task: str) -> plots.Panel:
-    lines = [plots.Curve(LEVEL, None, Value(level(frames, task)), plots.DOTTED | {"zorder": 0})]
+    lines = [plots.Curve(LEVEL, None, Estimate(level(frames, task)), plots.PUBLISHED_LINE | {"zorder": 0})]
     for method, own in trained(frames, task).items():
-        seconds, table = step_s(frames, task, method), curve(frames, own, COLUMN)
+        seconds, table = step_s(frames, task, method), mean_curve(frames, own, COLUMN)
         if seconds is not None:
             lines.append(plots.Curve(UNNAMED[method], table["step"] * seconds.value, table))
     title = LABELS.get(task, task)
-    return plots.curves(lines, xlabel="Seconds, simulated", ylabel="Training loss", title=title)
+    return plots.curves_panel(lines, xlabel="Seconds, simulated", ylabel="Training loss", title=title)
 
 
 def table(frames: Frames) -> list[Table]:
@@ -156,8 +156,8 @@ def table(frames: Frames) -> list[Table]:
         {
             "model": LABELS.get(task, task),
             "method": LOOKS[method].label,
-            "throughput": throughput(frames, own),
-            "dense's step / own": slowdown(frames, keys(frames, task, "dense"), own),
+            "throughput": samples_per_second(frames, own),
+            "dense's step / own": step_time_ratio(frames, keys(frames, task, "dense"), own),
             "loss": level(frames, task),
             "time to it": _seconds(frames, task, method),
             "dense's time / own": times_as_soon(frames, task, method, "dense"),
@@ -171,17 +171,18 @@ def table(frames: Frames) -> list[Table]:
     return [Table.of("Small models, simulated", rows, units, note), large.table(frames)]
 
 
-def _seconds(frames: Frames, task: str, method: str) -> Value | None:
+def _seconds(frames: Frames, task: str, method: str) -> Estimate | None:
     step = step_s(frames, task, method)
-    return seconds_to(reaching(frames, task, method), step.value) if step else None
+    return seconds_to_target(reaching(frames, task, method), step.value) if step else None
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    measured = captions.listed(map(number, captions.values(frames, "task.elements")))
+    measured = captions.join_words(map(format_number, captions.distinct_values(frames, "task.elements")))
     return {
-        "density": number(DENSITY), "links": captions.listed(LINKS), "large_density": number(LARGE_DENSITY),
+        "density": format_number(DENSITY), "links": captions.join_words(LINKS),
+        "large_density": format_number(LARGE_DENSITY),
         "workers": WORKERS, "simulated": _predicted.SIMULATED, "measured": measured, "every": EVERY,
-        "small_block": SMALL_BLOCK, "block": number(BLOCK),
+        "small_block": SMALL_BLOCK, "block": format_number(BLOCK),
     }  # fmt: skip
 
 
@@ -212,20 +213,20 @@ def claims() -> list[Claim]:
     return found
 
 
-Ours = Callable[..., Value | None]
+Ours = Callable[..., Estimate | None]
 
 
-def _step_ratio(frames: Frames, task: str) -> Value | None:
-    return slowdown(frames, *(keys(frames, task, method) for method in ("oktopk", "stable_topk")))
+def _step_ratio(frames: Frames, task: str) -> Estimate | None:
+    return step_time_ratio(frames, *(keys(frames, task, method) for method in ("oktopk", "stable_topk")))
 
 
-def _loss_ratio(frames: Frames, task: str) -> Value | None:
+def _loss_ratio(frames: Frames, task: str) -> Estimate | None:
     """The training loss at the end with Ok-Topk over that of dense training."""
     oktopk, dense = (keys(frames, task, method, "epoch") for method in ("oktopk", "dense"))
     return final_ratio(frames, oktopk, dense, COLUMN)
 
 
-def _indicated(ours: Ours, frames: Frames, *of: Any) -> Value | None:
+def _indicated(ours: Ours, frames: Frames, *of: Any) -> Estimate | None:
     """A value without its interval: nothing simulated decides."""
     value = ours(frames, *of)
-    return value and Value(value.value, n=value.n, of=value.of)
+    return value and Estimate(value.value, n=value.n, of=value.of)

@@ -152,9 +152,9 @@ def half_width(seconds: Mapping[str, Sequence[float] | np.ndarray]) -> float | N
     """
     if min(map(len, seconds.values())) < 2:
         return None
-    from analysis.stats import POSITIVE, over_units  # pandas comes with it
+    from analysis.stats import POSITIVE, estimate_mean  # pandas comes with it
 
     first, *others = (np.asarray(of_variant) for of_variant in seconds.values())
     ratios = [other / first for other in others]
-    widest = max(over_units(each[np.isfinite(each)], POSITIVE, "blocks").half_width for each in ratios)
+    widest = max(estimate_mean(each[np.isfinite(each)], POSITIVE, "blocks").half_width for each in ratios)
     return widest if np.isfinite(widest) else None

@@ -342,7 +342,7 @@ def published() -> np.ndarray:
     """
     from analysis.published import rederived  # pandas comes with it
 
-    table = rederived.settled(rederived.JOB["A100", "topk"])
+    table = rederived.settled_iterations(rederived.JOB_BY_GPU_AND_METHOD["A100", "topk"])
     least, mean, greatest = (table[f"comp_{which}_ms"].to_numpy() for which in ("min", "mean", "max"))
     others = (TOGETHER * mean - least - greatest) / (TOGETHER - 2)
     seconds: np.ndarray = np.stack([least, greatest, *[others] * (TOGETHER - 2)], axis=1) - least[:, None]

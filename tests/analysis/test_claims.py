@@ -14,27 +14,29 @@ import pandas as pd
 import pytest
 
 from analysis import claims, verdicts
-from analysis.claims import Claim, Verdict, judge
-from analysis.evidence import EXAMPLES, SCALE_NAMES, reduced
+from analysis.claims import Claim, Verdict, judge_claims
+from analysis.evidence import EXAMPLES_COLUMN, SCALE_NAMES, describe_scale_differences
 from analysis.records.attempts import load_attempts
 from analysis.records.configs import flatten
 from analysis.records.frames import Frames, empty_frames, note_read_keys
 from analysis.records.store import Store
-from analysis.stats import Mixed, Value
+from analysis.stats import Estimate, MixedRunsError
 from experiments import figures
 from experiments.config import compose
 from experiments.figures import _yoon2022 as yoon2022
 from tests.analysis import synthetic
 
 
-def claim(kind: Any, paper: float | str | None, tolerance: float, ours: Value | None, **more: Any) -> Claim:
+def claim(
+    kind: Any, paper: float | str | None, tolerance: float, ours: Estimate | None, **more: Any
+) -> Claim:
     return Claim("text", paper, "ms", "source", kind, tolerance, "reason.", lambda frames: ours, **more)
 
 
 def verdict(
     judged: Claim, frames: Frames | None = None, declared: Mapping[str, Any] = MappingProxyType({})
 ) -> Verdict:
-    return judge([judged], frames or empty_frames(), declared)[0]
+    return judge_claims([judged], frames or empty_frames(), declared)[0]
 
 
 def word_and_reason(judged: Verdict) -> str:
@@ -42,9 +44,9 @@ def word_and_reason(judged: Verdict) -> str:
     return f"{judged.word} ({judged.because})" if judged.because else judged.word
 
 
-def three(value: float, half: float = 0.0) -> Value:
+def three(value: float, half: float = 0.0) -> Estimate:
     """Return a value with an interval over three runs."""
-    return Value(value, value - half, value + half, 3)
+    return Estimate(value, value - half, value + half, 3)
 
 
 # kind, published number, tolerance; our value, the half-width of its interval, and the word
@@ -97,7 +99,7 @@ def test_without_enough_independent_runs_it_is_indicated_and_where() -> None:
         ("ordering", 1.0, -2.0, "not in this direction"),
         ("limit", None, 7.0, "outside the band"),
     ):
-        for ours in (Value(number), three(number)._replace(n=2), Value(number, n=5)):
+        for ours in (Estimate(number), three(number)._replace(n=2), Estimate(number, n=5)):
             judged = verdict(claim(kind, paper, 1.0, ours))
             assert word_and_reason(judged) == f"indicated (n = {ours.n}; {side})"
 
@@ -108,14 +110,14 @@ def test_a_verdict_needs_three_runs_or_five_launches_and_what_one_launch_has_man
         ("launches", 4, "indicated"), ("launches", 5, "same direction"),
         ("steps", 10_000, "indicated"), ("blocks", 10_000, "indicated"),
     ):  # fmt: skip
-        assert verdict(claim("ordering", 1.0, 0.0, Value(1.0, 0.9, 1.1, n, of))).word == word, (of, n)
+        assert verdict(claim("ordering", 1.0, 0.0, Estimate(1.0, 0.9, 1.1, n, of))).word == word, (of, n)
 
 
 SMALL = {"workers": 99}  # of a paper whose scale nothing here has
 
 
 def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
-    def of_key(frames: Frames, key: str) -> Value:
+    def of_key(frames: Frames, key: str) -> Estimate:
         note_read_keys([key])
         return three(1.0)
 
@@ -170,7 +172,7 @@ def test_a_claim_about_a_machine_is_judged_on_that_machine_only(tmp_path: Path) 
     reduced_scale = verdict(RATIO, on(tmp_path, A100), SMALL)
     reason = "about the paper's scale, and this one is reduced"
     assert word_and_reason(reduced_scale) == f"not comparable ({reason})"
-    assert "16 ms" in verdicts.ours_text(reduced_scale)  # ours is shown
+    assert "16 ms" in verdicts.measured_text(reduced_scale)  # ours is shown
 
 
 @pytest.mark.usefixtures("one_launch_decides")
@@ -178,12 +180,12 @@ def test_times_of_virtual_ranks_are_called_simulated(tmp_path: Path) -> None:
     frames = on(tmp_path, H200, "virtual")
     for timed in (True, False):
         judged = verdict(claim("ordering", 1.0, 0.0, three(1.0), timed=timed), frames)
-        assert (", simulated)" in verdicts.ours_text(judged)) == timed
+        assert (", simulated)" in verdicts.measured_text(judged)) == timed
 
 
 def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
     """Whatever runs we have, which it does not use."""
-    windows = Value(7.2, 7.1, 7.3, 130, "windows")
+    windows = Estimate(7.2, 7.1, 7.3, 130, "windows")
     for kind, paper, tolerance, ours, word in (
         ("ratio", 7.25, 0.05, windows, "re-derived"),
         ("ordering", "stated", 50.0, three(94.0, 1.0), "re-derived"),
@@ -195,8 +197,8 @@ def test_what_follows_from_the_authors_logs_is_re_derived_or_not() -> None:
 
 
 def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None:
-    def ours(frames: Frames) -> Value:
-        raise Mixed("they differ in precision (fp32, tf32)")
+    def ours(frames: Frames) -> Estimate:
+        raise MixedRunsError("they differ in precision (fp32, tf32)")
 
     mixed = replace(claim("ordering", 1.0, 0.0, None), ours=ours)
     assert word_and_reason(verdict(mixed)) == "not comparable (they differ in precision (fp32, tf32))"
@@ -205,8 +207,8 @@ def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None
 def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(tmp_path: Path) -> None:
     frames = synthetic.frames_with(tmp_path, synthetic.learning_config())
     for flips_at, text in (
-        (Value(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
-        (Value(math.inf, n=3), "same direction (not so at the end of every run)"),
+        (Estimate(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
+        (Estimate(math.inf, n=3), "same direction (not so at the end of every run)"),
         (None, "same direction"),
     ):
         ordering = claim("ordering", 1.0, 0.0, three(1.0), flips_at=lambda frames, at=flips_at: at)
@@ -223,9 +225,9 @@ PAPER: dict[str, Any] = {
 def test_the_scale_is_told_from_the_records_and_each_declared_field_counts() -> None:
     def difference(**changes: Any) -> str:
         runs = pd.DataFrame([PAPER | {"device": "cpu", "precision": "fp32"} | changes])
-        return reduced(empty_frames()._replace(runs=runs), PAPER)
+        return describe_scale_differences(empty_frames()._replace(runs=runs), PAPER)
 
-    assert difference() == reduced(empty_frames(), PAPER) == ""
+    assert difference() == describe_scale_differences(empty_frames(), PAPER) == ""
     for column in PAPER:
         other = {"task.name": "x", "precision": "fp64"}.get(column, 7)
         assert SCALE_NAMES[column] in difference(**{column: other})
@@ -241,8 +243,8 @@ def test_the_declared_scale_is_what_the_recipe_resolves_to() -> None:
         row["steps_total"] = row["train.epochs"] * yoon2022.STEPS_PER_EPOCH
         frames = empty_frames()._replace(runs=pd.DataFrame([row]))
         for declared in (yoon2022.TIMING_SCALE, yoon2022.TRAINING_SCALE):
-            assert {*declared} - {EXAMPLES, "task.smoothing"} <= set(row)  # which this task has not
-            assert reduced(frames, declared) == ""
+            assert {*declared} - {EXAMPLES_COLUMN, "task.smoothing"} <= set(row)  # which this task has not
+            assert describe_scale_differences(frames, declared) == ""
 
 
 def test_every_claim_says_where_its_number_is_from_and_without_runs_it_is_not_run() -> None:

@@ -11,7 +11,7 @@ import pytest
 from analysis.comparison import Comparison
 from analysis.records.frames import Frames, query_runs
 from analysis.records.store import Store
-from analysis.stats import Mixed, final, final_difference, slowdown
+from analysis.stats import MixedRunsError, final_difference, final_value, step_time_ratio
 from tests.analysis import synthetic
 from tests.conftest import there
 
@@ -44,7 +44,7 @@ def test_a_point_is_the_mean_over_seeds_and_shares_are_subtracted_seed_by_seed(f
     for point, density in zip(of_topk, DENSITIES, strict=True):
         assert (point.by, point.x) == ("topk", density)
         keys = list(query_runs(frames, f"method.density == {density}").runs["key"])
-        assert point.value == pytest.approx(final(frames, keys, "val_top1"))
+        assert point.value == pytest.approx(final_value(frames, keys, "val_top1"))
         assert point.against == pytest.approx(final_difference(frames, keys, base, "val_top1"))
 
 
@@ -55,7 +55,7 @@ def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> N
     compared = Comparison("workers", "step_s", ref="dense")
     dense, topk = (list(query_runs(frames, f"method.name == '{method}'").runs["key"]) for method in methods)
     ratio = there(compared.points(frames)[-1].against)
-    assert ratio[:4] == pytest.approx(there(slowdown(frames, topk, dense))[:4])
+    assert ratio[:4] == pytest.approx(there(step_time_ratio(frames, topk, dense))[:4])
     # Values are shown in the unit that fits them.
     assert "time of a step (ms)" in compared.table(frames).header()
     assert "bytes sent in a step (kB)" in Comparison("seed", "wire_bytes").table(frames).header()
@@ -81,7 +81,7 @@ def test_runs_that_differ_in_more_than_their_seed_share_no_interval(tmp_path: Pa
         store = Store(tmp_path / str(number))
         trained(store, "topk", 0)
         trained(store, "topk", 1, **changes)
-        with pytest.raises(Mixed, match="differ in"):
+        with pytest.raises(MixedRunsError, match="differ in"):
             OVER.points(synthetic.frames_of(store))
 
 

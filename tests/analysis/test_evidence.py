@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.claims import Claim, Verdict, judge
-from analysis.evidence import Evidence, links_found
+from analysis.claims import Claim, Verdict, judge_claims
+from analysis.evidence import Evidence, deviating_links_text
 from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames, cache_by_frames, empty_frames, note_read_keys, track_read_keys
 from analysis.records.store import Store
-from analysis.stats import POSITIVE, Value, over_launches
-from analysis.verdicts import paper_text
+from analysis.stats import POSITIVE, Estimate, estimate_mean_over_launches
+from analysis.verdicts import published_text
 from tests.analysis import synthetic
 from tests.analysis.values import interval
 
@@ -42,8 +42,8 @@ def timed(minutes: Sequence[float], **more: Any) -> Frames:
 ENOUGH = (0, 1, 2, 40, 41)  # minutes at which enough launches begin on enough occasions
 
 
-def ratio(frames: Frames, of: str = "topk") -> Value:
-    return Value(2.0, 1.9, 2.1, 3)
+def ratio(frames: Frames, of: str = "topk") -> Estimate:
+    return Estimate(2.0, 1.9, 2.1, 3)
 
 
 def claim(**more: Any) -> Claim:
@@ -52,11 +52,11 @@ def claim(**more: Any) -> Claim:
     return Claim(**stated | decisive | more)
 
 
-def on(frames: Frames, ours: Value | None = None, **more: Any) -> Verdict:
+def on(frames: Frames, ours: Estimate | None = None, **more: Any) -> Verdict:
     """Return the verdict on a claim that something is above 1."""
-    value = ours or Value(2.0, 1.9, 2.1, 5, "launches")
+    value = ours or Estimate(2.0, 1.9, 2.1, 5, "launches")
     above = claim(text="faster over {link}", paper=None, kind="ordering", tolerance=1.0, **more)
-    return judge([replace(above, ours=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[0]
+    return judge_claims([replace(above, ours=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[0]
 
 
 # --- which runs
@@ -92,7 +92,7 @@ def test_a_time_is_decided_by_five_launches_on_two_occasions() -> None:
         (range(5), "launches", "indicated", "all launches on one occasion; in this direction"),
         (ENOUGH, "blocks", "indicated", "in this direction"),
     ):
-        judged = on(timed(minutes), Value(2.0, 1.9, 2.1, 400, of), timed=True)
+        judged = on(timed(minutes), Estimate(2.0, 1.9, 2.1, 400, of), timed=True)
         assert (judged.word, judged.reason) == (word, reason)
     assert (judged.launches, judged.occasions) == (5, 2)
 
@@ -102,7 +102,7 @@ def test_a_time_is_decided_by_five_launches_on_two_occasions() -> None:
 SPREADS = {"selection": (0.16, 0.18), "steps": (0.03, 0.08), "none": (0.0, 0.05)}
 
 
-def drawn(spread: str, draws: int, launches: int = 5) -> list[Value]:
+def drawn(spread: str, draws: int, launches: int = 5) -> list[Estimate]:
     """Return values of ratios whose truth is 1, of 12 blocks in each launch."""
     at_random = np.random.default_rng(7)
     between, within = SPREADS[spread]
@@ -111,11 +111,11 @@ def drawn(spread: str, draws: int, launches: int = 5) -> list[Value]:
     for _ in range(draws):
         logs = between * at_random.standard_normal((launches, 1))
         logs = logs + within * at_random.standard_normal((launches, 12))
-        values.append(over_launches(pd.Series(np.exp(logs).ravel(), index), POSITIVE))
+        values.append(estimate_mean_over_launches(pd.Series(np.exp(logs).ravel(), index), POSITIVE))
     return values
 
 
-def coverage(values: Sequence[Value]) -> float:
+def coverage(values: Sequence[Estimate]) -> float:
     return float(np.mean([low <= 1.0 <= high for low, high in map(interval, values)]))
 
 
@@ -166,8 +166,8 @@ def test_a_claim_about_a_link_is_worded_by_what_was_found_the_farthest_of_all() 
 def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> None:
     off, as_asked = over(10.0, 2.5), over(1.0, 0.95)
     both = off._replace(runs=pd.concat([off.runs, as_asked.runs]))
-    assert links_found(off) == links_found(both) == "2.5 Gbit/s (asked: 10)"
-    assert links_found(as_asked) == links_found(empty_frames()) == ""
+    assert deviating_links_text(off) == deviating_links_text(both) == "2.5 Gbit/s (asked: 10)"
+    assert deviating_links_text(as_asked) == deviating_links_text(empty_frames()) == ""
 
 
 # --- rules
@@ -190,23 +190,23 @@ def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
 
 def test_what_a_paper_says_in_words_holds_and_is_not_reproduced() -> None:
     in_words = claim(stated="about twice")
-    assert [verdict.word for verdict in judge([in_words, claim()], empty_frames(), {})] == [
+    assert [verdict.word for verdict in judge_claims([in_words, claim()], empty_frames(), {})] == [
         "holds",
         "reproduced",
     ]
-    assert paper_text(in_words) == "about twice"
+    assert published_text(in_words) == "about twice"
 
 
 @pytest.mark.registering
 def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: Path) -> None:
     stored = json.dumps({"a.b": claim().rule({})})
     for other in (json.dumps({"a.b": "other"}), stored.replace("a.b", "a.c"), None):
-        (judged,) = judge([claim()], runs({"rules_json": stored}, {"rules_json": other}), {})
+        (judged,) = judge_claims([claim()], runs({"rules_json": stored}, {"rules_json": other}), {})
         assert (judged.word, judged.registered) == ("post hoc", False)
         assert judged.because == "the rule is younger than the runs; within the band"
     attempt = synthetic.timed(Store(tmp_path), synthetic.config())
     attempt.update_manifest(rules=json.loads(stored))  # as a run stores those that are there when it begins
-    judged, other_rule = judge([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})
+    judged, other_rule = judge_claims([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})
     assert (judged.word, judged.registered, other_rule.word) == ("reproduced", True, "post hoc")
 
 

@@ -13,7 +13,7 @@ from analysis.records.attempts import load_attempt
 from analysis.records.frames import Frames
 from analysis.records.steps import mean_phase_seconds, phase_summary, warm_step_seconds_slowest_rank
 from analysis.records.store import Store
-from analysis.stats import ANY, POSITIVE, SHARE, Mixed, Value, over_units
+from analysis.stats import PERCENT, POSITIVE, UNBOUNDED, Estimate, MixedRunsError, estimate_mean
 from tests.analysis import synthetic
 from tests.analysis.synthetic import key
 from tests.analysis.values import correlated, interval
@@ -32,10 +32,10 @@ def learned(frames: Frames, method: str) -> list[str]:
 
 def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames) -> None:
     run = key(frames, "dense", "production")
-    speed = there(stats.throughput(frames, [run]))
+    speed = there(stats.samples_per_second(frames, [run]))
     assert speed.value == pytest.approx(2 * 32 / warm_step_seconds_slowest_rank(frames, run).mean())
     assert (speed.low, speed.n, speed.of) == (None, 1, "launches")
-    assert stats.taken(frames, [run], "select") is None, "no selection, rather than one of zero"
+    assert stats.phase_time(frames, [run], "select") is None, "no selection, rather than one of zero"
 
 
 def timed(root: Path, slow: dict[int, float], method: str = "dense") -> tuple[Frames, list[str]]:
@@ -49,22 +49,22 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
     machine = {0: 1.0, 1: 1.3, 2: 0.8}  # drifts from repetition to repetition
     _, base = timed(tmp_path, machine)
     frames, keys = timed(tmp_path, {seed: 1.5 * factor for seed, factor in machine.items()}, "topk")
-    ratio = there(stats.slowdown(frames, keys, base))
+    ratio = there(stats.step_time_ratio(frames, keys, base))
     of_first_seed = (
         warm_step_seconds_slowest_rank(frames, keys[0]).mean()
         / warm_step_seconds_slowest_rank(frames, base[0]).mean()
     )
     assert ratio.value == pytest.approx(of_first_seed, rel=0.02)
     assert ratio.half_width < 0.05  # the drift of both cancels
-    itself = there(stats.slowdown(frames, base, list(reversed(base))))
+    itself = there(stats.step_time_ratio(frames, base, list(reversed(base))))
     assert (itself.value, itself.half_width, itself.n) == pytest.approx((1.0, 0.0, 3))
 
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0})
-    assert stats.slowdown(frames, keys, keys[:1]) == Value(1.0, n=1, of="launches")
-    assert stats.slowdown(frames, keys[1:], keys[:1]) is None
-    assert stats.slowdown(frames, [], keys) is None
+    assert stats.step_time_ratio(frames, keys, keys[:1]) == Estimate(1.0, n=1, of="launches")
+    assert stats.step_time_ratio(frames, keys[1:], keys[:1]) is None
+    assert stats.step_time_ratio(frames, [], keys) is None
 
 
 def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_the_same_number_stands_in_the_bar_and_in_the_table(tmp_path: Path) -> N
     frames = frames._replace(steps=frames.steps[~short])
     parts, mean = mean_phase_seconds(frames, keys), phase_summary(frames, keys)["mean"]
     for phase in ("step", "select"):
-        value = there(stats.taken(frames, keys, phase, unit=1e3)).value
+        value = there(stats.phase_time(frames, keys, phase, unit=1e3)).value
         assert (1e3 * parts[phase], 1e3 * mean[phase]) == pytest.approx((value, value), rel=1e-12)
 
 
@@ -88,63 +88,65 @@ def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_h
         (blocks.mask(frames.steps["key"] == keys[0]), "aaa", 3, "launches"),
     ):
         runs = frames.runs.assign(group=[*groups])
-        found = there(stats.throughput(Frames(runs, frames.steps.assign(block=of_steps), *frames[2:]), keys))
+        found = there(
+            stats.samples_per_second(Frames(runs, frames.steps.assign(block=of_steps), *frames[2:]), keys)
+        )
         assert (found.n, found.of) == (n, of)
 
 
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
     frames = load_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
-    ratio = there(stats.slowdown(frames, [topk], [dense]))
+    ratio = there(stats.step_time_ratio(frames, [topk], [dense]))
     assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up
     low, high = interval(ratio)
     assert 1.1 < low < ratio.value < high < 1.5
-    select = there(stats.taken(frames, [topk], "select"))
+    select = there(stats.phase_time(frames, [topk], "select"))
     assert select.value == pytest.approx(mean_phase_seconds(frames, [topk])["select"])
     assert select.of == "blocks"
 
 
 def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_say() -> None:
     draws = np.random.default_rng(1)
-    intervals = [interval(over_units(correlated(0.5, 60, draws), of="blocks")) for _ in range(200)]
+    intervals = [interval(estimate_mean(correlated(0.5, 60, draws), of="blocks")) for _ in range(200)]
     assert 175 <= sum(low <= 0.0 <= high for low, high in intervals) < 200  # 95 % nominal
     rising = range(20)
-    assert (over_units(rising, of="blocks").df, over_units(rising).df) == (1, 19)  # two count at least
+    assert (estimate_mean(rising, of="blocks").df, estimate_mean(rising).df) == (1, 19)  # two count at least
 
 
 def test_intervals_stay_within_what_is_possible() -> None:
     for bounds, samples in {
         POSITIVE: [1.0, 30.0, 2000.0],
-        SHARE: [40.0, 80.0, 99.0],
+        PERCENT: [40.0, 80.0, 99.0],
         (1.0, np.inf): [1.01, 2.0, 30.0],
         (-100.0, 100.0): [-99.0, 10.0, 99.0],
     }.items():
-        low, high = interval(over_units(samples, bounds))
+        low, high = interval(estimate_mean(samples, bounds))
         assert bounds[0] < low < high < bounds[1]
-        plain = interval(over_units(samples))
+        plain = interval(estimate_mean(samples))
         assert (np.clip(plain, *bounds) != plain).any()
-    low, high = interval(over_units([0.0, 1.0, 5.0], POSITIVE))
+    low, high = interval(estimate_mean([0.0, 1.0, 5.0], POSITIVE))
     assert low == 0.0, "a sample on a bound cuts the interval there"
     assert 5.0 < high < np.inf
 
 
 def test_a_ratio_and_its_inverse_say_the_same() -> None:
     ratios = np.array([1.1, 1.7, 2.9])
-    ratio = over_units(ratios, POSITIVE)
-    inverse = over_units(1 / ratios, POSITIVE)
+    ratio = estimate_mean(ratios, POSITIVE)
+    inverse = estimate_mean(1 / ratios, POSITIVE)
     assert ratio.value == pytest.approx(1 / inverse.value)
     assert interval(ratio) == pytest.approx([1 / edge for edge in reversed(interval(inverse))])
 
 
 @pytest.mark.parametrize("of", ["runs", "blocks"])
 def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
-    for bounds in (ANY, POSITIVE, SHARE):
+    for bounds in (UNBOUNDED, POSITIVE, PERCENT):
         for samples in ([5.0], [5.0, 6.0]):
-            value = over_units(samples, bounds, of)
+            value = estimate_mean(samples, bounds, of)
             assert value[1:5] == (None, None, len(samples), of)
             assert not value.decides
             assert value.value == pytest.approx(np.mean(samples), rel=0.01)
-    three = over_units([2.0, 1.0, 3.0], of=of)
+    three = estimate_mean([2.0, 1.0, 3.0], of=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
     assert interval(three) == pytest.approx((2 - t / np.sqrt(3), 2 + t / np.sqrt(3)), rel=1e-6)
     assert (three.n, three.df) == (3, 2)
@@ -159,16 +161,16 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     runs = frames.runs.assign(diverged=frames.runs["key"].map({keys[0]: 1900.0}))
     diverged = frames._replace(runs=runs, epochs=epochs)
     for column in ("val_loss", "val_top1"):
-        end = there(stats.final(diverged, keys, column))
+        end = there(stats.final_value(diverged, keys, column))
         assert np.isnan(end.value)
         assert not end.decides
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
-    curve = stats.curve(diverged, keys, "val_top1")
+    curve = stats.mean_curve(diverged, keys, "val_top1")
     assert list(curve["epoch"]) == list(range(1, epoch))
     assert set(curve["n"]) <= {3}
-    assert there(stats.ahead_for_good(diverged, others, keys, "val_top1")).value == np.inf
-    assert "1 of" in captions.diverged(diverged)
-    assert captions.diverged(frames) == ""
+    assert there(stats.lasting_lead_step(diverged, others, keys, "val_top1")).value == np.inf
+    assert "1 of" in captions.divergence_remark(diverged)
+    assert captions.divergence_remark(frames) == ""
 
 
 @pytest.mark.parametrize(
@@ -182,15 +184,15 @@ def test_runs_that_differ_in_protocol_arithmetic_or_data_are_not_compared(
     frames, keys = timed(tmp_path, {0: 1.0, 1: 1.1})
     frames.runs["provenance.precision"] = "fp32"
     asked = frames.runs.assign(precision=["fp32", "tf32"])  # what was multiplied in counts
-    assert stats.throughput(frames._replace(runs=asked), keys)
+    assert stats.samples_per_second(frames._replace(runs=asked), keys)
     other = frames.runs[column].astype(object).mask(frames.runs["key"] == keys[1], value)
     mixed = frames._replace(runs=frames.runs.assign(**{column: other}))
-    assert stats.slowdown(mixed, keys[:1], keys[:1])
+    assert stats.step_time_ratio(mixed, keys[:1], keys[:1])
     reason = column.replace("provenance.precision", "precision")
-    with pytest.raises(Mixed, match=reason):
-        stats.throughput(mixed, keys)
-    with pytest.raises(Mixed, match=reason):
-        stats.slowdown(mixed, keys[1:], keys[:1])
+    with pytest.raises(MixedRunsError, match=reason):
+        stats.samples_per_second(mixed, keys)
+    with pytest.raises(MixedRunsError, match=reason):
+        stats.step_time_ratio(mixed, keys[1:], keys[:1])
 
 
 def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
@@ -198,7 +200,7 @@ def test_trainings_of_different_length_are_not_compared(tmp_path: Path) -> None:
     frames = synthetic.frames_with(tmp_path, *configs)
     one, other = ([key] for key in frames.runs["key"])
     for compared in (stats.final_difference, stats.final_ratio):
-        with pytest.raises(Mixed, match="steps_total"):
+        with pytest.raises(MixedRunsError, match="steps_total"):
             compared(frames, one, other, "val_top1")
 
 
@@ -206,11 +208,11 @@ def test_sides_may_differ_in_what_is_compared_but_no_side_within_itself(tmp_path
     configs = (synthetic.learning_config(workers=workers) for workers in (2, 4))
     frames = synthetic.frames_with(tmp_path, *configs)
     few, many = frames.runs["key"]
-    with pytest.raises(Mixed, match="workers"):
+    with pytest.raises(MixedRunsError, match="workers"):
         stats.final_difference(frames, [few], [many], "val_top1")
     assert there(stats.final_difference(frames, [few], [many], "val_top1", by="workers")).value == 0
     for sides in (([few, many], [many]), ([few], [few, many])):
-        with pytest.raises(Mixed, match="workers"):
+        with pytest.raises(MixedRunsError, match="workers"):
             stats.final_difference(frames, *sides, "val_top1", by="workers")
 
 
@@ -218,12 +220,12 @@ def test_finals_are_of_the_last_epoch_and_differences_pair_by_seed(frames: Frame
     dense, topk = learned(frames, "dense"), learned(frames, "topk")
     epochs = frames.epochs[frames.epochs["key"].isin(topk)]
     last = epochs[epochs["epoch"] == 10]["val_top1"]
-    assert there(stats.final(frames, topk, "val_top1")).value == pytest.approx(last.mean())
+    assert there(stats.final_value(frames, topk, "val_top1")).value == pytest.approx(last.mean())
     # Synthetic seeds share their noise, so pairing by seed leaves none of it.
     gap = there(stats.final_difference(frames, list(reversed(dense)), topk, "val_top1"))
     assert (gap.value, *interval(gap)) == pytest.approx((12.0, 12.0, 12.0), abs=1e-9)
     never_validated = frames._replace(epochs=frames.epochs.assign(val_top1=np.nan))
-    assert stats.final(never_validated, topk, "val_top1") is None
+    assert stats.final_value(never_validated, topk, "val_top1") is None
 
 
 def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_seed(frames: Frames) -> None:
@@ -233,7 +235,7 @@ def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_s
         {"dense": 3.0, "topk": 1.0}
     )
     diverged = frames._replace(epochs=frames.epochs.assign(train_loss=losses))
-    mean = there(stats.final(diverged, topk, "train_loss", geometric=True))
+    mean = there(stats.final_value(diverged, topk, "train_loss", geometric=True))
     assert mean.value == pytest.approx((2.0 * 20.0 * 2e6) ** (1 / 3))
     ratio = there(stats.final_ratio(diverged, list(reversed(dense)), topk, "train_loss"))
     assert (ratio.value, *interval(ratio)) == pytest.approx((3.0, 3.0, 3.0))
@@ -241,11 +243,11 @@ def test_what_differs_by_powers_of_ten_has_a_geometric_mean_and_ratios_pair_by_s
 
 def test_a_curve_says_how_many_runs_are_in_it(frames: Frames) -> None:
     dense = learned(frames, "dense")
-    curve = stats.curve(frames, dense, "val_loss")
+    curve = stats.mean_curve(frames, dense, "val_loss")
     assert list(curve["epoch"]) == list(range(1, 11))
     assert set(curve["n"]) == {3}
     assert (curve["low"] < curve["mean"]).all()
-    assert stats.curve(frames, dense[:1], "val_loss")["low"].isna().all()
+    assert stats.mean_curve(frames, dense[:1], "val_loss")["low"].isna().all()
 
 
 def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
@@ -258,19 +260,19 @@ def test_ahead_for_good_is_after_the_last_time_behind(frames: Frames) -> None:
         (frames, (topk, dense), np.inf),
         (frames, (dense, dense), np.inf),
     ):
-        assert there(stats.ahead_for_good(found, *sides, "val_top1")).value == pytest.approx(step)
-    assert stats.ahead_for_good(frames, [], dense, "val_top1") is None
+        assert there(stats.lasting_lead_step(found, *sides, "val_top1")).value == pytest.approx(step)
+    assert stats.lasting_lead_step(frames, [], dense, "val_top1") is None
 
 
 def test_a_p_value_says_what_the_interval_says() -> None:
-    value = over_units([1.0, 2.0, 3.0])
-    ratio = over_units([1.0, 2.0, 4.0], POSITIVE)
+    value = estimate_mean([1.0, 2.0, 3.0])
+    ratio = estimate_mean([1.0, 2.0, 4.0], POSITIVE)
     for own in (value, ratio):
         for edge in interval(own):
             assert own.p_value(edge) == pytest.approx(0.05)
     assert value.p_value(2.0) == pytest.approx(1.0)
     assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
     assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
-    assert Value(1.0).p_value(0.0) == Value(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
-    assert Value(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
-    assert Value(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0
+    assert Estimate(1.0).p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
+    assert Estimate(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
+    assert Estimate(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0

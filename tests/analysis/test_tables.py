@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.stats import Value
-from analysis.tables import Table, save
+from analysis.stats import Estimate
+from analysis.tables import Table, save_tables
 
 HOSTILE = (
     r"a|b <script>alert('x')</script> $x_1^2 & 5% #1 {\input{y}} `c` *d* ~e [f](g) \\" + "\x1b[31m\n=1+1"
@@ -23,7 +23,7 @@ HOSTILE = (
 def small(**more: Any) -> Table:
     frame = pd.DataFrame({
         "method": ["dense", "Top-k"],
-        "top-1": [Value(91.518, 90.0, 92.25, 3), Value(90.0)],
+        "top-1": [Estimate(91.518, 90.0, 92.25, 3), Estimate(90.0)],
         "k": np.array([17387.4, np.nan]),
     })  # fmt: skip
     return Table("Accuracy", frame, {"top-1": "%"}, **more)
@@ -50,7 +50,7 @@ def test_csv_has_every_number_unrounded_and_intervals_apart() -> None:
 
 def test_tex_is_a_booktabs_table_and_carries_its_scale_wherever_it_goes(tmp_path: Path) -> None:
     tables = [small(note="Two runs."), small()]
-    save(tables, tmp_path, "fig3", "VGG-16, density 0.001, 8 workers", "vgg16:d0.001:w8")
+    save_tables(tables, tmp_path, "fig3", "VGG-16, density 0.001, 8 workers", "vgg16:d0.001:w8")
     tex = "\n".join(line.strip() for line in (tmp_path / "fig3.tex").read_text().splitlines())
     assert "\n".join((
         r"\begin{tabular}{lrr}", r"\toprule", r"method & top-1 (\%) & k \\", r"\midrule",
@@ -120,7 +120,7 @@ def test_no_text_is_computed_by_a_spreadsheet_or_obeyed_by_a_terminal() -> None:
 
 
 def test_where_there_is_nothing_no_form_says_nan() -> None:
-    for nothing in (None, math.nan, pd.NA, Value(math.nan)):
+    for nothing in (None, math.nan, pd.NA, Estimate(math.nan)):
         table = Table("", pd.DataFrame({"a": [1.5, nothing]}, dtype=object))
         assert not re.search("nan|none", "".join(all_forms(table)).lower())
         assert table.texts() == [["1.5"], ["-"]]
@@ -142,7 +142,7 @@ def test_a_figure_s_tables_lie_beside_it_and_those_of_a_former_drawing_do_not(tm
         (1, {"fig.csv", "fig.tex"}),
         (0, set[str]()),
     ):
-        save([small()] * tables, tmp_path, "fig")
+        save_tables([small()] * tables, tmp_path, "fig")
         assert {path.name for path in tmp_path.iterdir()} == files | {"fig-10.csv"}
 
 

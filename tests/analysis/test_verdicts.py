@@ -6,32 +6,36 @@ import math
 from dataclasses import replace
 
 from analysis import verdicts
-from analysis.claims import Claim, Verdict, Word
-from analysis.stats import Value
+from analysis.claims import Claim, Verdict, VerdictWord
+from analysis.stats import Estimate
 
-THREE = Value(91.0, 90.0, 92.0, 3)
+THREE = Estimate(91.0, 90.0, 92.0, 3)
 TINY = "reduced scale: task tiny instead of large"
 
 
 def verdict(
-    word: Word = "reproduced", ours: Value | None = THREE, scale: str = "", group: str = "", **more: object
+    word: VerdictWord = "reproduced",
+    ours: Estimate | None = THREE,
+    scale: str = "",
+    group: str = "",
+    **more: object,
 ) -> Verdict:
     claim = Claim("text", 92.99, "ms", "source", "shape", 0.6, "reason.", lambda frames: ours, group=group)
     return Verdict(replace(claim, **more), ours, word, scale, "why")  # type: ignore[arg-type]  # of any field
 
 
 def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
-    table = verdicts.as_table([("fig3", verdict("not reproduced", scale=TINY))])
+    table = verdicts.verdicts_table([("fig3", verdict("not reproduced", scale=TINY))])
     assert table.title == f"a: {TINY}"
     assert table.header() == ["verdict", "claim", "paper", "ours", "because", "scale"]
     assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]]
-    assert verdicts.ours_text(verdict(ours=Value(91.0))) == "91 ms (n = 1 run)"
+    assert verdicts.measured_text(verdict(ours=Estimate(91.0))) == "91 ms (n = 1 run)"
 
 
 def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -> None:
     tiny, other = verdict("not reproduced", scale=TINY), verdict(scale="emulated link")
     rows = [("fig3", tiny), ("fig2", tiny), ("fig1", verdict()), ("fig4", other)]
-    table = verdicts.as_table(rows)
+    table = verdicts.verdicts_table(rows)
     assert table.title == ""
     shown = [" | ".join((*row[:2], row[-1])) for row in table.texts()]
     assert shown == [
@@ -54,12 +58,12 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
         ("b", verdict("reproduced")),
         ("c", verdict("holds")),
     ]
-    assert verdicts.counts(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
+    assert verdicts.count_words(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
     table = verdicts.counts_table(rows)
     assert (table.header(), table.texts()) == (["not reproduced", "reproduced", "holds"], [["1", "3", "1"]])
     # What was measured comes before what was not.
     two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
-    assert verdicts.counts(two) == {"holds": 1}
+    assert verdicts.count_words(two) == {"holds": 1}
 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
@@ -68,7 +72,7 @@ def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> 
         launches=6, occasions=2, link_asked=1.0, link_found=0.86, registered=True, chance=10.0, rule="a1b2",
     )  # fmt: skip
     rows = [("fig3", judged), ("fig4", verdict("not run", None))]
-    assert verdicts.as_csv(rows).splitlines() == [
+    assert verdicts.verdicts_csv(rows).splitlines() == [
         "item,id,claim,paper,ours,low,high,n,of,unit,verdict,adjusted,p_value,scale,reason,launches,occasions,"
         "link_asked_gbit_s,link_found_gbit_s,rule,registered,chance,group",
         f"fig3,,text,92.99,91,90,92,3,runs,ms,reproduced,reproduced,0.013,{TINY},why; so from step 5 of 9 on,"
@@ -78,13 +82,13 @@ def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> 
 
 
 def test_no_table_shows_nan() -> None:
-    rows = [("a", verdict("inconclusive", Value(math.nan, n=n))) for n in (1, 2, 3)]
-    assert "nan" not in (verdicts.as_table(rows).markdown() + verdicts.as_csv(rows)).lower()
+    rows = [("a", verdict("inconclusive", Estimate(math.nan, n=n))) for n in (1, 2, 3)]
+    assert "nan" not in (verdicts.verdicts_table(rows).markdown() + verdicts.verdicts_csv(rows)).lower()
 
 
-def ordering(half: float, word: Word = "holds") -> tuple[str, Verdict]:
+def ordering(half: float, word: VerdictWord = "holds") -> tuple[str, Verdict]:
     """Return a difference of 1 from a limit of 0, whose interval over three runs is so wide."""
-    ours = Value(1.0, 1.0 - half, 1.0 + half, 3)
+    ours = Estimate(1.0, 1.0 - half, 1.0 + half, 3)
     return "item", verdict(word, ours, kind="ordering", paper=None, tolerance=0.0)
 
 
@@ -93,13 +97,13 @@ def test_what_holds_by_a_hair_does_not_remain_when_all_are_tested_together() -> 
     sure, near = ordering(0.05), ordering(0.99)
     assert sure[1].p_value < 0.01
     assert 0.04 < near[1].p_value < 0.05
-    assert verdicts.adjusted([near]) == ["holds"]
+    assert verdicts.holm_adjusted_words([near]) == ["holds"]
     rows = [near, sure, ordering(5.0, "inconclusive")]
-    assert verdicts.adjusted(rows) == ["holds", "holds", "inconclusive"]
-    assert verdicts.adjusted([near, near]) == ["inconclusive", "inconclusive"]
-    exact = replace(sure[1], ours=Value.exact(1.0, 1, "counts"))
+    assert verdicts.holm_adjusted_words(rows) == ["holds", "holds", "inconclusive"]
+    assert verdicts.holm_adjusted_words([near, near]) == ["inconclusive", "inconclusive"]
+    exact = replace(sure[1], ours=Estimate.exact(1.0, 1, "counts"))
     assert exact.p_value == 0
-    assert verdicts.adjusted([("a", exact)] * 50) == ["holds"] * 50
+    assert verdicts.holm_adjusted_words([("a", exact)] * 50) == ["holds"] * 50
 
 
 def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> None:
@@ -108,7 +112,7 @@ def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> N
         ({"kind": "ordering", "accelerator": "A100"}, "Holds above 0.6 ms. About A100 only. reason."),
         ({"kind": "limit", "paper": None, "revised": "2026"}, "Holds up to 0.6 ms. reason. Revised 2026."),
     ):
-        assert verdicts.note(replace(verdict().claim, **more)) == f"source. {note}"
+        assert verdicts.claim_note(replace(verdict().claim, **more)) == f"source. {note}"
 
 
 def test_scales_have_letters_and_numbers_where_those_run_out() -> None:

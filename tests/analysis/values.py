@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from analysis.stats import Value
+from analysis.stats import Estimate
 from tests.conftest import there
 
 
-def interval(value: Value | None) -> tuple[float, float]:
+def interval(value: Estimate | None) -> tuple[float, float]:
     """Return both ends."""
     found = there(value)
     return there(found.low), there(found.high)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.records import parquet
 from analysis.records.frames import empty_frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from experiments import figures
 from experiments.commands import _advice, _draw
 from experiments.commands._advice import Question, Range
@@ -42,7 +42,7 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
         low, high = interval(advice.step)
         assert low < advice.step.value < high
         assert advice.speedup.value == pytest.approx(found["dense"].step.value / advice.step.value)
-    assert found["dense"].speedup == Value(1.0, 1.0, 1.0)  # an exact input adds nothing to its interval
+    assert found["dense"].speedup == Estimate(1.0, 1.0, 1.0)  # an exact input adds nothing to its interval
     # 2 (P-1)/P m beta + 2 log P alpha; (P-1) 8 k beta + log P alpha
     assert found["dense"].transfer_s == pytest.approx(6_000_000e-8 + 4e-4)
     assert found["topk"].transfer_s == pytest.approx(24_000e-8 + 2e-4)

@@ -50,11 +50,11 @@ def precious(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.Site:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pages.ReportSite:
     """Provide a report of one run, where no other is shipped and figures need some."""
     monkeypatch.setattr(report.Shipped, "frames", empty_frames())
-    monkeypatch.setattr(figures, "items", dict)
-    site = pages.Site(tmp_path / "results" / "report")
+    monkeypatch.setattr(figures, "files_by_item", dict)
+    site = pages.ReportSite(tmp_path / "results" / "report")
     site.begin()
     site.data("run/a", {})
     return site
@@ -74,13 +74,13 @@ def test_a_report_removes_the_link_and_not_what_it_leads_to(
 
 
 @pytest.mark.usefixtures("site")
-@pytest.mark.parametrize("name", ["", "data", f"data/{pages.OURS}"])
+@pytest.mark.parametrize("name", ["", "data", f"data/{pages.MARKER_FILE}"])
 def test_a_report_in_a_link_is_refused(name: str, here: Command, tmp_path: Path) -> None:
     path = tmp_path / "results" / "report" / name
     target = path.rename(tmp_path / "moved")
     path.symlink_to(target)
     before = content(target)
-    refused(here("report", "--drawn"), str(path.parent if path.name == pages.OURS else path))
+    refused(here("report", "--drawn"), str(path.parent if path.name == pages.MARKER_FILE else path))
     assert content(target) == before
 
 
@@ -88,7 +88,9 @@ def test_a_kept_figure_that_is_a_link_is_not_copied(
     here: Command, precious: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(report.Shipped, "frames", empty_frames())
-    monkeypatch.setattr(figures, "items", partial(dict, {"speed-logs": figures.items()["speed-logs"]}))
+    monkeypatch.setattr(
+        figures, "files_by_item", partial(dict, {"speed-logs": figures.files_by_item()["speed-logs"]})
+    )
     folder = tmp_path / "results" / "figures"
     folder.mkdir(parents=True)
     for kind in ("svg", "png", "csv", "md"):

@@ -27,7 +27,7 @@ from experiments.commands import new, report
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.figures.runs import name_and_configs
+from experiments.figures.runs import requested_runs
 from experiments.launch import arrays, bad_nodes, submission
 from experiments.training import checkpoint
 from slurm.batch_script import BatchScript
@@ -109,7 +109,7 @@ def test_a_command_to_type_quotes_the_name_of_a_folder(here: Command, tmp_path: 
 
 
 def test_no_ledger_writes_a_line_into_a_jobs_script(tmp_path: Path) -> None:
-    configs = name_and_configs(("fig3", "cluster=devcluster", "container=none"))[1]
+    configs = requested_runs(("fig3", "cluster=devcluster", "container=none"))[1]
     array, *_ = arrays.group_into_arrays([PlannedRun(config, None) for config in configs], False)
     ledger = tmp_path / bad_nodes.LEDGER_FILE
     bad = ("n1\ntouch owned #", "n1 --wrap=owned", "--help", "$(touch owned)", "n1;touch owned", "", "n1,n2")
@@ -175,10 +175,10 @@ def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> None:
     folders = Folders(tmp_path)
-    site = pages.Site(folders.report)
+    site = pages.ReportSite(folders.report)
     shipped = report.Shipped(folders, [])
     made_from = {}
-    for figure in map(figures.load, figures.items()):
+    for figure in map(figures.load, figures.files_by_item()):
         for profile in figure.profiles:
             stem = figure.stem(profile)
             made_from[stem] = report._made_from(figure, profile, folders, shipped)

@@ -53,7 +53,7 @@ def test_an_item_draws_from_parquet_and_the_same_records_give_the_same_bytes(
     frames = empty_frames() if item in PUBLISHED else own_runs(everything, item)
     write_parquet(frames, tmp_path)
     assert all(axes.has_data() for axes in draw(read_parquet(tmp_path), "laptop").axes)
-    drawn = [style.save(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
+    drawn = [style.save_figure(draw(frames, "laptop"), tmp_path, name) for name in ("a", "b")]
     for suffix in (".png", ".pdf", ".svg"):
         first, second = (path.with_suffix(suffix).read_bytes() for path in drawn)
         assert first == second
@@ -73,11 +73,11 @@ def test_two_files_of_one_item_are_refused_with_both_paths(
     for name in ("_shared", "_yoon2022_part", "__init__", "yoon2022_fig4"):
         (tmp_path / f"{name}.py").touch()
     monkeypatch.setattr(figures, "FOLDER", tmp_path)
-    assert list(figures.items()) == ["fig4"]
+    assert list(figures.files_by_item()) == ["fig4"]
     (tmp_path / "lin2018_fig4.py").touch()
     both = (f"{tmp_path}/lin2018_fig4.py", f"{tmp_path}/yoon2022_fig4.py")
     refused(here("figures", "fig4"), "item 'fig4'", *both, "ask for lin2018/fig4 or yoon2022/fig4")
-    assert list(figures.items()) == ["lin2018/fig4", "fig4"]  # what does not ask for it goes on
+    assert list(figures.files_by_item()) == ["lin2018/fig4", "fig4"]  # what does not ask for it goes on
     assert (figures.find_item("yoon2022/fig4"), figures.find_item("lin2018/fig4")) == ("fig4", "lin2018/fig4")
     assert figures.item_of_prefix(file_prefix("lin2018/fig4")) == "lin2018/fig4"
 

@@ -9,8 +9,8 @@ import pytest
 
 from analysis.claims import Verdict
 from analysis.records.frames import Frames
-from analysis.stats import Value
-from analysis.times.reaching import Reached, reached, seconds_to, sooner
+from analysis.stats import Estimate
+from analysis.times.reaching import TargetCrossing, find_crossing, seconds_to_target, speedup_to_target
 from experiments import figures
 from experiments.figures import survey_time_to_accuracy as item
 from tests.conftest import there
@@ -89,43 +89,45 @@ def test_the_first_step_that_is_there_counts_and_the_one_before_is_told() -> Non
         ([5.0, 1.0, 1.0], 3, False, (0, 10)),
         ([1.0, 2.0, 2.0], 3, False, (30, np.inf)),
     ):
-        assert reached([10, 20, 30], curve, target, falls=falls) == expected
+        assert find_crossing([10, 20, 30], curve, target, falls=falls) == expected
 
 
-CERTAIN = Value(2.0, 1.9, 2.1, 50, "blocks")  # of step times
-NEVER = Reached(900, np.inf)
-LATE, EARLY = Reached(200, 300), Reached(100, 200)
+CERTAIN = Estimate(2.0, 1.9, 2.1, 50, "blocks")  # of step times
+NEVER = TargetCrossing(900, np.inf)
+LATE, EARLY = TargetCrossing(200, 300), TargetCrossing(100, 200)
 
 
 def test_ratios_are_paired_by_seed() -> None:
-    slow = {seed: Reached(200 * 2**seed - 10, 200 * 2**seed) for seed in SEEDS}
-    fast = {seed: Reached(50 * 2**seed - 5, 50 * 2**seed) for seed in reversed(SEEDS)}
-    value = there(sooner(slow, fast, CERTAIN))
+    slow = {seed: TargetCrossing(200 * 2**seed - 10, 200 * 2**seed) for seed in SEEDS}
+    fast = {seed: TargetCrossing(50 * 2**seed - 5, 50 * 2**seed) for seed in reversed(SEEDS)}
+    value = there(speedup_to_target(slow, fast, CERTAIN))
     assert (value.value, value.n) == pytest.approx((8, 3))
-    assert there(sooner(slow, fast, Value(2.0))).low is None  # of steps with an unknown interval
-    for others in ({0: NEVER}, {1: Reached(0, 10)}):
-        assert sooner({0: NEVER}, others, CERTAIN) is None
+    assert (
+        there(speedup_to_target(slow, fast, Estimate(2.0))).low is None
+    )  # of steps with an unknown interval
+    for others in ({0: NEVER}, {1: TargetCrossing(0, 10)}):
+        assert speedup_to_target({0: NEVER}, others, CERTAIN) is None
 
 
 @pytest.mark.parametrize(
     ("slow", "fast", "expected"),
     [
         (LATE, EARLY, [3, 1.9 * 200 / 200, 2.1 * 300 / 100]),  # at the same validation of all seeds
-        (LATE, Reached(0, 100), [6, 1.9 * 2, np.inf]),  # at the first validation: perhaps at once
+        (LATE, TargetCrossing(0, 100), [6, 1.9 * 2, np.inf]),  # at the first validation: perhaps at once
         (LATE, NEVER, [0, 0, 2.1 * 300 / 900]),  # not there: perhaps after the last validation
         (NEVER, LATE, [np.inf, 1.9 * 900 / 300, np.inf]),
     ],
 )
 def test_seeds_are_uncertain_by_what_lies_between_validations(
-    slow: Reached, fast: Reached, expected: list[float]
+    slow: TargetCrossing, fast: TargetCrossing, expected: list[float]
 ) -> None:
-    value = there(sooner(dict.fromkeys(SEEDS, slow), dict.fromkeys(SEEDS, fast), CERTAIN))
+    value = there(speedup_to_target(dict.fromkeys(SEEDS, slow), dict.fromkeys(SEEDS, fast), CERTAIN))
     assert [value.value, value.low, value.high] == pytest.approx(expected)
 
 
 def test_a_mean_time_needs_every_seed() -> None:
-    seconds = there(seconds_to(dict.fromkeys(SEEDS, LATE), 0.5))
+    seconds = there(seconds_to_target(dict.fromkeys(SEEDS, LATE), 0.5))
     assert seconds[:3] == pytest.approx((150, 100, 150))
-    assert there(seconds_to({0: LATE}, 0.5)).low is None
+    assert there(seconds_to_target({0: LATE}, 0.5)).low is None
     for incomplete in ({0: LATE, 1: NEVER}, {}):
-        assert seconds_to(incomplete, 0.5) is None
+        assert seconds_to_target(incomplete, 0.5) is None

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from analysis.records.frames import Frames, empty_frames
-from analysis.stats import Mixed
+from analysis.stats import MixedRunsError
 from experiments.figures import survey_utilisation as item
 from experiments.figures._links import FOUND_GBIT_S
 from tests.conftest import there
@@ -93,7 +93,9 @@ def test_the_bandwidth_for_a_share_lies_between_two_links_or_outside_in_words() 
 def test_a_bandwidth_outside_the_links_counts_as_the_nearest() -> None:
     alone = frames(launches=1, delay=0.0)
     assert there(item.times_less_bandwidth(alone, item.DILOCO, 50, 0.0)).value == pytest.approx(2.0)
-    with pytest.raises(Mixed, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"):
+    with pytest.raises(
+        MixedRunsError, match=r"no two bandwidths to compare: below 0.1 Gbit/s in 1 of 1 launches"
+    ):
         item.times_less_bandwidth(alone, item.DILOCO, 1, 0.0)
 
 

@@ -9,7 +9,7 @@ import pytest
 from analysis.records.attempts import load_attempt
 from analysis.records.steps import warm_steps
 from analysis.records.store import Attempt, Store
-from analysis.stats import slowdown
+from analysis.stats import step_time_ratio
 from experiments.training.stop import Preempted
 from tests.conftest import there
 from tests.worker.runs import StopAt, carry_out, orders, recorded, start_workers
@@ -41,7 +41,7 @@ def check_whole(attempt: Attempt) -> None:
     assert frames.runs["timing.mode"].to_list() == ["serialised", "serialised", "as_published"]
     for key in (dense, topk, published):
         assert warm_steps(frames, key).n == 3 * 2
-    ratio = there(slowdown(frames, [topk], [dense]))
+    ratio = there(step_time_ratio(frames, [topk], [dense]))
     assert (ratio.n, ratio.of) == (3, "blocks")
     assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)
     validating = frames.steps[frames.steps["validate_s"].notna()]

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, COLUMN
-from analysis.benchmark.files import Entered, read
-from analysis.benchmark.statement import EntryStatement, OnTask
+from analysis.benchmark.cells import BASELINE, LOSS_COLUMN
+from analysis.benchmark.files import EntryFile, read_entry
+from analysis.benchmark.statement import EntryStatement, TaskStatement
 from analysis.records.configs import run_id, run_key
 from analysis.records.files import DamagedFileError
 from analysis.records.frame_cache import load_newest_cached
@@ -63,7 +63,7 @@ class Line(NamedTuple):
 def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
     """Every check, in the order of their cost; it ends with the first kind that finds faults."""
     try:
-        entered = read(path)
+        entered = read_entry(path)
     except DamagedFileError as damage:
         yield Line(str(damage), True)
         return
@@ -85,7 +85,7 @@ def entry_of(said: EntryStatement) -> Entrant:
     return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
 
 
-def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
+def _of_rules(entered: EntryFile, folders: Folders) -> Iterator[Line]:
     """Every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
     try:
@@ -130,7 +130,7 @@ def _of_rules(entered: Entered, folders: Folders) -> Iterator[Line]:
         )
         return
     epochs = frames.epochs.merge(frames.runs[["key", "train.epoch_steps"]], on="key")
-    whole = epochs[COLUMN].notna()
+    whole = epochs[LOSS_COLUMN].notna()
     if not (epochs["step"] == epochs["epoch"] * epochs["train.epoch_steps"])[whole].all():
         yield Line("its curves have other steps than the rules'", True)
         return
@@ -161,7 +161,7 @@ def _other_entry(said: EntryStatement, own: Entrant) -> str:
     return ""
 
 
-def _launches(task: OnTask, tier: Tier, is_baseline: bool) -> str:
+def _launches(task: TaskStatement, tier: Tier, is_baseline: bool) -> str:
     """What is missing of its launches; empty where nothing is."""
     wanted = len(rules().launches)
     if {*task.launches} != {*tier.workers} or {*task.baseline} != {*tier.workers}:
@@ -220,7 +220,7 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
     return run_key(recorded) == (run_key(turns[key]) if "/" in key else key)
 
 
-def _of_tuning(entered: Entered, _: Folders) -> Iterator[Line]:
+def _of_tuning(entered: EntryFile, _: Folders) -> Iterator[Line]:
     """What was chosen is the best of the trials, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
     own, tier = entry_of(said), rules().tier(said.tier)
@@ -243,7 +243,7 @@ def _of_tuning(entered: Entered, _: Folders) -> Iterator[Line]:
     yield Line(f"each task has {rules().trials.number} trials, and the best of them was trained")
 
 
-def _short(task: OnTask, frames: Frames) -> str:
+def _short(task: TaskStatement, frames: Frames) -> str:
     """What is missing of the curves; empty where nothing is."""
     validated = frames.epochs.groupby("key")["epoch"].count()
     wanted, ended = rules().steps // rules().epoch_steps, frames.runs.set_index("key").get("diverged")
@@ -255,7 +255,7 @@ def _short(task: OnTask, frames: Frames) -> str:
     return ""
 
 
-def _of_bytes(entered: Entered, _: Folders) -> Iterator[Line]:
+def _of_bytes(entered: EntryFile, _: Folders) -> Iterator[Line]:
     """Interfaces sent what the meter counted, and headers."""
     said, workers = entered.statement, dict[str, int]()
     for task in said.tasks.values():
@@ -272,7 +272,7 @@ def _of_bytes(entered: Entered, _: Folders) -> Iterator[Line]:
     yield Line(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
 
 
-def _of_laws(entered: Entered, _: Folders) -> Iterator[Line]:
+def _of_laws(entered: EntryFile, _: Folders) -> Iterator[Line]:
     """The method is here, as it was entered, and its laws hold."""
     said = entered.statement
     if not laws.is_code_of_today(said.method, said.code):
@@ -295,7 +295,7 @@ def _of_laws(entered: Entered, _: Folders) -> Iterator[Line]:
     yield Line(f"{len(found)} laws, {len(broken_now)} of them excused")
 
 
-def _again(entered: Entered, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
+def _again(entered: EntryFile, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
     """A training, drawn, once more: the curve must be the same but for rounding. Then its first epochs by
     processes, which share no memory.
     """
@@ -327,7 +327,7 @@ def _apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
         return np.inf
     if not np.allclose(here["wire_bytes"], there["wire_bytes"], rtol=NEAR, equal_nan=True):
         return np.inf
-    one, other = here[COLUMN].to_numpy(float), there[COLUMN].to_numpy(float)
+    one, other = here[LOSS_COLUMN].to_numpy(float), there[LOSS_COLUMN].to_numpy(float)
     near = np.minimum(NEAR_AT_FIRST * GROWTH ** np.arange(float(len(one))), NEAR)
     is_near = np.isclose(one, other, rtol=near, equal_nan=True)
     return 0.0 if is_near.all() else float(np.nanmax(np.abs(one / other - 1), initial=0.0)) or np.inf
@@ -335,5 +335,5 @@ def _apart(here: pd.DataFrame, there: pd.DataFrame) -> float:
 
 def _curve(frames: Frames, key: str) -> pd.DataFrame:
     own = frames.epochs[frames.epochs["key"] == key].sort_values("epoch")
-    found: pd.DataFrame = own[["step", COLUMN, "wire_bytes"]].reset_index(drop=True)
+    found: pd.DataFrame = own[["step", LOSS_COLUMN, "wire_bytes"]].reset_index(drop=True)
     return found

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import BASELINE, COLUMN, targets
-from analysis.benchmark.files import SUFFIX, Entered, read_all, write
-from analysis.benchmark.statement import EntryStatement, InRealTime, LawFound, OnTask, TriedOut
+from analysis.benchmark.cells import BASELINE, LOSS_COLUMN, target_losses
+from analysis.benchmark.files import ENTRY_SUFFIX, EntryFile, read_entries, write_entry
+from analysis.benchmark.statement import EntryStatement, LawResult, RealTimeTraining, TaskStatement, Trial
 from analysis.records.configs import run_id, run_key
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames, empty_frames, is_missing, merge_frames, select_runs
@@ -160,7 +160,7 @@ class Entering:
 def last_losses(frames: Frames) -> pd.Series[float]:
     """The last validation loss of each run, by key; NaN of one that diverged."""
     ends = frames.epochs.sort_values("epoch").groupby("key").tail(1)
-    found: pd.Series[float] = ends.set_index("key")[COLUMN].astype(float)
+    found: pd.Series[float] = ends.set_index("key")[LOSS_COLUMN].astype(float)
     return found
 
 
@@ -180,20 +180,20 @@ def statement(
     """
     entry, trained = own.entry, own.training(chosen)
     launched, there = [config for config in in_real_time if config.variants], [*map(run_key, in_real_time)]
-    tasks = dict[str, OnTask]()
+    tasks = dict[str, TaskStatement]()
     for name, task in own.tier.tasks.items():
         tried = [
-            TriedOut(trial.rate, trial.searched, run_key(own.config(trial.run)))
+            Trial(trial.rate, trial.searched, run_key(own.config(trial.run)))
             for trial in own.trials if trial.task == name
         ]  # fmt: skip
         of_task = [config for config in trained if _is_of(config, own.tier, name)]
         turns = [config for config in launched if _is_of(config, own.tier, name)]
-        tasks[name] = OnTask(
+        tasks[name] = TaskStatement(
             task.about, tried, chosen[name].lr, chosen[name].searched,
             {n: [run_key(config) for config in of_task if config.workers == n] for n in own.tier.workers},
             _by_link(turns, own.tier, entry.name), _by_link(turns, own.tier, BASELINE),
             [
-                InRealTime(workers, link, run_key(config))
+                RealTimeTraining(workers, link, run_key(config))
                 for (task_name, workers, link), config in own.whole(chosen).items()
                 if task_name == name and run_key(config) in there
             ],
@@ -201,7 +201,7 @@ def statement(
     return EntryStatement(
         rules().version, digest(own.name), own.name, entry.name, entry.about, entry.method, entry.settings,
         entry.search, entry.on, entry.timed, entry.claims,
-        [LawFound(law.name, law.holds, law.why) for law in laws],
+        [LawResult(law.name, law.holds, law.why) for law in laws],
         code_of(entry.method), tasks,
         written=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     )  # fmt: skip
@@ -236,20 +236,20 @@ def keys_of(found: EntryStatement) -> Iterator[str]:
                 yield from keys
 
 
-def targets_of(tier: str, base: Entered) -> dict[str, dict[int, float]]:
+def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
     """The targets by task and workers: as they are fixed; where they are not yet, the baseline's."""
-    derived, fixed = targets(base, rules().share), rules().tier(tier).tasks
+    derived, fixed = target_losses(base, rules().share), rules().tier(tier).tasks
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
-def by_todays_rules(folders: Folders, tier: str) -> tuple[list[Entered], list[str]]:
+def by_todays_rules(folders: Folders, tier: str) -> tuple[list[EntryFile], list[str]]:
     """The entries of a tier, the newest of each name, and a line on each file that can't be shown."""
-    return read_all(folders_of_entries(folders), tier, digest(tier))
+    return read_entries(folders_of_entries(folders), tier, digest(tier))
 
 
 def file_of(folders: Folders, tier: str, name: str) -> Path:
     """Where an entry's file is written."""
-    return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{SUFFIX}"
+    return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{ENTRY_SUFFIX}"
 
 
 def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launched: Frames) -> Path:
@@ -263,7 +263,7 @@ def pack(own: Entering, found: EntryStatement, configs: Sequence[Config], launch
     frames = merge_frames(select_runs(trained, wanted), select_runs(launched, wanted))
     if own.tier.is_emulated:
         check_bytes(frames, dict(_workers_of_launches(found)))
-    return write(file_of(own.folders, own.name, own.entry.name), found, frames)
+    return write_entry(file_of(own.folders, own.name, own.entry.name), found, frames)
 
 
 def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
@@ -274,7 +274,7 @@ def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
                 yield from ((key, workers) for key in keys)
 
 
-def baseline(folders: Folders, tier: str) -> Entered | None:
+def baseline(folders: Folders, tier: str) -> EntryFile | None:
     """The baseline's file by the rules of today; None where there is none."""
     entered, _ = by_todays_rules(folders, tier)
     return next((each for each in entered if each.statement.name == BASELINE), None)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct, convert, yaml
 
-from analysis.benchmark.statement import NAME
+from analysis.benchmark.statement import NAME_PATTERN
 from experiments.config.run import Run, RunSettings
 from experiments.figures.benchmark.rules import FrozenTask, Tier, Whole, launch, over, rules, training
 from sparsify import ranges
@@ -87,7 +87,7 @@ def entry(name: str, fixed: RunSettings | None = None) -> Entrant:
             f"{strangers[0]} is not for an entry to choose: tasks, links and workers are the rules' "
             "(docs/benchmark.md); give settings of the method, such as method.density=0.01"
         )
-    if not re.fullmatch(NAME, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise ValueError(
             f"{ranges.quote(name)} can't be an entry's name: letters, digits, - and _ may be in it"
         )

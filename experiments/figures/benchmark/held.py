@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.benchmark.files import SUFFIX, read
+from analysis.benchmark.files import ENTRY_SUFFIX, read_entry
 from analysis.benchmark.statement import EntryStatement
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames, empty_frames, merge_frames, select_runs
@@ -29,9 +29,9 @@ def held(folders: Folders, tier: str) -> Frames:
     """
     found = empty_frames()
     for folder in folders_of_entries(folders):
-        for path in sorted(folder.glob(f"*{SUFFIX}")):
+        for path in sorted(folder.glob(f"*{ENTRY_SUFFIX}")):
             try:
-                said, frames, _ = read(path)
+                said, frames, _ = read_entry(path)
             except DamagedFileError as damage:
                 raise ValueError(f"{damage}; move it away, and what only it held is made again") from damage
             if (

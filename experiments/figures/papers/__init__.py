@@ -35,7 +35,7 @@ from sparsify.ranges import describe_unknown
 
 if TYPE_CHECKING:  # listing the papers needs no pandas
     from analysis.claims import Claim
-    from analysis.stats import Value
+    from analysis.stats import Estimate
 
 FOLDER = Path(__file__).parent
 GIVEN = ("text", "unit", "source", "kind", "tolerance", "reason")  # of every claim
@@ -128,7 +128,7 @@ def item(name: str) -> Any:
 
 
 def claim(
-    name: str, ours: Callable[..., Value | None], /, *of: Any, id: str = "", case: str = "", **own: Any
+    name: str, ours: Callable[..., Estimate | None], /, *of: Any, id: str = "", case: str = "", **own: Any
 ) -> Claim:
     """The claim of this name, 'shi2019.bound', with our value for it.
 
@@ -161,20 +161,20 @@ def claim(
 
 
 def of_methods(
-    name: str, ours: Callable[..., Value | None], methods: Iterable[str], /, *of: Any, **own: Any
+    name: str, ours: Callable[..., Estimate | None], methods: Iterable[str], /, *of: Any, **own: Any
 ) -> list[Claim]:
     """The claim of this name for each of these methods, which is its case and the first that `ours` takes.
 
     Args:
         of, own: as in `claim`.
     """
-    from analysis.pictures.style import look  # as above
+    from analysis.pictures.style import method_style  # as above
 
-    return claim_each(name, ours, {method: look(method).label for method in methods}, *of, **own)
+    return claim_each(name, ours, {method: method_style(method).label for method in methods}, *of, **own)
 
 
 def claim_each(
-    name: str, ours: Callable[..., Value | None], labels: Mapping[str, str], /, *of: Any, **own: Any
+    name: str, ours: Callable[..., Estimate | None], labels: Mapping[str, str], /, *of: Any, **own: Any
 ) -> list[Claim]:
     """A claim for each of these cases, which `ours` takes first; braces may hold {method}, the case, and its
     {label}.

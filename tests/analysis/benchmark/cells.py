@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from analysis.benchmark.cells import Cell, Word
-from analysis.stats import Value
+from analysis.benchmark.cells import Cell, CellWord
+from analysis.stats import Estimate
 
-IN_MINUTES, RATIO = Value(2.0, 1.8, 2.2, 5), Value(2.0, 1.9, 2.1, 5)
+IN_MINUTES, RATIO = Estimate(2.0, 1.8, 2.2, 5), Estimate(2.0, 1.9, 2.1, 5)
 
 
 def cell(
@@ -13,13 +13,14 @@ def cell(
     task: str = "gpt-ptb",
     workers: int = 4,
     link: str = "internet_100m_50ms",
-    word: Word = "faster",
-    minutes: Value | None = IN_MINUTES,
-    times: Value | None = RATIO,
+    word: CellWord = "faster",
+    minutes: Estimate | None = IN_MINUTES,
+    times: Estimate | None = RATIO,
 ) -> Cell:
     """A cell of a table, as one that was measured has it."""
     return Cell(
-        entry, task, workers, link, word, Value(1.9, 1.6, 2.2, 5), minutes, Value(200.0, 190.0, 210.0, 5),
-        times, 5, 5, 5, 2.0, Value(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
+        entry, task, workers, link, word, Estimate(1.9, 1.6, 2.2, 5), minutes,
+        Estimate(200.0, 190.0, 210.0, 5),
+        times, 5, 5, 5, 2.0, Estimate(1.9, 1.85, 1.95, 5), 12.0, 0.099, 50.6, False,
         ("2026-11-27", "2026-11-27"), "a processor",
     )  # fmt: skip

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.benchmark.agreement import agreements, repeated, tau
+from analysis.benchmark.agreement import compare_measurements, expected_containment, kendall_tau
 from analysis.benchmark.cells import Cell
-from analysis.stats import Value, student
+from analysis.stats import Estimate, student_quantile
 from tests.analysis.benchmark.cells import cell
 
-MISSED = replace(cell("c"), minutes=None, word="misses the target", sooner=Value(0.0, 0.0, 2.0, 5))
+MISSED = replace(cell("c"), minutes=None, word="misses the target", sooner=Estimate(0.0, 0.0, 2.0, 5))
 
 
 def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
@@ -23,22 +23,22 @@ def test_kendalls_tau_is_1_of_one_order_and_less_with_every_exchange() -> None:
         ([np.inf, 1], [np.inf, 1], 1),
         ([1, 1], [1, 1], 1),  # nothing to order, and the same
     ):
-        assert tau([*zip(first, second, strict=True)]) == pytest.approx(expected)
+        assert kendall_tau([*zip(first, second, strict=True)]) == pytest.approx(expected)
 
 
 def test_a_measurement_agrees_with_itself_and_a_missed_target_is_last_in_both_orders() -> None:
-    own = [cell("a", minutes=Value(1.0, 0.9, 1.1)), cell("b", minutes=Value(2.0, 1.8, 2.2))]
-    (found,) = agreements(own, own)
+    own = [cell("a", minutes=Estimate(1.0, 0.9, 1.1)), cell("b", minutes=Estimate(2.0, 1.8, 2.2))]
+    (found,) = compare_measurements(own, own)
     assert (found.cells, found.tau, found.contained, found.steps_contained, found.same_word) == (2, *[1] * 4)
-    (found,) = agreements([*own, MISSED], [*own, cell("c", minutes=Value(9.0))])
+    (found,) = compare_measurements([*own, MISSED], [*own, cell("c", minutes=Estimate(9.0))])
     assert found.tau == 1
 
 
 def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> None:
     first = [cell("a"), cell("b"), cell("a", link="other")]
     untimed = replace(cell("b"), step_ms=None, minutes=None)
-    second = [cell("a", times=Value(3.0, 2.9, 3.1), word="slower"), cell("c"), untimed]
-    (found,) = agreements(first, second)
+    second = [cell("a", times=Estimate(3.0, 2.9, 3.1), word="slower"), cell("c"), untimed]
+    (found,) = compare_measurements(first, second)
     assert found.cells == 1
     assert found.steps_contained == 0, "neither interval has the other's estimate"
     assert found.contained == 1, "that of the times as soon, which has seeds in it, has it"
@@ -46,12 +46,12 @@ def test_cells_are_paired_and_those_of_one_measurement_alone_are_left_out() -> N
 
 
 def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered_by_its_steps() -> None:
-    quick, slow = Value(1.0), Value(2.0)
+    quick, slow = Estimate(1.0), Estimate(2.0)
 
-    def measured(a: Value, b: Value) -> list[Cell]:
+    def measured(a: Estimate, b: Estimate) -> list[Cell]:
         return [cell("a", minutes=a), cell("b", minutes=b)]
 
-    (found,) = agreements([*measured(quick, slow), MISSED], [*measured(slow, quick), MISSED])
+    (found,) = compare_measurements([*measured(quick, slow), MISSED], [*measured(slow, quick), MISSED])
     assert (found.cells, found.reached, found.reached_tau) == (3, 2, -1)
     assert found.tau == pytest.approx(1 / 3), "of the three pairs one is in the other order"
     assert (found.contained, found.same_word) == (1, 1)
@@ -59,6 +59,6 @@ def test_what_misses_the_target_alike_does_not_pass_for_agreement_but_is_ordered
 
 def test_even_a_perfect_repetition_does_not_always_contain_the_other() -> None:
     # For two launches there is a closed form of one of the two intervals: (2/pi) arctan(t / sqrt(2)).
-    assert 0.85 < repeated(2) < 2 / np.pi * np.arctan(student(1) / np.sqrt(2))
-    assert repeated(5) == pytest.approx(0.81, abs=0.005)
-    assert np.isnan(repeated(1))
+    assert 0.85 < expected_containment(2) < 2 / np.pi * np.arctan(student_quantile(1) / np.sqrt(2))
+    assert expected_containment(5) == pytest.approx(0.81, abs=0.005)
+    assert np.isnan(expected_containment(1))

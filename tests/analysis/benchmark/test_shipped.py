@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from analysis.benchmark.files import Entered, read_all
+from analysis.benchmark.files import EntryFile, read_entries
 from experiments.config.folders import Folders
 from experiments.figures.benchmark.entries import shipped
 from experiments.figures.benchmark.held import ENTRIES
@@ -17,13 +17,13 @@ TIER = "laptop"
 
 
 @pytest.fixture(scope="module")
-def entered() -> list[Entered]:
-    found, notes = read_all([Folders().shipped / ENTRIES], TIER, digest(TIER))
+def entered() -> list[EntryFile]:
+    found, notes = read_entries([Folders().shipped / ENTRIES], TIER, digest(TIER))
     assert not notes
     return found
 
 
-def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence[Entered]) -> None:
+def test_all_are_there_with_the_code_of_today_and_every_launch(entered: Sequence[EntryFile]) -> None:
     assert {each.statement.name for each in entered} == {*shipped()}
     for each in entered:
         said, runs = each.statement, set(each.frames.runs["key"])

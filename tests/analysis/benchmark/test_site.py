@@ -11,35 +11,35 @@ import pandas as pd
 import pytest
 
 from analysis.benchmark import site
-from analysis.benchmark.cells import WORDS, Cell, table_of
-from analysis.benchmark.files import Entered
-from analysis.benchmark.statement import EntryStatement, LawFound, OnTask, TriedOut
+from analysis.benchmark.cells import CELL_WORDS, Cell, sort_table_cells
+from analysis.benchmark.files import EntryFile
+from analysis.benchmark.statement import EntryStatement, LawResult, TaskStatement, Trial
 from analysis.records.frames import empty_frames
-from analysis.stats import Value
+from analysis.stats import Estimate
 from tests.analysis.benchmark.cells import cell
 
 EVIL = "<script>alert(1)</script>"
 
 
-def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> Entered:
-    trials = [TriedOut(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
-    task = OnTask("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
+def entered(name: str, about: str = "What it does.", lr: float = 0.1) -> EntryFile:
+    trials = [Trial(rate, {}, f"at {rate}") for rate in (1.0, 0.5, 2.0)]
+    task = TaskStatement("a task", trials, lr, {"method.decay": 0.9}, {4: []}, {4: {}}, {4: {}})
     said = EntryStatement(
         1, "", "laptop", name, about, "topk", {"method": "topk", "method.density": 0.01}, {}, {}, {}, [],
-        [LawFound("all state is saved", True), LawFound("nothing is lost", False, "a reason")], "",
+        [LawResult("all state is saved", True), LawResult("nothing is lost", False, "a reason")], "",
         {"gpt-ptb": task},
     )  # fmt: skip
     runs = pd.DataFrame({"key": [trial.key for trial in trials], "task.lr": [0.1, 0.05, 0.2]})
     runs[["train.validate", "cluster.where", "variant"]] = ""
-    return Entered(said, empty_frames()._replace(runs=runs), Path(f"{name}.entry"))
+    return EntryFile(said, empty_frames()._replace(runs=runs), Path(f"{name}.entry"))
 
 
-def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.Content:
-    return site.Content(
+def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> site.BenchmarkContent:
+    return site.BenchmarkContent(
         "laptop", 1, [entered(name) for name in names], cells,
-        [site.Told("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
-        [site.TaskTold("gpt-ptb", "a task")], [4],
-        {"topk": [site.Claimed("a claim", "4.67", "1.2", "holds")]},
+        [site.LinkDescription("internet_100m_50ms", "A long link.", "Found: 0.099 Gbit/s.")],
+        [site.TaskDescription("gpt-ptb", "a task")], [4],
+        {"topk": [site.ClaimRow("a claim", "4.67", "1.2", "holds")]},
         "Trainings in real time were off by 3 %.", "# Rules\n\n1. **One** rule", ["a note"],
     )  # fmt: skip
 
@@ -47,9 +47,9 @@ def content(cells: Sequence[Cell], names: Sequence[str] = ("dense", "topk")) -> 
 DENSE = replace(cell("dense", word="baseline"), sooner=None)
 
 
-def written(folder: Path, shown: site.Content) -> dict[str, str]:
+def written(folder: Path, shown: site.BenchmarkContent) -> dict[str, str]:
     """Write the pages; return their texts by name."""
-    first = site.write(folder / "site", shown)
+    first = site.write_pages(folder / "site", shown)
     return {path.name: path.read_text() for path in first.parent.glob("*.html")}
 
 
@@ -82,7 +82,9 @@ def test_pages_are_read_without_scripts_and_lists_show_every_word(tmp_path: Path
     for each in cells:
         for text in (f"entry-{each.entry}.html", f"</span> {each.word}</span>", each.dates[0], "∞"):
             assert text in pages["cells.html"]
-    assert [word for word in WORDS if f"<dt>{word}</dt>" not in pages["words.html"]] == [], "are explained"
+    assert [word for word in CELL_WORDS if f"<dt>{word}</dt>" not in pages["words.html"]] == [], (
+        "are explained"
+    )
 
 
 def test_a_best_rate_at_the_end_of_those_tried_is_told(tmp_path: Path) -> None:
@@ -99,7 +101,7 @@ def test_a_folder_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_tables_begin_with_the_baseline_and_end_with_what_misses() -> None:
-    slower = replace(cell("b", word="slower"), sooner=Value(0.5))
-    missed = replace(cell("a", word="misses the target"), sooner=Value(9.0))
-    ordered = table_of([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
+    slower = replace(cell("b", word="slower"), sooner=Estimate(0.5))
+    missed = replace(cell("a", word="misses the target"), sooner=Estimate(9.0))
+    ordered = sort_table_cells([missed, slower, DENSE, cell("c")], "gpt-ptb", 4, "internet_100m_50ms")
     assert [each.entry for each in ordered] == ["dense", "c", "b", "a"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from analysis.pictures import numbers
-from analysis.stats import Value
+from analysis.stats import Estimate
 
 
 def test_a_number_has_four_significant_digits_or_its_whole_part() -> None:
@@ -14,18 +14,21 @@ def test_a_number_has_four_significant_digits_or_its_whole_part() -> None:
         (6762, "6,762"), (0, "0"), (-0.0, "0"), (-0.5, "-0.5"), (0.1 + 0.2, "0.3"), (1e-5, "0.00001"),
         (1.2343e-8, "1.234e-08"), (math.inf, "inf"),
     ):  # fmt: skip
-        assert numbers.number(value) == text
-    assert (numbers.brief(1561.4), numbers.brief(0.4143, 2)) == ("1,560", "0.41")  # with little room
+        assert numbers.format_number(value) == text
+    assert (numbers.format_brief(1561.4), numbers.format_brief(0.4143, 2)) == (
+        "1,560",
+        "0.41",
+    )  # with little room
 
 
 def test_an_interval_is_shown_where_there_is_one_and_a_step_that_is_not_reached_is_never() -> None:
     for value, text in (
         (None, "-"),
-        (Value(math.nan), "-"),
-        (Value(1.23456), "1.235"),
-        (Value(1.234, 1.1, 1.4), "1.234 [1.1, 1.4]"),
+        (Estimate(math.nan), "-"),
+        (Estimate(1.23456), "1.235"),
+        (Estimate(1.234, 1.1, 1.4), "1.234 [1.1, 1.4]"),
     ):
-        assert numbers.with_interval(value) == text
-    assert numbers.with_unit(math.inf, "steps") == "never"
-    assert numbers.with_unit(91.518, "%") == "91.52 %"
-    assert numbers.with_unit(0.42, "") == "0.42"
+        assert numbers.format_with_interval(value) == text
+    assert numbers.format_with_unit(math.inf, "steps") == "never"
+    assert numbers.format_with_unit(91.518, "%") == "91.52 %"
+    assert numbers.format_with_unit(0.42, "") == "0.42"

@@ -6,10 +6,10 @@ from analysis.pictures import style
 
 
 def test_methods_without_a_look_get_a_stable_one() -> None:
-    assert style.look("newmethod") == style.look("newmethod")
-    colours = [look.colour for look in style.LOOKS.values()]
+    assert style.method_style("newmethod") == style.method_style("newmethod")
+    colours = [look.colour for look in style.METHOD_STYLES.values()]
     assert len(set(colours)) == len(colours)
-    assert style.look("newmethod").colour not in colours
+    assert style.method_style("newmethod").colour not in colours
 
 
 def test_variants_of_a_method_have_ids_of_their_own() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from analysis.pictures import summary
-from analysis.pictures.summary import Theirs
+from analysis.pictures.summary import PublishedResult
 from analysis.records.frames import empty_frames
 from analysis.records.store import Store
 from tests.analysis import synthetic
 
-THEIRS = {"topk": Theirs(4.67, 77.0, 1.47)}
+THEIRS = {"topk": PublishedResult(4.67, 77.0, 1.47)}
 
 
 def trained(store: Store, method: str, **changes: Any) -> None:
@@ -26,13 +26,15 @@ def test_of_turns_it_tells_the_ratio_and_the_share_of_selection_beside_the_paper
     store = Store(tmp_path)
     synthetic.alternated(store, ["dense", "topk"], blocks=4)
     frames = synthetic.frames_of(store)
-    (line,) = summary.in_words(frames, THEIRS)
+    (line,) = summary.summarize_runs(frames, THEIRS)
     assert re.fullmatch(
         r"an iteration with Top-k takes 1\.2.* of the time of dense's \(paper: 4\.67\).*"
         r"selection is 28 % of it \(paper: 77 %\).*\(4 blocks\)",
         line,
     )
-    assert re.match(r"Top-k takes 1\.2.* of dense's time, give or take", summary.precision(frames))
+    assert re.match(
+        r"Top-k takes 1\.2.* of dense's time, give or take", summary.describe_least_certain_ratio(frames)
+    )
 
 
 def test_of_trainings_it_tells_where_they_end_without_the_link_that_times_have(tmp_path: Path) -> None:
@@ -40,8 +42,8 @@ def test_of_trainings_it_tells_where_they_end_without_the_link_that_times_have(t
     trained(store, "dense")
     trained(store, "topk")
     frames = synthetic.frames_of(store)
-    assert summary.precision(frames) == ""
-    (line,) = summary.in_words(frames, THEIRS)
+    assert summary.describe_least_certain_ratio(frames) == ""
+    (line,) = summary.summarize_runs(frames, THEIRS)
     assert re.fullmatch(r"Top-k ends 1.* points of top-1 below dense \(paper: 1\.47 below\) \(3 runs\)", line)
 
 
@@ -50,7 +52,7 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
     trained(store, "dense")
     for density in (0.001, 0.01):
         trained(store, "topk", density=density)
-    told = summary.in_words(synthetic.frames_of(store), THEIRS)
+    told = summary.summarize_runs(synthetic.frames_of(store), THEIRS)
     assert [line.partition(" ends ")[0] for line in told] == [
         "Top-k at density 0.001",
         "Top-k at density 0.01",
@@ -60,5 +62,5 @@ def test_trainings_at_two_densities_are_told_apart_and_not_beside_a_paper_s_of_o
 
 def test_of_nothing_it_tells_nothing() -> None:
     for theirs in ({}, THEIRS):
-        assert summary.in_words(empty_frames(), theirs) == []
-    assert summary.precision(empty_frames()) == ""
+        assert summary.summarize_runs(empty_frames(), theirs) == []
+    assert summary.describe_least_certain_ratio(empty_frames()) == ""

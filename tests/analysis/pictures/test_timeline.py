@@ -21,7 +21,7 @@ def test_ranks_leave_the_first_wait_of_each_step_together_whatever_their_clocks_
         (1, "forward", 900.0, 0.3), (1, "wait", 900.3, 0.0), (1, "update", 900.3, 0.1),
     )  # fmt: skip
     later = spans((0, "forward", 6.0, 0.1), (1, "forward", 950.0, 0.3)).assign(step=8)
-    drawn = timeline.aligned(pd.concat([step, later]))
+    drawn = timeline.align_spans(pd.concat([step, later]))
     waits = drawn[drawn["phase"] == "wait"]
     assert (waits["start_ms"] + waits["took_ms"]).tolist() == pytest.approx([300.0, 300.0])
     for _, of_step in drawn.groupby("step"):
@@ -30,10 +30,12 @@ def test_ranks_leave_the_first_wait_of_each_step_together_whatever_their_clocks_
 
 
 def test_without_a_wait_on_every_rank_the_step_begins_together() -> None:
-    drawn = timeline.aligned(spans((0, "forward", 5.0, 0.1), (1, "forward", 9.0, 0.3), (0, "wait", 5.1, 0.2)))
+    drawn = timeline.align_spans(
+        spans((0, "forward", 5.0, 0.1), (1, "forward", 9.0, 0.3), (0, "wait", 5.1, 0.2))
+    )
     assert drawn.loc[drawn["phase"] == "forward", "start_ms"].tolist() == [0.0, 0.0]
 
 
 def test_a_run_without_spans_is_told_what_to_set() -> None:
     with pytest.raises(ValueError, match="span_steps"):
-        timeline.spans_of(empty_frames(), "nothing")
+        timeline.spans_of_run(empty_frames(), "nothing")

@@ -16,7 +16,7 @@ from tests.analysis.published.test_log_files import WHOLE, comm, comp
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    tables.write(tables.read(tables.FOLDER), tmp_path)
+    tables.write_tables(tables.read_tables(tables.FOLDER), tmp_path)
     return tmp_path
 
 
@@ -35,15 +35,15 @@ EIGHT_WORKERS = [130673, 130672, 130675]  # dense, Top-k, Rand-k on the A100
 
 
 def test_every_job_has_the_paper_s_speed_and_all_its_epochs() -> None:
-    speeds = published.jobs().set_index("job")["samples_per_s"]
+    speeds = published.job_table().set_index("job")["samples_per_s"]
     assert speeds[EIGHT_WORKERS].to_list() == [17387.49, 3723.61, 15648.40]
-    curves = published.epochs()
+    curves = published.epoch_table()
     for job, facts in log_files.JOBS.items():
         assert (curves["job"] == job).sum() == (138 if facts.workers == 8 else 139)
     final = curves[curves["epoch"] == 138].set_index("job")["top1"]
     assert final[EIGHT_WORKERS].round(2).to_list() == [92.99, 91.52, 70.98]  # Fig. 3
-    assert published.decays() == [82, 123]
-    table = published.iterations()
+    assert published.decay_epochs() == [82, 123]
+    table = published.iteration_table()
     assert set(table.groupby("job")["long_waits"].sum()) == {7 * 138}
     assert (table.loc[table["long_waits"] > 0, "iteration"] % 49 == 0).all()
 
@@ -58,10 +58,10 @@ def test_a_table_that_does_not_match_its_digest_or_is_missing_is_refused(copied:
         with pytest.raises(
             DamagedFileError, match=f"{name} is not .*: it has another digest; `git checkout`"
         ):
-            tables.read(copied)
+            tables.read_tables(copied)
     path.unlink()
     with pytest.raises(DamagedFileError, match=f"{name} is missing.*git checkout"):
-        tables.read(copied)
+        tables.read_tables(copied)
 
 
 def test_tables_from_logs_are_written_and_compared(
@@ -84,8 +84,8 @@ def test_tables_from_logs_are_written_and_compared(
 
 
 def test_a_band_reaches_from_one_machine_to_the_other() -> None:
-    band = published.band("topk").set_index("epoch")
+    band = published.mean_and_range_over_machines("topk").set_index("epoch")
     assert band.loc[138, ["low", "mean", "high"]].to_list() == pytest.approx(
         [90.872, 91.1935, 91.515], abs=0.001
     )
-    assert published.band("randomk")["low"].isna().all()  # one machine is no band
+    assert published.mean_and_range_over_machines("randomk")["low"].isna().all()  # one machine is no band

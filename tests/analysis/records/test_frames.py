@@ -38,7 +38,8 @@ def test_every_rank_step_epoch_and_span_has_its_row_and_configs_are_flat_columns
     assert json.loads(run["config_json"])["train"]["steps"] == 20
     dense = {"method.name": "dense"}
     for of, values, keys in (
-        (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []), (empty_frames(), dense, []),
+        (frames, dense, [run["key"]]), (frames, {**dense, "method.nothing": 1}, []),
+        (empty_frames(), dense, []),
     ):  # fmt: skip
         assert find_keys(of, values) == keys
     partly = frames._replace(runs=frames.runs.assign(select=np.array(["fused", None, None], dtype=object)))

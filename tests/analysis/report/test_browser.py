@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from analysis.claims import Word
+from analysis.claims import VerdictWord
 from analysis.report import pages
-from analysis.report.content import Judged
-from analysis.report.runs import HERE, SHIPPED, RunPage, of_frames
+from analysis.report.content import JudgedClaim
+from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, run_pages
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE, item, run, verdict
 
@@ -33,7 +33,7 @@ PHONE = {"width": 390, "height": 844}
 PATIENCE_MS = 10_000
 FAILED = "#" + run(HOSTILE).id  # the address of the run that failed
 METHODS = ("topk", "dense")
-WORDS: dict[str, Word] = {
+WORDS: dict[str, VerdictWord] = {
     "d": "reproduced", "b": "not reproduced", "c": "not comparable", "a": "reproduced",
 }  # fmt: skip
 MANY = 250  # rows, of which a page of the table shows 100
@@ -45,18 +45,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("report")
     configs = (make(method) for make in (synthetic.config, synthetic.learning_config) for method in METHODS)
     frames = synthetic.frames_with(root / "runs", *configs)
-    runs = [*of_frames(frames, SHIPPED), replace(run(HOSTILE), items=("fig9-laptop",))]
+    runs = [*run_pages(frames, SHIPPED), replace(run(HOSTILE), items=("fig9-laptop",))]
     for seed in range(MANY - len(runs)):
         config = synthetic.config("topk", seed=seed)
         top1 = {"val_top1": float(seed)}
-        runs.append(RunPage(f"{seed:012x}", f"topk-{seed}", HERE, "ok", config, outcomes=top1))
-    site = pages.Site(root / "site")
+        runs.append(RunPage(f"{seed:012x}", f"topk-{seed}", THIS_MACHINE, "ok", config, outcomes=top1))
+    site = pages.ReportSite(root / "site")
     site.begin()
     for each in runs:
         site.data(f"run/{each.id}", each.details())
-    judged = [Judged.of(verdict(f"claim-{name} points {HOSTILE}", word)) for name, word in WORDS.items()]
+    judged = [JudgedClaim.of(verdict(f"claim-{name} points {HOSTILE}", word)) for name, word in WORDS.items()]
     figure = replace(item(HOSTILE, root), judged=tuple(judged), runs=(FAILED[1:],), damage="")
-    pages.write(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
+    pages.write_pages(site, [figure], [("topk", HOSTILE, "")], [HOSTILE], runs)
     return site.folder
 
 
@@ -194,7 +194,7 @@ def test_an_open_page_is_read_again_once_the_report_is_written_again(
         page.wait_for_function("document.querySelector('script[src*=written]') === null")  # it has looked
         runs = folder / "data" / "runs.js"
         runs.write_text(runs.read_text().replace("topk-1", "topk-one"))
-        (folder / "data" / "written.js").write_text(pages.script("written", "later"))
+        (folder / "data" / "written.js").write_text(pages.data_script("written", "later"))
         page.get_by_text(f"0 of {MANY}").wait_for()
 
 

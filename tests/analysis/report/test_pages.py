@@ -12,36 +12,36 @@ import msgspec
 import pandas as pd
 import pytest
 
-from analysis.claims import Claim, Verdict, Word
+from analysis.claims import Claim, Verdict, VerdictWord
 from analysis.report import pages
-from analysis.report.content import Behind, Item, Judged, Lead, Numbers
-from analysis.report.runs import HERE, RunPage, page_id
-from analysis.stats import Value
+from analysis.report.content import Finding, HtmlTable, ItemPage, JudgedClaim, SupportingClaim
+from analysis.report.runs import THIS_MACHINE, RunPage, page_id
+from analysis.stats import Estimate
 from analysis.tables import Table
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${1}javascript:alert(1)\u2028&amp;"
 
 
-def verdict(text: str, word: Word = "not reproduced") -> Verdict:
+def verdict(text: str, word: VerdictWord = "not reproduced") -> Verdict:
     """Return a verdict in which every text is this one."""
     claim = Claim(text, text, text, text, "ordering", 0.0, text, lambda frames: None)
-    return Verdict(claim, Value(2.0, n=3, of=text), word, text, text, text)
+    return Verdict(claim, Estimate(2.0, n=3, of=text), word, text, text, text)
 
 
-def item(text: str, folder: Path) -> Item:
+def item(text: str, folder: Path) -> ItemPage:
     picture = folder / "fig9-laptop.svg"
     picture.write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     table = Table(text, pd.DataFrame({text: [text]}), {text: text}, text)
-    return Item(
+    return ItemPage(
         "fig9", "fig9-laptop", text, f"*{text}*", text, (text,), (text,), facts={text: text},
-        judged=(Judged.of(verdict(text)),), tables=(Numbers(text, table.html()),),
+        judged=(JudgedClaim.of(verdict(text)),), tables=(HtmlTable(text, table.html()),),
         files={"svg": str(picture)}, bibtex=text, runs=("0123456789ab",), damage=text, paper=text,
     )  # fmt: skip
 
 
 def run(text: str) -> RunPage:
     return RunPage(
-        page_id(text, text), text, HERE, "failed", why=text, items=(text,), provenance={text: text},
+        page_id(text, text), text, THIS_MACHINE, "failed", why=text, items=(text,), provenance={text: text},
         config={"method": {"name": text}, "task": {"name": text}, "workers": text},
         logs=({"name": text, "lines": [text]},), commands=(text,),
     )  # fmt: skip
@@ -50,12 +50,12 @@ def run(text: str) -> RunPage:
 def written(text: str, folder: Path) -> dict[str, str]:
     """Return the pages and data of a report in which every text is this one."""
     folder.mkdir(parents=True, exist_ok=True)
-    site = pages.Site(folder / "report")
+    site = pages.ReportSite(folder / "report")
     site.begin()
     row, one = run(text), item(text, folder)
     site.data(f"run/{row.id}", row.details())
-    finding = Lead(text, one, (Behind(text, one.judged[0], one),))
-    pages.write(site, [one], [(text, text, "")], [text], [row], [finding])
+    finding = Finding(text, one, (SupportingClaim(text, one.judged[0], one),))
+    pages.write_pages(site, [one], [(text, text, "")], [text], [row], [finding])
     return {str(path.relative_to(site.folder)): path.read_text()
             for path in site.folder.rglob("*") if path.suffix in (".html", ".js")}  # fmt: skip
 
@@ -99,27 +99,27 @@ def test_a_page_is_named_by_its_key_or_a_digest_never_by_a_text() -> None:
 @pytest.mark.timeout(20)
 def test_what_was_kept_is_given_again_or_where_it_is_no_such_thing_made_again(tmp_path: Path) -> None:
     one = item("text", tmp_path)
-    pages.Site(tmp_path).keep("fig9", "before", [msgspec.to_builtins(one)])
-    site = pages.Site(tmp_path)  # the first was stopped before its pages
+    pages.ReportSite(tmp_path).keep("fig9", "before", [msgspec.to_builtins(one)])
+    site = pages.ReportSite(tmp_path)  # the first was stopped before its pages
     site.begin()
-    assert site.kept("fig9", "before", list[Item]) == [one]
-    assert site.kept("fig9", "after", list[Item]) is None
+    assert site.kept("fig9", "before", list[ItemPage]) == [one]
+    assert site.kept("fig9", "after", list[ItemPage]) is None
     path = tmp_path / "kept" / "fig9.json"
     for content in (
         b"{", b'{"made_from": "before"}', b'{"made_from": "before", "content": [5]}', b"[" * 100_000, b"\xff",
         b'{"made_from": "before", "content": [{"name": "a"}]}',
     ):  # fmt: skip
         path.write_bytes(content)
-        assert site.kept("fig9", "before", list[Item]) is None, content[:50]
+        assert site.kept("fig9", "before", list[ItemPage]) is None, content[:50]
     for make in (os.mkfifo, lambda path: path.symlink_to(path.name)):
         path.unlink()
         make(path)
-        assert site.kept("fig9", "before", list[Item]) is None
+        assert site.kept("fig9", "before", list[ItemPage]) is None
 
 
 def test_texts_and_numbers_are_written_as_pages_read_them() -> None:
     content = {"a": [float("nan"), 1.5], "b": -float("inf")}  # of which JSON lacks two
-    assert pages.script("x", content) == 'report.received(...["x",{"a":[null,1.5],"b":null}]);\n'
-    assert pages.emphasised("*Simulated* <times>") == "<em>Simulated</em> &lt;times&gt;"
-    unbroken = pages.unbroken("71.76 % [71.1, 72.41] (n = 5 runs) by scheme")
+    assert pages.data_script("x", content) == 'report.received(...["x",{"a":[null,1.5],"b":null}]);\n'
+    assert pages.emphasize_asterisks("*Simulated* <times>") == "<em>Simulated</em> &lt;times&gt;"
+    unbroken = pages.keep_unbroken("71.76 % [71.1, 72.41] (n = 5 runs) by scheme")
     assert unbroken.replace("\N{NO-BREAK SPACE}", "_") == "71.76 % [71.1,_72.41] (n_=_5_runs) by scheme"

@@ -9,7 +9,14 @@ import pandas as pd
 import pytest
 
 from analysis.records.frames import Frames, empty_frames, order_and_type_columns
-from analysis.times.attribution import CAUSES, COMMUNICATION, REST, explained, lateness, waits_ms
+from analysis.times.attribution import (
+    COMMUNICATION,
+    PHASES_BY_CAUSE,
+    REST,
+    explained_percent,
+    lateness_by_cause,
+    mean_waits_ms,
+)
 from tests.conftest import there
 
 RANKS, BLOCKS, PER_BLOCK = 4, 40, 3
@@ -39,36 +46,36 @@ def recorded(spread_s: Mapping[str, float], begin_s: float = 0.0) -> Frames:
 
 def share(frames: Frames, cause: str) -> float:
     """Return the percentage of the wait that a cause explains."""
-    return there(explained(frames, ["k"], cause)).value
+    return there(explained_percent(frames, ["k"], cause)).value
 
 
 def test_the_parts_add_up_to_the_wait() -> None:
     frames = recorded(dict.fromkeys(PARTS, 0.005), begin_s=0.003)
-    table = there(lateness(frames, "k"))
-    np.testing.assert_allclose(table[[*CAUSES, REST]].sum(axis="columns"), table["wait"], atol=1e-12)
-    waits = waits_ms(frames, ["k"])
-    assert waits[[*CAUSES, REST]].sum() == pytest.approx(waits["wait"])
+    table = there(lateness_by_cause(frames, "k"))
+    np.testing.assert_allclose(table[[*PHASES_BY_CAUSE, REST]].sum(axis="columns"), table["wait"], atol=1e-12)
+    waits = mean_waits_ms(frames, ["k"])
+    assert waits[[*PHASES_BY_CAUSE, REST]].sum() == pytest.approx(waits["wait"])
 
 
 def test_who_is_late_in_one_part_only_is_blamed_for_it_alone() -> None:
     blamed = {"io": "input", "forward": "FP + BP", "backward": "FP + BP", "select": "selection"}
     for part, cause in blamed.items():
         frames = recorded({part: 0.02})
-        shares = {each: share(frames, each) for each in (*CAUSES, REST)}
+        shares = {each: share(frames, each) for each in (*PHASES_BY_CAUSE, REST)}
         assert shares == pytest.approx({each: 100.0 * (each == cause) for each in shares}, abs=1e-6)
     assert share(recorded({}, begin_s=0.01), REST) == pytest.approx(100)  # which no part measures
 
 
 def test_of_communication_only_the_wait_is_explained() -> None:
     frames = recorded({"select": 0.02})
-    share = explained(frames, ["k"], "selection", COMMUNICATION)
-    wait = waits_ms(frames, ["k"])["wait"]
+    share = explained_percent(frames, ["k"], "selection", COMMUNICATION)
+    wait = mean_waits_ms(frames, ["k"])["wait"]
     assert there(share).value == pytest.approx(100 * wait / (wait + 1e3 * TRANSFER_S))
 
 
 def test_phases_that_were_not_timed_explain_nothing() -> None:
     frames = recorded({"select": 0.02})
     frames.steps["forward_s"] = np.nan
-    assert lateness(frames, "k") is None
-    assert explained(frames, ["k"], "selection") is None
-    assert not len(waits_ms(frames, ["k"]))
+    assert lateness_by_cause(frames, "k") is None
+    assert explained_percent(frames, ["k"], "selection") is None
+    assert not len(mean_waits_ms(frames, ["k"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.benchmark.cells import COLUMN
+from analysis.benchmark.cells import LOSS_COLUMN
 from experiments.figures.benchmark.checking import _apart
 
 NUMBER = 20
@@ -16,7 +16,7 @@ def curve(off_at: int = 0, off: float = 0.0, sent: float = 1e6) -> pd.DataFrame:
     losses = [2.8 - 0.05 * at for at in range(NUMBER)]
     losses[off_at] *= 1 + off
     steps = [30 * at for at in range(1, NUMBER + 1)]
-    found: pd.DataFrame = pd.DataFrame({"step": steps, COLUMN: losses, "wire_bytes": NUMBER * [sent]})
+    found: pd.DataFrame = pd.DataFrame({"step": steps, LOSS_COLUMN: losses, "wire_bytes": NUMBER * [sent]})
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.benchmark.files import read
+from analysis.benchmark.files import read_entry
 from tests.figures.benchmark.conftest import Command
 from tests.slurm.emulated.links import needs_namespaces
 
@@ -45,7 +45,7 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
     aside = own_checkout / "aside"
     shipped = results / "shipped" / "entries"
     dense, comb = (entered / f"{name}-smoke-v1.entry" for name in ("dense", "comb"))
-    before = {path: read(path).frames for path in (dense, comb)}
+    before = {path: read_entry(path).frames for path in (dense, comb)}
     again = command("enter", "dense", "comb", "profile=smoke").stderr
     assert "the laws of" not in again, "they are known with this code"
     aside.mkdir()
@@ -54,7 +54,7 @@ def test_without_its_runs_it_goes_on_from_what_files_hold(
     try:
         assert command("enter", "dense", "comb", "profile=smoke").stderr.count("0 to make") == 3
         for path, frames in before.items():
-            for one, other in zip(frames, read(path).frames, strict=True):
+            for one, other in zip(frames, read_entry(path).frames, strict=True):
                 pd.testing.assert_frame_equal(sorted_rows(one), sorted_rows(other), check_dtype=False)
         alone = command("enter", "dense", "profile=smoke", "--train").stderr
         assert f"{dense.name} stays as it is, for it has 5 launches" in alone

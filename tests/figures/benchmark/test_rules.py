@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from analysis.benchmark.cells import BASELINE, targets
-from analysis.benchmark.files import read
+from analysis.benchmark.cells import BASELINE, target_losses
+from analysis.benchmark.files import read_entry
 from experiments.config import choices
 from experiments.config.folders import Folders
 from experiments.figures.benchmark.rules import OWN, digest, rules
@@ -21,9 +21,9 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
 
 
 def test_targets_are_the_shipped_baseline_s_rounded_up() -> None:
-    base = read(Folders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
+    base = read_entry(Folders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
     assert base.statement.rules == digest("laptop")
-    found = targets(base, rules().share)
+    found = target_losses(base, rules().share)
     for name, task in rules().tier("laptop").tasks.items():
         up = {workers: math.ceil(1e4 * loss) / 1e4 for workers, loss in found[name].items()}
         assert task.targets == pytest.approx(up)
