@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO, cast
 
-from analysis.records.visible import EscapingStream
+from analysis.records.terminal_escapes import EscapingStream
 from experiments.worker.errors import NO_SPACE, trouble_of_import
 from slurm import environment
 from sparsify.ranges import describe_unknown

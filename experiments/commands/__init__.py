@@ -29,7 +29,7 @@ from pathlib import Path
 
 import sparsify
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.commands._words import PROGRAM, Parser, fill, paragraphs, table
+from experiments.commands._arguments import PROGRAM, Parser, fill, paragraphs, table
 from experiments.config.choices import meanings
 from slurm import environment
 from sparsify.core.spec import BrokenFile, Registry, read_constant

@@ -10,7 +10,7 @@ from typing import get_type_hints
 
 from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.commands._words import Kind, kinds, paragraphs, table
+from experiments.commands._arguments import Kind, kinds, paragraphs, table
 from experiments.config import choices, compose, grammar
 from experiments.config.choices import meanings
 from experiments.config.config import Config
@@ -44,7 +44,7 @@ def explain(command: str, words: Sequence[str]) -> str:
 def _titles() -> dict[str, str]:
     """Items and what they show, without importing them."""
     found = {}
-    for item, path in figures.items().items():
+    for item, path in figures.files_by_item().items():
         try:
             title = read_constant(path, "TITLE")
         except BrokenFile as broken:

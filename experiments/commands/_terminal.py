@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from analysis.claims import IN_BAND, OUT_OF_BAND, UNDECIDED
-from analysis.records.visible import unwrap_terminal
+from analysis.records.terminal_escapes import unwrap_terminal
 from analysis.tables import Table
 
 COLOURS: dict[str, str] = (
@@ -25,7 +25,7 @@ def show(table: Table, clipped: str = "") -> None:
         clipped: the column that is cut where a terminal is too narrow, so that a row stays a line.
     """
     if not sys.stdout.isatty():
-        print(table.markdown())
+        print(table.to_markdown())
         return
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -35,7 +35,7 @@ def show(table: Table, clipped: str = "") -> None:
     console = Console(file=unwrap_terminal(sys.stdout))
     if table.title:
         console.print(Text(table.title, "bold"))
-    header, rows, sides = table.header(), table.texts(), table.are_numbers()
+    header, rows, sides = table.header(), table.cell_texts(), table.are_columns_numeric()
     columns = [[title, *cells] for title, *cells in zip(header, *rows, strict=True)]
     widths = _widths(columns, console.width, header.index(clipped) if clipped in header else None)
     grid = Grid(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

@@ -9,11 +9,11 @@ from analysis import tables
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.files import write_atomic
-from experiments.commands import _advice
-from experiments.commands._advice import LISTED, MODELS, SEARCH_AS, Known, Prediction, Question, Range
-from experiments.commands._make import say
+from experiments.commands import _step_time_prediction
+from experiments.commands._step_time_prediction import LISTED, MODELS, SEARCH_AS, Known, Prediction, Question, Range
+from experiments.commands._messages import say
 from experiments.commands._terminal import show
-from experiments.commands._words import SettingWords, own_words
+from experiments.commands._arguments import SettingWords, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
@@ -81,13 +81,13 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
     question, left_out = _question(given, known := Known(config, Folders()))
     model = given.get("parameters")
     model = model if model in MODELS else str(config["task"]["name"])
-    table = _table(_advice.ranked(question), question, known, model, left_out)
+    table = _table(_step_time_prediction.ranked(question), question, known, model, left_out)
     show(table)
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
     folder = known.folders.figures
     tables.save_tables([table], folder, name)
-    write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.markdown()}")
+    write_atomic(folder / f"{name}.md", f"# {table.title}\n\n{table.to_markdown()}")
     say(str(folder / f"{name}.md"))
     return 0
 
@@ -141,8 +141,8 @@ def _question(given: Mapping[str, Any], known: Known) -> tuple[Question, list[st
         network,
         compute_s,
         {name: each for name, each in select_s.items() if name in (wanted or select_s)},
-        (given["overlap"],) * 3 if "overlap" in given else _advice.OVERLAP,
-        given.get("skew", _advice.SKEW),
+        (given["overlap"],) * 3 if "overlap" in given else _step_time_prediction.OVERLAP,
+        given.get("skew", _step_time_prediction.SKEW),
         _every(given, network),
     )
     return question, [name for name in LISTED if name not in select_s]
@@ -227,7 +227,7 @@ def _table(
         {
             "method": style.method_style(one.method).label
             + (f", every {one.every} steps" if one.every > 1 else ", every step" * question.is_local),
-            "step": one.step.times(1e3),
+            "step": one.step.scale_by(1e3),
             "computing": 1e3 * one.compute_s,
             "selecting": 1e3 * one.select_s,
             "communicating": 1e3 * one.transfer_s,
@@ -245,7 +245,7 @@ def _table(
         f"{question.workers} workers, "
         f"cluster={cluster['name']}, link={cluster['link']['name']}{inside}"
     )
-    return tables.Table.of(title, rows, units, _note(question, known, left_out))
+    return tables.Table.from_rows(title, rows, units, _note(question, known, left_out))
 
 
 def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
@@ -279,8 +279,8 @@ def _note(question: Question, known: Known, left_out: Sequence[str]) -> str:
     return (
         "Predicted, not measured; nothing overlaps, nobody is late. Where numbers come from: "
         f"{'; '.join(sources)}. Communicating: simulated by the alpha-beta model. Intervals: what the inputs "
-        f"may be off by, latency by a factor of {_advice.LATENCY:g}, bandwidth of {_advice.BANDWIDTH:g}, a "
-        f"single measurement or a given number of {_advice.GIVEN:g}, the others from the slowest to the "
+        f"may be off by, latency by a factor of {_step_time_prediction.LATENCY:g}, bandwidth of {_step_time_prediction.BANDWIDTH:g}, a "
+        f"single measurement or a given number of {_step_time_prediction.GIVEN:g}, the others from the slowest to the "
         f"quickest run; overlap of two workers' selections {least:g} to {most:g}."
         f"{flat}{missing}{local}{far}"
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 from experiments.bench import REGISTRY
 from experiments.bench._runner import run
-from experiments.commands._make import is_forced
-from experiments.commands._words import BenchName
+from experiments.commands._messages import is_forced
+from experiments.commands._arguments import BenchName
 from sparsify.ranges import PositiveFloat
 
 GROUP = "here"

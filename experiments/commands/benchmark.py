@@ -13,7 +13,7 @@ from analysis.benchmark.files import EntryFile, read_entries
 from analysis.pictures import captions
 from analysis.pictures.numbers import format_brief
 from analysis.tables import Table
-from experiments.commands._make import say
+from experiments.commands._messages import say
 from experiments.commands._terminal import show
 from experiments.config import choices
 from experiments.config.folders import ROOT, Folders
@@ -80,7 +80,7 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: EntryFile) ->
         raise ValueError(f"{folder} has no entries of tier {tier}")
     rows = compare_measurements(found, theirs)
     show(
-        Table.of(
+        Table.from_rows(
             "Two measurements",
             [
                 {

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.records.store import Attempt
-from experiments.commands._find import (
+from experiments.commands._named_runs import (
     attempts_of,
     by_cluster,
     is_part,
@@ -14,8 +14,8 @@ from experiments.commands._find import (
     speaking_to,
     sweeps_named,
 )
-from experiments.commands._make import say
-from experiments.commands._words import SweepsAndRuns
+from experiments.commands._messages import say
+from experiments.commands._arguments import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL_FILE

@@ -11,8 +11,8 @@ from analysis.records import parquet
 from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
-from experiments.commands._draw import or_nothing, stored
-from experiments.commands._make import told_now_and_then
+from experiments.commands._drawing import or_nothing, stored
+from experiments.commands._messages import told_now_and_then
 from experiments.commands._terminal import show
 from experiments.config.folders import Folders
 from experiments.figures import papers
@@ -75,7 +75,7 @@ def lines_of(
                 f"{item}: {verdict.claim.text}",
                 verdicts.published_text(verdict.claim),
                 verdicts.measured_text(verdict),
-                verdict.because or verdict.reason,
+                verdict.explanation or verdict.reason,
             )
         if statement.why or not answers:
             yield Answer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)

@@ -24,9 +24,9 @@ from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import add_outcomes
 from analysis.report.content import MARK_BY_WORD
 from experiments import figures
-from experiments.commands._draw import draw_each, load_figures, runs_of, stored_shipped
+from experiments.commands._drawing import draw_each, load_figures, runs_of, stored_shipped
 from experiments.commands._findings import chosen
-from experiments.commands._make import told_now_and_then
+from experiments.commands._messages import told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, required_configs
@@ -220,10 +220,10 @@ def verdicts_page(rows: Sequence[verdicts.ItemVerdict]) -> str:
         "in [figures](figures), says machine, data and how each number was read; "
         f"[{VERDICTS}]({VERDICTS}) has the same as data. *All together*: the word that is left when all are "
         "tested at once (Holm's correction), where that is another.\n\n"
-        f"{verdicts.counts_table(rows).markdown()}\n## Judged\n\n{all_judged.markdown()}\n"
-        f"### Their scales\n\n{verdicts.scales_table(judged).markdown()}\n"
-        f"## Not comparable, or not run\n\n{verdicts.verdicts_table(others).markdown()}\n"
-        f"### The scales of these\n\n{verdicts.scales_table(others).markdown()}"
+        f"{verdicts.counts_table(rows).to_markdown()}\n## Judged\n\n{all_judged.to_markdown()}\n"
+        f"### Their scales\n\n{verdicts.scales_table(judged).to_markdown()}\n"
+        f"## Not comparable, or not run\n\n{verdicts.verdicts_table(others).to_markdown()}\n"
+        f"### The scales of these\n\n{verdicts.scales_table(others).to_markdown()}"
     )
 
 

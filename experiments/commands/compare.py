@@ -14,10 +14,10 @@ from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
-from experiments.commands._listing import configs_of, every_run, filtered
-from experiments.commands._make import say
+from experiments.commands._run_table import configs_of, every_run, filtered
+from experiments.commands._messages import say
 from experiments.commands._terminal import show
-from experiments.commands._words import Filters, own_words
+from experiments.commands._arguments import Filters, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 
@@ -92,7 +92,7 @@ def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) 
     tables.save_tables(
         [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
     )
-    page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.markdown()}"
+    page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.to_markdown()}"
     write_atomic(folders.figures / f"{name}.md", page)
     return sorted(folders.figures.glob(f"{name}.*"))
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.commands._words import Kind, Parser, fill, kinds
+from experiments.commands._arguments import Kind, Parser, fill, kinds
 from experiments.config import choices
 from experiments.config.config import types_of
 from experiments.config.folders import ROOT, Folders
@@ -92,7 +92,7 @@ def _fill(parser: Parser, command: str, given: Sequence[str]) -> None:
 def _completer(found: Sequence[Kind], given: Sequence[str]) -> Callable[..., list[str]]:
     def completer(prefix: str, **_: object) -> list[str]:
         listed: dict[Kind, Callable[[], list[str]]] = {
-            Kind.ITEM: lambda: list(figures.items()),
+            Kind.ITEM: lambda: list(figures.files_by_item()),
             Kind.SETTING: lambda: settings(prefix, given),
             Kind.RUN: lambda: _plain(Folders().store.run_ids()),
             Kind.BENCH: BENCHMARKS.names,
@@ -118,7 +118,7 @@ def _of_runs(prefix: str, given: Sequence[str]) -> list[str]:
     if equals and key in ("x", "by"):
         return [f"{key}={name}" for name in ("method.name", "task.name", *_leaves(given))]
     named = _plain(f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
-    return [*named, "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.items()]
+    return [*named, "state=", "source=", *(f"{group}=" for group in choices.GROUPS), *figures.files_by_item()]
 
 
 def settings(prefix: str, given: Sequence[str]) -> list[str]:

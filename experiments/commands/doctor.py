@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from analysis.records.files import write_atomic
-from experiments.commands._health import Examined, Health
-from experiments.commands._make import say
-from experiments.commands._words import SettingWords
+from experiments.commands._cluster_checks import Examined, Health
+from experiments.commands._messages import say
+from experiments.commands._arguments import SettingWords
 from experiments.config import choices, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import profile_of
 from experiments.launch.attempt import checked_image_provenance, container_config
-from experiments.launch.examination import Examination, MeetingResult
+from experiments.launch.examination import ClusterExamination, GroupTestResult
 from slurm import commands, environment, partition
 from sparsify.ranges import Constraint, PositiveInt, format_argument
 
@@ -42,12 +42,12 @@ def doctor(
     if isinstance(config.cluster, SlurmCluster):
         examined = _of_slurm(config, config.cluster, folders, nodes, 60 * wait_min)
     else:
-        examination = Examination(config, folders, 60 * wait_min, say)
+        examination = ClusterExamination(config, folders, 60 * wait_min, say)
         probed = examination.probe_this_machine()
         examined = Examined(
             config,
             [probed],
-            examination.meet_on_this_machine() if probed.is_well else None,
+            examination.try_group_on_this_machine() if probed.is_well else None,
             _no_container(config),
         )
     health = Health.of(examined)
@@ -92,13 +92,13 @@ def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int
     if len(names) > most:
         say(f"{len(names)} nodes take jobs, and {most} of them are asked; --nodes={len(names)} asks all")
     say(f"probes go to {', '.join(names[:most])}")
-    examination = Examination(config, folders, wait_s, say)
+    examination = ClusterExamination(config, folders, wait_s, say)
     probes = examination.probe_nodes(names[:most])
     well = [each.node for each in probes if each.is_well and not any(f.container for f in each.facts)]
-    met: MeetingResult | None = None
+    met: GroupTestResult | None = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
-        met = examination.meet_on_nodes(well[:2])
+        met = examination.try_group_on_nodes(well[:2])
     size = partition.slurm_setting("MaxArraySize") or ""
     return Examined(
         config, probes, met, _no_container(config), known, int(size) - 1 if size.isdigit() else None,

@@ -16,9 +16,9 @@ from analysis.pictures.numbers import format_brief, format_count, format_with_in
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
 from experiments.commands._durations import Machine, Took
-from experiments.commands._listing import every_run
-from experiments.commands._make import say, told
-from experiments.commands._words import Entries
+from experiments.commands._run_table import every_run
+from experiments.commands._messages import say, told
+from experiments.commands._arguments import Entries
 from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders

@@ -18,9 +18,9 @@ from analysis.records.loading import OWN
 from analysis.records.log import read_lines
 from analysis.records.schema import EpochLine, LogLine, StepLine, fields_by_name
 from analysis.records.store import Attempt
-from experiments.commands._listing import KEY_DIGITS, configs_of, every_run, filtered
-from experiments.commands._make import follow_runs, say, told_now_and_then
-from experiments.commands._words import Filters
+from experiments.commands._run_table import KEY_DIGITS, configs_of, every_run, filtered
+from experiments.commands._messages import follow_runs, say, told_now_and_then
+from experiments.commands._arguments import Filters
 from experiments.config.folders import Folders
 from experiments.worker.errors import trouble_of_import
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from experiments import figures as every
 from experiments.bench import _select_page, _step_page
-from experiments.commands._draw import load_figures, redraw_all, show
-from experiments.commands._make import say
-from experiments.commands._words import Items
+from experiments.commands._drawing import load_figures, redraw_all, show
+from experiments.commands._messages import say
+from experiments.commands._arguments import Items
 from experiments.config.folders import Folders
 
 GROUP = "results"

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from experiments.commands._listing import OTHER_SETTINGS, every_run, filtered, table
-from experiments.commands._make import say
+from experiments.commands._run_table import OTHER_SETTINGS, every_run, filtered, table
+from experiments.commands._messages import say
 from experiments.commands._terminal import show
-from experiments.commands._words import Filters
+from experiments.commands._arguments import Filters
 from experiments.config.folders import Folders
 
 GROUP = "results"

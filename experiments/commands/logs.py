@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from experiments.commands._find import last_lines, log_files, the_run
-from experiments.commands._make import say
-from experiments.commands._words import Runs
+from experiments.commands._named_runs import last_lines, log_files, the_run
+from experiments.commands._messages import say
+from experiments.commands._arguments import Runs
 from experiments.config.folders import Folders
 
 GROUP = "cluster"

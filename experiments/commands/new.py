@@ -116,7 +116,7 @@ def write(kind: NewFile, name: str, content: str) -> Path:
 def next_commands(kind: NewFile, name: str) -> tuple[str, str]:
     """Commands to type next: one tries it out, one goes on."""
     if kind == "figure":
-        item = next(item for item, path in figures.items().items() if path.stem == name)
+        item = next(item for item, path in figures.files_by_item().items() if path.stem == name)
         return f"{CALL} reproduce {item} profile=smoke", f"{CALL} reproduce {item}"
     if kind == "dataset":
         return f"{CALL} new task cnn_{name}", f"{CALL} run task=cnn_{name} method=topk {TRY}"

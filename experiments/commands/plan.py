@@ -7,10 +7,10 @@ import pandas as pd
 from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id
 from experiments.commands._durations import GPU_MEMORY, LIKE_THESE, MEMORY, Lengths, Machine, Took, basis
-from experiments.commands._find import check_on_slurm
-from experiments.commands._listing import every_run
-from experiments.commands._make import say
-from experiments.commands._words import ItemsAndSettings
+from experiments.commands._named_runs import check_on_slurm
+from experiments.commands._run_table import every_run
+from experiments.commands._messages import say
+from experiments.commands._arguments import ItemsAndSettings
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
@@ -99,14 +99,14 @@ def _expected_here(todo: Sequence[PlannedRun], took: Took) -> Iterator[str]:
 
 
 def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None:
-    limit = f"{array.cluster.time_min} min and {hours(array, array.node_hours)} at most"
+    limit = f"{array.cluster.time_min} min and {hours(array, array.max_node_hours)} at most"
     print(f"  array {number}: {len(array.jobs)} jobs of {array.shape}, {limit}")
-    used, blocked = array.shape.gpus_per_node, array.gpus_blocked
+    used, blocked = array.shape.gpus_per_node, array.blocked_gpus_per_node
     if blocked > used:
         print(
             f"    cluster.exclusive=true blocks {blocked} GPUs of a node, and a job computes on {used}: "
-            f"{format_brief(blocked * array.node_hours)} GPU-hours are billed for "
-            f"{format_brief(used * array.node_hours)}; "
+            f"{format_brief(blocked * array.max_node_hours)} GPU-hours are billed for "
+            f"{format_brief(used * array.max_node_hours)}; "
             "cluster.exclusive=false shares them where nothing is timed"
         )
     for job in array.jobs[:LISTED]:
@@ -117,7 +117,7 @@ def _print_array(number: int, array: JobArray, names: Mapping[str, str]) -> None
 
 def hours(array: JobArray, node_hours: float) -> str:
     """'44 node-hours'; of nodes with GPUs '44 node-hours (352 GPU-hours)'."""
-    gpus = array.gpus_blocked
+    gpus = array.blocked_gpus_per_node
     on_gpus = f" ({format_brief(gpus * node_hours)} GPU-hours)" if gpus else ""
     return f"{format_brief(node_hours)} node-hours{on_gpus}"
 

@@ -29,10 +29,10 @@ from analysis.report.content import (
 )
 from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, page_id, run_pages
 from experiments import figures
-from experiments.commands._draw import OWN, Stored, draw, is_up_to_date, over_cores, sources, stored
-from experiments.commands._find import last_lines, log_files, states_of
+from experiments.commands._drawing import OWN, Stored, draw, is_up_to_date, over_cores, sources, stored
+from experiments.commands._named_runs import last_lines, log_files, states_of
 from experiments.commands._findings import findings
-from experiments.commands._make import follow_runs, say, told_now_and_then
+from experiments.commands._messages import follow_runs, say, told_now_and_then
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.figures.figure import Figure, file_prefix
@@ -273,7 +273,7 @@ def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: 
         commands=_making(figure.name, profile),
         facts=describe_provenance(frames),
         judged=tuple(map(JudgedClaim.of, figure.judge(frames))),
-        tables=tuple(HtmlTable(table.title, table.html()) for table in figure.tables(frames)),
+        tables=tuple(HtmlTable(table.title, table.to_html()) for table in figure.tables(frames)),
         files={kind: str(path) for kind in KINDS if is_plain_file(path := folder / f"{stem}.{kind}")},
         bibtex=figure.bibtex,
         runs=tuple(frames.runs["key"]),

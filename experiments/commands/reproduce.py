@@ -8,9 +8,9 @@ from analysis.occasions import ENOUGH_OCCASIONS, OCCASION_GAP_MIN, occasion_star
 from analysis.records.configs import run_id
 from analysis.records.frames import empty_frames
 from experiments import figures
-from experiments.commands._draw import TABLES, Drawn, draw, draw_local, show
-from experiments.commands._make import is_forced, say, told
-from experiments.commands._words import ItemsAndSettings
+from experiments.commands._drawing import TABLES, Drawn, draw, draw_local, show
+from experiments.commands._messages import is_forced, say, told
+from experiments.commands._arguments import ItemsAndSettings
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster

@@ -3,12 +3,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.records.configs import run_id
-from experiments.commands._again import asked
-from experiments.commands._find import states_of
-from experiments.commands._listing import OTHER_SETTINGS, every_run, table
-from experiments.commands._make import is_forced, say, told
+from experiments.commands._recorded_settings import asked
+from experiments.commands._named_runs import states_of
+from experiments.commands._run_table import OTHER_SETTINGS, every_run, table
+from experiments.commands._messages import is_forced, say, told
 from experiments.commands._terminal import show
-from experiments.commands._words import SettingWords
+from experiments.commands._arguments import SettingWords
 from experiments.commands.why import summary
 from experiments.config import grid
 from experiments.config.config import Config

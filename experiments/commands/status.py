@@ -8,7 +8,7 @@ import msgspec
 
 from analysis.records.schema import Sweep, Timestamp
 from analysis.records.store import DAMAGED, Attempt
-from experiments.commands._find import (
+from experiments.commands._named_runs import (
     attempts_of,
     labels_of_attempts,
     listed,
@@ -17,8 +17,8 @@ from experiments.commands._find import (
     sweeps_named,
     without_variant,
 )
-from experiments.commands._make import say
-from experiments.commands._words import SweepsAndRuns
+from experiments.commands._messages import say
+from experiments.commands._arguments import SweepsAndRuns
 from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES

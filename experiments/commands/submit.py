@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from experiments.commands._find import check_on_slurm
-from experiments.commands._make import say
-from experiments.commands._words import ItemsAndSettings
+from experiments.commands._named_runs import check_on_slurm
+from experiments.commands._messages import say
+from experiments.commands._arguments import ItemsAndSettings
 from experiments.config import grid
 from experiments.config.folders import Folders
 from experiments.config.plan import plan_runs
-from experiments.figures.runs import name_and_configs, registering
+from experiments.figures.runs import register_claim_rules, requested_runs
 from experiments.launch import submission
 
 GROUP = "cluster"
@@ -22,8 +22,8 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
         force: measure again what is already measured (earlier attempts are kept).
         yes: also a grid of more than 1,000 runs.
     """
-    name, configs = name_and_configs(words, all, yes)
-    planned, folders = check_on_slurm(registering(plan_runs(configs, say), words)), Folders()
+    name, configs = requested_runs(words, all, yes)
+    planned, folders = check_on_slurm(register_claim_rules(plan_runs(configs, say), words)), Folders()
     grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:

@@ -10,9 +10,9 @@ from analysis.records.files import write_atomic
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from analysis.times.trace import build_trace as trace_of
-from experiments.commands._draw import runs_of
-from experiments.commands._find import the_name
-from experiments.commands._words import RunName
+from experiments.commands._drawing import runs_of
+from experiments.commands._named_runs import the_name
+from experiments.commands._arguments import RunName
 from experiments.config.folders import Folders
 
 GROUP = "results"

@@ -11,7 +11,7 @@ from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames
 from analysis.records.log import read_objects
 from experiments import figures
-from experiments.commands._make import told_now_and_then
+from experiments.commands._messages import told_now_and_then
 from experiments.commands.collect import index_of
 from experiments.config.folders import Folders
 from experiments.figures.runs import additional_configs, required_configs

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import msgspec
 
-from analysis import compare
+from analysis import run_differences
 from analysis.records import schema
 from analysis.records.configs import configs_by_variant
 from analysis.records.files import DamagedFileError
 from analysis.records.log import read_lines
 from analysis.records.store import Attempt
-from experiments.commands._find import (
+from experiments.commands._named_runs import (
     labels_of_attempts,
     last_lines,
     log_files,
@@ -21,7 +21,7 @@ from experiments.commands._find import (
     states_of,
     the_run,
 )
-from experiments.commands._words import RunName, Runs
+from experiments.commands._arguments import RunName, Runs
 from experiments.config.folders import Folders
 from experiments.launch.status import RunStatus
 
@@ -55,7 +55,7 @@ def _show_shipped(word: str, folders: Folders) -> bool:
     """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
     if (name := shipped_run(word, folders)) is None:
         return False
-    from experiments.commands._listing import every_run, table  # pandas comes with it
+    from experiments.commands._run_table import every_run, table  # pandas comes with it
     from experiments.commands._terminal import show
 
     runs = every_run(folders)
@@ -66,9 +66,9 @@ def _show_shipped(word: str, folders: Folders) -> bool:
 
 
 def _compared(a: Attempt, b: Attempt) -> str:
-    found = compare.find_differences(*({**run.manifest, "config": run.config} for run in (a, b)))
+    found = run_differences.find_differences(*({**run.manifest, "config": run.config} for run in (a, b)))
     names = [f"{run.run_id} ({name})" for run, name in zip((a, b), labels_of_attempts([a, b]), strict=True)]
-    return "\n\n".join(filter(None, (_outcomes(a, b), compare.differences_text(found, *names))))
+    return "\n\n".join(filter(None, (_outcomes(a, b), run_differences.differences_text(found, *names))))
 
 
 def _outcomes(a: Attempt, b: Attempt) -> str:
@@ -82,7 +82,7 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
         bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)
         return f"what they came to is not known: {bad} has no whole record"
     texts = (
-        (name, compare.outcomes_text(rows[0][name], rows[1][name])) for name in rows[0] if name in rows[1]
+        (name, run_differences.outcomes_text(rows[0][name], rows[1][name])) for name in rows[0] if name in rows[1]
     )
     return "\n\n".join(f"{name}: {text}" if name else text for name, text in texts if text)
 

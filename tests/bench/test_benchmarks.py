@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from experiments.bench import auto, local
-from experiments.commands._advice import Known
+from experiments.commands._step_time_prediction import Known
 from experiments.config import compose
 from experiments.config.folders import Folders
 from tests.bench.conftest import Record, RunBench, last_of, lines_of

@@ -32,14 +32,14 @@ from msgspec import Struct, structs
 from analysis.records import parquet, schema
 from analysis.records.configs import flatten, measured_config, run_id, run_key
 from analysis.records.frames import empty_frames
-from analysis.records.visible import escape_controls
+from analysis.records.terminal_escapes import escape_controls
 from experiments import figures
 from experiments.__main__ import main as command_line
 from experiments.commands import report, reproduce, run
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
-from experiments.figures.runs import LAUNCHES, configs_of, launched
+from experiments.figures.runs import LAUNCH_SEEDS, repeat_by_launch, required_configs
 from tests.analysis import synthetic
 from tests.analysis.broken_lines import BROKEN
 
@@ -49,7 +49,7 @@ ITEM = "fig1"  # two runs, drawn in half a second
 PROFILE = "smoke"
 ON_SLURM = ["method=topk", "task=cnn_digits", "profile=smoke", "cluster=devcluster", "container=none"]
 SWEEP = "runs-001"
-CONFIGS = [*configs_of(figures.load(ITEM), PROFILE), compose.resolve(ON_SLURM)]
+CONFIGS = [*required_configs(figures.load(ITEM), PROFILE), compose.resolve(ON_SLURM)]
 # A figure's two runs, and one of a sweep. What is damaged belongs to the victims, to both of them alike.
 BYSTANDER, *VICTIMS = (run_id(config) for config in CONFIGS)
 
@@ -449,7 +449,7 @@ COMMANDS = {  # every command that reads, with words that mean the victims
     "logs": ["logs", SECOND],
     "plan": ["plan", *ON_SLURM],
     "cancel": ["cancel", SWEEP],
-    "run": ["run", *launched(figures.load(ITEM).runs(PROFILE), LAUNCHES[PROFILE])[1].words()],
+    "run": ["run", *repeat_by_launch(figures.load(ITEM).runs(PROFILE), LAUNCH_SEEDS[PROFILE])[1].words()],
     "reproduce": ["reproduce", ITEM, f"profile={PROFILE}"],
     "trace": ["trace", FIRST],
     "run again": ["run", f"again={SECOND}"],
@@ -507,7 +507,7 @@ def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
         mock.patch.object(run, "execute_runs", _invent),
         mock.patch.object(reproduce, "execute_runs", _invent),
         mock.patch.object(report.Shipped, "frames", empty_frames()),  # hundreds of runs, which are whole
-        mock.patch.object(figures, "items", return_value={ITEM: figures.items()[ITEM]}),
+        mock.patch.object(figures, "files_by_item", return_value={ITEM: figures.files_by_item()[ITEM]}),
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
         _bounded(),

@@ -10,8 +10,8 @@ from analysis.records import parquet
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from experiments import figures
-from experiments.commands import _advice, _draw
-from experiments.commands._advice import Question, Range
+from experiments.commands import _step_time_prediction, _drawing
+from experiments.commands._step_time_prediction import Question, Range
 from experiments.config.folders import Folders
 from experiments.figures import survey_internet_loss
 from sparsify.cost import Link, Network
@@ -30,8 +30,8 @@ def question(**others: object) -> Question:
     return Question(**{**known, **others})  # type: ignore[arg-type]  # each test gives its types
 
 
-def by_method(**others: object) -> dict[str, _advice.Prediction]:
-    return {advice.method: advice for advice in _advice.ranked(question(**others))}
+def by_method(**others: object) -> dict[str, _step_time_prediction.Prediction]:
+    return {advice.method: advice for advice in _step_time_prediction.ranked(question(**others))}
 
 
 def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
@@ -49,7 +49,7 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
 
 
 def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
-    found = {(advice.method, advice.every): advice for advice in _advice.ranked(question(every=(10,)))}
+    found = {(advice.method, advice.every): advice for advice in _step_time_prediction.ranked(question(every=(10,)))}
     plain = by_method()
     assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
     assert found["dense", 1] == plain["dense"]
@@ -70,14 +70,14 @@ def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
     exact = {name: Range(0.001, 0.001, 0.001, "given") for name in ("topk", "sparcml", "oktopk")}
     moved = {}
     for name in exact:
-        step = _advice.StepTime(question(select_s=exact), name)
-        moved[name] = step.seconds({_advice.SHARED: 1}) - step.seconds({_advice.SHARED: -1})
+        step = _step_time_prediction.StepTime(question(select_s=exact), name)
+        moved[name] = step.seconds({_step_time_prediction.SHARED: 1}) - step.seconds({_step_time_prediction.SHARED: -1})
     assert moved["topk"] == 0
     assert moved["sparcml"] < 0  # the more they share, the smaller is the union
 
 
 def test_published_logs_give_computing_and_selecting_on_a100() -> None:
-    found = _advice.published("a100")
+    found = _step_time_prediction.published("a100")
     assert found["topk"].middle == pytest.approx(0.2, abs=0.015)  # 212 ms, of which 12 are BP
     assert found["randomk"].middle < 0.01
     assert "published" in found["dense"].source
@@ -96,7 +96,7 @@ FAR = ("link=internet_100m_50ms", "workers=4")
 @pytest.fixture
 def nothing_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no record tell how long methods take, which takes seconds to find."""
-    monkeypatch.setattr(_advice.Known, "records", empty_frames())
+    monkeypatch.setattr(_step_time_prediction.Known, "records", empty_frames())
 
 
 def step_ms(printed: str, label: str = "dense") -> tuple[float, float, float]:
@@ -142,7 +142,7 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
     printed = fine(here("advise", "cluster=netns", *words)).stdout
     folders = Folders()
     shipped = there(
-        _draw.stored(figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped))
+        _drawing.stored(figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped))
     )
     for name, every, label in (
         ("dense", None, "dense, every step"),

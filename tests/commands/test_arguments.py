@@ -14,7 +14,7 @@ from tests.conftest import Command, fine, python, refused
 SOURCE = '''
 from typing import Literal
 
-from experiments.commands._words import RunName, SettingWords
+from experiments.commands._arguments import RunName, SettingWords
 from sparsify.ranges import PositiveInt
 
 GROUP = "results"

@@ -9,7 +9,7 @@ import pytest
 from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands import claims as command
-from experiments.commands._draw import TABLES, Stored
+from experiments.commands._drawing import TABLES, Stored
 from experiments.figures import papers
 
 EVERY = list(papers.statements().values())

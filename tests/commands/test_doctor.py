@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from experiments.commands import doctor as command
-from experiments.commands._health import Examined, Health
+from experiments.commands._cluster_checks import Examined, Health
 from experiments.config import compose
 from experiments.launch import examination, probe
-from experiments.launch.examination import MeetingResult, NodeProbe
+from experiments.launch.examination import GroupTestResult, NodeProbe
 from experiments.launch.probe import NodeFacts
 from slurm import images, partition
 from slurm.partition import PartitionNode
@@ -91,7 +91,7 @@ def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Exa
     )
     usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
     node = NodeProbe("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
-    nodes = [PartitionNode("n1", "idle", 8, 1, 64000, "gpu:2", 24 * 60)]
+    nodes = [PartitionNode("n1", "idle", 24 * 60)]
     known = {"most_tasks": 1000, "nodes": nodes, **other}
     return Examined(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
 
@@ -123,9 +123,9 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "works of up to 4000 jobs": examined({}, most_tasks=4000),
     "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
     "note keeps no accounts": examined({}, accounting="accounting_storage/none"),
-    "works meet by ib0": examined({}, met=MeetingResult(BOTH, ("ib0", "ib0"))),
-    "works meet by ib0 and ib1": examined({}, met=MeetingResult(BOTH, ("ib0", "ib1"))),
-    "FAULT workers of n1 and n2: no way": examined({}, met=MeetingResult(BOTH, (), "no way")),
+    "works meet by ib0": examined({}, met=GroupTestResult(BOTH, ("ib0", "ib0"))),
+    "works meet by ib0 and ib1": examined({}, met=GroupTestResult(BOTH, ("ib0", "ib1"))),
+    "FAULT workers of n1 and n2: no way": examined({}, met=GroupTestResult(BOTH, (), "no way")),
 }  # fmt: skip
 FIELDS: dict[str, dict[str, object]] = {  # that follow from some
     "note [--hint=nomultithread] gives each core to one": {"sbatch": ["--hint=nomultithread"]},

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from analysis.records.files import write_json
-from experiments.commands import _listing
-from experiments.commands._listing import every_run, filtered, table
+from experiments.commands import _run_table
+from experiments.commands._run_table import every_run, filtered, table
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, refused
@@ -92,7 +92,7 @@ def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, fol
 def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folders: Folders) -> None:
     runs = every_run(folders)
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
-    assert "\\|" in table(runs).markdown()
+    assert "\\|" in table(runs).to_markdown()
     trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
-    outcomes = _listing._outcomes(trained.to_dict("records"))
+    outcomes = _run_table._outcomes(trained.to_dict("records"))
     assert outcomes == {"top-1": [71.0, None], "loss": [None, 1.25]}

@@ -12,9 +12,9 @@ import pytest
 from analysis.records.files import write_json
 from analysis.records.frames import empty_frames
 from experiments import figures
-from experiments.commands import _draw
+from experiments.commands import _drawing
 from experiments.config.folders import Folders
-from experiments.figures.runs import configs_of
+from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for, fine, python, refused
 
@@ -68,8 +68,8 @@ def text_of(path: Path) -> str:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be drawn by two processes, however few they are."""
-    monkeypatch.setattr(_draw, "cores", lambda: 2)
-    monkeypatch.setattr(_draw, "WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(_drawing, "cores", lambda: 2)
+    monkeypatch.setattr(_drawing, "WORTH_A_PROCESS", 1)
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -77,7 +77,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
     here: Command, drawn: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(_draw, "cores", lambda: processes)
+    monkeypatch.setattr(_drawing, "cores", lambda: processes)
     (drawn / "fig3-logs.csv").mkdir(parents=True)  # a folder where a file belongs
     done = here("figures", "fig3-logs", "eghlidi-table1-published")
     refused(done, f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}", code=1)
@@ -93,16 +93,16 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
     folders = Folders(tmp_path / "results")
     killed = []
 
-    def stored() -> Iterator[_draw.Stored | None]:
+    def stored() -> Iterator[_drawing.Stored | None]:
         for name in names:
             for process in multiprocessing.active_children():
                 process.kill()
                 killed.append(process)
-            yield _draw.stored(*name, folders, empty_frames())
+            yield _drawing.stored(*name, folders, empty_frames())
 
-    found = [*_draw.draw_each(names, stored(), tmp_path)]
+    found = [*_drawing.draw_each(names, stored(), tmp_path)]
     assert killed
-    assert [isinstance(each, _draw.Drawn) and each.picture.exists() for each in found] == [True] * len(names)
+    assert [isinstance(each, _drawing.Drawn) and each.picture.exists() for each in found] == [True] * len(names)
 
 
 def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(
@@ -130,7 +130,7 @@ def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
     folders = Folders(tmp_path / "results")
     runs = [
         synthetic.learned(folders.store, config).run_id
-        for config in configs_of(figures.load("fig3"), "smoke")
+        for config in required_configs(figures.load("fig3"), "smoke")
     ]
     folders.index.mkdir(parents=True)
     write_json(folders.index / "fig3-smoke.json", {"runs": runs})

@@ -20,7 +20,7 @@ from analysis.records.schema import RunIndex
 from analysis.report.pages import PARTS
 from experiments import figures
 from experiments.commands import report
-from experiments.commands._draw import runs_of
+from experiments.commands._drawing import runs_of
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
@@ -32,8 +32,8 @@ ITEMS = ("fig1", "speed-logs")  # one of runs and one of published tables, both 
 @pytest.fixture
 def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be two figures, and shipped runs of one: pages of hundreds take their time."""
-    every = figures.items()
-    monkeypatch.setattr(figures, "items", lambda: {item: every[item] for item in ITEMS})
+    every = figures.files_by_item()
+    monkeypatch.setattr(figures, "files_by_item", lambda: {item: every[item] for item in ITEMS})
     monkeypatch.setattr(report.Shipped, "frames", runs_of_one_figure())
 
 
@@ -48,7 +48,7 @@ def runs_of_one_figure() -> Frames:
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
     """Provide results of this machine alone, where nothing is shipped and no figure needs no runs."""
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
-    monkeypatch.setattr(figures, "items", dict)
+    monkeypatch.setattr(figures, "files_by_item", dict)
     return Folders(tmp_path / "results")
 
 

@@ -22,7 +22,7 @@ from analysis.records.configs import run_id
 from analysis.records.files import read_json_or_none
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Attempt, Store
-from experiments.commands._again import asked
+from experiments.commands._recorded_settings import asked
 from experiments.config import grid
 from experiments.config.folders import Folders
 from experiments.launch import progress_bar

@@ -15,7 +15,7 @@ from experiments.commands import collect
 from experiments.commands.collect import complete_figures, thinned
 from experiments.config.config import Config
 from experiments.config.folders import Folders
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.figures.runs import additional_configs, required_configs
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
 
@@ -36,8 +36,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
     monkeypatch.setattr(collect, "README", readme)
     monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
-    fig3 = {"fig3": figures.items()["fig3"]}
-    monkeypatch.setattr(figures, "items", lambda: fig3)
+    fig3 = {"fig3": figures.files_by_item()["fig3"]}
+    monkeypatch.setattr(figures, "files_by_item", lambda: fig3)
     return tmp_path / "shipped"
 
 
@@ -48,11 +48,11 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     assert "nothing is added: no figure has all its runs here" in done.stdout
     hosts = ["secret-n1", "secret-n2"]
     machine = {"hosts": hosts, "mismatch": [f"the workers are on {' and '.join(hosts)}"]}
-    for config in configs_of(figures.load("fig3"), "laptop"):
+    for config in required_configs(figures.load("fig3"), "laptop"):
         synthetic.learned(Folders(tmp_path / "results").store, config, host="secret-n1", machine=machine)
     done = fine(here("collect", "--ship"))
     assert "fig3-laptop: " in done.stdout
-    assert len(read_parquet(elsewhere).runs) == len(configs_of(figures.load("fig3"), "laptop"))
+    assert len(read_parquet(elsewhere).runs) == len(required_configs(figures.load("fig3"), "laptop"))
     said = [(tmp_path / "README.md").read_text(), *(frame.to_csv() for frame in read_parquet(elsewhere))]
     said += [path.read_text() for path in elsewhere.rglob("*") if path.suffix in (".md", ".json")]
     assert "host1 and host2" in "".join(said)
@@ -75,8 +75,8 @@ def test_a_training_that_is_made_again_keeps_the_rules_of_the_first_time(tmp_pat
 @pytest.mark.usefixtures("elsewhere")
 def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
     """What another machine has made is shipped already, and need not be here."""
-    needed = configs_of(figures.load("fig3"), "laptop")
-    more = more_configs_of(figures.load("fig3"), "laptop")[:2]
+    needed = required_configs(figures.load("fig3"), "laptop")
+    more = additional_configs(figures.load("fig3"), "laptop")[:2]
     ids = [run_id(config) for config in (*needed, *more)]
 
     def complete(name: str, made: list[Config], shipped: list[str]) -> list[str] | None:

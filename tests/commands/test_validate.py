@@ -17,7 +17,7 @@ from experiments import figures
 from experiments.commands import validate as command
 from experiments.commands.collect import drawn, index_of
 from experiments.config.folders import Folders
-from experiments.figures.runs import configs_of
+from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
 
@@ -28,7 +28,9 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shipped"
     monkeypatch.setattr(Folders, "shipped", property(lambda self: folder))
     store = Folders(tmp_path / "other").store
-    attempts = [synthetic.in_turns(store, config) for config in configs_of(figures.load("fig4"), "laptop")]
+    attempts = [
+        synthetic.in_turns(store, config) for config in required_configs(figures.load("fig4"), "laptop")
+    ]
     write_parquet(load_attempts(attempts)[0], folder)
     (folder / "figures").mkdir()
     write_json(folder / "figures" / "fig4-laptop.json", {"runs": [attempt.run_id for attempt in attempts]})

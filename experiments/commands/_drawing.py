@@ -23,7 +23,7 @@ from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands import _terminal as terminal
-from experiments.commands._make import say, told_now_and_then
+from experiments.commands._messages import say, told_now_and_then
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.figures.figure import PUBLISHED, Figure

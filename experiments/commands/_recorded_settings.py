@@ -12,7 +12,7 @@ from analysis.records.configs import configs_by_variant, run_key
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import is_missing, to_dicts
 from analysis.records.store import Attempt
-from experiments.commands._find import the_name
+from experiments.commands._named_runs import the_name
 from experiments.config import compose
 from experiments.config.folders import Folders
 

@@ -16,15 +16,15 @@ import torch
 
 import sparsify
 from analysis.pictures import style
-from analysis.published import dependent
+from analysis.published import block_intervals
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
-from analysis.published.unvalidated import validation_free_step_ms
+from analysis.published.validation_free import validation_free_step_ms
 from analysis.records import loading, phases
 from analysis.records.frames import Frames, select_runs
 from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Estimate
 from experiments.bench._runner import numbered
-from experiments.commands._make import told_now_and_then
+from experiments.commands._messages import told_now_and_then
 from experiments.config.folders import Folders
 from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections, skewed_shares
 from sparsify.cost import Link, Network
@@ -380,10 +380,10 @@ def published(gpu: str) -> dict[str, Range]:
         # What an iteration takes beyond communicating, wherever their clock put it; of dense it is computing.
         took = _beyond_communicating(job)
         if method != "dense":
-            took = dependent.combine_estimates(
+            took = block_intervals.combine_estimates(
                 lambda ours, dense: ours - dense, took, _beyond_communicating(jobs["dense"])
             )
-        took = took.times(1e-3)
+        took = took.scale_by(1e-3)
         assert took.low is not None
         assert took.high is not None
         source = f"published: logs of Yoon and Oh 2022, 8 {gpu.upper()}"
@@ -393,8 +393,8 @@ def published(gpu: str) -> dict[str, Range]:
 
 def _beyond_communicating(job: int) -> Estimate:
     """Milliseconds."""
-    waits = dependent.jackknife_estimate(communication_ms(job))
-    return dependent.combine_estimates(
+    waits = block_intervals.jackknife_estimate(communication_ms(job))
+    return block_intervals.combine_estimates(
         lambda step, waiting: step - waiting, validation_free_step_ms(job), waits
     )
 

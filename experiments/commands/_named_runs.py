@@ -14,7 +14,7 @@ from analysis.records.configs import label_configs
 from analysis.records.files import MAX_LOG_BYTES, DamagedFileError, read_bytes
 from analysis.records.schema import Sweep
 from analysis.records.store import DAMAGED, Attempt, explain_no_attempts
-from experiments.commands._make import say
+from experiments.commands._messages import say
 from experiments.config import choices
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun

@@ -10,7 +10,7 @@ from analysis.records import locks
 from experiments.config.config import Config
 from experiments.config.machines import Container, SlurmCluster
 from experiments.launch import probe
-from experiments.launch.examination import MeetingResult, NodeProbe
+from experiments.launch.examination import GroupTestResult, NodeProbe
 from experiments.launch.probe import NodeFacts
 from slurm import gpus
 from slurm.partition import PartitionNode
@@ -33,7 +33,7 @@ class Examined:
 
     config: Config
     probes: Sequence[NodeProbe]
-    met: MeetingResult | None = None
+    met: GroupTestResult | None = None
     no_container: str = ""  # why runs can't be started in theirs from here
     nodes: Sequence[PartitionNode] = ()  # of the partition, by SLURM
     most_tasks: int | None = None  # of an array, by SLURM

@@ -17,8 +17,8 @@ from analysis.records.frames import is_missing, run_states
 from analysis.records.schema import DONE
 from analysis.records.store import Attempt, explain_no_attempts
 from analysis.tables import Table
-from experiments.commands._find import states_of, without_variant
-from experiments.commands._make import say
+from experiments.commands._named_runs import states_of, without_variant
+from experiments.commands._messages import say
 from experiments.config.folders import Folders
 from sparsify.ranges import format_value, quote, suggest_similar
 
@@ -35,15 +35,15 @@ def every_run(folders: Folders) -> pd.DataFrame:
     last = folders.store.last_number_by_run()
     for run in sorted({*folders.store.run_ids()} - {*last}):
         say(f"left out {run}: {explain_no_attempts(folders.store.root / run)}")
-    parts = loading.load_runs(folders.results, folders.shipped, say)
-    own = parts[loading.OWN]
+    frames = loading.load_by_source(folders.results, folders.shipped, ["runs"], say)
+    own = frames[loading.OWN].runs
     whole = dict(zip(own["run_id"], own["attempt"], strict=True)) if len(own) else {}
     # A run that was measured before an attempt that failed is shown as what it is now.
     replaced = [run for run, number in last.items() if whole.get(run) != number]
     kept = own[~own["run_id"].isin(replaced)] if len(own) else own
     became_of = states_of([folders.store.attempts(run)[-1] for run in replaced], folders)
     rows = pd.DataFrame([_unfinished(attempt, status.word) for attempt, status in became_of.items()])
-    shipped = parts[loading.SHIPPED]
+    shipped = frames[loading.SHIPPED].runs
     found = pd.concat(
         [kept.assign(state=run_states(kept)), rows, shipped.assign(state=run_states(shipped))],
         ignore_index=True,
