@@ -115,7 +115,7 @@ def exclude_nodes(job: str, nodes: Iterable[str]) -> None:
 def has_exclusive_nodes(job: str) -> bool:
     """Tell whether nobody else runs on this job's nodes; no, where SLURM does not say so."""
     try:
-        fields = show("job", job)[0]
+        fields = show_fields("job", job)[0]
     except SlurmError:
         return False
     # Newer versions (26.05) say OverSubscribe=NO of shared nodes, and have a field of its own.
@@ -133,7 +133,7 @@ def find_down_nodes(nodes: Iterable[str]) -> set[str]:
 def find_nodes_restarted_since(nodes: Iterable[str], time_s: float) -> set[str]:
     """Return the nodes among these whose own daemon was started after a time, in seconds since the epoch."""
     restarted = set()
-    for fields in show("node", ",".join(nodes)):
+    for fields in show_fields("node", ",".join(nodes)):
         try:
             started = time.strptime(fields.get("SlurmdStartTime", ""), "%Y-%m-%dT%H:%M:%S")
         except ValueError:  # SLURM does not know it of every node
@@ -143,7 +143,7 @@ def find_nodes_restarted_since(nodes: Iterable[str], time_s: float) -> set[str]:
     return restarted
 
 
-def show(kind: str, names: str) -> list[dict[str, str]]:
+def show_fields(kind: str, names: str) -> list[dict[str, str]]:
     """Return the fields of each job, or node, as `scontrol show` prints them."""
     lines = run_command("scontrol", "--oneliner", "show", kind, names).splitlines()
     return [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in lines] or [{}]

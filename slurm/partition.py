@@ -15,10 +15,6 @@ class PartitionNode(NamedTuple):
 
     name: str
     state: str
-    cpus: int
-    threads_per_core: int
-    memory_mb: int
-    gres: str
     limit_min: float  # the partition's time limit
 
     @property
@@ -34,23 +30,13 @@ def list_nodes(partition: str | None) -> list[PartitionNode]:
         SlurmError: there is no SLURM here, or no such partition.
     """
     where = [f"--partition={partition}"] if partition else []
-    output = commands.run_command("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%c|%Z|%m|%G|%l|%P")
-    rows = [line.strip().split("|") for line in output.splitlines() if line.count("|") == 7]
+    output = commands.run_command("sinfo", "--noheader", "--Node", *where, "--format=%N|%T|%l|%P")
+    rows = [line.strip().split("|") for line in output.splitlines() if line.count("|") == 3]
     if partition is None:
-        rows = [row for row in rows if row[7].endswith("*")] or rows
+        rows = [row for row in rows if row[3].endswith("*")] or rows
     elif not rows:
         raise commands.SlurmError(f"sinfo: there is no partition {partition}, or it has no nodes")
-    node_by_name = {}
-    for name, state, cpus, threads, memory, gres, limit, _ in rows:
-        node_by_name[name] = PartitionNode(
-            name,
-            state,
-            _leading_integer(cpus),
-            _leading_integer(threads),
-            _leading_integer(memory),
-            gres,
-            parse_minutes(limit),
-        )
+    node_by_name = {name: PartitionNode(name, state, parse_minutes(limit)) for name, state, limit, _ in rows}
     return list(node_by_name.values())
 
 
@@ -68,8 +54,3 @@ def slurm_setting(name: str) -> str | None:
     output = commands.run_command("scontrol", "show", "config")
     match = re.search(rf"^{re.escape(name)}\s*=\s*(.*)$", output, re.MULTILINE)
     return match[1].strip() if match else None
-
-
-def _leading_integer(text: str) -> int:
-    """Return 12 for '12+', which sinfo writes where it sums up several."""
-    return int(re.sub(r"\D.*", "", text) or 0)

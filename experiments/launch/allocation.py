@@ -15,7 +15,7 @@ from experiments.config.folders import Folders
 from experiments.config.grid import expand
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import plan_runs
-from experiments.figures.runs import requested_runs, register_claim_rules
+from experiments.figures.runs import register_claim_rules, requested_runs
 from experiments.launch import job_hooks
 from experiments.launch.arrays import shuffle_runs
 from experiments.launch.attempt import start_attempt

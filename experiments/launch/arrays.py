@@ -64,13 +64,13 @@ class JobArray:
         return self.cluster.python or sys.executable
 
     @property
-    def gpus_blocked(self) -> int:
+    def blocked_gpus_per_node(self) -> int:
         """GPUs of a node that nobody else can use meanwhile: all that it has, if the job has it alone."""
         used = self.shape.gpus_per_node
         return max(used, self.cluster.workers_per_node) if used and self.cluster.exclusive else used
 
     @property
-    def node_hours(self) -> float:
+    def max_node_hours(self) -> float:
         """The most that the jobs take: each may need its whole time limit."""
         return float(self.shape.nodes * len(self.jobs) * self.cluster.time_min / 60)
 

@@ -128,7 +128,7 @@ def wait_for_lock(lock: FileLock, name: str, say: Callable[[str], None], give_up
         name: of the run.
     """
     say(f"{name}: another process is measuring this run; waiting for it")
-    while not lock.acquire(patience_s=1):
+    while not lock.acquire(timeout_s=1):
         if give_up():
             return False
     return True

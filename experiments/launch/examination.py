@@ -8,11 +8,13 @@ that leaves nothing at all does not see the folder.
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,13 +70,8 @@ class NodeProbe:
         """True if all tasks have left their facts."""
         return len(self.facts) == self.tasks
 
-    def close(self, why: str) -> None:
-        """Wait for the probe no longer."""
-        self.is_over = True
-        self.why = why
 
-
-class MeetingResult(NamedTuple):
+class GroupTestResult(NamedTuple):
     """The network interfaces by which workers of one or two nodes became a group, or why they did not."""
 
     nodes: tuple[str, ...]
@@ -82,7 +79,7 @@ class MeetingResult(NamedTuple):
     why: str = ""
 
 
-class Examination:
+class ClusterExamination:
     """Probes for the runs that a config stands for.
 
     Args:
@@ -114,13 +111,13 @@ class Examination:
             facts.node, 1, facts=(facts,), is_over=True, submitted_at=begun_at, seen_at=time.time()
         )
 
-    def meet_on_this_machine(self) -> MeetingResult:
+    def try_group_on_this_machine(self) -> GroupTestResult:
         """Let two workers of this machine become a group."""
         orders = self._write_orders(same_host=True, size=2)
-        workers = LocalWorkers(self._meeting_command(), orders, self.folder, 2)
+        workers = LocalWorkers(self._group_test_command(), orders, self.folder, 2)
         while (codes := workers.poll()) is None:
             time.sleep(POLL_S)
-        return self._read_meeting((environment.node_name(),), codes, 2, self.folder)
+        return self._read_group_test((environment.node_name(),), codes, 2, self.folder)
 
     # By SLURM.
 
@@ -140,7 +137,8 @@ class Examination:
                     try:
                         probe.job = self._submit(shape, probe.node, ["bash", str(script)], outside)
                     except ValueError as error:
-                        probe.close(str(error))
+                        probe.is_over = True
+                        probe.why = str(error)
                 self._await_probes(probes)
             finally:  # whatever ends the waiting early, no probe is left behind
                 unfinished = [probe.job for probe in probes if probe.job and not probe.is_over]
@@ -148,38 +146,30 @@ class Examination:
                     commands.cancel_jobs(unfinished)
         return probes
 
-    def meet_on_nodes(self, names: Sequence[str]) -> MeetingResult:
+    def try_group_on_nodes(self, names: Sequence[str]) -> GroupTestResult:
         """Let workers of these nodes become a group, as many on each as runs have."""
         nodes = tuple(names)
         shape = job_shape(self._cluster, self.config)._replace(nodes=len(nodes))
         size = shape.nodes * shape.tasks_per_node
         self._write_orders(same_host=False, size=size)
         spec = self.folder / "meet.json"
-        JobSpec([str(self.folder)], self._meeting_command(), size, 0).write(spec)
+        JobSpec([str(self.folder)], self._group_test_command(), size, 0).write(spec)
         command = [self.command.python, "-u", "-m", "slurm.task", str(spec)]
         try:
             job = self._submit(shape, ",".join(nodes), command, self.command)
         except ValueError as error:
-            return MeetingResult(nodes, (), str(error))
-        deadline = time.monotonic() + self.wait_s
+            return GroupTestResult(nodes, (), str(error))
         start = self.folder / f"start-{job}-0"
-        waiting_reason = ""
         try:
-            while len(read_exit_codes(start)) < size and time.monotonic() < deadline:
-                report = jobs.unfinished_jobs_by_id([job]).get(job)
-                if report is None:
-                    break
-                waiting_reason = report.reason if report.state == "PENDING" else ""
-                time.sleep(ASK_S)
+            report = self._await_job(
+                job, lambda: len(read_exit_codes(start)) == size, time.monotonic() + self.wait_s
+            )
         finally:
-            with contextlib.suppress(commands.SlurmError):
-                commands.cancel_jobs([job])
-        if waiting_reason and not start.is_dir():
+            self._try_cancel(job)
+        if report is not None and report.state == "PENDING":
             why = f"not known: their job waits for more than {self.wait_s / 60:g} min"
-            return MeetingResult(nodes, (), f"{why} ({explain_waiting(waiting_reason)})")
-        if len(read_exit_codes(start)) < size:
-            time.sleep(ASK_S)  # for the last notes
-        return self._read_meeting(nodes, read_exit_codes(start), size, start)
+            return GroupTestResult(nodes, (), f"{why} ({explain_waiting(report.reason)})")
+        return self._read_group_test(nodes, read_exit_codes(start), size, start)
 
     @property
     def _cluster(self) -> SlurmCluster:
@@ -207,50 +197,69 @@ class Examination:
 
     def _await_probes(self, probes: Sequence[NodeProbe]) -> None:
         deadline = time.monotonic() + self.wait_s
+        for probe in probes:
+            report = self._await_job(probe.job, partial(self._gather_until, probe, probes), deadline)
+            if probe.is_over:
+                continue
+            if report is None:
+                probe.why = (
+                    f"its job has ended{describe_job_end(probe.job)} and left nothing in {self.folder}, so "
+                    "the node does not see the results folder; let SPARSIFY_RESULTS be on a file system that "
+                    "all nodes share with this machine"
+                )
+            else:
+                is_waiting = report.state == "PENDING"
+                reason = explain_waiting(report.reason) if is_waiting else "it runs, and says nothing"
+                minutes = f"{self.wait_s / 60:g} min"
+                probe.why = f"not known: its probe has not answered within {minutes} ({reason})"
+                self._try_cancel(probe.job)
+            self._close(probe)
+
+    def _await_job(self, job: str, is_over: Callable[[], bool], deadline: float) -> jobs.JobReport | None:
+        """Wait until a job is over by its notes, or SLURM does not have it any more, or until the deadline.
+
+        Returns:
+            SLURM's report on the job at the deadline; else None.
+        """
         asked_at = 0.0
-        gone_at: dict[str, float] = {}  # by the ids of jobs that SLURM does not have any more
-        while unfinished := [probe for probe in probes if not probe.is_over]:
-            for probe in unfinished:
-                self._gather(probe)
-                if probe.is_over:
-                    self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
+        gone_at = math.inf
+        while not is_over():
             now = time.monotonic()
             if now - asked_at > ASK_S:
                 asked_at = now
-                report_by_id = jobs.unfinished_jobs_by_id(probe.job for probe in unfinished)
-                for probe in unfinished:
-                    report = report_by_id.get(probe.job)
-                    if probe.is_over:
-                        continue
-                    if report is None and now - gone_at.setdefault(probe.job, now) > SETTLE_S:
-                        self._close_silent(probe)
-                    elif now > deadline:
-                        self._close_waiting(probe, report)
+                report = jobs.unfinished_jobs_by_id([job]).get(job)
+                if report is None:
+                    gone_at = min(gone_at, now)
+                    if now - gone_at > SETTLE_S:
+                        return None
+                elif now > deadline:
+                    return report
             time.sleep(POLL_S)
+        return None
 
-    def _close_silent(self, probe: NodeProbe) -> None:
-        probe.close(
-            f"its job has ended{describe_job_end(probe.job)} and left nothing in {self.folder}, so the node "
-            "does not see the results folder; let SPARSIFY_RESULTS be on a file system that all nodes share "
-            "with this machine"
-        )
-
-    def _close_waiting(self, probe: NodeProbe, report: jobs.JobReport | None) -> None:
-        is_waiting = report is not None and report.state == "PENDING"
-        reason = explain_waiting(report.reason) if report and is_waiting else "it runs, and says nothing"
-        probe.close(f"not known: its probe has not answered within {self.wait_s / 60:g} min ({reason})")
+    def _try_cancel(self, job: str) -> None:
         with contextlib.suppress(commands.SlurmError):
-            commands.cancel_jobs([probe.job])
+            commands.cancel_jobs([job])
+
+    def _close(self, probe: NodeProbe) -> None:
+        probe.is_over = True
+        self.say(f"{probe.node}: {'heard' if probe.is_well else probe.why}")
 
     # Notes of probes and workers.
 
-    def _gather(self, probe: NodeProbe) -> None:
-        """Read the notes of a probe, if all its tasks have ended."""
+    def _gather_until(self, awaited: NodeProbe, probes: Sequence[NodeProbe]) -> bool:
+        """Gather the notes of all probes that have ended; return whether the awaited one is over."""
+        for probe in probes:
+            if not probe.is_over and self._gather(probe):
+                self._close(probe)
+        return awaited.is_over
+
+    def _gather(self, probe: NodeProbe) -> bool:
+        """Read the notes of a probe, and return True, if all its tasks have ended."""
         folder = self.folder / probe.node
         ends = list(folder.glob("exit*"))
         if len(ends) < probe.tasks or not all(path.read_text().strip() for path in ends):
-            return
-        probe.is_over = True
+            return False
         probe.seen_at = time.time()
         notes = sorted(folder.glob("facts*.json"))
         probe.facts = tuple(msgspec.json.decode(path.read_bytes(), type=NodeFacts) for path in notes)
@@ -258,8 +267,9 @@ class Examination:
         if not probe.is_well:
             outputs = (path.read_text().strip() for path in sorted(folder.glob("said*")))
             probe.why = explain_python_failure(next(filter(None, outputs), ""), self._python)
+        return True
 
-    def _meeting_command(self) -> WorkerCommand:
+    def _group_test_command(self) -> WorkerCommand:
         """Return the command of workers that only become a group."""
         python = self.command.command[0]
         return msgspec.structs.replace(self.command, command=[python, "-u", "-m", "experiments.worker.meet"])
@@ -272,14 +282,14 @@ class Examination:
         Orders(config.as_dict(), str(self.folder), same_host=same_host, interface=interface).write(path)
         return str(path)
 
-    def _read_meeting(
+    def _read_group_test(
         self, nodes: tuple[str, ...], codes: dict[int, int], size: int, start: Path
-    ) -> MeetingResult:
+    ) -> GroupTestResult:
         notes = [read_json_or_none(path) or {} for path in sorted(start.glob("met*.json"))]
         if len(notes) == size and all(note.get("met") == size for note in notes):
-            return MeetingResult(nodes, tuple(note.get("interface") for note in notes))
+            return GroupTestResult(nodes, tuple(note.get("interface") for note in notes))
         why = diagnose(start, codes, size).why if start.is_dir() else "its job left nothing"
-        return MeetingResult(nodes, (), why)
+        return GroupTestResult(nodes, (), why)
 
     @contextlib.contextmanager
     def _hold_lock(self) -> Iterator[None]:
@@ -309,7 +319,7 @@ def explain_python_failure(output: str, python: str) -> str:
 def describe_job_end(job: str) -> str:
     """Return a job's end as SLURM knows it, as ' (FAILED, exit code 0:53)'; nothing if it has forgotten."""
     try:
-        fields = commands.show("job", job)[0]
+        fields = commands.show_fields("job", job)[0]
     except commands.SlurmError:
         return ""
     return f" ({fields.get('JobState', '')}, exit code {fields.get('ExitCode', '')})"

@@ -108,7 +108,7 @@ def _prepare(
     (planned,) = plan_runs([config], say)
     name = run_id(planned.config)
     lock = held_lock.enter_context(run_lock(folders, name))
-    if not lock.acquire(patience_s=0):
+    if not lock.acquire(timeout_s=0):
         if not wait_for_lock(lock, name, say, lambda: stop.told):
             raise ValueError(STOPPED_EARLY)
         force = False  # what it measured meanwhile is as fresh as anything we could measure

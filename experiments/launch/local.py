@@ -221,7 +221,7 @@ class LocalBackend:
         force = self.force
         name = run_id(planned.config)
         lock = run_lock(self.folders, name)
-        if not lock.acquire(patience_s=0):
+        if not lock.acquire(timeout_s=0):
             if not wait_for_lock(lock, name, self.progress.say, lambda: self.signals.was_received):
                 return
             force = False  # what it measured meanwhile is as fresh as anything we could measure
@@ -333,7 +333,7 @@ def hold_emulation_lock() -> Iterator[None]:
         ValueError: another process does.
     """
     lock = FileLock(locks.machine_lock_folder() / f"{EMULATION}.lock")
-    if not lock.acquire(patience_s=0):
+    if not lock.acquire(timeout_s=0):
         holder = locks.find_holder(lock.path) or "another process"
         raise ValueError(
             f"{holder} has a run with cluster=netns under way, and two at once would take each other's "

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from analysis.records.configs import label_configs, run_id
 from analysis.records.schema import Progress
-from analysis.records.visible import escape_controls, unwrap_terminal
+from analysis.records.terminal_escapes import escape_controls, unwrap_terminal
 from experiments.config.plan import PlannedRun
 
 LINE_S = 30.0  # between two plain lines
@@ -24,6 +24,7 @@ DRAW_S = 0.25  # between two pictures on a terminal
 SPEED_WINDOW_S = 300.0  # in which a speed is measured
 LISTED = 8  # runs with a line of their own
 BAR_COLUMNS = 10
+FIELDS = ("steps", "quality", "time_left")  # of a line
 
 
 class RunProgress(NamedTuple):
@@ -49,11 +50,6 @@ class RunTable(RichProgress):
         """Yield the lines of the runs and the summary, as rich draws them."""
         yield self.make_tasks_table(self.tasks)
         yield Text(self.summary, no_wrap=True, overflow="ellipsis")
-
-
-def text_column(field: str, column: Column | None = None) -> TextColumn:
-    """Return a column of a `RunTable` that shows a field of each line as it is."""
-    return TextColumn(f"{{task.fields[{field}]}}", markup=False, justify="right", table_column=column)
 
 
 class ProgressBar:
@@ -82,7 +78,7 @@ class ProgressBar:
         self.table = RunTable(
             TextColumn("{task.description}", markup=False, table_column=label_column),
             BarColumn(BAR_COLUMNS),
-            *map(text_column, ("steps", "quality", "time_left")),
+            *(TextColumn(f"{{task.fields[{field}]}}", markup=False, justify="right") for field in FIELDS),
             console=console,
             auto_refresh=False,
             transient=True,

@@ -16,7 +16,7 @@ from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
-from experiments.figures.runs import name_and_configs
+from experiments.figures.runs import requested_runs
 from experiments.launch import arrays, submission
 from slurm.worker_process import WorkerCommand
 from tests.conftest import Command, fine, refused
@@ -27,7 +27,7 @@ ACCEPT = "python -m tests.launch.test_arrays"
 
 
 def planned(*words: str) -> list[PlannedRun]:
-    return [PlannedRun(config, None) for config in name_and_configs(words)[1]]
+    return [PlannedRun(config, None) for config in requested_runs(words)[1]]
 
 
 def text_of(cluster: str) -> str:

@@ -51,7 +51,7 @@ RUN = (
 HOLD = """
 import sys; from pathlib import Path; from analysis.records.locks import FileLock
 lock = FileLock(Path(sys.argv[1]))
-print(lock.acquire(patience_s=0), lock.is_machine_local, flush=True)
+print(lock.acquire(timeout_s=0), lock.is_machine_local, flush=True)
 sys.stdin.read()
 """
 Surroundings = Callable[..., dict[str, str]]
