@@ -1,1 +1,1 @@
-"""What runs measured: files on disk, what they must look like, and tidy frames of them all."""
+"""Records of runs: files on disk, their schemas, and tidy frames of them all."""

@@ -1,4 +1,4 @@
-"""Attempts as frames: the rows of their runs, and the lines of their logs as columns."""
+"""Reading of attempts into frames: a row for each run, and the lines of logs as columns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from analysis.records.steps import add_outcomes
 from analysis.records.store import Attempt, Store, count_logged_steps, describe_left_out
 
 Columns = dict[str, np.ndarray]  # of a table's rows, by name
-FIELDS = {line: fields_by_name(line) for line in (StepLine, EpochLine)}
-MEASURED = Frames._fields[1:]  # all tables but that of the runs
-PHASE = re.compile(r"[a-z_]{1,40}")
-UNNAMED = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
-MOST_UNNAMED = 200  # columns of a log
+FIELDS_BY_LINE = {line: fields_by_name(line) for line in (StepLine, EpochLine)}
+MEASURED_TABLES = Frames._fields[1:]  # all tables but that of the runs
+PHASE_NAME = re.compile(r"[a-z_]{1,40}")
+COLUMN_NAME = re.compile(r"[A-Za-z_][\w.-]{0,80}")  # what no field is for, where it can name a column
+MAX_UNKNOWN = 200  # columns of a log
 # Of a manifest: facts that are columns, and groups of facts, each of which is a column.
 COPIED_FACTS = ("parameters", "tensors", "steps_per_epoch", "simulated", "started", "ended")
 FLATTENED_FACTS = ("searching", "memory", "relay", "interface", "provenance")
@@ -38,7 +38,7 @@ BATCH_BYTES = 32 * 2**20
 
 
 class AttemptData(NamedTuple):
-    """What the logs of an attempt hold."""
+    """Rows and columns from the logs of an attempt."""
 
     attempt: Attempt
     rows: list[dict[str, Any]]  # of `runs`, one for each variant
@@ -138,70 +138,88 @@ def read_attempt(attempt: Attempt, manifest: Mapping[str, Any]) -> AttemptData:
     """
     if manifest["state"] != "ok":
         raise DamagedFileError(attempt.path, "is not a whole record")
-    rows = {row["variant"]: row for row in _run_rows(attempt, manifest)}
-    notes, files = list[str](), manifest["files"]
-    tables: dict[str, list[Columns]] = {name: [] for name in MEASURED}
-    for rank in range(len(files)):
+    rows = {row["variant"]: row for row in _build_run_rows(attempt, manifest)}
+    tables: dict[str, list[Columns]] = {name: [] for name in MEASURED_TABLES}
+    notes = list[str]()
+    for rank in range(len(manifest["files"])):
         path = attempt.rank_path(rank)
-        if path.name not in files:
+        facts = manifest["files"].get(path.name)
+        if facts is None:
             break
         lines: list[LogLine]
-        lines, broken = decode_finished_log(read_verified(path, files[path.name]), LogLine, path)
+        lines, broken = decode_finished_log(read_verified(path, facts), LogLine, path)
         if broken:
             notes.append(f"dropped {broken} broken line(s) in {attempt.name}/{path.name}")
-        if strangers := {line.variant for line in lines} - rows.keys():
+        strangers = {line.variant for line in lines} - rows.keys()
+        if strangers:
             raise DamagedFileError(
                 path, f"has a line of variant {strangers.pop()}, which the run does not have"
             )
         for variant, row in rows.items():
-            of_variant = [line for line in lines if line.variant == variant]
-            steps = [line for line in of_variant if isinstance(line, StepLine)]
-            epochs = [line for line in of_variant if isinstance(line, EpochLine)]
-            looks = [line for line in of_variant if isinstance(line, LookLine)]
-            _check_steps(steps, count_logged_steps(manifest), path)
-            ranks = {"rank": np.full(len(steps), rank)}
-            measured = _fields(steps, StepLine) | _phases(steps, path)
-            spans = [(rank, line.step, *span) for line in steps for span in line.spans]
-            seen = [
-                (line.step, line.what, line.of, x, value)
-                for line in looks
-                for x, value in zip(line.xs, line.values, strict=True)
-            ]
-            parts = {
-                "steps": ranks | measured | _unnamed("steps", steps, path),
-                "epochs": _fields(epochs, EpochLine) | _unnamed("epochs", epochs, path),
-                "spans": _columns("spans", spans),
-                "looks": _columns("looks", seen),
-            }
-            for name, columns in parts.items():
-                if length := len(next(iter(columns.values()))):
+            lines_of_variant = [line for line in lines if line.variant == variant]
+            for name, columns in _read_tables(lines_of_variant, rank, manifest, path).items():
+                length = len(next(iter(columns.values())))
+                if length:
                     tables[name].append({"key": np.full(length, row["key"], dtype=object), **columns})
     return AttemptData(attempt, [*rows.values()], tables, notes)
 
 
-def build_frames(every: Sequence[AttemptData]) -> Frames:
+def _read_tables(
+    lines: Sequence[LogLine], rank: int, manifest: Mapping[str, Any], path: Path
+) -> dict[str, Columns]:
+    """Return the columns of each table, but for the key, from a rank's lines of one variant."""
+    steps = [line for line in lines if isinstance(line, StepLine)]
+    epochs = [line for line in lines if isinstance(line, EpochLine)]
+    _check_step_numbers(steps, count_logged_steps(manifest), path)
+    spans = [(rank, line.step, *span) for line in steps for span in line.spans]
+    looks = [
+        (line.step, line.what, line.of, x, value)
+        for line in lines
+        if isinstance(line, LookLine)
+        for x, value in zip(line.xs, line.values, strict=True)
+    ]
+    return {
+        "steps": {
+            "rank": np.full(len(steps), rank),
+            **_field_columns(steps, StepLine),
+            **_phase_columns(steps, path),
+            **_unknown_columns("steps", steps, path),
+        },
+        "epochs": {**_field_columns(epochs, EpochLine), **_unknown_columns("epochs", epochs, path)},
+        "spans": _required_columns("spans", spans),
+        "looks": _required_columns("looks", looks),
+    }
+
+
+def build_frames(data_by_attempt: Sequence[AttemptData]) -> Frames:
     """Return the frames of these attempts, with the outcomes of their runs."""
-    tables = (_table(name, [part for data in every for part in data.tables[name]]) for name in MEASURED)
-    return add_outcomes(Frames(build_runs_table([row for data in every for row in data.rows]), *tables))
+    runs = build_runs_table([row for data in data_by_attempt for row in data.rows])
+    tables = (
+        _join_parts(name, [part for data in data_by_attempt for part in data.tables[name]])
+        for name in MEASURED_TABLES
+    )
+    return add_outcomes(Frames(runs, *tables))
 
 
-def _run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _build_run_rows(attempt: Attempt, manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the row of a run, or one row for each of its variants."""
     config = attempt.config
     variants = configs_by_variant(config)
     if not variants:
-        return [_run_row(attempt, manifest, config)]
+        return [_build_run_row(attempt, manifest, config)]
     alternated = manifest.get("alternated") or {}
-    ended = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
+    end = flatten({name: value for name, value in alternated.items() if name != "variants"}, "alternated.")
     rows = []
-    for name, of_variant in variants.items():
-        own = {**manifest, **alternated.get("variants", {}).get(name, {}), "key": f"{manifest['key']}/{name}"}
-        row = _run_row(attempt, own, of_variant)
-        rows.append(row | {"group": manifest["key"], "variant": name, **ended})
+    for name, config_of_variant in variants.items():
+        facts = {**manifest, **alternated.get("variants", {}).get(name, {})}
+        row = _build_run_row(attempt, {**facts, "key": f"{manifest['key']}/{name}"}, config_of_variant)
+        rows.append(row | {"group": manifest["key"], "variant": name, **end})
     return rows
 
 
-def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+def _build_run_row(
+    attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str, Any]
+) -> dict[str, Any]:
     row = {
         "key": manifest["key"],
         "group": None,
@@ -224,7 +242,7 @@ def _run_row(attempt: Attempt, manifest: Mapping[str, Any], config: Mapping[str,
     return row
 
 
-def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
+def _check_step_numbers(steps: Sequence[StepLine], expected: int | None, path: Path) -> None:
     """Raise DamagedFileError for a log in which a step is missing, or is there twice."""
     for number, line in enumerate(steps):
         if line.step != number:
@@ -233,13 +251,15 @@ def _check_steps(steps: Sequence[StepLine], expected: int | None, path: Path) ->
         raise DamagedFileError(path, f"has {len(steps)} of {expected} steps")
 
 
-def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]) -> Columns:
+def _field_columns(
+    lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine | EpochLine]
+) -> Columns:
     """Return columns of these lines' fields; under an older name too, where it has values."""
-    fields = FIELDS[kind]
+    fields = FIELDS_BY_LINE[kind]
     names = [*fields, *(field.was for field in fields.values() if field.was)]
-    found = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
+    values_by_field = zip(*map(attrgetter(*names), lines), strict=True) if lines else [()] * len(names)
     columns = {}
-    for name, values in zip(names, found, strict=True):
+    for name, values in zip(names, values_by_field, strict=True):
         if name in fields and fields[name].type == INTEGER:
             columns[name] = np.array(values, dtype=np.int64)
         elif name in fields or values.count(None) < len(values):
@@ -247,7 +267,7 @@ def _fields(lines: Sequence[StepLine] | Sequence[EpochLine], kind: type[StepLine
     return columns
 
 
-def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
+def _unknown_columns(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: Path) -> Columns:
     """Return columns of what no field is for, each of numbers or of texts.
 
     Raises:
@@ -255,23 +275,23 @@ def _unnamed(table: str, lines: Sequence[StepLine] | Sequence[EpochLine], path: 
     """
     names = dict.fromkeys(name for line in lines if line.more for name in line.more)
     for name in names:
-        if not UNNAMED.fullmatch(name) or name in COLUMNS[table]:
+        if not COLUMN_NAME.fullmatch(name) or name in COLUMNS[table]:
             raise DamagedFileError(
                 path, f"has a number named {name!r:.60}, which can't be a column of {table}"
             )
-    if len(names) > MOST_UNNAMED:
+    if len(names) > MAX_UNKNOWN:
         raise DamagedFileError(
-            path, f"has {len(names)} numbers that no field is for, and {MOST_UNNAMED} are the most"
+            path, f"has {len(names)} numbers that no field is for, and {MAX_UNKNOWN} are the most"
         )
-    found = {name: [(line.more or {}).get(name) for line in lines] for name in names}
-    texts = {name for name, values in found.items() if any(isinstance(value, str) for value in values)}
-    return {
-        name: np.array(values, dtype=object) if name in texts else np.array(values, dtype=float)
-        for name, values in found.items()
-    }
+    columns = {}
+    for name in names:
+        values = [(line.more or {}).get(name) for line in lines]
+        has_texts = any(isinstance(value, str) for value in values)
+        columns[name] = np.array(values, dtype=object if has_texts else float)
+    return columns
 
 
-def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
+def _phase_columns(lines: Sequence[StepLine], path: Path) -> Columns:
     """Return the seconds of each phase.
 
     Raises:
@@ -279,28 +299,29 @@ def _phases(lines: Sequence[StepLine], path: Path) -> Columns:
     """
     names = dict.fromkeys(name for line in lines for name in line.phases)
     spanned = {phase for line in lines for phase, _, _ in line.spans}
-    if odd := sorted(name for name in spanned.union(names) if not PHASE.fullmatch(name)):
+    odd = sorted(name for name in spanned.union(names) if not PHASE_NAME.fullmatch(name))
+    if odd:
         raise DamagedFileError(path, f"has a phase named {odd[0]!r:.60}")
     return {f"{name}_s": np.array([line.phases.get(name) for line in lines], float) for name in names}
 
 
-def _columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
+def _required_columns(table: str, rows: Sequence[tuple[Any, ...]]) -> Columns:
     """Return columns of rows whose cells are all that the table requires, but for the key."""
     _, *fields = REQUIRED_COLUMNS[table].items()
-    found = zip(*rows, strict=True) if rows else [()] * len(fields)
+    values_by_field = zip(*rows, strict=True) if rows else [()] * len(fields)
     return {
-        name: np.array(values, dtype=field.type) for (name, field), values in zip(fields, found, strict=True)
+        name: np.array(values, dtype=field.type)
+        for (name, field), values in zip(fields, values_by_field, strict=True)
     }
 
 
-def _table(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
+def _join_parts(name: str, parts: Sequence[Columns]) -> pd.DataFrame:
     """Join the parts of a table below each other; a column that a part lacks is NaN there."""
     if not parts:
         return empty_table(name)
     columns = [*REQUIRED_COLUMNS[name], *(column for part in parts for column in part)]
-    nothing = {id(part): np.full(len(part["key"]), np.nan) for part in parts}
-    joined = {
-        column: np.concatenate([part.get(column, nothing[id(part)]) for part in parts])
-        for column in dict.fromkeys(columns)
-    }
+    joined = {}
+    for column in dict.fromkeys(columns):
+        arrays = [part[column] if column in part else np.full(len(part["key"]), np.nan) for part in parts]
+        joined[column] = np.concatenate(arrays)
     return order_and_type_columns(name, pd.DataFrame(joined))

@@ -1,4 +1,4 @@
-"""What each column of the frames means: the one list, from which docs/records.md is written.
+"""The meaning of each column of the frames, from which docs/records.md is written.
 
 columns.yaml has those of no line of a log; the others are the fields of schema.py and the phases. A name with
 a star stands for as many columns as there are settings of that kind.
@@ -20,7 +20,7 @@ from analysis.records.schema import NUMBER, AveragedNumbers, EpochLine, Field, S
 
 
 class Title(Struct, frozen=True):
-    """How an outcome is called where people read it; "" where it is not shown."""
+    """Names of an outcome where people read it; "" where it is not shown."""
 
     label: str  # in a sentence, along an axis
     beside: str = ""  # before the values of two runs
@@ -30,46 +30,51 @@ class Title(Struct, frozen=True):
     per: str = ""  # behind the unit, where the title does not say it
 
 
-def _told(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
+def _with_scope(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
     """Return these fields with more to their meaning: over which lines they were taken."""
     return {name: replace(field, meaning=f"{field.meaning}, {when}") for name, field in fields.items()}
 
 
-def _of_run(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
+def _outcomes_among(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
     """Return the outcomes of a run among a line's fields."""
-    return _told({name: replace(field, was="") for name, field in fields.items() if field.of_run}, when)
+    return _with_scope({name: replace(field, was="") for name, field in fields.items() if field.of_run}, when)
 
 
-_DATA = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
-TITLES = msgspec.convert(_DATA["titles"], dict[str, Title])
-_LISTED = msgspec.convert(_DATA["columns"], dict[str, dict[str, Field]])
-_STEP, _EPOCH = fields_by_name(StepLine), fields_by_name(EpochLine)
+_YAML = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
+TITLES = msgspec.convert(_YAML["titles"], dict[str, Title])
+_YAML_COLUMNS = msgspec.convert(_YAML["columns"], dict[str, dict[str, Field]])
+_STEP = fields_by_name(StepLine)
+_EPOCH = fields_by_name(EpochLine)
 _PHASES = {
     f"{phase.name}_s": Field("s", f"of these for {phase.meaning}", since=phase.since, type=NUMBER)
     for phase in PHASES
 }
 _FIRST = {name: _STEP[name] for name in ("step", "epoch", "start_s", "step_s")}
-MEAN_OUTCOMES = _of_run(_STEP, "mean of its steps")
+MEAN_OUTCOMES = _outcomes_among(_STEP, "mean of its steps")
 LAST_EPOCH_OUTCOMES = {
-    name: field for name, field in _of_run(_EPOCH, "at the last epoch").items() if name not in MEAN_OUTCOMES
+    name: field
+    for name, field in _outcomes_among(_EPOCH, "at the last epoch").items()
+    if name not in MEAN_OUTCOMES
 }
-_QUALITY, _TIMES, _ROUNDS = (_LISTED[kind] for kind in ("quality", "times", "rounds"))
+_QUALITY = _YAML_COLUMNS["quality"]
+_TIMES = _YAML_COLUMNS["times"]
+_ROUNDS = _YAML_COLUMNS["rounds"]
 RUN_COLUMNS = {
-    **_LISTED["settings"],
+    **_YAML_COLUMNS["settings"],
     **LAST_EPOCH_OUTCOMES,
     **_QUALITY,
     **_TIMES,
     **MEAN_OUTCOMES,
     **_ROUNDS,
-    **_LISTED["facts"],
+    **_YAML_COLUMNS["facts"],
 }
 OUTCOMES = (*LAST_EPOCH_OUTCOMES, *_QUALITY, *_TIMES, *MEAN_OUTCOMES, *_ROUNDS, "took_s")
 COLUMNS: dict[str, dict[str, Field]] = {
     "runs": RUN_COLUMNS,
-    "steps": {**_LISTED["steps"], **_FIRST, **_PHASES, **_STEP},
-    "epochs": {**_LISTED["epochs"], **_EPOCH, **_told(fields_by_name(AveragedNumbers), "mean")},
-    "spans": _LISTED["spans"],
-    "looks": _LISTED["looks"],
+    "steps": {**_YAML_COLUMNS["steps"], **_FIRST, **_PHASES, **_STEP},
+    "epochs": {**_YAML_COLUMNS["epochs"], **_EPOCH, **_with_scope(fields_by_name(AveragedNumbers), "mean")},
+    "spans": _YAML_COLUMNS["spans"],
+    "looks": _YAML_COLUMNS["looks"],
 }
 # Those that every table has, also one without rows; of runs the others follow from their configurations.
 REQUIRED_COLUMNS = {
@@ -83,8 +88,10 @@ IMPLIED_SETTINGS: dict[str, Any] = {
     "variants": {}, "late": {"draw": "none", "s": 0, "spread": 0, "rank": None},
 }  # fmt: skip
 # Shares of a core, and of the packets, from which on a relay held its link up.
-BUSY_SHARE, LATE_SHARE = 0.9, 0.1
-BEGIN, END = "<!-- columns: written by `python -m analysis.records.columns` -->", "<!-- end of columns -->"
+BUSY_SHARE = 0.9
+LATE_SHARE = 0.1
+BEGIN = "<!-- columns: written by `python -m analysis.records.columns` -->"
+END = "<!-- end of columns -->"
 PAGE = Path(__file__).parent.parent.parent / "docs" / "records.md"
 
 
@@ -116,7 +123,7 @@ def markdown_lines() -> Iterator[str]:
     """Yield tables of all columns in Markdown, line by line."""
     head = ("", "| column | unit | meaning |", "|---|---|---|")
     for frame, listed in COLUMNS.items():
-        yield from ("", f"### {frame}", "", _DATA["rows"][frame], *head)
+        yield from ("", f"### {frame}", "", _YAML["rows"][frame], *head)
         yield from (f"| `{name}` | {field.unit} | {field.meaning} |" for name, field in listed.items())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from analysis.records.columns import IMPLIED_SETTINGS
@@ -15,7 +15,7 @@ LAUNCH_FIELDS = ("data", "launch", "profile", "recipe")
 CLUSTER_FIELDS = ("name", "where", "gpu", "link", "inside", "workers_per_node", "windows")
 # In what variants may differ, and what records leave out where it is implied: one that does not have it does
 # not have the first variant's instead, which the run has as a whole.
-BY_VARIANT = ("collectives",)
+FIELDS_OF_VARIANT = ("collectives",)
 # What tells runs apart is looked for in this order, then among the method's own leaves and the others.
 LEAF_ORDER = (
     "method.name", "method.density", "task.name", "workers", "cluster.name", "cluster.link.name",
@@ -30,21 +30,22 @@ HIDDEN_PREFIXES = ("cluster.where", "variants", "alternate")
 # Alone or among equals, a run is told by these.
 DEFAULT_LEAVES = ("method.name", "method.density", "task.name", "seed")
 # What records mean that lack a leaf added later.
-_IMPLIED = {name: value for name, value in IMPLIED_SETTINGS.items() if name != "variants"}
+IMPLIED_LEAVES = {name: value for name, value in IMPLIED_SETTINGS.items() if name != "variants"}
 
 
 def measured_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of a resolved config that determines what is measured."""
-    kept = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
-    kept["cluster"] = {name: kept["cluster"][name] for name in CLUSTER_FIELDS if name in kept["cluster"]}
-    if kept["cluster"]["where"] == "virtual" and not kept["cluster"].get("inside"):
+    measured = {name: value for name, value in config.items() if name not in LAUNCH_FIELDS}
+    cluster = {name: measured["cluster"][name] for name in CLUSTER_FIELDS if name in measured["cluster"]}
+    if cluster["where"] == "virtual" and not cluster.get("inside"):
         for name in ("inside", "workers_per_node"):  # one link joins all
-            kept["cluster"].pop(name, None)
-    if isinstance(kept.get("container"), Mapping):
-        kept["container"] = kept["container"]["name"]  # which image file was used is provenance
-    if not kept.get("variants"):
-        kept.pop("alternate", None)  # how variants take turns
-    return _without_implied(kept)
+            cluster.pop(name, None)
+    measured["cluster"] = cluster
+    if isinstance(measured.get("container"), Mapping):
+        measured["container"] = measured["container"]["name"]  # which image file was used is provenance
+    if not measured.get("variants"):
+        measured.pop("alternate", None)  # how variants take turns
+    return _without_implied(measured)
 
 
 def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -57,10 +58,11 @@ def _without_implied(config: Mapping[str, Any], prefix: str = "") -> dict[str, A
 
 def find_unmeasured_leaves(config: Mapping[str, Any]) -> list[str]:
     """Return dotted leaves of a config that say where and how to start a run; no record has any."""
-    cluster, container = config.get("cluster"), config.get("container")
     names = [name for name in LAUNCH_FIELDS if name in config]
+    cluster = config.get("cluster")
     if isinstance(cluster, Mapping):
         names += [f"cluster.{name}" for name in cluster if name not in CLUSTER_FIELDS]
+    container = config.get("container")
     if isinstance(container, Mapping):
         names += [f"container.{name}" for name in container]
     return names
@@ -68,18 +70,18 @@ def find_unmeasured_leaves(config: Mapping[str, Any]) -> list[str]:
 
 def configs_by_variant(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the config of each variant that takes turns in a run, by name; {} for an ordinary run."""
-    shared = {name: value for name, value in config.items() if name not in ("variants", *BY_VARIANT)}
-    return {parts["name"]: _with(shared, parts) for parts in config.get("variants") or []}
+    shared = {name: value for name, value in config.items() if name not in ("variants", *FIELDS_OF_VARIANT)}
+    return {parts["name"]: _config_of_variant(shared, parts) for parts in config.get("variants") or []}
 
 
-def _with(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
+def _config_of_variant(config: Mapping[str, Any], parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config with these parts of a variant: a method as a whole, of other mappings single values."""
-    given = {
-        name: {**config[name], **part} if isinstance(part, Mapping) and name != "method" else part
-        for name, part in parts.items()
-        if name != "name"
-    }
-    return {**config, **given}
+    changed = {}
+    for name, part in parts.items():
+        is_merged = isinstance(part, Mapping) and name != "method"
+        changed[name] = {**config[name], **part} if is_merged else part
+    del changed["name"]
+    return {**config, **changed}
 
 
 def run_key(config: Mapping[str, Any]) -> str:
@@ -91,8 +93,8 @@ def run_key(config: Mapping[str, Any]) -> str:
 def run_id(config: Mapping[str, Any]) -> str:
     """Return the readable name of a run, which is unique because it ends in the key."""
     method = "alternating" if config.get("variants") else config["method"]["name"]
-    task, where = config["task"]["name"], config["cluster"]["where"]
-    return f"{method}-{task}-{config['workers']}w-{where}-{run_key(config)}"
+    task = config["task"]["name"]
+    return f"{method}-{task}-{config['workers']}w-{config['cluster']['where']}-{run_key(config)}"
 
 
 def flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -112,23 +114,25 @@ def differing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     A method's hyperparameter differs where runs of this method differ in it; the density, by which methods
     are compared, also where methods do.
     """
-    rows = [{**_IMPLIED, **flatten(config)} for config in configs]
+    rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
     names = dict.fromkeys(name for row in rows for name in row if not name.startswith(HIDDEN_PREFIXES))
-    return [name for name in sorted(names, key=_order(list(names))) if _varies(name, rows)]
+    of_methods = [name for name in names if name.startswith("method.")]
+    telling_first = dict.fromkeys([*LEAF_ORDER, *of_methods, *names])
+    return [name for name in telling_first if name in names and _does_vary(name, rows)]
 
 
 def distinguishing_leaves(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the leaves that suffice to tell these configurations apart, in the order of a label."""
-    rows = [{**_IMPLIED, **flatten(config)} for config in configs]
-    told: list[tuple[str, ...]] = [()] * len(rows)
-    found = list[str]()
+    rows = [{**IMPLIED_LEAVES, **flatten(config)} for config in configs]
+    labels: list[tuple[str, ...]] = [()] * len(rows)
+    leaves = list[str]()
     for name in differing_leaves(configs):
-        finer = [(*before, _key(row.get(name))) for before, row in zip(told, rows, strict=True)]
-        if name in ALWAYS_SHOWN or len(set(finer)) > len(set(told)):
-            told = finer
-            found.append(name)
+        finer = [(*label, _comparable(row.get(name))) for label, row in zip(labels, rows, strict=True)]
+        if name in ALWAYS_SHOWN or len(set(finer)) > len(set(labels)):
+            labels = finer
+            leaves.append(name)
     return sorted(
-        found, key=lambda name: (name not in ALWAYS_SHOWN, name == "seed", not name.startswith("method."))
+        leaves, key=lambda name: (name not in ALWAYS_SHOWN, name == "seed", not name.startswith("method."))
     )
 
 
@@ -143,12 +147,12 @@ def label_configs(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def label_config(config: Mapping[str, Any], shown: Iterable[str]) -> str:
     """Return the label of one configuration with these leaves; variants that take turns name theirs."""
-    flat = {**_IMPLIED, **flatten(config)}
-    taking_turns = [part["name"] for part in config.get("variants") or []]
-    words = [", ".join(taking_turns) + " in turns" if taking_turns else str(flat["method.name"])]
+    flat = {**IMPLIED_LEAVES, **flatten(config)}
+    variants = [part["name"] for part in config.get("variants") or []]
+    words = [", ".join(variants) + " in turns" if variants else str(flat["method.name"])]
     for name in shown:
-        of_the_first = taking_turns and name.startswith("method.")
-        if name != "method.name" and flat.get(name) is not None and not of_the_first:
+        is_of_variants = variants and name.startswith("method.")
+        if name != "method.name" and flat.get(name) is not None and not is_of_variants:
             words.append(f"{short_name(name)}={format_setting(flat[name])}")
     return " ".join(words)
 
@@ -167,29 +171,19 @@ def format_setting(value: Any) -> str:
     return str(value).replace(" ", "").removesuffix(".0")
 
 
-def _varies(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+def _does_vary(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     choice = next((choice for choice in reversed(CHOICES) if name.startswith(f"{choice}.")), None)
     if choice is None or name == f"{choice}.name":
-        return len({_key(row.get(name)) for row in rows}) > 1
+        return len({_comparable(row.get(name)) for row in rows}) > 1
     if name == "method.density":
-        return len({_key(row[name]) for row in rows if name in row}) > 1
-    found: dict[Any, set[str]] = {}
+        return len({_comparable(row[name]) for row in rows if name in row}) > 1
+    values_by_choice: dict[Any, set[str]] = {}
     for row in rows:
         if name in row:
-            found.setdefault(row.get(f"{choice}.name"), set()).add(_key(row[name]))
-    return any(len(values) > 1 for values in found.values())
+            values_by_choice.setdefault(row.get(f"{choice}.name"), set()).add(_comparable(row[name]))
+    return any(len(values) > 1 for values in values_by_choice.values())
 
 
-def _key(value: Any) -> str:
-    return (
-        repr(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else repr(value)
-    )
-
-
-def _order(names: Sequence[str]) -> Callable[[str], tuple[int, int]]:
-    def of(name: str) -> tuple[int, int]:
-        if name in LEAF_ORDER:
-            return 0, LEAF_ORDER.index(name)
-        return 1 + (not name.startswith("method.")), names.index(name)
-
-    return of
+def _comparable(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return repr(float(value) if is_number else value)

@@ -31,7 +31,8 @@ T = TypeVar("T")
 MAX_BYTES = 64 * 2**20  # of a file that is read as one object: a sweep of a thousand runs has 0.2 MiB
 MAX_CONFIG_BYTES = 2**20  # of a configuration: one has 4 KB, and 30 variants that take turns 30 times that
 MAX_LOG_BYTES = 2**30  # of a log: a million steps
-PART_SUFFIX, LOCK_NAME = ".part", "lock"  # how the name of what is not finished ends; in a folder of that
+PART_SUFFIX = ".part"  # of the name of what is not finished
+LOCK_NAME = "lock"  # of the lock in an unfinished folder
 LOCKING_DELAY_S = 10.0  # so old it has its lock
 MAX_WRITING_S = 86_400.0  # nothing takes so long to be written, where no lock tells
 MAX_DEPTH = 40  # lists and objects within each other; a manifest has 5
@@ -49,7 +50,8 @@ class DamagedFileError(ValueError):
 
     def __init__(self, path: Path, why: str) -> None:
         plain = "".join(sign if sign.isprintable() else " " for sign in why)
-        self.path, self.why = path, plain if len(plain) <= MAX_COMPLAINT else f"{plain[:MAX_COMPLAINT]} ..."
+        self.path = path
+        self.why = plain if len(plain) <= MAX_COMPLAINT else f"{plain[:MAX_COMPLAINT]} ..."
         super().__init__(f"{path} {self.why}")
 
     @property
@@ -104,16 +106,14 @@ def walk_entries(folder: Path) -> Iterator[Path]:
 
 def remove_unfinished(folder: Path) -> int:
     """Remove what killed processes have not finished, in a folder and below; return how many paths."""
-    names = (
-        path for path in walk_entries(folder) if path.name.startswith(".") and path.suffix == PART_SUFFIX
-    )
-    found = [path for path in names if _is_left(path)]
-    for path in found:
+    parts = (path for path in walk_entries(folder) if path.suffix == PART_SUFFIX and path.name[0] == ".")
+    abandoned = [path for path in parts if _is_abandoned(path)]
+    for path in abandoned:
         remove_path(path)
-    return len(found)
+    return len(abandoned)
 
 
-def _is_left(part: Path) -> bool:
+def _is_abandoned(part: Path) -> bool:
     """Tell whether nobody writes an unfinished file or folder any more; anything else is not ours."""
     try:
         status = part.lstat()
@@ -121,13 +121,15 @@ def _is_left(part: Path) -> bool:
         if not is_folder and not stat.S_ISREG(status.st_mode):
             return False
         age_s = time.time() - status.st_mtime
-        is_free = _is_free(part / LOCK_NAME if is_folder else part)
+        is_unlocked = _is_unlocked(part / LOCK_NAME if is_folder else part)
     except OSError:  # it was finished meanwhile, or is another user's
         return False
-    return age_s > MAX_WRITING_S if is_free is None else is_free and age_s > LOCKING_DELAY_S
+    if is_unlocked is None:
+        return age_s > MAX_WRITING_S
+    return is_unlocked and age_s > LOCKING_DELAY_S
 
 
-def _is_free(lock: Path) -> bool | None:
+def _is_unlocked(lock: Path) -> bool | None:
     """Tell whether no process holds a lock file; None where the file system has no locks."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -229,7 +231,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
-def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> bytes:
+def read_bytes(path: Path, max_bytes: int = MAX_BYTES, follows_link: bool = True) -> bytes:
     """Return the content of a file.
 
     Args:
@@ -237,7 +239,7 @@ def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> 
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedFileError: it can't be read, is something else than a file, or has more than `most` bytes.
+        DamagedFileError: it can't be read, is something else than a file, or has too many bytes.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # waits for no FIFO's writer
     if not follows_link:
@@ -250,28 +252,28 @@ def read_bytes(path: Path, most: int = MAX_BYTES, follows_link: bool = True) -> 
     except OSError as error:
         raise DamagedFileError(path, f"can't be read: {error.strerror}") from error
     try:
-        found = os.fstat(descriptor)
-        _check_is_file(path, found.st_mode)
-        if found.st_size > most:
+        status = os.fstat(descriptor)
+        _check_is_file(path, status.st_mode)
+        if status.st_size > max_bytes:
             raise DamagedFileError(
-                path, f"has {found.st_size:,} bytes, and no such file has more than {most:,}"
+                path, f"has {status.st_size:,} bytes, and no such file has more than {max_bytes:,}"
             )
         with os.fdopen(os.dup(descriptor), "rb") as file:
-            return file.read(most)
+            return file.read(max_bytes)
     except OSError as error:
         raise DamagedFileError(path, f"can't be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
 
 
-def read_json_object(path: Path, schema: type[Any], most: int = MAX_BYTES) -> dict[str, Any] | None:
+def read_json_object(path: Path, schema: type[Any], max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     """Return the object in `path` as a dict, with fields beyond the schema; None without such a file.
 
     Raises:
         DamagedFileError: something else is there.
     """
     try:
-        content = decode_json(read_bytes(path, most), path)
+        content = decode_json(read_bytes(path, max_bytes), path)
     except FileNotFoundError:
         return None
     convert_to_schema(content, schema, path)
@@ -333,23 +335,17 @@ def decode_json(raw: bytes, path: Path, where: str = "") -> Any:
     """
     try:
         content = json.loads(raw.decode())
-        may_be_odd = raw.count(b"{") + raw.count(b"[") > MAX_DEPTH or ODD_TEXT.search(raw)
-        if may_be_odd and (odd := _odd(content)):
-            raise DamagedFileError(path, f"holds {odd}{where}")
     except UnicodeDecodeError as error:
         raise DamagedFileError(path, f"is no text in UTF-8{where}") from error
     except RecursionError as error:
         raise DamagedFileError(path, f"is nested too deeply{where}") from error
-    except json.JSONDecodeError as error:
-        raise DamagedFileError(
-            path, f"is no JSON{where}: {error}" if raw.strip() else f"is empty{where}"
-        ) from error
-    except ValueError as error:  # of a number that is too long for Python
-        raise (
-            error
-            if isinstance(error, DamagedFileError)
-            else DamagedFileError(path, f"is no JSON{where}: {error}")
-        ) from error
+    except ValueError as error:
+        why = f"is no JSON{where}: {error}" if raw.strip() else f"is empty{where}"
+        raise DamagedFileError(path, why) from error
+    if raw.count(b"{") + raw.count(b"[") > MAX_DEPTH or ODD_TEXT.search(raw):  # else there is none for sure
+        unstorable = _find_unstorable(content)
+        if unstorable:
+            raise DamagedFileError(path, f"holds {unstorable}{where}")
     return content
 
 
@@ -368,14 +364,14 @@ def convert_to_schema(content: Any, schema: Any, path: Path, where: str = "") ->
         raise DamagedFileError(path, f"is not as it was written{where}: {error}") from error
 
 
-def _odd(value: Any, depth: int = 0) -> str:
+def _find_unstorable(value: Any, depth: int = 0) -> str:
     """Return the name of what no table could hold, whatever the schema; "" where there is nothing."""
     if depth > MAX_DEPTH:
         return "lists and objects nested too deeply"
     if isinstance(value, dict):
-        return next(filter(None, (_odd(part, depth + 1) for pair in value.items() for part in pair)), "")
+        value = [*value, *value.values()]
     if isinstance(value, list):
-        return next(filter(None, (_odd(part, depth + 1) for part in value)), "")
+        return next(filter(None, (_find_unstorable(part, depth + 1) for part in value)), "")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         return "a whole number of more than 64 bits"
     if isinstance(value, str) and not value.isascii() and any("\ud800" <= sign <= "\udfff" for sign in value):
@@ -387,7 +383,8 @@ class WatchedFolder:
     """A folder that may be removed, or replaced by another one of its name, while this process needs it."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.descriptor = path, os.open(path, os.O_RDONLY)
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
 
     def is_there(self) -> bool:
         """Check that the same folder is still there."""

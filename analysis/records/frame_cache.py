@@ -25,7 +25,7 @@ from analysis.records import attempts as attempts_module
 from analysis.records import schema
 from analysis.records import steps as steps_module
 from analysis.records.attempts import (
-    MEASURED,
+    MEASURED_TABLES,
     AttemptData,
     LoadedFrames,
     build_frames,
@@ -149,7 +149,8 @@ def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> Batc
         row for row in rows if origins.get((row.cells.get("run_id"), row.cells.get("attempt"))) == row.origin
     ]
     for row in current:
-        if fault := find_row_fault(row.cells, path):
+        fault = find_row_fault(row.cells, path)
+        if fault is not None:
             raise fault
     frames = empty_frames()
     if current:
@@ -178,7 +179,9 @@ def _write_batch(folder: Path, data_by_attempt: Sequence[AttemptData], tables: C
             new = part / name
             new.mkdir()
             write_atomic(new / ROWS, msgspec.msgpack.encode(rows))
-            paths = [write_frame(new / f"{table}.parquet", getattr(frames, table)) for table in MEASURED]
+            paths = [
+                write_frame(new / f"{table}.parquet", getattr(frames, table)) for table in MEASURED_TABLES
+            ]
             write_json(new / COPY, {"files": {path.name: fingerprint(path) for path in (new / ROWS, *paths)}})
             shutil.rmtree(folder / name, ignore_errors=True)  # a damaged one
             new.rename(folder / name)

@@ -27,13 +27,13 @@ from analysis.records.configs import flatten, label_configs
 from analysis.records.schema import ALL, DIVERGED, DONE, NUMBER, TEXT
 
 # In an expression: a text, or a name with its dots; not the exponent of a number.
-NAMES = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|(?<![\w.@])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*""")
-WORDS = {*keyword.kwlist, "nan"}
-LOGGED = ("steps", "epochs")  # tables with numbers that no field is for
+EXPRESSION_NAMES = re.compile(r"""'[^']*'|"[^"]*"|`[^`]*`|(?<![\w.@])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*""")
+EXPRESSION_WORDS = {*keyword.kwlist, "nan"}
+LOGGED_TABLES = ("steps", "epochs")  # tables with numbers that no field is for
 P = ParamSpec("P")
 R = TypeVar("R")
-_FOUND: dict[tuple[int, ...], dict[Any, Any]] = {}  # by the identities of tables
-_READ: ContextVar[set[str] | None] = ContextVar("_READ", default=None)
+_RESULTS_BY_TABLES: dict[tuple[int, ...], dict[Any, Any]] = {}  # by the identities of tables
+_READ_KEYS: ContextVar[set[str] | None] = ContextVar("_READ_KEYS", default=None)
 NO_ROWS = np.array([], dtype=int)
 NO_LOOKS = pd.DataFrame(
     {name: pd.Series(dtype=field.type) for name, field in REQUIRED_COLUMNS["looks"].items()}
@@ -63,9 +63,8 @@ def run_states(runs: pd.DataFrame) -> list[str]:
 
 def find_diverged_keys(frames: Frames) -> list[str]:
     """Return the keys of the trainings that diverged: at their last epoch nothing is a number."""
-    return [
-        key for key, word in zip(frames.runs["key"], run_states(frames.runs), strict=True) if word == DIVERGED
-    ]
+    states = zip(frames.runs["key"], run_states(frames.runs), strict=True)
+    return [key for key, state in states if state == DIVERGED]
 
 
 def empty_frames() -> Frames:
@@ -73,21 +72,21 @@ def empty_frames() -> Frames:
     return Frames(*map(empty_table, Frames._fields))
 
 
+@cache
+def _empty_table(name: str) -> pd.DataFrame:
+    return order_and_type_columns(name, pd.DataFrame())
+
+
 def empty_table(name: str) -> pd.DataFrame:
     """Return a table of no runs, with all its columns."""
-    none: pd.DataFrame = _no_rows(name).copy()
-    return none
-
-
-@cache
-def _no_rows(name: str) -> pd.DataFrame:
-    return order_and_type_columns(name, pd.DataFrame())
+    table: pd.DataFrame = _empty_table(name).copy()
+    return table
 
 
 def select_runs(frames: Frames, keys: Collection[str]) -> Frames:
     """Return the rows of these runs."""
-    wanted = set(keys)
-    return Frames(*(frame[frame["key"].isin(wanted)].reset_index(drop=True) for frame in frames))
+    wanted = {*keys}
+    return Frames(*(table[table["key"].isin(wanted)].reset_index(drop=True) for table in frames))
 
 
 def select_tables(frames: Frames, names: Collection[str]) -> Frames:
@@ -124,13 +123,13 @@ def concat_frames(parts: Sequence[Frames]) -> Frames:
     """Return the rows of all parts, which have no run in common."""
     runs = build_runs_table([row for part in parts for row in to_dicts(part.runs)])
     tables = {name: [getattr(part, name) for part in parts] for name in Frames._fields[1:]}
-    return Frames(runs, *(_stack(name, of_parts) for name, of_parts in tables.items()))
+    return Frames(runs, *(_concat_tables(name, of_parts) for name, of_parts in tables.items()))
 
 
 def query_runs(frames: Frames, expression: str) -> Frames:
     """Return the runs for which an expression is true, with their rows in the other tables.
 
-        query(frames, "method.name == 'topk' and method.density <= 0.01")
+        query_runs(frames, "method.name == 'topk' and method.density <= 0.01")
 
     Args:
         expression: what `pandas.DataFrame.query` takes, over the columns of `runs`; dotted names need no
@@ -139,7 +138,7 @@ def query_runs(frames: Frames, expression: str) -> Frames:
     Raises:
         ValueError: it names a column that there is not, or can't be read.
     """
-    quoted = NAMES.sub(lambda found: _as_column(found[0], list(frames.runs.columns)), expression)
+    quoted = EXPRESSION_NAMES.sub(lambda word: _as_column(word[0], list(frames.runs.columns)), expression)
     try:
         chosen = frames.runs.query(quoted, engine="python")
     except Exception as error:  # whatever Python and pandas raise for what is no expression over columns
@@ -163,11 +162,12 @@ def label_runs(runs: pd.DataFrame) -> pd.Series[Any]:
 
 def _as_column(word: str, columns: Sequence[str]) -> str:
     """Return a name of an expression as `DataFrame.query` wants it; texts and words of Python unchanged."""
-    if word[0] in "'\"`" or word in WORDS:
+    if word[0] in "'\"`" or word in EXPRESSION_WORDS:
         return word
     parts = word.split(".")
     for length in range(len(parts), 0, -1):  # `items.str.contains`: a column, and what pandas does with it
-        if (name := ".".join(parts[:length])) in columns:
+        name = ".".join(parts[:length])
+        if name in columns:
             return ".".join([f"`{name}`", *parts[length:]])
     close = difflib.get_close_matches(word, columns, 3)
     advice = f"; did you mean {' or '.join(close)}?" if close else ""
@@ -181,43 +181,47 @@ def map_provenance(frames: Frames, change: Callable[[dict[str, Any]], dict[str, 
     rows = []
     for row in to_dicts(frames.runs):
         provenance = change(json.loads(row["provenance_json"]))
-        kept = {name: value for name, value in row.items() if not name.startswith("provenance")}
+        others = {name: value for name, value in row.items() if not name.startswith("provenance")}
         text = json.dumps(provenance, sort_keys=True)
-        rows.append({**kept, **flatten(provenance, "provenance."), "provenance_json": text})
+        rows.append({**others, **flatten(provenance, "provenance."), "provenance_json": text})
     return frames._replace(runs=build_runs_table(rows))
 
 
-def order_and_type_columns(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+def order_and_type_columns(name: str, table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with its required columns first, in their order and type, then all others.
 
     A column under its older name gets the new name. A number that nothing describes stays.
 
     What had another name until it got its own one is found under that. A number that nothing describes stays.
     """
-    listed = REQUIRED_COLUMNS[name]
+    required = REQUIRED_COLUMNS[name]
     for new, field in COLUMNS[name].items():
-        if field.was and field.was in frame:  # a log that was begun by older code may have both
-            known = frame[new].fillna(frame[field.was]) if new in frame else frame[field.was]
-            frame = frame.drop(columns=field.was).assign(**{new: known})
-    extra = [column for column in frame.columns if column not in listed]
-    kinds = {column: field.type for column, field in listed.items() if field.type != TEXT}
-    ordered: pd.DataFrame = frame.reindex(columns=[*listed, *extra])
-    others = {column: kind for column, kind in ordered.dtypes.items() if kind != kinds.get(str(column), kind)}
-    if others:  # astype goes through all columns, also those that are of their type
-        ordered = ordered.astype({column: kinds[str(column)] for column in others})
-    for column in listed.keys() - kinds.keys() - set(frame.columns):
-        ordered[column] = np.full(len(frame), None, dtype=object)  # not NaN, which is no text
-    plain = extra if name in LOGGED else ()
-    for column in plain:
-        ordered[column] = _plain(ordered[column])
-    if list(ordered.columns) == list(frame.columns) and not others and not plain:
+        if field.was and field.was in table:  # a log that was begun by older code may have both
+            values = table[new].fillna(table[field.was]) if new in table else table[field.was]
+            table = table.drop(columns=field.was).assign(**{new: values})
+    extra = [column for column in table.columns if column not in required]
+    ordered: pd.DataFrame = table.reindex(columns=[*required, *extra])
+    retyped = {
+        column: field.type
+        for column, field in required.items()
+        if field.type != TEXT and ordered[column].dtype != field.type
+    }
+    if retyped:  # astype goes through all columns, also those that are of their type
+        ordered = ordered.astype(retyped)
+    for column, field in required.items():
+        if field.type == TEXT and column not in table:
+            ordered[column] = np.full(len(table), None, dtype=object)  # not NaN, which is no text
+    undescribed = extra if name in LOGGED_TABLES else ()
+    for column in undescribed:
+        ordered[column] = _as_numbers_or_texts(ordered[column])
+    if list(ordered.columns) == list(table.columns) and not retyped and not undescribed:
         return ordered  # as they were written
     # astype leaves each column by itself, which makes taking rows slow; and pandas warns of a hundred such.
-    together: pd.DataFrame = ordered.copy()
-    return together
+    consolidated: pd.DataFrame = ordered.copy()
+    return consolidated
 
 
-def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+def _as_numbers_or_texts(column: pd.Series[Any]) -> pd.Series[Any]:
     """Return a column that nothing describes as numbers, or as texts where a value is no number."""
     try:
         return column.astype(NUMBER)
@@ -230,17 +234,17 @@ def to_dicts(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
-def _stack(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
+def _concat_tables(name: str, tables: Iterable[pd.DataFrame]) -> pd.DataFrame:
     filled = [table for table in tables if len(table)]
     if not filled:
         return empty_table(name)
     columns = list(dict.fromkeys(column for table in filled for column in table.columns))
-    both = pd.concat(
-        [order_and_type_columns(name, table.reindex(columns=columns)) for table in filled], ignore_index=True
-    )
-    texts = both.columns[(both.dtypes == TEXT) & ~both.columns.isin(COLUMNS[name])]
-    mended: pd.DataFrame = both.assign(**{column: _plain(both[column]) for column in texts})
-    return mended  # what is a text in one of them was a number in another, perhaps
+    typed = [order_and_type_columns(name, table.reindex(columns=columns)) for table in filled]
+    joined = pd.concat(typed, ignore_index=True)
+    # Texts in one of them were numbers in another, perhaps.
+    texts = joined.columns[(joined.dtypes == TEXT) & ~joined.columns.isin(COLUMNS[name])]
+    mended: pd.DataFrame = joined.assign(**{column: _as_numbers_or_texts(joined[column]) for column in texts})
+    return mended
 
 
 def build_runs_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -248,12 +252,12 @@ def build_runs_table(rows: list[dict[str, Any]]) -> pd.DataFrame:
 
     Each column has one type: where configs disagree (a number here, a word there), it becomes text.
     """
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {name: [None if is_missing(row.get(name)) else row[name] for row in rows] for name in names}
-    for name, values in columns.items():
+    columns: dict[str, list[Any]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [None if is_missing(row.get(name)) else row[name] for row in rows]
         kinds = {type(value) for value in values if value is not None}
-        if len(kinds) > 1 and not kinds <= {int, float}:
-            columns[name] = [_as_text(value) for value in values]
+        is_mixed = len(kinds) > 1 and not kinds <= {int, float}
+        columns[name] = [_as_text(value) for value in values] if is_mixed else values
     return order_and_type_columns("runs", pd.DataFrame(columns))
 
 
@@ -270,26 +274,27 @@ def largest_tensor_by_run(looks: pd.DataFrame) -> pd.Series[str]:
     """Return the name of each run's tensor with the most elements; of several the first by name."""
     sizes = looks[looks["what"].eq("size") & looks["of"].ne(ALL)]
     largest_first = sizes.sort_values(["value", "of"], ascending=[False, True])
-    found: pd.Series[str] = largest_first.groupby("key")["of"].first()
-    return found
+    largest: pd.Series[str] = largest_first.groupby("key")["of"].first()
+    return largest
 
 
 @contextmanager
 def track_read_keys() -> Iterator[set[str]]:
     """Collect the keys of the runs whose numbers are read in the block: what a value rests on."""
     keys = set[str]()
-    token = _READ.set(keys)
+    token = _READ_KEYS.set(keys)
     try:
         yield keys
     finally:
-        _READ.reset(token)
+        _READ_KEYS.reset(token)
         note_read_keys(keys)
 
 
 def note_read_keys(keys: Iterable[str]) -> None:
     """Note that numbers of these runs are read, for the enclosing `track_read_keys`."""
-    if (noted := _READ.get()) is not None:
-        noted.update(keys)
+    tracked = _READ_KEYS.get()
+    if tracked is not None:
+        tracked.update(keys)
 
 
 def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[Concatenate[Frames, P], R]:
@@ -299,25 +304,25 @@ def cache_by_frames(function: Callable[Concatenate[Frames, P], R]) -> Callable[C
     """
 
     @wraps(function)
-    def found(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call_once(frames: Frames, /, *args: P.args, **kwargs: P.kwargs) -> R:
         named = [(name, _hashable(kwargs[name])) for name in sorted(kwargs)]
         call = (function, *map(_hashable, args), *named)
         tables = (frames.runs, frames.steps, frames.epochs)
-        key = tuple(map(id, tables))
-        if key not in _FOUND:
-            _FOUND[key] = {}
+        ids = tuple(map(id, tables))
+        if ids not in _RESULTS_BY_TABLES:
+            _RESULTS_BY_TABLES[ids] = {}
             for table in tables:  # another table may get its identity afterwards
-                weakref.finalize(table, _FOUND.pop, key, None)
-        kept = _FOUND[key]
-        if call not in kept:
+                weakref.finalize(table, _RESULTS_BY_TABLES.pop, ids, None)
+        results = _RESULTS_BY_TABLES[ids]
+        if call not in results:
             with track_read_keys() as keys:
-                kept[call] = function(frames, *args, **kwargs), frozenset(keys)
+                results[call] = (function(frames, *args, **kwargs), frozenset(keys))
         result: R
-        result, known = kept[call]
-        note_read_keys(known)
+        result, read_keys = results[call]
+        note_read_keys(read_keys)
         return result
 
-    return found
+    return call_once
 
 
 def _hashable(argument: Any) -> Any:

@@ -57,9 +57,9 @@ def find_holder(path: Path) -> str | None:
     finally:
         os.close(descriptor)
     with contextlib.suppress(OSError):  # Linux tells who holds the locks of this machine
-        found = re.search(rf"FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
-        if found and found[1] != "0":
-            return f"process {found[1]} of this machine"
+        holder = re.search(rf"FLOCK .* (\d+) \w+:\w+:{inode} ", Path("/proc/locks").read_text())
+        if holder and holder[1] != "0":
+            return f"process {holder[1]} of this machine"
     return "a process of another machine or container"
 
 
@@ -72,14 +72,15 @@ class FileLock:
     """A lock that one process holds at a time, by the file at `path`.
 
     Where the file system of `path` has no locks, a file of this machine's temporary folder stands for it, and
-    the lock is `of_this_machine`: it keeps out this user's processes on this machine, and no others.
+    the lock is `is_machine_local`: it keeps out this user's processes on this machine, and no others.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.is_machine_local = path, False
+        self.path = path
+        self.is_machine_local = False
         self.descriptor: int | None = None
 
-    def acquire(self, patience_s: float = math.inf, say: Callable[[str], None] | None = None) -> bool:
+    def acquire(self, timeout_s: float = math.inf, say: Callable[[str], None] | None = None) -> bool:
         """Take it, waiting for so long; False: another process has it.
 
         Args:
@@ -88,10 +89,10 @@ class FileLock:
         Raises:
             ValueError: there are no locks here at all.
         """
-        began = time.monotonic()
-        while not self._taken():
-            waited_s = time.monotonic() - began
-            if waited_s >= patience_s:
+        started = time.monotonic()
+        while not self._try_acquire():
+            waited_s = time.monotonic() - started
+            if waited_s >= timeout_s:
                 return False
             if say is not None and waited_s >= REPORT_AFTER_S:
                 say(f"waiting for {find_holder(self.path) or 'another process'}, which holds {self.path}")
@@ -111,21 +112,22 @@ class FileLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _taken(self) -> bool:
+    def _try_acquire(self) -> bool:
         with contextlib.suppress(FileNotFoundError), contextlib.ExitStack() as undo:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
             undo.callback(os.close, descriptor)
-            if (taken := try_flock(self.path, descriptor)) is None:
-                self._stand_in()
-                return self._taken()
+            is_locked = try_flock(self.path, descriptor)
+            if is_locked is None:
+                self._use_file_of_machine()
+                return self._try_acquire()
             # Whoever has removed the file meanwhile left this lock without a name by which others find it.
-            if taken and os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+            if is_locked and os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
                 undo.pop_all()
                 self.descriptor = descriptor
         return self.descriptor is not None
 
-    def _stand_in(self) -> None:
+    def _use_file_of_machine(self) -> None:
         """Go on with a file of this machine's."""
         folder = machine_lock_folder()
         if self.is_machine_local:

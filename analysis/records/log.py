@@ -1,4 +1,4 @@
-"""What one rank measured, a line of JSON each: written by one process at a time, read as what was written."""
+"""Logs of ranks, a line of JSON a step: written by one process at a time, read as they were written."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ from analysis.records.schema import EpochLine, LogLine, StepLine
 
 # In which the locks of a node that died must be gone: file systems wait some 90 s for it to answer.
 LOCK_TIMEOUT_S = 180.0
-PROGRESS_FIELDS = {
-    "loss": "loss",
-    "top1": "val_top1",
-}  # what shows how a training goes, and where a log has it
+PROGRESS_FIELDS = {"loss": "loss", "top1": "val_top1"}  # numbers that show how a training goes, as logged
 # By its kind, the names that a line may have.
 FIELDS_BY_KIND = {
     kind: {"kind", *(field.name for field in msgspec.structs.fields(line))} - {"more"}
@@ -58,7 +55,7 @@ class RankLog:
 
     Args:
         path: of the file, which is made where it is not.
-        patience_s: how long to wait for another process to end.
+        timeout_s: how long to wait for another process to end.
         give_up: asked while waiting; True ends the wait.
 
     Raises:
@@ -67,12 +64,13 @@ class RankLog:
     """
 
     def __init__(
-        self, path: Path, patience_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
+        self, path: Path, timeout_s: float = 0.0, give_up: Callable[[], bool] = lambda: False
     ) -> None:
-        self.path, self.pending = path, list[str]()
-        self.progress: dict[str, float] = {}  # what of the values added last shows how a training goes
+        self.path = path
+        self.pending = list[str]()
+        self.progress: dict[str, float] = {}  # the newest of PROGRESS_FIELDS
         self.file = open_for_append(path)
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while locks.try_flock(path, self.file.fileno()) is False:
             if time.monotonic() > deadline or give_up():
                 self.file.close()
@@ -107,7 +105,7 @@ class RankLog:
         """
         if not self.pending and not durable:
             return
-        self._check()
+        self._check_undisturbed()
         raw = "".join(line + "\n" for line in self.pending).encode()
         while raw:  # a raw write may be partial, for example on a disk that is almost full
             count = self.file.write(raw) or 0
@@ -133,14 +131,14 @@ class RankLog:
             os.fsync(self.file.fileno())
         self.written_bytes = self.size()
 
-    def _check(self) -> None:
+    def _check_undisturbed(self) -> None:
         try:
-            there = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             raise InterferenceError(f"{self.path} was removed while it was being written") from None
-        if not os.path.samestat(there, os.fstat(self.file.fileno())):
+        if not os.path.samestat(status, os.fstat(self.file.fileno())):
             raise InterferenceError(f"{self.path} was replaced while it was being written")
-        if there.st_size != self.written_bytes:
+        if status.st_size != self.written_bytes:
             raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 
@@ -158,13 +156,14 @@ def read_lines(path: Path, schema: Any) -> tuple[list[Any], int]:
     Raises:
         FileNotFoundError, DamagedFileError: as `read_bytes`.
     """
-    found, others = list[Any](), 0
+    lines = list[Any]()
+    others = 0
     for line in read_bytes(path, MAX_LOG_BYTES).splitlines():
         try:
-            found.append(_line(line, schema, path, ""))
+            lines.append(_decode_line(line, schema, path, ""))
         except DamagedFileError:
             others += 1
-    return found, others
+    return lines, others
 
 
 def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any], int]:
@@ -176,12 +175,12 @@ def decode_finished_log(raw: bytes, schema: Any, path: Path) -> tuple[list[Any],
     if raw.endswith(b"\n"):
         # Also of NaN, which is no JSON. Whatever a line holds, the slower way below tells which line it is.
         with contextlib.suppress(ValueError, RecursionError):
-            found = msgspec.json.Decoder(schema).decode_lines(raw)
-            if len(found) == raw.count(b"\n"):
-                return found, 0
+            decoded = msgspec.json.Decoder(schema).decode_lines(raw)
+            if len(decoded) == raw.count(b"\n"):
+                return decoded, 0
     *lines, last = raw.split(b"\n")
-    found = [_line(line, schema, path, f" in line {number}") for number, line in enumerate(lines, 1)]
-    return found, int(bool(last))
+    decoded = [_decode_line(line, schema, path, f" in line {number}") for number, line in enumerate(lines, 1)]
+    return decoded, int(bool(last))
 
 
 def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -> None:
@@ -190,19 +189,20 @@ def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -
     Raises:
         InterferenceError: something else is there.
     """
-    found: dict[str | None, list[int]] = {variant: [] for variant in variants}
+    steps_by_variant: dict[str | None, list[int]] = {variant: [] for variant in variants}
     broken = 0
     with path.open("rb") as log:
         for line in log:
             try:
                 content = json.loads(line)
                 if content["kind"] == "step":
-                    found[content.get("variant")].append(operator.index(content["step"]))
+                    steps_by_variant[content.get("variant")].append(operator.index(content["step"]))
             except (ValueError, TypeError, LookupError, RecursionError):
                 broken += 1
-    if broken or any(of_variant != [*range(steps)] for of_variant in found.values()):
-        lines = sum(map(len, found.values()))
-        different = sum(len({*of_variant} & {*range(steps)}) for of_variant in found.values())
+    expected = [*range(steps)]
+    if broken or any(logged != expected for logged in steps_by_variant.values()):
+        lines = sum(map(len, steps_by_variant.values()))
+        different = sum(len({*logged}.intersection(expected)) for logged in steps_by_variant.values())
         raise InterferenceError(
             f"{path} holds {lines} lines for {different} of {len(variants) * steps} steps"
             + f", and {broken} that are broken" * bool(broken)
@@ -210,7 +210,7 @@ def check_logged_steps(path: Path, steps: int, variants: Sequence[str | None]) -
         )
 
 
-def _line(line: bytes, schema: Any, path: Path, where: str) -> Any:
+def _decode_line(line: bytes, schema: Any, path: Path, where: str) -> Any:
     content = decode_json(line, path, where)
     return convert_to_schema(
         gather_unknown_fields(content) if schema is LogLine else content, schema, path, where

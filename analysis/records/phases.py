@@ -1,4 +1,4 @@
-"""What a step is made of: the one list of phases, phases.yaml, in the order of a step."""
+"""The phases of a step, from phases.yaml, in the order of a step."""
 
 from __future__ import annotations
 

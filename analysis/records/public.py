@@ -22,34 +22,33 @@ def strip_private_facts(frames: Frames) -> Frames:
 
 def public_provenance(provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that public.yaml lists, with hosts numbered in their order."""
-    seen = msgspec.convert(provenance, schema.Provenance)
-    machine = seen.machine or schema.MachineFacts()
-    names = dict.fromkeys(
-        filter(None, (*machine.hosts, *(worker.host for worker in machine.workers), seen.host))
-    )
+    facts = msgspec.convert(provenance, schema.Provenance)
+    machine = facts.machine or schema.MachineFacts()
+    hosts = [*machine.hosts, *(worker.host for worker in machine.workers), facts.host]
+    names = dict.fromkeys(host for host in hosts if host)
     numbered = {name: f"host{number}" for number, name in enumerate(names, 1)}
-    kept: dict[str, Any] = _renamed(_listed(provenance, PUBLIC_FACTS), numbered)
-    return kept
+    public_facts: dict[str, Any] = _replace_names(_select_listed(provenance, PUBLIC_FACTS), numbered)
+    return public_facts
 
 
-def _listed(value: Any, listed: Mapping[str, Any] | None) -> Any:
+def _select_listed(value: Any, listed: Mapping[str, Any] | None) -> Any:
     """Return the part of a value that is listed; all of it where its parts are not listed one by one."""
     if listed is None:
         return value
     if isinstance(value, list):
-        return [_listed(part, listed) for part in value]
+        return [_select_listed(part, listed) for part in value]
     if isinstance(value, Mapping):
-        return {name: _listed(fact, listed[name]) for name, fact in value.items() if name in listed}
+        return {name: _select_listed(fact, listed[name]) for name, fact in value.items() if name in listed}
     return None  # no such fact
 
 
-def _renamed(value: Any, names: Mapping[str, str]) -> Any:
+def _replace_names(value: Any, names: Mapping[str, str]) -> Any:
     """Return a value with these names replaced wherever they stand."""
     if isinstance(value, Mapping):
-        return {key: _renamed(part, names) for key, part in value.items()}
+        return {key: _replace_names(part, names) for key, part in value.items()}
     if isinstance(value, list):
-        return [_renamed(part, names) for part in value]
+        return [_replace_names(part, names) for part in value]
     if isinstance(value, str) and names:
         words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-        return re.sub(rf"(?<![\w.-])({words})(?![\w-])", lambda found: names[found[1]], value)
+        return re.sub(rf"(?<![\w.-])({words})(?![\w-])", lambda match: names[match[1]], value)
     return value

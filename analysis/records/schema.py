@@ -1,4 +1,4 @@
-"""What each file of results must look like: read with these, it is typed and in range, or refused.
+"""Schemas of each file of results: read with these, it is typed and in range, or refused.
 
 Fields that are not named here may be there as well; older records lack those that have a default. A number of
 a step or an epoch is its `Field` here and the line that measures it: frames, tables, outcomes of runs and
@@ -33,7 +33,7 @@ RunState = Literal["planned", "submitted", "running", "ok", "failed", "preempted
 
 
 class Field(Struct, frozen=True):
-    """One recorded fact: a number in a log's line, a column of a table."""
+    """A recorded fact: a number in a log's line, a column of a table."""
 
     unit: str = ""  # empty: a word, a text, or a number without one
     meaning: str = ""
@@ -49,14 +49,14 @@ class Field(Struct, frozen=True):
 
 def fields_by_name(line: type[Struct]) -> dict[str, Field]:
     """Return the fields of a kind of line by name, first those that every line has."""
-    found = {}
+    field_by_name = {}
     for info in sorted(structs.fields(line), key=lambda info: not info.required):
         kind, *marks = get_args(info.type)
         for field in marks:
             if isinstance(field, Field):
                 whole = int in (kind, *get_args(kind)) and info.required
-                found[info.name] = structs.replace(field, type=INTEGER if whole else NUMBER)
-    return found
+                field_by_name[info.name] = structs.replace(field, type=INTEGER if whole else NUMBER)
+    return field_by_name
 
 
 class FileFacts(Struct, frozen=True):
@@ -205,20 +205,20 @@ class TaskChoice(NamedChoice, frozen=True):
 
 
 class TimingSettings(Struct, frozen=True):
-    """How steps were to be timed."""
+    """Settings of how steps are timed."""
 
     mode: Name
     warmup_steps: WholeNumber
 
 
 class TrainingSettings(Struct, frozen=True):
-    """What the run is there for."""
+    """Settings that say whether a run is there for its curve or its times."""
 
     validate: Name
 
 
 class VariantSettings(Struct, frozen=True):
-    """One of those that take turns: its name, and what in it is not as in the others."""
+    """Settings of one variant that takes turns: its name, and where it differs from the others."""
 
     name: Name
     method: NamedChoice | UnsetType = UNSET
@@ -381,7 +381,7 @@ LogLine = StepLine | EpochLine | LookLine
 
 
 class TableCopy(Struct, frozen=True):
-    """copy.json: what the tables of one attempt were when they were written."""
+    """Content of copy.json: digests of the files of a cached batch."""
 
     files: dict[Name, FileFacts]
 
@@ -400,7 +400,7 @@ class RunIndex(Struct, frozen=True):
 
 
 class SweepJob(Struct, frozen=True):
-    """One job of an array, and its runs."""
+    """A job of an array, and its runs."""
 
     id: JobId | None = None
     runs: list[Name] = []

@@ -18,13 +18,13 @@ from analysis.records import phases
 from analysis.records.columns import LAST_EPOCH_OUTCOMES, MEAN_OUTCOMES, OUTCOMES
 from analysis.records.frames import Frames, cache_by_frames, note_read_keys, steps_of_run, value_of_run
 
-WINDOW = 5  # steps in a rolling median
-SETTLED = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
+MEDIAN_WINDOW = 5  # steps in a rolling median
+SETTLED_CHANGE = 0.02  # warm: the rolling median moves by less than this fraction from one step to the next
 ENOUGH_LAUNCHES = 3  # with so many there is an interval over runs, and over launches in place of their blocks
 # Data sets of text, with which the names of their tasks end: their loss is the mean of -ln p of a word.
-TEXTS = ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars")
+TEXT_DATASETS = ("ptb", "ptb64", "ptbchars", "text", "text64", "textchars")
 # Numbers of a step that add up over a round, and what they are called of it.
-ROUNDS = {"wire_bytes": "round_bytes", "messages": "round_messages"}
+ROUND_COLUMNS = {"wire_bytes": "round_bytes", "messages": "round_messages"}
 LAUNCHES, BLOCKS = "launches", "blocks"  # kinds of units: groups of processes, and turns within one
 
 
@@ -46,15 +46,16 @@ class WarmSteps(NamedTuple):
 def count_cold_steps(step_s: Sequence[float] | np.ndarray, at_least: int) -> int:
     """Return how many first steps to leave out: `at_least`, and until times settle, at most half.
 
-    Times are settled when the rolling median moves by less than SETTLED.
+    Times are settled when the rolling median moves by less than SETTLED_CHANGE.
     """
     times = np.asarray(step_s, dtype=float)
-    most = len(times) // 2
-    for first in range(min(at_least, most), most):
-        here, next_ = (np.median(times[start : start + WINDOW]) for start in (first, first + 1))
-        if abs(next_ - here) < SETTLED * here:
+    half = len(times) // 2
+    for first in range(min(at_least, half), half):
+        median = np.median(times[first : first + MEDIAN_WINDOW])
+        next_median = np.median(times[first + 1 : first + 1 + MEDIAN_WINDOW])
+        if abs(next_median - median) < SETTLED_CHANGE * median:
             return first
-    return most
+    return half
 
 
 @cache_by_frames
@@ -65,14 +66,15 @@ def warm_steps(frames: Frames, key: str) -> WarmSteps:
     than its warm-up is left out as a whole, unless no other steps would remain.
     """
     note_read_keys([key])
+    return _find_warm_steps(frames, key)
+
+
+def _find_warm_steps(frames: Frames, key: str) -> WarmSteps:
     steps = steps_of_run(frames, key)
-    stopped = (
-        np.unique(steps["step"].to_numpy()[steps["stops"].to_numpy() > 0])
-        if "stops" in steps
-        else np.array([])
-    )
+    is_stopped = steps["stops"] > 0 if "stops" in steps else np.zeros(len(steps), bool)
+    stopped = np.unique(steps["step"].to_numpy()[is_stopped])
     if "block" in steps and steps["block"].notna().any():
-        return _of_turns(steps, stopped)
+        return _warm_steps_of_turns(steps, stopped)
     steps = steps[~np.isin(steps["step"], stopped)] if len(stopped) else steps
     slowest = slowest_rank_seconds(steps)
     at_least = int(value_of_run(frames, key, "timing.warmup_steps"))
@@ -82,28 +84,29 @@ def warm_steps(frames: Frames, key: str) -> WarmSteps:
     parts = [slowest.to_numpy()[first:end] for first, end in itertools.pairwise(bounds)]
     cold = [count_cold_steps(part, at_least) for part in parts]
     if len(parts) > 1:
-        longer = [max(few, min(at_least, len(part))) for part, few in zip(parts, cold, strict=True)]
+        longer = [max(count, min(at_least, len(part))) for part, count in zip(parts, cold, strict=True)]
         cold = longer if sum(longer) < len(slowest) else cold
-    is_warm = np.concatenate([np.arange(len(part)) >= few for part, few in zip(parts, cold, strict=True)])
-    kept = is_warm[np.searchsorted(slowest.index, steps["step"])]
-    return WarmSteps(steps[kept], cold[0], sum(cold[1:]), len(stopped))
+    is_warm = np.concatenate([np.arange(len(part)) >= count for part, count in zip(parts, cold, strict=True)])
+    warm = steps[is_warm[np.searchsorted(slowest.index, steps["step"])]]
+    return WarmSteps(warm, cold[0], sum(cold[1:]), len(stopped))
 
 
-def _of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
+def _warm_steps_of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
     """Return the warm steps of a variant's turns.
 
     Block 0 is warm-up, and the first step after another variant's turn finds none of its data in the caches.
     """
-    number, block = steps["step"].to_numpy(), steps["block"].to_numpy()
+    number = steps["step"].to_numpy()
+    block = steps["block"].to_numpy()
     _, turn = np.unique(block, return_inverse=True)
-    first = np.full(len(steps), np.inf)
-    np.minimum.at(first, turn, number)
-    _, once = np.unique(number, return_index=True)  # every rank has each step
-    length = np.bincount(turn[once], minlength=len(steps))
-    is_first = (number == first[turn]) & (length[turn] > 1)
-    kept = (block > 0) & ~is_first & ~np.isin(number, stopped)
-    cold = len(np.unique(number[block == 0]))
-    return WarmSteps(steps[kept], cold, stopped=len(stopped), turns=len(np.unique(block[kept])))
+    first_step_by_turn = np.full(len(steps), np.inf)
+    np.minimum.at(first_step_by_turn, turn, number)
+    _, places_of_steps = np.unique(number, return_index=True)  # every rank has each step
+    steps_by_turn = np.bincount(turn[places_of_steps], minlength=len(steps))
+    is_first = (number == first_step_by_turn[turn]) & (steps_by_turn[turn] > 1)
+    is_warm = (block > 0) & ~is_first & ~np.isin(number, stopped)
+    dropped = len(np.unique(number[block == 0]))
+    return WarmSteps(steps[is_warm], dropped, stopped=len(stopped), turns=len(np.unique(block[is_warm])))
 
 
 def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
@@ -113,35 +116,33 @@ def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
 
 def warm_phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
     """Return means over ranks: a row per warm step, columns `step`, each phase, and `unaccounted`."""
-    return _phases(warm_steps(frames, key).steps)
+    return _phase_seconds_by_step(warm_steps(frames, key).steps)
 
 
 def slowest_rank_seconds(steps: pd.DataFrame) -> pd.Series[float]:
     """Return each step's time on its slowest rank, by step, of one run's rows."""
-    numbers, order, starts = _by_step(steps)
+    numbers, order, starts = _order_by_step(steps)
     times = steps["step_s"].to_numpy()[order]
     slowest = np.maximum.reduceat(times, starts) if len(starts) else times
     return pd.Series(slowest, pd.Index(numbers, name="step"), name="step_s")
 
 
-def _phases(warm_steps: pd.DataFrame) -> pd.DataFrame:
+def _phase_seconds_by_step(warm_steps: pd.DataFrame) -> pd.DataFrame:
     names = ["step_s", *(f"{phase}_s" for phase in phases.NAMES if f"{phase}_s" in warm_steps)]
     values = warm_steps[names].to_numpy(dtype=float)
-    there = ~np.isnan(values).all(axis=0)
+    is_recorded = ~np.isnan(values).all(axis=0)
     # A phase that only one rank has (validate) takes no time on the others.
-    values = np.nan_to_num(values[:, there], nan=0.0, posinf=np.inf, neginf=-np.inf)
-    numbers, order, starts = _by_step(warm_steps)
+    values = np.nan_to_num(values[:, is_recorded], nan=0.0, posinf=np.inf, neginf=-np.inf)
+    numbers, order, starts = _order_by_step(warm_steps)
     ranks = np.diff([*starts, len(order)])
     means = np.add.reduceat(values[order], starts) / ranks[:, None] if len(starts) else values
-    columns = [name.removesuffix("_s") for name, is_there in zip(names, there, strict=True) if is_there]
-    unaccounted = means[:, 0] - means[:, 1:].sum(axis=1)
-    table: pd.DataFrame = pd.DataFrame(means, pd.Index(numbers, name="step"), columns).assign(
-        unaccounted=unaccounted
-    )
+    columns = pd.Index(names)[is_recorded].str.removesuffix("_s")
+    table: pd.DataFrame = pd.DataFrame(means, pd.Index(numbers, name="step"), columns)
+    table["unaccounted"] = means[:, 0] - means[:, 1:].sum(axis=1)
     return table
 
 
-def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _order_by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the step numbers, rising; an order of the rows by step; and where each step begins in it."""
     number = steps["step"].to_numpy()
     order = np.argsort(number, kind="stable")
@@ -152,8 +153,8 @@ def _by_step(steps: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def used_precisions(runs: pd.DataFrame) -> pd.Series[Any]:
     """Return the precision that each run multiplied in, or the one asked for, where that is not recorded."""
     asked = runs.get("precision", pd.Series(index=runs.index, dtype=object))
-    got: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
-    return got
+    used: pd.Series[Any] = runs.get("provenance.precision", asked).fillna(asked)
+    return used
 
 
 class ReplicationUnits(NamedTuple):
@@ -197,9 +198,9 @@ def replication_units(frames: Frames, keys: Sequence[str], by_block: bool | None
     parts = []
     for place, key in enumerate(keys):
         steps = warm_steps(frames, key).steps
-        table = _phases(steps).assign(slowest=slowest_rank_seconds(steps))
+        table = _phase_seconds_by_step(steps).assign(slowest=slowest_rank_seconds(steps))
         if by_block:
-            _, order, starts = _by_step(steps)
+            _, order, starts = _order_by_step(steps)
             block = steps["block"].to_numpy()[order][starts]
             group = np.full(len(table), value_of_run(frames, key, "group"), dtype=object)
             parts.append(table.groupby([group, pd.Series(block, table.index, name="block")]).mean())
@@ -235,95 +236,69 @@ def add_outcomes(frames: Frames) -> Frames:
     runs = frames.runs
     if not len(runs):
         return frames
-    found = compute_outcomes(frames).reindex(runs["key"]).reset_index(drop=True)
-    known = runs.reindex(columns=list(OUTCOMES)).astype(float).reset_index(drop=True)
-    added = known.where(known.notna(), found)
-    others = runs.drop(columns=[name for name in OUTCOMES if name in runs]).reset_index(drop=True)
-    return frames._replace(runs=pd.concat([others, added], axis="columns"))
+    stored = runs.set_index("key").reindex(columns=[*OUTCOMES]).astype(float)
+    outcomes = stored.combine_first(compute_outcomes(frames))[[*OUTCOMES]].loc[runs["key"]]
+    others = runs.drop(columns=[*OUTCOMES], errors="ignore").reset_index(drop=True)
+    return frames._replace(runs=pd.concat([others, outcomes.reset_index(drop=True)], axis="columns"))
 
 
 def compute_outcomes(frames: Frames) -> pd.DataFrame:
     """Return the outcomes of each run, by its key; NaN for what was not measured.
 
-    `step_s` is the mean over warm steps of the time on the slowest rank, as `steps.units` has it. Bytes and
-    densities are means over all recorded steps of rank 0, of trainings whose steps are not there over epochs.
+    `step_s` is the mean over warm steps of the time on the slowest rank. Bytes and densities are means over
+    all recorded steps of rank 0, of trainings whose steps are not there over epochs.
     """
     runs = frames.runs.set_index("key")
-    found: pd.DataFrame = pd.DataFrame(index=runs.index, columns=list(OUTCOMES), dtype=float)
-    last = frames.epochs.sort_values("epoch", kind="stable").groupby("key").tail(1).set_index("key")
-    for column in LAST_EPOCH_OUTCOMES:
-        found[column] = last.reindex(columns=[column])[column].reindex(runs.index)
+    last_epochs = frames.epochs.sort_values("epoch", kind="stable").groupby("key").tail(1).set_index("key")
+    outcomes = last_epochs.reindex(index=runs.index, columns=[*LAST_EPOCH_OUTCOMES])
     with np.errstate(over="ignore"):  # of a training that is about to diverge it is infinite
-        perplexity = pd.Series(np.exp(found["val_loss"].astype(float)), runs.index)
+        perplexity = pd.Series(np.exp(outcomes["val_loss"].astype(float)), runs.index)
     datasets = runs.get("task.name", pd.Series("", runs.index)).map(lambda name: str(name).rpartition("_")[2])
-    found["val_perplexity"] = perplexity.where(datasets.isin(TEXTS))
-    found["step_s"] = _step_seconds(frames).reindex(runs.index)
+    outcomes["val_perplexity"] = perplexity.where(datasets.isin(TEXT_DATASETS))
+    step_s = {
+        key: slowest_rank_seconds(_find_warm_steps(frames, key).steps).mean()
+        for key in frames.steps["key"].unique()
+    }
+    outcomes["step_s"] = pd.Series(step_s, runs.index, dtype=float)
     samples = pd.to_numeric(runs.get("task.batch_size", pd.Series(np.nan, runs.index)))  # vector: has none
-    found["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / found["step_s"]
-    # A number that no run here has is no column of what `load` returns.
-    of_rank0, of_epochs = (
-        frame.reindex(columns=["key", *MEAN_OUTCOMES]).groupby("key").mean()
-        for frame in (frames.steps[frames.steps["rank"] == 0], frames.epochs)
+    outcomes["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / outcomes["step_s"]
+    mean_of_steps, mean_of_epochs = (
+        table.reindex(columns=["key", *MEAN_OUTCOMES]).groupby("key").mean().reindex(runs.index)
+        for table in (frames.steps[frames.steps["rank"] == 0], frames.epochs)
     )
-    means = of_rank0.reindex(runs.index).combine_first(of_epochs)
-    for column in MEAN_OUTCOMES:
-        found[column] = means[column].reindex(runs.index)
-    of_rounds = mean_sent_per_round(frames)
-    for column, name in ROUNDS.items():
-        found[name] = of_rounds[column].reindex(runs.index)
+    of_rounds = mean_sent_per_round(frames).rename(columns=ROUND_COLUMNS)
+    outcomes = outcomes.join([mean_of_steps.combine_first(mean_of_epochs), of_rounds])
     # Records have dates in any form of the standard, and perhaps in years that pandas has not.
-    began, ended = (
+    started, ended = (
         pd.to_datetime(pd.Series(runs.get(name), runs.index), utc=True, format="ISO8601", errors="coerce")
         for name in ("started", "ended")
     )
-    found["took_s"] = (ended - began).dt.total_seconds()
-    return found
+    outcomes["took_s"] = (ended - started).dt.total_seconds()
+    ordered: pd.DataFrame = outcomes[[*OUTCOMES]].astype(float)
+    return ordered
 
 
 def mean_sent_per_round(frames: Frames) -> pd.DataFrame:
     """Return the bytes and messages that rank 0 sent in a round, by key: the mean over whole rounds.
 
-    A round has `method.every` steps.
-
-    What is sent within a round counts in it, and what only some rounds send in those: of fragments each once,
-    of a moment with a longer period its share. Of a training whose steps are not there, up to the last
-    validation that ends a round; without one it is NaN.
+    A round has `method.every` steps. What is sent within a round counts in it, and what only some rounds
+    send in those: of fragments each once, of a moment with a longer period its share. Of a training whose
+    steps are not there, up to the last validation that ends a round; without one it is NaN.
     """
     runs = frames.runs.set_index("key")
     every = pd.to_numeric(runs.get("method.every", pd.Series(np.nan, runs.index)))
-    steps = frames.steps[frames.steps["rank"] == 0].reindex(columns=["key", "step", *ROUNDS])
+    steps = frames.steps[frames.steps["rank"] == 0].reindex(columns=["key", "step", *ROUND_COLUMNS])
     period = steps["key"].map(every).astype(float)  # of no steps they would be texts
-    of_round = steps.groupby(["key", (steps["step"] // period).rename("round")])[[*ROUNDS]]
+    of_round = steps.groupby(["key", (steps["step"] // period).rename("round")])[[*ROUND_COLUMNS]]
     lengths = of_round.size()
     is_whole = lengths == every.reindex(lengths.index, level="key")
     of_steps = of_round.sum(min_count=1)[is_whole].groupby(level="key").mean()
 
-    epochs = frames.epochs.reindex(columns=["key", "step", *ROUNDS]).sort_values(["key", "step"])
+    epochs = frames.epochs.reindex(columns=["key", "step", *ROUND_COLUMNS]).sort_values(["key", "step"])
     made = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
-    together = epochs[[*ROUNDS]].mul(made, axis="index").groupby(epochs["key"]).cumsum()
+    together = epochs[[*ROUND_COLUMNS]].mul(made, axis="index").groupby(epochs["key"]).cumsum()
     number = epochs["step"] / epochs["key"].map(every).astype(float)
     ends = (number % 1 == 0) & (number > 0)
     of_epochs = together.div(number, axis="index")[ends].groupby(epochs["key"]).last()
-    found: pd.DataFrame = of_steps.reindex(runs.index).combine_first(of_epochs.reindex(runs.index))
-    return found
-
-
-def _step_seconds(frames: Frames) -> pd.Series[Any]:
-    """Return mean seconds of a warm step on its slowest rank, by key."""
-    runs, steps = frames.runs.set_index("key"), frames.steps
-    resumed = runs["resumed"].notna() if "resumed" in runs else pd.Series(False, runs.index)
-    special = {*runs.index[resumed], *steps.loc[steps["block"].notna(), "key"]}
-    if "stops" in steps:
-        special |= {*steps.loc[steps["stops"] > 0, "key"]}
-    found = dict[str, float]()
-    for key, times in steps.groupby(["key", "step"])["step_s"].max().groupby(level="key"):
-        if key in special:  # `replication_units` is right for all of them, and takes milliseconds for each
-            found[str(key)] = float(
-                replication_units(frames, [str(key)], by_block=False).means["slowest"].iloc[0]
-            )
-        else:
-            seconds = times.to_numpy()
-            cold = count_cold_steps(seconds, int(runs["timing.warmup_steps"][key]))
-            found[str(key)] = float(np.mean(seconds[cold:]))
-    by_key: pd.Series[Any] = pd.Series(found, dtype=float)
-    return by_key
+    sent: pd.DataFrame = of_steps.reindex(runs.index).combine_first(of_epochs.reindex(runs.index))
+    return sent

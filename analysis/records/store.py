@@ -67,7 +67,7 @@ def describe_left_out(attempt: Attempt, fault: str) -> str:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One execution of a run and the folder that holds it."""
+    """An execution of a run, and the folder that holds its record."""
 
     path: Path
 
@@ -122,7 +122,7 @@ class Attempt:
 
     @property
     def state(self) -> str:
-        """One of STATES, or DAMAGED."""
+        """The state in the manifest, or DAMAGED."""
         try:
             return str(self.manifest["state"])
         except DamagedFileError:
@@ -134,10 +134,11 @@ class Attempt:
         Raises:
             InterferenceError: there is none any more.
         """
-        self._write({**self._present(), **changes})
+        self._write({**self._read_present_manifest(), **changes})
 
-    def _present(self) -> dict[str, Any]:
-        if (manifest := read_json_or_none(self.path / "run.json")) is None:
+    def _read_present_manifest(self) -> dict[str, Any]:
+        manifest = read_json_or_none(self.path / "run.json")
+        if manifest is None:
             raise InterferenceError(
                 f"{self.path / 'run.json'} was removed or damaged while the run was under way"
             )
@@ -147,7 +148,7 @@ class Attempt:
         assert manifest["state"] in STATES, manifest["state"]
         write_json(self.path / "run.json", manifest)
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity_facts(self) -> dict[str, Any]:
         return {"schema": SCHEMA, "run_id": self.run_id, "key": self.key, "attempt": self.number}
 
     def store_job(self, note: schema.JobNote) -> None:
@@ -156,7 +157,7 @@ class Attempt:
 
     @property
     def job(self) -> schema.JobNote:
-        """SLURM's job, from `note_job`."""
+        """SLURM's job, from `store_job`."""
         return read_struct_or_none(self.path / "job.json", schema.JobNote) or schema.JobNote()
 
     @property
@@ -171,7 +172,7 @@ class Attempt:
             InterferenceError: it is whole, or was given up, and nobody has taken it up again.
         """
         if self.state in ("ok", "failed"):
-            raise self._closed()
+            raise self._closed_error()
 
     def mark_running(self, step: int, host: str, **facts: Any) -> None:
         """Mark the attempt as running.
@@ -227,7 +228,7 @@ class Attempt:
 
     def find_writer(self) -> str | None:
         """Return who holds the lock of one of its logs, in words; None where nobody writes any."""
-        return next((holder for path in self.rank_paths() if (holder := locks.find_holder(path))), None)
+        return next(filter(None, map(locks.find_holder, self.rank_paths())), None)
 
     def finish(self, workers: int, steps: int, **summary: Any) -> None:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
@@ -240,29 +241,30 @@ class Attempt:
             InterferenceError: these workers did not write what lies there, or somebody closed the attempt.
         """
         try:
-            manifest, variants = self._present(), configs_by_variant(self.config)
+            manifest = self._read_present_manifest()
+            variants = configs_by_variant(self.config)
         except DamagedFileError as damage:
             what = f"{damage.path} was changed while the run was under way: it {damage.why}"
             raise InterferenceError(what) from damage
         if manifest["state"] != "running":
-            raise self._closed()
-        if [path.name for path in self.rank_paths()] != [f"rank{rank}.jsonl" for rank in range(workers)]:
-            found = ", ".join(path.name for path in self.rank_paths())
-            raise InterferenceError(f"{self.path} holds {found or 'no logs'} for {workers} workers")
+            raise self._closed_error()
+        if self.rank_paths() != [self.rank_path(rank) for rank in range(workers)]:
+            names = ", ".join(path.name for path in self.rank_paths())
+            raise InterferenceError(f"{self.path} holds {names or 'no logs'} for {workers} workers")
         made = count_logged_steps({"steps": steps, **summary})
         for path in self.rank_paths():
             check_logged_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {"state": "ok", "ended": utc_now(), "files": self.fingerprints(), "steps": steps}
-        self._write({**kept, **self._identity(), **end, **summary})
+        self._write({**kept, **self._identity_facts(), **end, **summary})
         shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
 
     def fingerprints(self) -> dict[str, dict[str, Any]]:
         """Return size and digest of each log, by its name."""
         return {path.name: fingerprint(path) for path in self.rank_paths()}
 
-    def _closed(self) -> InterferenceError:
+    def _closed_error(self) -> InterferenceError:
         manifest = self.manifest
         why = f" ({manifest['why']})" if manifest.get("why") else ""
         return InterferenceError(f"{self.path} was marked as {manifest['state']}{why} by another process")
@@ -277,7 +279,7 @@ class Attempt:
         manifest = {} if self.state == DAMAGED else self.manifest
         if manifest.get("state") != "ok":
             end = {"state": "failed", "ended": utc_now(), "why": why, "failure": kind}
-            self._write({**manifest, **self._identity(), **end})
+            self._write({**manifest, **self._identity_facts(), **end})
 
     def is_valid(self, verify: bool = False) -> bool:
         """Check that the record is whole, as its manifest says; `verify` compares digests of files too."""
@@ -301,7 +303,8 @@ class Attempt:
         Raises:
             DamagedFileError: something is.
         """
-        path, manifest = self.path / "run.json", self.manifest
+        path = self.path / "run.json"
+        manifest = self.manifest
         check_not_newer(path, manifest)
         if manifest["state"] != "ok":
             if not path.exists():
@@ -315,9 +318,9 @@ class Attempt:
             raise DamagedFileError(
                 path, f"has the key {manifest.get('key')}, which is not that of its config"
             )
-        files, logs = manifest.get("files", {}), [log.name for log in self.rank_paths()]
-        for rank in range(max(1, len(logs))):
-            if f"rank{rank}.jsonl" not in files:
+        files = manifest.get("files", {})
+        for rank in range(max(1, len(self.rank_paths()))):
+            if self.rank_path(rank).name not in files:
                 raise DamagedFileError(path, f"does not list the log of rank {rank}")
         for name, expected in files.items():
             log = self.path / name
@@ -355,8 +358,8 @@ def check_not_newer(path: Path, manifest: Mapping[str, Any]) -> None:
 
 def count_logged_steps(manifest: Mapping[str, Any]) -> int | None:
     """Return how many steps each rank has logged: all that were asked for, or those until it diverged."""
-    diverged, asked = manifest.get("diverged"), manifest.get("steps")
-    return diverged["made"] if diverged else asked
+    diverged = manifest.get("diverged")
+    return diverged["made"] if diverged else manifest.get("steps")
 
 
 @dataclass(frozen=True)
@@ -369,7 +372,7 @@ class Store:
         """Return a run's attempts, oldest first, by the names of folders alone: there may be many."""
         try:
             with os.scandir(self.root / run) as entries:
-                numbered = [each.name for each in entries if NUMBER.fullmatch(each.name)]
+                numbered = [entry.name for entry in entries if NUMBER.fullmatch(entry.name)]
         except OSError:  # there is none, or it was removed meanwhile
             return []
         names = [name for name in numbered if os.path.isdir(self.root / run / name)]
@@ -385,21 +388,21 @@ class Store:
 
         Also return a line on each newer attempt that does not count because it is damaged.
         """
-        found, notes = list[T](), list[str]()
+        results = list[T]()
+        notes = list[str]()
         for run in runs:
             attempts = self.attempts(run)
             if not attempts and (self.root / run).is_dir():
                 notes.append(f"left out {run}: {explain_no_attempts(self.root / run)}")
             for attempt in reversed(attempts):
                 try:
-                    if (manifest := attempt.read_checked_manifest(verify))["state"] != "ok":
-                        continue
-                    found.append(read(attempt, manifest))
+                    manifest = attempt.read_checked_manifest(verify)
+                    if manifest["state"] == "ok":
+                        results.append(read(attempt, manifest))
+                        break
                 except DamagedFileError as damage:
                     notes.append(describe_left_out(attempt, damage.brief))
-                else:
-                    break
-        return found, notes
+        return results, notes
 
     def newest_attempts(self, runs: Iterable[str], verify: bool = False) -> tuple[list[Attempt], list[str]]:
         """Return each run's newest attempt that is whole, and a line on each newer one that is damaged."""
@@ -416,8 +419,8 @@ class Store:
 
     def find_newest_valid(self, run: str) -> Attempt | None:
         """Return the newest valid attempt of a run, by its id."""
-        found, _ = self.newest_attempts([run])
-        return found[0] if found else None
+        attempts, _ = self.newest_attempts([run])
+        return attempts[0] if attempts else None
 
     def describe_damaged(self, run: str) -> list[str]:
         """Return a line on each damaged attempt that is newer than the newest valid one."""
@@ -434,7 +437,7 @@ class Store:
                 attempt.path.mkdir()
                 break
         write_json(attempt.path / "config.json", measured_config(config))
-        attempt._write({**attempt._identity(), "state": "planned", "created": utc_now()})
+        attempt._write({**attempt._identity_facts(), "state": "planned", "created": utc_now()})
         return attempt
 
     def run_ids(self) -> list[str]:
@@ -449,4 +452,5 @@ class Store:
 
     def last_number_by_run(self) -> dict[str, int]:
         """Return the number of each run's newest attempt, in any state."""
-        return {run: attempts[-1].number for run in self.run_ids() if (attempts := self.attempts(run))}
+        attempts_by_run = {run: self.attempts(run) for run in self.run_ids()}
+        return {run: attempts[-1].number for run, attempts in attempts_by_run.items() if attempts}

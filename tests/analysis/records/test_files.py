@@ -112,7 +112,7 @@ def test_a_wait_for_a_lock_tells_once_whose_it_is(tmp_path: Path, monkeypatch: p
     with locks.FileLock(path) as held:
         assert held.acquire(say=lines.append)
         assert not lines
-        assert not locks.FileLock(path).acquire(patience_s=0.01, say=lines.append)
+        assert not locks.FileLock(path).acquire(timeout_s=0.01, say=lines.append)
     (line,) = lines
     assert re.fullmatch(f"waiting for process .* which holds {path}", line)
 

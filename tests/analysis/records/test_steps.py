@@ -14,7 +14,7 @@ from analysis.records.attempts import load_attempt, resumed_steps
 from analysis.records.frames import Frames, empty_frames, order_and_type_columns
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import (
-    WINDOW,
+    MEDIAN_WINDOW,
     compute_outcomes,
     count_cold_steps,
     mean_phase_seconds,
@@ -49,7 +49,7 @@ def test_warm_up_lasts_until_the_rolling_median_settles_at_least_as_declared_and
         assert count_cold_steps(step_s, at_least) == dropped
     left = falling[count_cold_steps(falling, at_least=0) :]
     assert 32 <= len(left) <= 37
-    assert np.median(left[:WINDOW]) == pytest.approx(1.0, rel=0.5)
+    assert np.median(left[:MEDIAN_WINDOW]) == pytest.approx(1.0, rel=0.5)
 
 
 def test_a_step_lasts_as_long_as_its_slowest_rank_and_suspended_ones_are_no_sample(
