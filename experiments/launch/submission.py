@@ -125,21 +125,15 @@ class SlurmBackend:
             self.progress.say(line)
         self.has_slurm_answered = has_answered
 
-    def _report_once(self, identity: str, report: Callable[[], None]) -> None:
-        if identity not in self.reported:
-            self.reported.add(identity)
-            report()
-
     def _read_unfinished(self, now_s: float) -> UnfinishedRuns | None:
         statuses = {attempt: self.view.run_status(attempt) for attempt in self.attempts}
         for attempt, status in statuses.items():
-            if status.state == "done":
-                diverged = status.why if status.kind == DIVERGED else ""
-                self._report_once(
-                    attempt.run_id, partial(self.progress.report_done, attempt.run_id, diverged)
-                )
-        for reason in stuck_reasons(statuses.values()):
-            self._report_once(reason, partial(self.progress.say, f"waiting: {reason}"))
+            if status.state == "done" and attempt.run_id not in self.reported:
+                self.reported.add(attempt.run_id)
+                self.progress.report_done(attempt.run_id, status.why if status.kind == DIVERGED else "")
+        for reason in stuck_reasons(statuses.values()) - self.reported:
+            self.reported.add(reason)
+            self.progress.say(f"waiting: {reason}")
         running = [
             RunProgress(attempt.run_id, self.view.progress(attempt))
             for attempt, status in statuses.items()
