@@ -41,9 +41,7 @@ class Field(Struct, frozen=True):
     since: str = ""  # the day from which on it is recorded; tables of before lack it
     was: str = ""  # its name until it got this one: records of before are read
     implied: Any = UNSET  # what it is in records of before it was recorded, where that can be told
-    type: Literal["object", "int64", "float64"] = (
-        TEXT  # of its column; of lines of logs it follows from the schema
-    )
+    type: Dtype = TEXT  # of its column; of lines of logs it follows from the schema
     exact: bool = False  # does it need more than the seven digits of a float32?
 
 

@@ -111,7 +111,8 @@ def _warm_steps_of_turns(steps: pd.DataFrame, stopped: np.ndarray) -> WarmSteps:
 
 def warm_step_seconds_slowest_rank(frames: Frames, key: str) -> np.ndarray:
     """Return each warm step's time on its slowest rank, which training waits for, (steps,)."""
-    return slowest_rank_seconds(warm_steps(frames, key).steps).to_numpy()
+    note_read_keys([key])
+    return slowest_rank_seconds(_find_warm_steps(frames, key).steps).to_numpy()
 
 
 def warm_phase_seconds(frames: Frames, key: str) -> pd.DataFrame:
@@ -255,10 +256,7 @@ def compute_outcomes(frames: Frames) -> pd.DataFrame:
         perplexity = pd.Series(np.exp(outcomes["val_loss"].astype(float)), runs.index)
     datasets = runs.get("task.name", pd.Series("", runs.index)).map(lambda name: str(name).rpartition("_")[2])
     outcomes["val_perplexity"] = perplexity.where(datasets.isin(TEXT_DATASETS))
-    step_s = {
-        key: slowest_rank_seconds(_find_warm_steps(frames, key).steps).mean()
-        for key in frames.steps["key"].unique()
-    }
+    step_s = {key: warm_step_seconds_slowest_rank(frames, key).mean() for key in frames.steps["key"].unique()}
     outcomes["step_s"] = pd.Series(step_s, runs.index, dtype=float)
     samples = pd.to_numeric(runs.get("task.batch_size", pd.Series(np.nan, runs.index)))  # vector: has none
     outcomes["samples_per_s"] = pd.to_numeric(runs["workers"]) * samples / outcomes["step_s"]
