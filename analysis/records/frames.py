@@ -35,9 +35,6 @@ R = TypeVar("R")
 _RESULTS_BY_TABLES: dict[tuple[int, ...], dict[Any, Any]] = {}  # by the identities of tables
 _READ_KEYS: ContextVar[set[str] | None] = ContextVar("_READ_KEYS", default=None)
 NO_ROWS = np.array([], dtype=int)
-NO_LOOKS = pd.DataFrame(
-    {name: pd.Series(dtype=field.type) for name, field in REQUIRED_COLUMNS["looks"].items()}
-)
 
 
 class Frames(NamedTuple):
@@ -51,7 +48,7 @@ class Frames(NamedTuple):
     steps: pd.DataFrame
     epochs: pd.DataFrame
     spans: pd.DataFrame
-    looks: pd.DataFrame = NO_LOOKS
+    looks: pd.DataFrame
 
 
 def run_states(runs: pd.DataFrame) -> list[str]:

@@ -18,9 +18,9 @@ from analysis.pictures import style, timeline
 from analysis.pictures.marks import readable_text_colour
 from analysis.records import columns, configs, phases, steps
 from analysis.records.frames import (
-    NO_LOOKS,
     NO_ROWS,
     Frames,
+    empty_table,
     is_missing,
     rows_by_key,
     run_states,
@@ -146,7 +146,7 @@ def run_pages(frames: Frames, origin: str) -> Iterator[RunPage]:
     if not {*columns.OUTCOMES} <= {*frames.runs}:  # older tables lack them
         frames = add_outcomes(frames)
     narrow = frames._replace(
-        runs=frames.runs[[name for name in NEEDED_COLUMNS if name in frames.runs]], looks=NO_LOOKS
+        runs=frames.runs[[name for name in NEEDED_COLUMNS if name in frames.runs]], looks=empty_table("looks")
     )
     keys = [*map(str, frames.runs["key"])]
     for first in range(0, len(keys), RUNS_PER_BATCH):
