@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sparsify.comm import Comm
 from sparsify.core.bucket import local_shard
 from sparsify.local.fragments import Fragment
+from sparsify.local.guards import check_steps_locally
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import LocalSteps
 from sparsify.wrappers.checks import check_parameters_in_model, resolve_process_group
@@ -77,12 +78,13 @@ class ShardedLocalOptimizer(LocalOptimizer):
         )
         for unit in self.units:
             if unit.hook is None:
-                unit.move_to_shard_mesh(self.grid.mesh["shard"])
+                unit.move_to_shard_mesh(self.grid.mesh["shard"], self.grid.replica_comm.size)
         move_grads_and_optimizer_state_to_mesh(self.inner_optimizer, self.grid.mesh["shard"])
         GRID_BY_MODEL[model] = self.grid
 
     def _check_wrapped(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         check_is_unwrapped_optimizer(optimizer)
+        check_steps_locally(optimizer)
         advice = "make the optimizer after fully_shard, which replaces the parameters"
         check_parameters_in_model(optimizer, model, advice)
         check_no_wrapper_state_loaded(optimizer)

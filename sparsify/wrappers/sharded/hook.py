@@ -143,7 +143,7 @@ class ShardHook(HookBase):
         )
         self.scatter = reduce_scatter_of(within)
         for index, unit in enumerate(self.units):
-            unit.replace_all_reduce(partial(self._on_unit_gradient, index))
+            unit.replace_all_reduce(partial(self._on_unit_gradient, index), grid.replica_comm.size)
             if self.scatter is not None:
                 unit.replace_reduce_scatter(self.scatter)
         self._unknown_scalers = find_scalers()

@@ -69,19 +69,18 @@ class ShardedUnit:
         """True in a backward pass under `set_requires_all_reduce(False)`."""
         return not self.group.all_reduce_grads
 
-    def replace_all_reduce(self, average: Callable[[Tensor], None]) -> None:
+    def replace_all_reduce(self, average: Callable[[Tensor], None], num_replicas: int) -> None:
         """Let `average` change a shard's gradients in place of the unit's own all-reduce.
 
         It is given the gradients (n,) as they come from the reduce-scatter: their mean over the replica's
         workers; or, after `set_gradient_divide_factor` for all workers of R replicas, R times their sum over
         the factor.
         """
-        num_replicas = 1 if self.replica_group is None else self.replica_group.size()
         self._remove_all_reduce()
 
         def hook(grad: Tensor) -> None:
             # After `set_gradient_divide_factor`, whose factor divides the sum over all workers.
-            if num_replicas > 1 and self.group.gradient_divide_factor is not None:
+            if self.group.gradient_divide_factor is not None:
                 grad.mul_(num_replicas)
             average(grad)
 
@@ -89,12 +88,12 @@ class ShardedUnit:
         HOOK_BY_MODULE[self.module] = hook
         self.module.set_all_reduce_hook(hook)
 
-    def move_to_shard_mesh(self, shard_mesh: DeviceMesh) -> None:
+    def move_to_shard_mesh(self, shard_mesh: DeviceMesh, num_replicas: int) -> None:
         """Keep gradients, and the arithmetic of optimizers, within the replica.
 
         Parameters on a mesh of replicas and shards become DTensors on `shard_mesh`, the mesh of this replica.
         """
-        self.replace_all_reduce(lambda grad: None)
+        self.replace_all_reduce(lambda grad: None, num_replicas)
         for fsdp_param in self.group.fsdp_params:
             fsdp_param._sharding_spec = _spec_without_replicas(fsdp_param._sharding_spec, shard_mesh)
             fsdp_param.sharded_param._spec = fsdp_param._sharding_spec

@@ -182,7 +182,8 @@ def ends(mesh: DeviceMesh) -> dict[str, dict[str, Tensor]]:
         found[way] = {"torch": weights(model)}
         is_whole = way == "plainly" and mesh.shape == GRIDS[0]
         for name, (method, scope) in [*WHOLE.items()][: None if is_whole else 2]:
-            for kind in KINDS_OF_MESH if is_whole else KINDS_OF_MESH[:1]:
+            tells_kinds_apart = is_whole or "divided" in way
+            for kind in KINDS_OF_MESH if tells_kinds_apart else KINDS_OF_MESH[:1]:
                 own, replicas = mesh_and_replicas(mesh, kind)
                 # The first replica's weights are what all begin with.
                 model = sharded(blocks(mesh.get_local_rank("replicate"), **of_model), own, **of_shards)
@@ -533,6 +534,19 @@ def leave_nothing_to_some(grid: Grid) -> None:
     sparsify.shard(model, optimizer_of(model), sparsify.diloco(every=2))
 
 
+class Averaged(torch.optim.SGD):
+    """Keeps averages beside the parameters, as optimizers without schedules do."""
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+def keep_averages_locally(grid: Grid) -> None:
+    model = sharded(blocks(), grid.mesh)
+    sparsify.shard(model, Averaged(model.parameters(), lr=0.1), sparsify.diloco(every=2))
+
+
 Refusal = tuple[Callable[[Grid], object], str]
 REFUSED: dict[str, Refusal] = {
     "a plain model": (
@@ -605,6 +619,7 @@ REFUSED: dict[str, Refusal] = {
         hook_later_locally,
         "the whole model was given another all-reduce hook after sparsify.shard",
     ),
+    "averages, local": (keep_averages_locally, "Averaged has the modes train and eval, so it keeps weights"),
     "half wrapped": (wrap_half, "output.weight is trained, and no optimizer of local steps has it"),
     "NaN, local": (
         overflow_locally,
