@@ -35,17 +35,17 @@ class BatchScript:
         Raises:
             ValueError: one has a line break, and the script's next line would be a command of the shell.
         """
-        given = {
+        options = {
             name: "" if value is True else str(value)
             for name, value in sorted(self.options.items())
             if value is not None
         }
-        for name, value in given.items():
+        for name, value in options.items():
             if {*value} & {"\n", "\r"}:
                 raise ValueError(
                     f"{name} of a job has a line break, which no option of sbatch may: {value!r}"
                 )
-        return given
+        return options
 
     @property
     def text(self) -> str:

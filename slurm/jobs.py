@@ -59,14 +59,13 @@ class SubmittedJob(NamedTuple):
 
     id: str | None  # 12, or 12_3 for a job of an array; None: who submitted it ended before it was known
     name: str | None = None  # None: any
-    folder: Path | None = None  # of its script
-    number: int = 0  # in its array
+    origin: tuple[Path, int] | None = None  # the folder of its script, and its number in the array
     cluster: str | None = None  # None: the one that is asked
     user: int | None = None  # who submitted it
 
     def is_reported_by(self, report: JobReport) -> bool:
         """Tell whether SLURM means this job: a controller that lost its state counts from 1 again."""
-        return self.name in (None, report.name) or report.origin[0] == self.folder
+        return self.name in (None, report.name) or self.origin == report.origin
 
 
 def query_jobs(submitted: Iterable[SubmittedJob]) -> dict[SubmittedJob, JobReport]:
@@ -161,20 +160,22 @@ def _cluster_settings(conf: str | None) -> _ClusterSettings:
 
 
 def _query_cluster(
-    submitted: Sequence[SubmittedJob], where: Sequence[str], hides_jobs: bool
+    submitted: Sequence[SubmittedJob], cluster_options: Sequence[str], hides_jobs: bool
 ) -> dict[SubmittedJob, JobReport]:
     """Ask one cluster about jobs.
 
     Args:
-        where: words for SLURM's commands.
+        cluster_options: words for SLURM's commands.
         hides_jobs: may it have jobs of others that it does not show?
     """
-    shown = _ask_controller({_array_id(job.id) for job in submitted if job.id}, where)
-    for user in {job.user for job in submitted if job.id is None and job.folder}:
-        shown |= _squeue(*([] if user is None else [f"--user={user}"]), *where)
-    id_by_origin = {report.origin: job_id for job_id, report in shown.items()}
-    id_by_job = {job: job.id or id_by_origin.get((job.folder or Path(), job.number)) for job in submitted}
-    ended = _ask_accounting({job_id for job_id in id_by_job.values() if job_id} - shown.keys(), where)
+    shown = _ask_controller({_array_id(job.id) for job in submitted if job.id}, cluster_options)
+    for user in {job.user for job in submitted if job.id is None and job.origin}:
+        shown |= _squeue(*([] if user is None else [f"--user={user}"]), *cluster_options)
+    id_by_origin: dict[object, str] = {report.origin: job_id for job_id, report in shown.items()}
+    id_by_job = {job: job.id or id_by_origin.get(job.origin) for job in submitted}
+    ended = _ask_accounting(
+        {job_id for job_id in id_by_job.values() if job_id} - shown.keys(), cluster_options
+    )
     report_by_job: dict[SubmittedJob, JobReport] = {}
     for job, job_id in id_by_job.items():
         report = shown.get(job_id or "")
@@ -191,12 +192,12 @@ def _query_cluster(
     return report_by_job
 
 
-def _ask_controller(arrays: Collection[str], where: Sequence[str]) -> dict[str, JobReport]:
+def _ask_controller(arrays: Collection[str], cluster_options: Sequence[str]) -> dict[str, JobReport]:
     """Return the controller's reports on jobs, ended or not, by id."""
     report_by_id: dict[str, JobReport] = {}
     for ids in commands.split_job_ids(sorted(arrays)):
         try:
-            report_by_id |= _squeue(f"--jobs={','.join(ids)}", *where)
+            report_by_id |= _squeue(f"--jobs={','.join(ids)}", *cluster_options)
         except commands.SlurmError as error:
             if "Invalid job id" not in str(error):  # as it is said where there is none of them
                 raise
@@ -220,12 +221,12 @@ def _squeue(*words: str) -> dict[str, JobReport]:
     return report_by_id
 
 
-def _ask_accounting(ids: Collection[str], where: Sequence[str]) -> dict[str, JobReport]:
+def _ask_accounting(ids: Collection[str], cluster_options: Sequence[str]) -> dict[str, JobReport]:
     """Return the ends of jobs, by id; empty on a cluster without accounting, of which there are many."""
     report_by_id = {}
     try:
         for arrays in commands.split_job_ids(sorted({_array_id(job) for job in ids})):
-            for job, end in commands.query_accounting("--allusers", *where, "-j", ",".join(arrays)):
+            for job, end in commands.query_accounting("--allusers", *cluster_options, "-j", ",".join(arrays)):
                 status: JobStatus = "ended" if end.state in ENDED_STATES else "queued"
                 for job_id in expand_job_id(job):
                     report_by_id[job_id] = JobReport(

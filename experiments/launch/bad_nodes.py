@@ -18,7 +18,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from analysis.records.files import DamagedFileError, open_for_append, read_struct_or_none
-from analysis.records.log import read_lines
+from analysis.records.log import read_json_lines_as
 from analysis.records.store import utc_now
 from slurm import commands, environment
 from slurm.commands import EndedJob
@@ -118,7 +118,7 @@ def append_failure(ledger: Path, node: str, job: str, at: str, python: str | Non
 def read_failures(ledger: Path) -> list[NodeFailure]:
     """Return all failures that were noted; none where the ledger can't be read."""
     try:
-        failures: list[NodeFailure] = read_lines(ledger, NodeFailure)[0]
+        failures: list[NodeFailure] = read_json_lines_as(ledger, NodeFailure)[0]
     except (FileNotFoundError, DamagedFileError):
         return []
     return failures

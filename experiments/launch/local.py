@@ -334,7 +334,7 @@ def hold_emulation_lock() -> Iterator[None]:
     """
     lock = FileLock(locks.machine_lock_folder() / f"{EMULATION}.lock")
     if not lock.acquire(timeout_s=0):
-        holder = locks.find_holder(lock.path) or "another process"
+        holder = locks.describe_lock_holder(lock.path) or "another process"
         raise ValueError(
             f"{holder} has a run with cluster=netns under way, and two at once would take each other's "
             "cores, so that neither finds its link; begin when it has ended, or take cluster=virtual, which "

@@ -53,7 +53,7 @@ class RunTable(RichProgress):
 
 
 class ProgressBar:
-    """Shows the current runs, their steps, loss or accuracy, the time left, and the number of runs done.
+    """A display of the running runs: steps, loss or accuracy, time left; and of the number of runs done.
 
     Args:
         labels: what people call each run, by its id.

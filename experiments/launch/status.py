@@ -155,14 +155,14 @@ class StatusView:
         if writer := attempt.find_writer():
             progress = self.progress(attempt)
             return RunStatus("running", f"written by {writer}", step=progress.step, steps=progress.steps)
-        if holder := locks.find_holder(run_lock(self.folders, attempt.run_id).path):
+        if holder := locks.describe_lock_holder(run_lock(self.folders, attempt.run_id).path):
             return RunStatus("queued", f"{holder} prepares it")
         if state == "preempted":
             return RunStatus("stopped", f"saved at step {step}; the same words again go on", state, step)
         return RunStatus("stopped", NO_WRITER, "killed", attempt.newest_checkpoint_step())
 
     def _diagnose_ended_job(self, attempt: Attempt, report: JobReport) -> Diagnosis:
-        """Return why a job ended that left no note of it."""
+        """Return why a job ended without a note on its end."""
         if (self.folders.launch(attempt) / diagnosis.CANCEL_FILE).exists():
             return Diagnosis("cancelled", "by `cancel`")
         result = diagnosis.diagnose_job_state(report.state)
@@ -217,10 +217,8 @@ def _submitted_job(attempt: Attempt, folders: Folders) -> SubmittedJob:
     job = attempt.job
     manifest = attempt.manifest
     name, _, number = str(manifest.get("array") or "").partition(":")
-    folder = folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2]
-    return SubmittedJob(
-        job.id, name or None, folder if name else None, int(number or 0), job.cluster, job.user
-    )
+    origin = (folders.sweeps / str(manifest.get("sweep")) / name.rpartition("-")[2], int(number or 0))
+    return SubmittedJob(job.id, name or None, origin if name else None, job.cluster, job.user)
 
 
 def _is_without_job(attempt: Attempt) -> bool:

@@ -364,7 +364,7 @@ def _submission_lock(folders: Folders, say: Callable[[str], None]) -> Iterator[N
     """Let nobody else submit inside the block."""
     lock = locks.FileLock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
-        holder = locks.find_holder(lock.path) or "another process"
+        holder = locks.describe_lock_holder(lock.path) or "another process"
         raise ValueError(f"{holder} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
     try:
         if lock.is_machine_local:

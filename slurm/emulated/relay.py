@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from slurm import environment
+
 SOURCE = Path(__file__).with_name("relay.cpp")
 FLAGS = ("-O2", "-std=c++17", "-static-libstdc++", "-static-libgcc")
 COMPILERS = ("c++", "g++", "clang++")
@@ -22,7 +24,7 @@ def relay_program() -> Path:
     Raises:
         ValueError: there is no compiler, or it fails.
     """
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsify" / "relay"
+    folder = environment.cache_folder() / "sparsify" / "relay"
     sources = repr((SOURCE.read_bytes(), FLAGS, platform.machine(), platform.libc_ver())).encode()
     path = folder / f"relay-{hashlib.sha256(sources).hexdigest()[:16]}"
     if not os.access(path, os.X_OK):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from analysis.records.log import read_objects
+from analysis.records.log import read_json_lines
 from analysis.records.store import Attempt, Store
 from tests.worker.runs import carry_out, orders
 
@@ -56,7 +56,7 @@ def faults_in(attempt: Attempt) -> list[str]:
     if not attempt.manifest["agreed"]:
         found.append("the workers disagree")
     for rank in range(attempt.config["workers"]):
-        lines, broken = read_objects(attempt.rank_path(rank))
+        lines, broken = read_json_lines(attempt.rank_path(rank))
         steps = [line["step"] for line in lines if line["kind"] == "step"]
         if steps != [*range(STEPS)] or broken:
             found.append(f"rank {rank}: {len(steps)} steps, {len({*steps})} different, {broken} broken lines")
