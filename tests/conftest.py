@@ -67,7 +67,7 @@ def rules_are_registered(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
     from analysis.evidence import Evidence
 
     if request.node.get_closest_marker("registering") is None:
-        monkeypatch.setattr(Evidence, "registered", lambda *_: True)
+        monkeypatch.setattr(Evidence, "is_registered", lambda *_: True)
 
 
 @pytest.fixture(autouse=True)

@@ -28,9 +28,7 @@ FOLDERS: dict[str, Path] = {
     "dataset": ROOT / "experiments" / "training" / "datasets",
     "cluster": ROOT / "conf" / "local" / "cluster",
 }
-TABLES = {
-    "task": "experiments/tasks/_presets.py", "dataset": "experiments/training/datasets/_presets.py",
-}  # fmt: skip
+TABLES = {"dataset": "experiments/training/datasets/_presets.py"}
 CLUSTER = ROOT / "conf" / "cluster" / "generic_slurm.yaml"
 WIDEST = 110  # characters of a line, as pyproject.toml has it
 LONGEST = 40  # characters of a name: longer ones would break the lines of the file

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from analysis.records.configs import run_id
-from experiments.commands._recorded_settings import asked
-from experiments.commands._named_runs import states_of
-from experiments.commands._run_table import OTHER_SETTINGS, every_run, table
-from experiments.commands._messages import is_forced, say, told
-from experiments.commands._terminal import show
 from experiments.commands._arguments import SettingWords
+from experiments.commands._messages import exit_on_failed_run, is_forced, say
+from experiments.commands._named_runs import query_statuses
+from experiments.commands._recorded_settings import asked
+from experiments.commands._run_table import OTHER_SETTINGS, load_runs, table
+from experiments.commands._terminal import show
 from experiments.commands.why import summary
 from experiments.config import grid
+from experiments.config.compose import config_as_yaml
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.plan import missing, plan_runs, profile_of
@@ -21,7 +23,9 @@ from slurm.environment import LauncherGroup
 GROUP = "here"
 
 
-def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
+def run(
+    words: SettingWords, *, force: bool = False, yes: bool = False, cfg: Literal["job"] | None = None
+) -> int:
     """One run, or a grid of them, recorded: run method=topk,dgc method.density=0.001,0.01 seed=0,1,2
 
     Args:
@@ -30,6 +34,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
             stands for the settings of a recorded run; others beside it replace its own.
         force: measure again what is already measured (earlier attempts are kept).
         yes: also more than 1,000 runs.
+        cfg: job prints every setting of the runs as YAML, as Hydra does, and runs nothing.
     """
     folders = Folders()
     words = asked(words, folders)
@@ -37,6 +42,9 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
     settings = [word for word in settings if not word.startswith("profile=")]
     settings.append(f"profile={profile_of(words)}")
     configs, force = grid.configs(settings, yes), is_forced(force)
+    if cfg == "job":
+        print("---\n".join(map(config_as_yaml, configs)), end="")
+        return 0
     if (group := environment.find_launcher_group()) is not None:
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
@@ -50,7 +58,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
     else:
         if len(planned) > 1:
             say(f"{name}: {len(planned)} runs, {len(todo)} to make")
-        with told():
+        with exit_on_failed_run():
             execute_runs(todo, folders, name, settings, force)
     attempts = [attempt for config in configs if (attempt := folders.store.find_valid(config))]
     if len(attempts) < len(configs):
@@ -58,7 +66,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
         return 1
     if len(configs) == 1:
         (attempt,) = attempts
-        print(summary(attempt, states_of([attempt], folders)[attempt]))
+        print(summary(attempt, query_statuses([attempt], folders)[attempt]))
     else:
         _show(configs, sweep, folders)
     return 0
@@ -67,7 +75,7 @@ def run(words: SettingWords, *, force: bool = False, yes: bool = False) -> int:
 def _show(configs: Sequence[Config], sweep: str | None, folders: Folders) -> None:
     """The runs of a grid as `list` has them, in its order, and what to do with them."""
     place = {run_id(config): number for number, config in enumerate(configs)}
-    runs = every_run(folders)
+    runs = load_runs(folders)
     runs = runs[runs["run_id"].isin(place)]
     show(table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True), OTHER_SETTINGS)
     if sweep:
@@ -85,5 +93,5 @@ def _run_together(configs: Sequence[Config], group: LauncherGroup, folders: Fold
         )
     attempt = run_as_worker(configs[0], group, folders, say, force)
     if group.place.rank == 0:
-        print(summary(attempt, states_of([attempt], folders)[attempt]))
+        print(summary(attempt, query_statuses([attempt], folders)[attempt]))
     return 0

@@ -21,7 +21,7 @@ from sparsify.methods import REGISTRY as METHODS
 CONF = ROOT / "conf"
 GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")
 FOLDERS = {"inside": "link"}  # of a group's files, where they are another group's
-COMMON = {"method": "topk"}  # the entry whose docstring explains what others have, too
+COMMON = {"method": "topk", "task": "cnn_cifar10"}  # whose docstring explains what others have, too
 REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
 # Set by choosing a group's option, not by hand.
 FIXED = (
@@ -60,6 +60,11 @@ def files(group: str) -> dict[str, Path]:
             if path.is_file() and (other := found.setdefault(path.stem, path)) is not path:
                 raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
     return found
+
+
+def is_task_file(path: Path) -> bool:
+    """Tell whether a file defines a task, instead of giving some of a task's settings other values."""
+    return path.parent == CONF / "task"
 
 
 def named_by_clusters(field: str) -> set[str]:

@@ -26,8 +26,8 @@ FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
 # What decides a result: a changed README or a new figure makes no measurement doubtful.
 CODE = (*FOLDERS, "constraints.txt", "pyproject.toml", "requirements")
 # What the numbers of a run rest on: of LISTS, what the run has chosen by name.
-MEASURING = ("sparsify", "experiments/tasks", "experiments/training", "experiments/worker")
-LISTS = ("sparsify/methods", "experiments/tasks", "experiments/training/datasets")
+MEASURING = ("sparsify", "conf/task", "experiments/tasks", "experiments/training", "experiments/worker")
+LISTS = ("sparsify/methods", "conf/task", "experiments/tasks", "experiments/training/datasets")
 NOTE = "code.json"  # in a copy of the code: its `origin`, for there is no git, and the digests of its files
 # A line of jobs' scripts: bytecode beside the code would be one more thing that Python runs from there.
 WITHOUT_BYTECODE = "export PYTHONDONTWRITEBYTECODE=1"

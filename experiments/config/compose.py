@@ -28,7 +28,16 @@ from yaml import YAMLError
 
 from analysis.records.columns import IMPLIED_SETTINGS
 from analysis.records.configs import find_unmeasured_leaves, flatten, measured_config, run_key
-from experiments.config.choices import FIXED, GROUPS, REGISTRIES, files, folders, options, settable
+from experiments.config.choices import (
+    FIXED,
+    GROUPS,
+    REGISTRIES,
+    files,
+    folders,
+    is_task_file,
+    options,
+    settable,
+)
 from experiments.config.conf_files import check_references, text_of, unusable
 from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
 from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
@@ -160,6 +169,14 @@ def leaves(config: Config) -> dict[str, Any]:
     return settable(types(config))
 
 
+def config_as_yaml(config: Config) -> str:
+    """Return every setting of a run as nested YAML, in the way of Hydra's `--cfg job`."""
+    tree = OmegaConf.create({"method": {}, "task": {}})  # which come first
+    for key in types(config):
+        OmegaConf.update(tree, key, config.leaf(key))
+    return OmegaConf.to_yaml(tree)
+
+
 def related(dotted: str, known: list[str]) -> list[str]:
     """The keys of the part that this one belongs to; all that are known, where there is no such part."""
     return [name for name in known if name.partition(".")[0] == dotted.partition(".")[0]] or known
@@ -240,7 +257,9 @@ def _words(choices: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _without_file(noun: str) -> list[str]:
-    return sorted({*REGISTRIES[noun].names()} - {*files(noun)})
+    """Return the entries of a registry that Hydra knows by their names alone."""
+    presets = {name for name, path in files(noun).items() if not is_task_file(path)}
+    return sorted({*REGISTRIES[noun].names()} - presets)
 
 
 def _joined_in_nodes(
@@ -275,18 +294,21 @@ class CheckedFiles(FileConfigSource):
         """The content of a file; a ValueError where it can't be used."""
         text_of(path := Path(self.path, self._normalize_file_name(config_path)))
         try:
-            return super().load_config(config_path)
+            loaded = super().load_config(config_path)
         except (YAMLError, ValueError) as error:  # a key twice, a set, a number of 5,000 digits
             raise unusable(path, error) from error
+        if is_task_file(path):  # its values are defaults, which the registry of tasks knows
+            loaded.config = OmegaConf.create({"name": path.stem})
+        return loaded
 
 
 @cache
 def _hydras(choices: tuple[str, ...], *folders: Path) -> Values:
     """The values that Hydra composes from these choices of groups, in a sixth of a second."""
     store = ConfigStore.instance()
-    for registry in REGISTRIES.values():
-        for name in registry.names():
-            store.store(group=registry.noun, name=name, node={"name": name})
+    for noun, registry in REGISTRIES.items():
+        for name in {*registry.names()} - {*files(noun)}:
+            store.store(group=noun, name=name, node={"name": name})
     Plugins.instance()  # its own, of which ours replaces one
     SourcesRegistry.instance().types["file"] = CheckedFiles
     GlobalHydra.instance().clear()

@@ -36,9 +36,11 @@ class Size(NamedTuple):
         return MAE(channels, pixels, self)
 
 
-TINY = Size(4, 64, 4, 4, 48, 2, 4)
-BASE = Size(16, 768, 12, 12, 512, 8, 16)  # ViT-B/16, and the decoder of the paper's Table 1
-LARGE = Size(16, 1024, 24, 16, 512, 8, 16)  # ViT-L/16
+SIZES = {
+    "tiny": Size(4, 64, 4, 4, 48, 2, 4),
+    "base": Size(16, 768, 12, 12, 512, 8, 16),  # ViT-B/16, and the decoder of the paper's Table 1
+    "large": Size(16, 1024, 24, 16, 512, 8, 16),  # ViT-L/16
+}
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from sparsify.ranges import describe_unknown
 
 VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))  # convolutions, their channels; then a pooling
 
@@ -269,3 +271,23 @@ def transformers_for(model: str) -> Any:
             f"{model} is transformers' implementation, and transformers is not installed here ({error}): "
             "`make transformers` installs it"
         ) from error
+
+
+NETWORKS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    network.__name__: network
+    for network in (
+        vgg16, slim_vgg16, small_cnn, wide_cnn, fnn3, lenet5, resnet18, slim_resnet18, resnet20, fast_resnet,
+        imagenet_resnet50, imagenet_vgg16,
+    )
+}  # fmt: skip
+
+
+def find_network(name: str) -> Callable[[int, int, int], nn.Module]:
+    """Return the function that makes a network for images of (channels, pixels, classes).
+
+    Raises:
+        ValueError: there is no network of that name; the message lists what there is.
+    """
+    if name not in NETWORKS:
+        raise ValueError(describe_unknown("network", name, [*NETWORKS]))
+    return NETWORKS[name]

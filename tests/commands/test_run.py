@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
 from analysis.pictures import captions
 from analysis.records.attempts import load_attempt
@@ -59,6 +60,16 @@ def states(results: Path) -> dict[str, tuple[str, str | None]]:
         manifest["run_id"].partition("-")[0]: (manifest["state"], manifest.get("failure"))
         for manifest in manifests(results)
     }
+
+
+def test_cfg_job_prints_every_setting_and_runs_nothing(here: Command, results: Path) -> None:
+    printed = fine(here("run", "--cfg", "job", "method=dense,topk", *SMALL, "seed=3")).stdout
+    dense, topk = yaml.safe_load_all(printed)
+    assert (dense["method"]["name"], topk["method"]["density"]) == ("dense", 0.01)
+    assert topk["task"]["lr"] == 0.1
+    assert topk["collectives"] == "auto"  # records leave it out
+    assert topk["seed"] == 3
+    assert not (results / "runs").exists()
 
 
 # --- the ordinary course

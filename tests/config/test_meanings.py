@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.config import choices, machines
 from experiments.config import config as fields
 from experiments.config.choices import meanings
-from experiments.tasks._presets import PRESETS
+from experiments.tasks import FILES
 from experiments.training.settings import meaning as meaning_of
 from sparsify.core.spec import Registry
 from tests.analysis.shipped import shipped
@@ -16,8 +16,8 @@ from tests.analysis.shipped import shipped
 
 def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
     for noun, registry in choices.REGISTRIES.items():
-        presets = PRESETS if noun == "task" else ()
-        for name in {*shipped(registry.folder), *presets}:
+        task_files = FILES if noun == "task" else ()
+        for name in {*shipped(registry.folder), *task_files}:
             said = meanings(registry, name)
             assert set(said) == set(registry.parameters(name)), name
             for key, meaning in said.items():

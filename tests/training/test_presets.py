@@ -1,4 +1,4 @@
-"""The table of tasks: families and what differs, and files beside it."""
+"""The tasks of conf/task, and Python files that stand in for them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.tasks import chance
-from experiments.tasks._presets import PRESETS
+from experiments.tasks import FILES, chance
 from experiments.training.datasets import load
 from sparsify.core.spec import Registry
 from tests.conftest import loaded_by
 
 
-def test_a_file_stands_in_for_a_row_of_its_name(tmp_path: Path) -> None:
+def test_a_python_file_stands_in_for_the_task_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "lenet5_mnist.py").write_text('def lenet5_mnist(lr: float = 2.0):\n    "Mine."\n')
-    tasks = Registry("task", "nowhere", tmp_path, table=PRESETS)
-    assert tasks.names() == sorted(PRESETS)
+    tasks = Registry("task", "nowhere", tmp_path, table=FILES)
+    assert tasks.names() == sorted(FILES)
     assert tasks.defaults("lenet5_mnist") == {"lr": 2.0}
     assert tasks.summary("lenet5_mnist") == "Mine."
     with pytest.raises(ValueError, match="'fnn3_mnist' has no 'width'"):
