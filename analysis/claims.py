@@ -14,9 +14,9 @@ The rules, in the order in which they are asked:
    guessing ends: *not comparable*, and why.
 3. The runs were begun before the claim had this rule: *post hoc*. A rule is registered by the runs, which
    store the digest of each claim's rule when they begin.
-4. There is no interval, or it is over fewer than `stats.ENOUGH_SAMPLES` independent runs; or it is a time, and there
-   were fewer launches than that or all were begun on one occasion: *indicated (n = ...)*, and on which side
-   of the limits the estimate lies.
+4. There is no interval, or it is over fewer than `stats.ENOUGH_SAMPLES` independent runs; or it is a time,
+   and there were fewer launches than that or all were begun on one occasion: *indicated (n = ...)*, and on
+   which side of the limits the estimate lies.
 5. The interval crosses a limit of the band: *inconclusive*.
 6. The interval lies in the band: *reproduced* for a magnitude, *same direction* for an ordering with a
    published number; in one `PARTLY` times as wide: *partly*; else *not reproduced*, *other direction*. A
@@ -24,7 +24,7 @@ The rules, in the order in which they are asked:
 
 What follows from the authors' own published logs (`rederived=True`) is *re-derived* in the band, and
 *corrected* outside of that of a published number. It is no measurement of ours, so rules 2 and 3 do not apply
-to it, and `ours` ignores the frames that it is given; the interval is over the windows that they logged.
+to it, and `compute` ignores the frames that it is given; the interval is over the windows that they logged.
 
 All that is asked of the records is asked of the runs that the claim reads (analysis.evidence), not of all
 that its item has.
@@ -38,10 +38,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+from analysis.bands import Band
 from analysis.evidence import ChanceLookup, Evidence, describe_scale_differences, digest_rule
 from analysis.occasions import ENOUGH_OCCASIONS
 from analysis.pictures import captions
-from analysis.pictures.numbers import format_count, format_number, format_with_unit
+from analysis.pictures.numbers import format_count, format_number
 from analysis.records.frames import Frames, track_read_keys
 from analysis.records.steps import LAUNCHES
 from analysis.stats import ENOUGH_SAMPLES, Estimate, MixedRunsError
@@ -65,7 +66,7 @@ LINK_PLACEHOLDER = "{link}"  # in a claim's text: the link of its runs, by what 
 
 
 def no_chance_level(task: str) -> float | None:
-    """The chance level of a task of which none is known."""
+    """Return None: the chance level of a task of which none is known."""
     return None
 
 
@@ -80,7 +81,7 @@ class Claim:
     kind: ClaimKind
     tolerance: float
     reason: str  # why this tolerance, and what a reader should know before comparing
-    ours: Callable[..., Estimate | None]  # of frames, and of what stands in `of`
+    compute: Callable[..., Estimate | None]  # of frames and `arguments`: our value
     accelerator: str = ""  # the GPU that it is about, a part of its driver's name for it, or ANY_GPU
     link: str = ""  # what joins the workers, as in conf/link: NVLink, PCIe, ethernet_1g
     timed: bool = False  # computed from times, which virtual ranks simulate
@@ -89,13 +90,13 @@ class Claim:
     group: str = ""  # claims that follow from one cause are counted once
     rederived: bool = False  # computed from the authors' own logs, not from records of ours
     # For an ordering that depends on how long one trains: the step from which on it stays as it is.
-    flips_at: Callable[..., Estimate | None] | None = None  # of frames and of `of`, too
-    of: tuple[Any, ...] = ()
+    settles_at: Callable[..., Estimate | None] | None = None  # of frames and `arguments`, too
+    arguments: tuple[Any, ...] = ()
     id: str = ""  # stable, short: "ends-close"; derived from the text where there is none
     answers: tuple[str, ...] = ()  # the statements of papers that it answers, by their ids
     stated: str = ""  # the paper's words, where the number in `paper` is ours for them
-    revised: str = ""  # "2026-11-25: the mean of all lags, not one of them": when and how `ours` was changed
-    # The lasting names, in rules, of the function `ours` and of the functions in `of`, in this order; where
+    revised: str = ""  # "2026-11-25: the mean of all lags, not one of them": when and how `compute` changed
+    # The lasting names, in rules, of the function `compute` and of those in `arguments`, in this order; where
     # none are given their Python names count, and who renames a function gives the claim another rule.
     quantity: str | Sequence[Any] = ()
 
@@ -112,16 +113,24 @@ class Claim:
         """Whether it has a published number."""
         return isinstance(self.paper, int | float) and not self.stated
 
-    def band(self, widen: float = 1.0) -> tuple[float, float]:
-        """The lowest and highest value of ours for which the claim holds, at `widen` times its tolerance."""
-        slack = self.tolerance * widen
-        if self.kind in ("absolute", "shape"):
-            return self._paper_number() - slack, self._paper_number() + slack
-        if self.kind == "ratio":
-            return self._paper_number() / (1 + slack), self._paper_number() * (1 + slack)
+    def band(self) -> Band:
+        """Return the values of ours for which the claim holds."""
+        return self._band(self.tolerance, includes_limits=self.kind != "ordering")
+
+    def wide_band(self) -> Band:
+        """Return the values for which the claim holds at least partly."""
+        slack = 0.0 if self.kind == "ordering" else PARTLY * self.tolerance
+        return self._band(slack, includes_limits=False)
+
+    def _band(self, slack: float, includes_limits: bool) -> Band:
         if self.kind == "ordering":
-            return (self.tolerance if widen == 1.0 else 0.0), math.inf
-        return -math.inf, self.tolerance
+            return Band(low=slack, includes_limits=includes_limits)
+        if self.kind == "limit":
+            return Band(high=slack, includes_limits=includes_limits)
+        paper = self._paper_number()
+        if self.kind == "ratio":
+            return Band(paper / (1 + slack), paper * (1 + slack), includes_limits)
+        return Band(paper - slack, paper + slack, includes_limits)
 
     def _paper_number(self) -> float:
         if not isinstance(self.paper, int | float):
@@ -132,9 +141,10 @@ class Claim:
         return self.paper
 
     def rule(self, declared: Mapping[str, Any]) -> str:
-        """Digest of what decides: the quantity, its threshold and band, the hardware it is about, and the
-        scale at which a number can be compared.
+        """Return a digest of the claim's rule.
 
+        The rule is the quantity, its threshold and band, the hardware that it is about, and the scale at
+        which a number can be compared.
         Words may be mended, causes regrouped and functions renamed without another rule: functions count by
         the names in `quantity`. Who changes what a function computes says so in `revised`.
 
@@ -143,11 +153,16 @@ class Claim:
         """
         names = iter([self.quantity] if isinstance(self.quantity, str) else self.quantity)
         parts = {
-            "quantity": _to_rule_json(self.ours, names), "of": _to_rule_json(self.of, names), "unit": self.unit,
-            "kind": self.kind, "tolerance": self.tolerance,
+            "quantity": _to_rule_json(self.compute, names),
+            "of": _to_rule_json(self.arguments, names),
+            "unit": self.unit,
+            "kind": self.kind,
+            "tolerance": self.tolerance,
             "paper": self.paper if isinstance(self.paper, int | float) else None,
-            "accelerator": self.accelerator, "link": self.link, "timed": self.timed,
-        }  # fmt: skip
+            "accelerator": self.accelerator,
+            "link": self.link,
+            "timed": self.timed,
+        }
         if self.revised:
             parts["revised"] = self.revised
         if declared and self.kind in NUMBER_KINDS:
@@ -166,7 +181,7 @@ class Verdict:
     word: VerdictWord
     scale: str  # empty at the paper's scale; else what is reduced, simulated, emulated or derived
     reason: str  # why this word
-    flips: str = ""  # the horizon that the ordering needs
+    horizon: str = ""  # the number of steps that the ordering needs
     launches: int | None = None  # of a time: groups of processes that were started
     occasions: int | None = None  # on which they were begun
     link_asked: float | None = None  # Gbit/s of an emulated link
@@ -177,24 +192,25 @@ class Verdict:
 
     @property
     def p_value(self) -> float:
-        """Of a decisive word: how probable such an interval is, if a limit of its band is the truth."""
+        """The probability of such an interval, if a limit of its band is the truth; 1 if undecided."""
         if self.word not in DECISIVE or self.ours is None:
             return 1.0
-        wide = self.word in ("partly", "not reproduced", "other direction")
-        edges = self.claim.band(PARTLY if wide and self.claim.is_published else 1.0)
-        return max(self.ours.p_value(edge) for edge in edges if math.isfinite(edge))
+        is_wide = self.claim.is_published and self.word in ("partly", "not reproduced", "other direction")
+        band = self.claim.wide_band() if is_wide else self.claim.band()
+        return band.p_value(self.ours)
 
     @property
-    def because(self) -> str:
+    def explanation(self) -> str:
         """All that must be read with the word: n, the reason, the horizon."""
-        told = ("not comparable", "inconclusive", "indicated", "post hoc")
-        said = [self.reason] if self.word in told else []
-        if self.word == "indicated":
+        parts = []
+        if self.word == "indicated" and self.launches is None:
             assert self.ours is not None, "what is indicated was measured"
-            said[:0] = [f"n = {self.ours.n}"] if self.launches is None else []
+            parts.append(f"n = {self.ours.n}")
+        if self.word in ("not comparable", "inconclusive", "indicated", "post hoc"):
+            parts.append(self.reason)
         if self.word not in UNDECIDED:
-            said.append(self.flips)
-        return "; ".join(filter(None, said))
+            parts.append(self.horizon)
+        return "; ".join(filter(None, parts))
 
 
 def judge_claims(
@@ -203,11 +219,12 @@ def judge_claims(
     declared: Mapping[str, Any],
     chance: ChanceLookup = no_chance_level,
 ) -> list[Verdict]:
-    """A verdict on every claim.
+    """Return a verdict on every claim.
 
     Args:
         frames: of the item's runs only.
-        declared: what the paper ran, see `describe_scale_differences`.
+        declared: what the paper ran, see `analysis.evidence.describe_scale_differences`.
+        chance: the accuracy that guessing gives, by the name of a task.
     """
     return [
         replace(_judge_claim(claim, frames, declared, chance), rule=claim.rule(declared)) for claim in claims
@@ -230,156 +247,141 @@ def _to_rule_json(part: Any, names: Iterator[Any]) -> Any:
 
 
 def _judge_claim(claim: Claim, frames: Frames, declared: Mapping[str, Any], chance: ChanceLookup) -> Verdict:
+    ours, mixture = None, ""
     with track_read_keys() as keys:
         try:
-            ours = claim.ours(frames, *claim.of)
-        except MixedRunsError as mixture:
-            ours, mixed = None, str(mixture)
-        else:
-            mixed = ""
-    evidence = Evidence.of(frames, keys)
-    level = claim.chance
-    of_task = chance if level is None else lambda task: level
-    times = evidence.of_times() if claim.derived else evidence
-    link = times.link() if keys or ours else claim.link  # what read nothing was not measured
+            ours = claim.compute(frames, *claim.arguments)
+        except MixedRunsError as error:
+            mixture = str(error)
+    evidence = Evidence.from_keys(frames, keys)
+    times = evidence.without_virtual_runs() if claim.derived else evidence
+    link = times.link_text() if keys or ours else claim.link  # what read nothing was not measured
     claim = replace(claim, text=claim.text.replace(LINK_PLACEHOLDER, link))
-    scale = "" if claim.rederived else describe_scale_differences(evidence.frames, declared)
-    where = "; ".join(filter(None, (scale, *_measurement_kinds(claim, times))))
-    if mixed:
-        return Verdict(claim, None, "not comparable", where, mixed)
+    if claim.rederived:
+        verdict = Verdict(claim, ours, "not run", scale="", reason="")
+    else:
+        reduced = describe_scale_differences(evidence.frames, declared)
+        scale = "; ".join(filter(None, (reduced, *_measurement_kinds(claim, times))))
+        verdict = Verdict(claim, ours, "not run", scale, reason="")
+    if mixture:
+        return replace(verdict, word="not comparable", reason=mixture)
     if ours is None:
-        return Verdict(claim, None, "not run", where, "no records of it")
-    facts = (
-        {
-            **_verdict_facts(claim, times, of_task),
-            "registered": evidence.registered(claim.id, claim.rule(declared)),
-        }
-        if len(evidence.frames.runs) and not claim.rederived
-        else {}
-    )
-    verdict = Verdict(claim, ours, "not run", where, "", **facts)
-    if why := "" if claim.rederived else _incomparable_reason(claim, times, scale, of_task):
-        return replace(verdict, word="not comparable", reason=why)
-    flips = _horizon_text(claim, evidence.frames)
+        return replace(verdict, reason="no records of it")
+    if not claim.rederived:
+        level = claim.chance
+        chance_of_task = chance if level is None else lambda task: level
+        if len(evidence.frames.runs):
+            is_registered = evidence.is_registered(claim.id, claim.rule(declared))
+            facts = _verdict_facts(claim, times, chance_of_task)
+            verdict = replace(verdict, registered=is_registered, **facts)
+        if why := _incomparable_reason(claim, times, reduced, chance_of_task):
+            return replace(verdict, word="not comparable", reason=why)
+    verdict = replace(verdict, horizon=_horizon_text(claim, evidence.frames))
     if verdict.registered is False:
         why = f"the rule is younger than the runs; {_side_text(claim, ours.value)}"
-        return replace(verdict, word="post hoc", reason=why, flips=flips)
-    if why := _indicated_reason(verdict):
-        return replace(verdict, word="indicated", reason=why, flips=flips)
-    word, reason = _decisive_word(claim, ours)
-    return replace(verdict, word=word, reason=reason, flips=flips)
+        return replace(verdict, word="post hoc", reason=why)
+    if why := _indicated_reason(verdict, ours):
+        return replace(verdict, word="indicated", reason=why)
+    word, why = _decisive_word(claim, ours)
+    return replace(verdict, word=word, reason=why)
 
 
 def _measurement_kinds(claim: Claim, evidence: Evidence) -> list[str]:
     """What else than the scale tells these numbers from a measurement of the real thing."""
-    if claim.rederived:
-        return []
-    simulated = claim.timed and evidence.is_simulated()
-    emulated = claim.timed and evidence.is_emulated
-    found = {SIMULATED: simulated, EMULATED: emulated, DERIVED: claim.derived}
-    return [kind for kind, is_so in found.items() if is_so]
+    is_kind = {
+        SIMULATED: claim.timed and evidence.is_simulated(),
+        EMULATED: claim.timed and evidence.is_emulated,
+        DERIVED: claim.derived,
+    }
+    return [kind for kind, is_so in is_kind.items() if is_so]
 
 
 def _verdict_facts(claim: Claim, evidence: Evidence, chance: ChanceLookup) -> dict[str, Any]:
-    """The fields of a verdict that tell what its records are."""
+    """Return the fields of a verdict that tell what its records are."""
     if not claim.timed:
-        return {"chance": evidence.chance(chance) or None}
+        return {"chance": evidence.chance_level(chance) or None}
     return {
-        "launches": len(evidence.launches), "occasions": evidence.occasions,
-        "link_asked": evidence.link_asked, "link_found": evidence.link_found,
-    }  # fmt: skip
+        "launches": len(evidence.launches),
+        "occasions": evidence.occasions,
+        "link_asked": evidence.link_asked,
+        "link_found": evidence.link_found,
+    }
 
 
 def _incomparable_reason(claim: Claim, evidence: Evidence, scale: str, chance: ChanceLookup) -> str:
-    """Reason why these records cannot judge the claim; empty where they can."""
+    """Return the reason why these records cannot judge the claim; empty where they can."""
     frames = evidence.frames
-    exactly = claim.link or claim.accelerator not in ("", ANY_GPU)
-    driver = "" if claim.accelerator == ANY_GPU else claim.accelerator
-    if claim.accelerator and not captions.is_on_gpu(frames, driver):
+    required = describe_required_hardware(claim)
+    names_hardware = claim.link or claim.accelerator not in ("", ANY_GPU)
+    driver_name = "" if claim.accelerator == ANY_GPU else claim.accelerator
+    if claim.accelerator and not captions.is_on_gpu(frames, driver_name):
         hardware = captions.join_words(captions.distinct_values(frames, "provenance.gpu") or ["a CPU"])
-        return f"about {describe_required_hardware(claim)}; measured on {hardware}"
-    if exactly and claim.timed and evidence.is_simulated():
-        return f"about {describe_required_hardware(claim)}; these times are simulated"
+        return f"about {required}; measured on {hardware}"
+    if names_hardware and claim.timed and evidence.is_simulated():
+        return f"about {required}; these times are simulated"
     # An emulated link is told by what was found, in the claim's own words.
     if claim.link and not evidence.is_emulated and not captions.is_over_link(frames, claim.link):
         links = captions.join_words(captions.distinct_values(frames, "cluster.link.name"))
-        return f"about {describe_required_hardware(claim)}; measured over {links}"
+        return f"about {required}; measured over {links}"
     if claim.kind in NUMBER_KINDS and scale:
         return "about the paper's scale, and this one is reduced"
-    return "" if claim.timed else evidence.at_chance(chance)
+    return "" if claim.timed else evidence.chance_ending_text(chance)
 
 
 def describe_required_hardware(claim: Claim) -> str:
-    """The machine that a claim is about, in words."""
+    """Return the machine that a claim is about: 'A100 and NVLink'; empty where it is about any."""
     accelerator = "GPUs" if claim.accelerator == ANY_GPU else claim.accelerator
     return " and ".join(filter(None, (accelerator, claim.link)))
 
 
 def _decisive_word(claim: Claim, ours: Estimate) -> tuple[VerdictWord, str]:
-    """The word by the value alone, and why."""
+    """Return the word by the value alone, and why."""
     if math.isnan(ours.value):
         return "inconclusive", "a run diverged: it has no number"
-    least, most = ours.low, ours.high
-    assert least is not None, "what decides has an interval"
-    assert most is not None, "what decides has an interval"
-    low, high = claim.band()
-    if (least > low if claim.kind == "ordering" else least >= low) and most <= high:
-        return _favourable_word(claim), "the interval lies within the band"
-    crossed = [edge for edge in (low, high) if least <= edge <= most]
-    if crossed:
-        limits = captions.join_words(format_with_unit(edge, claim.unit) for edge in crossed)
-        return "inconclusive", f"the interval includes the limit {limits}"
-    wide_low, wide_high = claim.band(PARTLY)
-    if claim.is_published and not claim.rederived and wide_low < least and most < wide_high:
+    band = claim.band()
+    position = band.position(ours)
+    reason = band.position_text(ours, claim.unit)
+    if position == "across a limit":
+        return "inconclusive", reason
+    is_inside = position == "inside"
+    if not claim.is_published:
+        inside_word: VerdictWord = "re-derived" if claim.rederived else "holds"
+        return (inside_word if is_inside else "does not hold"), reason
+    if claim.rederived:
+        return ("re-derived" if is_inside else "corrected"), reason
+    if not is_inside and claim.wide_band().position(ours) == "inside":
         return "partly", f"the interval lies within {format_number(PARTLY)} times the tolerance"
-    return _unfavourable_word(claim), "the interval lies outside the band"
+    if claim.kind == "ordering":
+        return ("same direction" if is_inside else "other direction"), reason
+    return ("reproduced" if is_inside else "not reproduced"), reason
 
 
-def _favourable_word(claim: Claim) -> VerdictWord:
-    if claim.rederived:
-        return "re-derived"
-    if not claim.is_published:
-        return "holds"
-    return "same direction" if claim.kind == "ordering" else "reproduced"
-
-
-def _unfavourable_word(claim: Claim) -> VerdictWord:
-    if not claim.is_published:
-        return "does not hold"
-    if claim.rederived:
-        return "corrected"
-    return "other direction" if claim.kind == "ordering" else "not reproduced"
-
-
-def _indicated_reason(verdict: Verdict) -> str:
-    """Reason why the value decides nothing yet, and on which side it lies; empty where it may decide."""
-    claim, ours = verdict.claim, verdict.ours
-    assert ours is not None, "what is asked for was measured"
-    side = _side_text(claim, ours.value)
+def _indicated_reason(verdict: Verdict, ours: Estimate) -> str:
+    """Return why the value decides nothing yet, and on which side it lies; empty where it may decide."""
+    claim = verdict.claim
     if math.isnan(ours.value):
         return ""  # a run diverged: more of them would not help
+    side = _side_text(claim, ours.value)
     if claim.timed and verdict.launches is not None and verdict.launches < ENOUGH_SAMPLES[LAUNCHES]:
         return f"{format_count(verdict.launches, LAUNCHES)}; {side}"
     if claim.timed and verdict.occasions is not None and verdict.occasions < ENOUGH_OCCASIONS:
         return f"all launches on one occasion; {side}"
-    return "" if ours.decides else side
+    return "" if ours.is_decisive else side
 
 
 def _side_text(claim: Claim, value: float) -> str:
-    low, high = claim.band()
+    is_inside = claim.band().contains(value)
     if claim.kind == "ordering":
-        return "in this direction" if value > low else "not in this direction"
-    return "within the band" if low <= value <= high else "outside the band"
+        return "in this direction" if is_inside else "not in this direction"
+    return "within the band" if is_inside else "outside the band"
 
 
 def _horizon_text(claim: Claim, frames: Frames) -> str:
-    """The step from which on the ordering stays so, of how many."""
-    at = claim.flips_at(frames, *claim.of) if claim.flips_at else None
-    if at is None:
+    """Return the step from which on the ordering stays so, of how many."""
+    step = claim.settles_at(frames, *claim.arguments) if claim.settles_at else None
+    if step is None:
         return ""
-    if math.isinf(at.value):
+    if math.isinf(step.value):
         return "not so at the end of every run"
-    steps = captions.join_words(
-        format_number(steps) for steps in captions.distinct_values(frames, "steps_total")
-    )
-    return f"so from step {format_number(round(at.value))} of {steps} on"
+    steps = captions.join_words(map(format_number, captions.distinct_values(frames, "steps_total")))
+    return f"so from step {format_number(round(step.value))} of {steps} on"

@@ -96,7 +96,7 @@ class Comparison:
         rows: dict[str, list[Any]] = {
             short_name(self.by): [point.by for point in points],
             short_name(self.x): [None if point.x is None else format_setting(point.x) for point in points],
-            label: [point.value.times(factor) for point in points],
+            label: [point.value.scale_by(factor) for point in points],
             "runs": [len(point.samples) for point in points],
         }
         units = {label: unit} if unit else {}
@@ -121,12 +121,12 @@ class Comparison:
             for by in dict.fromkeys(point.by for point in points):
                 look, of_line = style.method_style(by), [point for point in points if point.by == by]
                 if placed := {places[point.x]: point for point in of_line if point.x is not None}:
-                    values = [point.value.times(factor) for point in placed.values()]
+                    values = [point.value.scale_by(factor) for point in placed.values()]
                     plots.draw_points(axes, list(placed), values, look)
                 for at, point in placed.items():
                     plots.draw_samples(axes, at, [factor * sample for sample in point.samples], look)
                 for point in (point for point in of_line if point.x is None):
-                    plots.draw_across(axes, point.value.times(factor), look)
+                    plots.draw_across(axes, point.value.scale_by(factor), look)
             plots.set_value_ticks(axes, places, short_name(self.x))
             axes.set_ylabel(self._label + (f" ({unit})" if unit else ""))
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title=short_name(self.by))

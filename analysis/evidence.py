@@ -1,5 +1,6 @@
-"""What a claim rests on: the runs that it read, their scale, launches, occasions and link, and the rule that
-they were begun under.
+"""The evidence of a claim: the runs that it read, their scale, launches, occasions and link.
+
+Each run registers the rules of claims when it begins.
 """
 
 from __future__ import annotations
@@ -42,15 +43,13 @@ class Evidence(NamedTuple):
     frames: Frames  # with their runs only; the other tables are whole
 
     @classmethod
-    def of(cls, frames: Frames, keys: Collection[str]) -> Evidence:
-        """These runs; where a claim did not say which it reads, all."""
+    def from_keys(cls, frames: Frames, keys: Collection[str]) -> Evidence:
+        """Return the evidence of these runs, or of all where a claim did not say which it reads."""
         runs = frames.runs[frames.runs["key"].isin(keys)] if keys else frames.runs
         return cls(frames._replace(runs=runs))
 
-    def of_times(self) -> Evidence:
-        """The same without virtual ranks where processes are there as well: of what is put together from both
-        these alone gave times.
-        """
+    def without_virtual_runs(self) -> Evidence:
+        """Return the evidence of processes alone, where there are any: these alone gave times."""
         runs = self.frames.runs
         measured = runs[~runs["simulated"].fillna(False).astype(bool)] if "simulated" in runs else runs
         return Evidence(self.frames._replace(runs=measured)) if len(measured) else self
@@ -62,9 +61,8 @@ class Evidence(NamedTuple):
         group = runs["group"].fillna(runs["key"]) if "group" in runs else runs["key"]
         started = runs.get("started", pd.Series(None, runs.index, dtype=object))
         began = pd.to_datetime(started, utc=True, format="ISO8601", errors="coerce")
-        table = pd.DataFrame({"launch": group, "began": began})
-        found: pd.DataFrame = table.groupby("launch").min()
-        return found
+        table: pd.DataFrame = pd.DataFrame({"launch": group, "began": began}).groupby("launch").min()
+        return table
 
     @property
     def occasions(self) -> int:
@@ -78,142 +76,147 @@ class Evidence(NamedTuple):
         return 8e-9 / float(asked[0]) if self.is_emulated and len(asked) == 1 else None
 
     @property
-    def links_found(self) -> list[float]:
+    def links_found_gbit_s(self) -> list[float]:
         """Gbit/s that a node found while all were sending, of each run; none where several were asked for."""
-        runs = self.frames.runs
-        found = pd.to_numeric(runs.get("provenance.machine.link.together_gbit_s", pd.Series(dtype=float)))
-        return sorted(map(float, found.dropna())) if self.link_asked is not None else []
+        if self.link_asked is None:
+            return []
+        column = "provenance.machine.link.together_gbit_s"
+        return sorted(map(float, pd.to_numeric(self._column(column)).dropna()))
 
     @property
     def link_found(self) -> float | None:
-        """Of these the one that is farthest from what was asked for."""
+        """Gbit/s that was found of the link that is farthest from what was asked for."""
         asked = self.link_asked or math.nan
-        return max(self.links_found, key=lambda found: abs(found / asked - 1), default=None)
+        return max(self.links_found_gbit_s, key=lambda gbit_s: abs(gbit_s / asked - 1), default=None)
 
     @property
     def is_emulated(self) -> bool:
-        """Tell whether nodes of one machine were joined by token buckets."""
-        return bool(self.frames.runs.get("cluster.where", pd.Series(dtype=object)).eq(EMULATED).any())
+        """Whether nodes of one machine were joined by token buckets."""
+        return bool(self._column("cluster.where").eq(EMULATED).any())
 
     @property
-    def is_off(self) -> bool:
-        """Tell whether a link was found that can't be called by what was asked for."""
+    def is_link_off(self) -> bool:
+        """Whether a link was found that can't be called by what was asked for."""
         asked, found = self.link_asked, self.link_found
         return asked is not None and found is not None and abs(found / asked - 1) > LINK_TOLERANCE
 
-    def link(self) -> str:
-        """The link by what was found: '1 Gbit/s', '0.86 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 10)';
-        where it has a length, with that: '0.1 Gbit/s and 50 ms one way'.
-        """
-        asked, found = self.link_asked, self.link_found
-        if asked is None or found is None:
-            return f"{format_number(asked)} Gbit/s (asked)" if asked else "emulated links"
-        if not self.is_off:
-            return f"{format_number(asked)} Gbit/s{self._length()}"
-        ends = dict.fromkeys(format_brief(each, 2) for each in (self.links_found[0], self.links_found[-1]))
-        return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked)}){self._length()}"
+    def link_text(self) -> str:
+        """Return the link by what was found: '1 Gbit/s', '0.9 Gbit/s (asked: 1)', '2 to 3 Gbit/s (asked: 9)'.
 
-    def _length(self) -> str:
-        """Of a link with one length, that matters."""
+        A link with a length has that, too: '0.1 Gbit/s and 50 ms one way'.
+        """
+        asked, found = self.link_asked, self.links_found_gbit_s
+        if asked is None or not found:
+            return f"{format_number(asked)} Gbit/s (asked)" if asked else "emulated links"
+        if not self.is_link_off:
+            return f"{format_number(asked)} Gbit/s{self._length_text()}"
+        ends = dict.fromkeys((format_brief(found[0], 2), format_brief(found[-1], 2)))
+        return f"{' to '.join(ends)} Gbit/s (asked: {format_number(asked)}){self._length_text()}"
+
+    def _length_text(self) -> str:
         runs, column = self.frames.runs, "cluster.link.alpha_s"
         if column not in runs:
             return ""
-        ways = pd.to_numeric(runs.loc[runs["cluster.where"] == EMULATED, column]).unique()
-        return (
-            f" and {format_number(1e3 * ways[0])} ms one way"
-            if len(ways) == 1 and ways[0] >= LONG_DELAY_S
-            else ""
-        )
+        delays_s = pd.to_numeric(runs.loc[runs["cluster.where"] == EMULATED, column]).unique()
+        if len(delays_s) != 1 or delays_s[0] < LONG_DELAY_S:
+            return ""
+        return f" and {format_number(1e3 * delays_s[0])} ms one way"
 
-    def registered(self, claim: str, digest: str) -> bool:
-        """Tell whether every run was begun when the claim had this very rule."""
-        texts = self.frames.runs.get(RULES_COLUMN, pd.Series([None] * len(self.frames.runs), dtype=object))
+    def is_registered(self, claim: str, digest: str) -> bool:
+        """Return True where every run was begun when the claim had this very rule."""
+        texts = self._column(RULES_COLUMN)
         return bool(texts.notna().all()) and all(json.loads(t).get(claim) == digest for t in texts.unique())
 
-    def at_chance(self, chance: ChanceLookup) -> str:
-        """The first task of which a training ended at chance, and where; empty where none did."""
+    def chance_ending_text(self, chance: ChanceLookup) -> str:
+        """Return where the first training ended that ended at chance; empty where none did."""
         runs = self.frames.runs
         columns = [name for name in TOP1_COLUMNS if name in runs]
         if not columns or "task.name" not in runs:
             return ""
-        ends = runs[columns].bfill(axis="columns").iloc[:, 0]
-        for task, end in zip(runs["task.name"], ends, strict=True):
+        final_top1 = runs[columns].bfill(axis="columns").iloc[:, 0]
+        for task, top1 in zip(runs["task.name"], final_top1, strict=True):
             level = chance(str(task))
-            if level is not None and pd.notna(end) and end <= CHANCE_MARGIN * level:  # some validate nothing
+            if (
+                level is not None and pd.notna(top1) and top1 <= CHANCE_MARGIN * level
+            ):  # some validate nothing
                 return (
-                    f"a training ends at {format_with_unit(end, '%')}; guessing gives "
-                    f"{format_with_unit(level, '%')}"
+                    f"a training ends at {format_with_unit(top1, '%')}; "
+                    f"guessing gives {format_with_unit(level, '%')}"
                 )
         return ""
 
-    def chance(self, chance: ChanceLookup) -> float | None:
-        """Percent of top-1 that guessing gives in these trainings; None where they have several levels."""
+    def chance_level(self, chance: ChanceLookup) -> float | None:
+        """Return the percent of top-1 that guessing gives in these trainings; None of several levels."""
         levels = {chance(str(task)) for task in self.frames.runs.get("task.name", ())}
         return levels.pop() if len(levels) == 1 else None
 
     def is_simulated(self) -> bool:
-        """Tell whether virtual ranks made some of their times."""
+        """Return True where virtual ranks made some of their times."""
         return captions.is_simulated(self.frames)
+
+    def _column(self, name: str) -> pd.Series[Any]:
+        """Return a column of the runs, without values where it was not recorded."""
+        runs = self.frames.runs
+        column: pd.Series[Any] = runs.get(name, pd.Series(None, runs.index, dtype=object))
+        return column
 
 
 def deviating_links_text(frames: Frames) -> str:
-    """The emulated links that were not as asked for: '2.7 Gbit/s (asked: 10)'; empty where all were."""
+    """Return emulated links that were not as asked for: '2.7 Gbit/s (asked: 10)'; empty where all were."""
     column = "cluster.link.beta_s_per_byte"
     if column not in frames.runs:
         return ""
-    told = [
-        evidence.link()
-        for _, runs in frames.runs.groupby(column, sort=False)
-        if (evidence := Evidence(frames._replace(runs=runs))).is_off
-    ]
-    return captions.join_words(dict.fromkeys(told)) if told else ""
+    links = [Evidence(frames._replace(runs=runs)) for _, runs in frames.runs.groupby(column, sort=False)]
+    texts = [link.link_text() for link in links if link.is_link_off]
+    return captions.join_words(dict.fromkeys(texts)) if texts else ""
 
 
 def digest_rule(rule: Mapping[str, Any]) -> str:
-    """Ten digits of a hash of a rule, whose values are JSON's."""
+    """Return ten digits of a hash of a rule, whose values are JSON's."""
     return hashlib.sha256(json.dumps(rule, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def describe_scale_differences(frames: Frames, declared: Mapping[str, Any]) -> str:
-    """Differences of the runs from what the paper ran, in words; empty where there are none.
+    """Return the differences of the runs from what the paper ran, in words; empty where there are none.
 
     Args:
+        frames: of an item's runs.
         declared: the paper's values by column of `frames.runs`, as the item states them in SCALE; where the
             value depends on the device or the task, a mapping from either to value. A run without a field
             (dense has no density) does not differ in it, nor one of a task that a mapping leaves out.
     """
-    if not len(frames.runs):
+    runs = frames.runs
+    if not len(runs):
         return ""
-    factors = ("steps_total", "workers", "task.batch_size")
-    if {*factors} <= {*frames.runs}:
-        seen = frames.runs[[*factors]].astype(float).prod(axis="columns", skipna=False)
-        frames = frames._replace(runs=frames.runs.assign(**{EXAMPLES_COLUMN: seen}))
-    found = (_describe_difference(frames, column, paper) for column, paper in declared.items())
-    differences = ", ".join(filter(None, found))
+    factors = ["steps_total", "workers", "task.batch_size"]
+    if {*factors} <= {*runs}:
+        examples = runs[factors].astype(float).prod(axis="columns", skipna=False)
+        runs = runs.assign(**{EXAMPLES_COLUMN: examples})
+    texts = (_describe_difference(runs, column, paper) for column, paper in declared.items())
+    differences = ", ".join(filter(None, texts))
     return f"{REDUCED}: {differences}" if differences else ""
 
 
-def _describe_difference(frames: Frames, column: str, paper: Any) -> str:
-    """'batch 16 instead of 128'; empty where no run differs."""
-    runs = frames.runs
+def _describe_difference(runs: pd.DataFrame, column: str, paper: Any) -> str:
+    """Return 'batch 16 instead of 128'; empty where no run differs."""
     if column not in runs:
         return ""
-    found = set()
-    none = [None] * len(runs)
-    for device, task, value in zip(
-        runs.get("device", none), runs.get("task.name", none), runs[column], strict=True
-    ):
+    differing = set()
+    table = runs.reindex(columns=["device", "task.name", column])
+    for device, task, value in table.itertuples(index=False, name=None):
         expected = paper.get(device, paper.get(task, value)) if isinstance(paper, Mapping) else paper
-        missing = value is None or (isinstance(value, float) and math.isnan(value))
-        if not missing and value != expected:
-            found.add((value, expected))
+        is_missing = value is None or (isinstance(value, float) and math.isnan(value))
+        if not is_missing and value != expected:
+            differing.add((value, expected))
     # Numbers by their size, then words: the order of the records says nothing.
-    ordered = sorted(found, key=lambda pair: (isinstance(pair[0], str), pair[0]))
-    told = [f"{_value_text(value)} instead of {_value_text(expected)}" for value, expected in ordered]
-    return f"{SCALE_NAMES[column]} {captions.join_words(dict.fromkeys(told))}" if told else ""
+    ordered = sorted(differing, key=lambda pair: (isinstance(pair[0], str), pair[0]))
+    texts = [f"{_value_text(value)} instead of {_value_text(expected)}" for value, expected in ordered]
+    return f"{SCALE_NAMES[column]} {captions.join_words(dict.fromkeys(texts))}" if texts else ""
 
 
 def _value_text(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, str):
-        return str(value).lower() if isinstance(value, bool) else format_number(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return format_number(value)
     return "none" if value == "[]" else value

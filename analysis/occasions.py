@@ -9,12 +9,13 @@ ENOUGH_OCCASIONS = 2
 OCCASION_GAP_MIN = 30.0  # minutes between the first launches of two occasions
 
 
-def occasion_starts(began: Iterable[datetime]) -> list[datetime]:
-    """The beginning of each occasion, of launches that were begun then: the first launch, then the first that
-    was begun half an hour or more after that, and so on.
+def occasion_starts(launches: Iterable[datetime]) -> list[datetime]:
+    """Return the beginning of each occasion, of launches that were begun at these times.
+
+    The first launch begins an occasion, and so does each first launch half an hour or more after that.
     """
-    found = list[datetime]()
-    for at in sorted(began):
-        if not found or at - found[-1] >= timedelta(minutes=OCCASION_GAP_MIN):
-            found.append(at)
-    return found
+    starts = list[datetime]()
+    for began in sorted(launches):
+        if not starts or began - starts[-1] >= timedelta(minutes=OCCASION_GAP_MIN):
+            starts.append(began)
+    return starts

@@ -58,7 +58,7 @@ class Table:
             )
 
     @classmethod
-    def of(
+    def from_rows(
         cls, title: str, rows: Sequence[Mapping[str, Any]], units: Mapping[str, str] = {}, note: str = ""
     ) -> Table:
         """Table of these rows, each with its cells by column."""
@@ -73,11 +73,11 @@ class Table:
         columns = [self.frame.iloc[:, place].tolist() for place in range(self.frame.shape[1])]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    def texts(self) -> list[list[str]]:
+    def cell_texts(self) -> list[list[str]]:
         """The cells as people read them."""
         return [[cell_text(cell) for cell in row] for row in self.rows()]
 
-    def are_numbers(self) -> list[bool]:
+    def are_columns_numeric(self) -> list[bool]:
         """True for each column of numbers only, which stand at the right."""
         columns = zip(*self.rows(), strict=True) if len(self.frame) else [()] * self.frame.shape[1]
         return [
@@ -85,28 +85,28 @@ class Table:
             for cells in columns
         ]
 
-    def markdown(self) -> str:
+    def to_markdown(self) -> str:
         """A pipe table below its title, for GitHub and pandoc."""
-        ruler = ["---:" if right else "---" for right in self.are_numbers()]
+        ruler = ["---:" if right else "---" for right in self.are_columns_numeric()]
         body = [
             map(_escape_markdown, self.header()),
             ruler,
-            *(map(_escape_markdown, row) for row in self.texts()),
+            *(map(_escape_markdown, row) for row in self.cell_texts()),
         ]
         lines = "".join(f"| {' | '.join(cells)} |\n" for cells in body)
         title = f"**{_escape_markdown(self.title)}**\n" if self.title else ""
         note = f"{_escape_markdown(self.note)}\n" if self.note else ""
         return "\n".join(filter(None, (title, lines, note)))
 
-    def tex(self, scale: str = "", label: str = "") -> str:
+    def to_tex(self, scale: str = "", label: str = "") -> str:
         r"""A `table` environment; the document needs `\usepackage{booktabs}`.
 
         Args:
             scale: what its numbers are of, which its caption says too: a table travels without its page.
             label: for `\ref`.
         """
-        sides = "".join("r" if right else "l" for right in self.are_numbers())
-        rows = [" & ".join(map(escape_tex, row)) + r" \\" for row in self.texts()]
+        sides = "".join("r" if right else "l" for right in self.are_columns_numeric())
+        rows = [" & ".join(map(escape_tex, row)) + r" \\" for row in self.cell_texts()]
         caption = ". ".join(filter(None, (self.title, scale)))
         return "\n".join((
             r"\begin{table}",
@@ -125,7 +125,7 @@ class Table:
             "",
         ))  # fmt: skip
 
-    def csv(self) -> str:
+    def to_csv(self) -> str:
         """Plain numbers for programs; a column of values with intervals becomes four: it, low, high and n."""
         columns = list[list[Any]]()
         for place, name in enumerate(map(str, self.frame.columns)):
@@ -143,9 +143,9 @@ class Table:
         )
         return out.getvalue()
 
-    def html(self) -> str:
+    def to_html(self) -> str:
         """A `<table>`; `data-value` has a cell's plain number."""
-        sides = self.are_numbers()
+        sides = self.are_columns_numeric()
         head = "".join(f'<th scope="col"{_html_class(right)}>{_escape_html(name)}</th>'
                        for name, right in zip(self.header(), sides, strict=True))  # fmt: skip
         body = "".join(
@@ -201,9 +201,9 @@ def save_tables(tables: Sequence[Table], folder: Path, name: str, scale: str = "
         label: the same, in short, for LaTeX's labels: tab:NAME:LABEL, tab:NAME-2:LABEL and so on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {f"{name}{f'-{place}' * (place > 1)}.csv": table.csv() for place, table in enumerate(tables, 1)}
+    texts = {f"{name}{f'-{place}' * (place > 1)}.csv": table.to_csv() for place, table in enumerate(tables, 1)}
     in_latex = [
-        table.tex(scale, ":".join(filter(None, ("tab", f"{name}{f'-{place}' * (place > 1)}", label))))
+        table.to_tex(scale, ":".join(filter(None, ("tab", f"{name}{f'-{place}' * (place > 1)}", label))))
         for place, table in enumerate(tables, 1)
     ]
     texts |= {f"{name}.tex": "\n".join(in_latex)} if tables else {}
@@ -216,7 +216,7 @@ def save_tables(tables: Sequence[Table], folder: Path, name: str, scale: str = "
 
 
 def tables_markdown(tables: Iterable[Table]) -> str:
-    return "\n".join(table.markdown() for table in tables)
+    return "\n".join(table.to_markdown() for table in tables)
 
 
 def _with_unit(name: str, unit: str) -> str:

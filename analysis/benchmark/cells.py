@@ -13,8 +13,8 @@ from analysis.benchmark.files import EntryFile
 from analysis.records.frames import Frames, find_diverged_keys, steps_of_run
 from analysis.records.steps import LAUNCHES
 from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value
-from analysis.times import rounds
-from analysis.times.reaching import (
+from analysis.times import exchange_rounds
+from analysis.times.time_to_target import (
     CrossingBySeed,
     all_seeds_reach,
     crossing_by_seed,
@@ -121,7 +121,7 @@ def _evaluate_cell(
         word=_cell_word(own, gain, is_baseline),
         sooner=None if is_baseline else gain,
         minutes=_minutes_to_target(own, step) if step else None,
-        step_ms=step.times(1e3) if step else None,
+        step_ms=step.scale_by(1e3) if step else None,
         times=times,
         reached=sum(np.isfinite(each.at) for each in own.values()),
         seeds=len(own), launches=len(taken), target=level,
@@ -166,7 +166,7 @@ def _mean_step_s_by_launch(frames: Frames, keys: Sequence[str]) -> dict[int, flo
     for key in keys:
         steps = steps_of_run(frames, key)
         share = float((steps.loc[steps["block"].notna(), "wire_bytes"] > 0).mean())
-        for seed, own in rounds.step_seconds_by_launch(frames, [key]).items():
+        for seed, own in exchange_rounds.step_seconds_by_launch(frames, [key]).items():
             found[seed] = (
                 own.local_s + share * (own.exchanging_s - own.local_s) if share < 1 else own.exchanging_s
             )

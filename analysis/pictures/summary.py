@@ -145,7 +145,7 @@ def _timing_sentence(cell: Frames, pair: MethodPair, published: PublishedResult)
         told.append(
             f"selection is {format_brief(share.value, 2)} % of it{_published_text(published.select, ' %')}"
         )
-    return f"{', and '.join(told)} ({format_count(ratio.n, ratio.of)})"
+    return f"{', and '.join(told)} ({format_count(ratio.n, ratio.sample_kind)})"
 
 
 def _training_sentence(cell: Frames, pair: MethodPair, published: PublishedResult) -> str:
@@ -166,7 +166,7 @@ def _training_sentence(cell: Frames, pair: MethodPair, published: PublishedResul
         return ""
     return (
         f"{pair.label} ends {_estimate_text(apart)} points of top-1 {side} {pair.base}"
-        f"{_published_text(published.behind, ' below')} ({format_count(apart.n, apart.of)})"
+        f"{_published_text(published.behind, ' below')} ({format_count(apart.n, apart.sample_kind)})"
     )
 
 

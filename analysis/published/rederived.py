@@ -1,11 +1,11 @@
 """What follows from the job logs of Yoon and Oh 2022, with intervals over their iterations.
 
 Every number is computed from the shipped tables. An interval says how well one job's iterations determine it;
-how much another job would differ, it can't say, for each configuration ran once. `dependent` makes the
+how much another job would differ, it can't say, for each configuration ran once. `block_intervals` makes the
 intervals of what each iteration printed.
 
 Rank 0 validated after every 49 iterations inside the timed loop, while the other seven waited in the
-iteration's communication. `unvalidated.validation_free_step_ms` is the time of an iteration without that.
+iteration's communication. `validation_free.validation_free_step_ms` is the time of an iteration without that.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from analysis.published.dependent import JackknifeParts, leave_one_block_out_sums
+from analysis.published.block_intervals import JackknifeParts, leave_one_block_out_sums
 from analysis.published.log_files import JOBS, WINDOW_ITERATIONS
 from analysis.published.tables import iteration_table, job_table
-from analysis.published.unvalidated import SETTLED_FROM_ITERATION
+from analysis.published.validation_free import SETTLED_FROM_ITERATION
 
 BATCH_PER_WORKER = 128  # per worker
 JOB_BY_GPU_AND_METHOD = {(job.gpu, job.method): number for number, job in JOBS.items() if job.workers == 8}

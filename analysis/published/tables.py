@@ -17,9 +17,9 @@ from analysis.published.log_files import JOBS, read_iterations, read_training
 from analysis.records import schema
 from analysis.records.files import (
     DamagedFileError,
-    fingerprint,
     read_struct,
     read_verified,
+    size_and_digest,
     write_atomic,
     write_json,
 )
@@ -129,7 +129,7 @@ def write_tables(tables: Tables, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, table in tables._asdict().items():
         write_atomic(folder / _file_name(name), _encode_table(name, table))
-    files = {_file_name(name): fingerprint(folder / _file_name(name)) for name in tables._fields}
+    files = {_file_name(name): size_and_digest(folder / _file_name(name)) for name in tables._fields}
     write_json(folder / DIGESTS, {"source": SOURCE, "files": files})
 
 

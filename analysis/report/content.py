@@ -52,7 +52,7 @@ class JudgedClaim:
             paper_number=float(claim.paper) if isinstance(claim.paper, int | float) else None,
             ours=verdicts.measured_text(verdict),
             number=None if math.isnan(value) else value,
-            because=verdict.because,
+            because=verdict.explanation,
             scale=verdict.scale,
             note=verdicts.claim_note(claim),
             p_value=verdict.p_value,

@@ -1,10 +1,12 @@
-"""What `doctor` makes of its probes: findings, each with what to do, and fields for the cluster's file."""
+"""The checks of `doctor`: what the probes of a cluster's nodes mean, and what to do about it."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from analysis.records import locks
 from experiments.config.config import Config
@@ -15,29 +17,50 @@ from experiments.launch.probe import NodeFacts
 from slurm import gpus
 from slurm.partition import PartitionNode
 
-CLOCK_S = 2.0  # that a node's clock may differ unnoticed: a file takes its time to be seen
+MAX_CLOCK_OFFSET_S = 2.0  # of a node, unnoticed: a file takes its time to be seen
 Verdict = Literal["works", "note", "FAULT"]
+VERDICTS: tuple[Verdict, ...] = ("works", "note", "FAULT")  # in the order of the output
+# By what a node's probe finds of the lock that this machine holds.
+LOCK_FINDINGS: dict[str, tuple[Verdict, str]] = {
+    probe.HELD: ("works", "of the results folder are seen on {nodes}"),
+    probe.NOT_HELD: (
+        "note",
+        "{nodes}: locks of the results folder hold on one node only; submit from one machine at a time, or "
+        "mount it with locks (Lustre: -o flock; NFS: without local_lock)",
+    ),
+    probe.NO_LOCKS: (
+        "note",
+        "{nodes}: files of the results folder can't be locked; submit from one machine at a time, or set "
+        f"SPARSIFY_RESULTS to {locks.ELSEWHERE}",
+    ),
+}
+UNOPENED: tuple[Verdict, str] = (
+    "FAULT",
+    "{nodes}: files of the results folder can't be opened ({lock}); make them writable there",
+)
+V = TypeVar("V")
 
 
 class Finding(NamedTuple):
-    """One thing that was found."""
+    """One line of the output, and the fields of the cluster's file that follow from it."""
 
     verdict: Verdict
-    about: str
+    subject: str
     text: str
+    fields: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
-class Examined:
-    """All that was found out."""
+class ClusterObservations:
+    """Facts about a cluster or this machine: from probes, from a test of a group, and from SLURM."""
 
     config: Config
     probes: Sequence[NodeProbe]
-    met: GroupTestResult | None = None
-    no_container: str = ""  # why runs can't be started in theirs from here
+    group_test: GroupTestResult | None = None
+    container_fault: str = ""  # why this machine can't start runs in their container
     nodes: Sequence[PartitionNode] = ()  # of the partition, by SLURM
-    most_tasks: int | None = None  # of an array, by SLURM
-    accounting: str | None = None
+    max_array: int | None = None  # jobs of an array that SLURM takes
+    accounting: str | None = None  # SLURM's setting
 
     @property
     def cluster(self) -> SlurmCluster | None:
@@ -46,240 +69,197 @@ class Examined:
 
     @property
     def facts(self) -> list[NodeFacts]:
-        """Those of all tasks."""
-        return [facts for each in self.probes for facts in each.facts]
+        """The facts that the tasks of all probes found."""
+        return [facts for node_probe in self.probes for facts in node_probe.facts]
+
+    def nodes_by_fact(self, read: Callable[[NodeFacts], V]) -> dict[V, str]:
+        """Return the names of the nodes by the value that their facts have; of several tasks the last."""
+        return _join_names_by_value({facts.node: read(facts) for facts in self.facts})
 
 
-@dataclass
-class Health:
-    """Findings, and the fields of the cluster's file that follow from them."""
-
-    findings: list[Finding] = field(default_factory=list)
-    fields: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, examined: Examined) -> Health:
-        """What follows from all that was found out."""
-        found = cls()
-        for judge in JUDGES:
-            for finding, fields in judge(examined):
-                found.findings.append(finding)
-                found.fields.update(fields)
-        order = ("works", "note", "FAULT")
-        found.findings.sort(key=lambda finding: order.index(finding.verdict))
-        return found
-
-    @property
-    def is_well(self) -> bool:
-        """Tell whether runs would work."""
-        return all(finding.verdict != "FAULT" for finding in self.findings)
+def check_cluster(observed: ClusterObservations) -> list[Finding]:
+    """Return the findings of all checks, the faults last."""
+    findings = [finding for check in CHECKS for finding in check(observed)]
+    return sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict))
 
 
-Judged = Iterator[tuple[Finding, Mapping[str, Any]]]
-
-
-def _nodes(examined: Examined) -> Judged:
-    for node in examined.nodes:
+def _check_probes(observed: ClusterObservations) -> Iterator[Finding]:
+    for node in observed.nodes:
         if not node.is_usable:
-            yield Finding("note", node.name, f"not asked: SLURM has it as {node.state}"), {}
-    for each in examined.probes:
-        if not each.is_well:
-            verdict: Verdict = "note" if each.why.startswith("not known") else "FAULT"
-            yield Finding(verdict, each.node, each.why), {}
-    if told := sorted({facts.node for facts in examined.facts}):
-        yield Finding("works", "results", f"what nodes write is seen here: {', '.join(told)}"), {}
+            yield Finding("note", node.name, f"not asked: SLURM has it as {node.state}")
+    for node_probe in observed.probes:
+        if not node_probe.is_well:
+            yield Finding(_fault_verdict(node_probe.why), node_probe.node, node_probe.why)
+    if names := sorted({facts.node for facts in observed.facts}):
+        yield Finding("works", "results", f"what nodes write is seen here: {', '.join(names)}")
 
 
-def _python(examined: Examined) -> Judged:
-    for version, where in _by(examined.facts, lambda facts: facts.python).items():
-        fields = {"python": examined.cluster.python} if examined.cluster and examined.cluster.python else {}
-        yield Finding("works", "Python", f"{version} on {where}"), fields
+def _check_python(observed: ClusterObservations) -> Iterator[Finding]:
+    fields = {"python": observed.cluster.python} if observed.cluster and observed.cluster.python else {}
+    for version, nodes in observed.nodes_by_fact(lambda facts: facts.python).items():
+        yield Finding("works", "Python", f"{version} on {nodes}", fields)
 
 
-def _containers(examined: Examined) -> Judged:
-    wanted = examined.config.container
-    if examined.no_container:
-        yield Finding("FAULT", "container", f"on this machine: {examined.no_container}"), {}
-    for why, where in _by(examined.facts, lambda facts: facts.container).items():
+def _check_containers(observed: ClusterObservations) -> Iterator[Finding]:
+    wanted = observed.config.container
+    if observed.container_fault:
+        yield Finding("FAULT", "container", f"on this machine: {observed.container_fault}")
+    for why, nodes in observed.nodes_by_fact(lambda facts: facts.container).items():
         if why:
-            yield Finding("FAULT", "container", f"{where}: {why}"), {}
+            yield Finding("FAULT", "container", f"{nodes}: {why}")
         elif isinstance(wanted, Container):
-            yield Finding("works", "container", f"container={wanted.name} starts on {where}"), {}
+            yield Finding("works", "container", f"container={wanted.name} starts on {nodes}")
     if not isinstance(wanted, Container):
-        for runtime, where in _by(examined.facts, lambda facts: facts.runtime or "").items():
-            there = f"{runtime} is there" if runtime else "neither apptainer nor singularity is there"
-            yield Finding("works", "container", f"none was asked for; {there}, on {where}"), {}
+        for runtime, nodes in observed.nodes_by_fact(lambda facts: facts.runtime).items():
+            there = f"{runtime or 'neither apptainer nor singularity'} is there"
+            yield Finding("works", "container", f"none was asked for; {there}, on {nodes}")
 
 
-def _network(examined: Examined) -> Judged:
-    met, cluster = examined.met, examined.cluster
-    for name, where in _by(examined.facts, lambda facts: " and ".join(facts.name)).items():
-        if cluster and (not name or name.startswith("127.")):
-            means = f"own name resolves to {name or 'nothing'}"
-            text = f"of {where}: their {means}, so workers go by the interface that reaches the others"
-            yield Finding("note", "names", text), {}
-    for why, where in _by(examined.facts, lambda facts: facts.closed).items():
+def _check_network(observed: ClusterObservations) -> Iterator[Finding]:
+    for address, nodes in observed.nodes_by_fact(lambda facts: " and ".join(facts.name)).items():
+        if observed.cluster and (not address or address.startswith("127.")):
+            means = f"own name resolves to {address or 'nothing'}"
+            text = f"of {nodes}: their {means}, so workers go by the interface that reaches the others"
+            yield Finding("note", "names", text)
+    for why, nodes in observed.nodes_by_fact(lambda facts: facts.closed).items():
         if why:
-            yield Finding("note", "ports", f"{where}: {why}"), {}
-    if met is None:
+            yield Finding("note", "ports", f"{nodes}: {why}")
+    group = observed.group_test
+    if group is None:
         return
-    if met.why:
-        verdict: Verdict = "note" if met.why.startswith("not known") else "FAULT"
-        yield Finding(verdict, "network", f"workers of {' and '.join(met.nodes)}: {met.why}"), {}
+    workers = f"workers of {' and '.join(group.nodes)}"
+    if group.why:
+        yield Finding(_fault_verdict(group.why), "network", f"{workers}: {group.why}")
         return
-    names = list(dict.fromkeys(name for name in met.interfaces if name))
+    names = list(dict.fromkeys(filter(None, group.interfaces)))
     by = f" by {' and '.join(names)}" if names else ""
     # One name may be written down; where nodes have others, workers find theirs by themselves.
-    fields = {"interface": names[0]} if cluster and len(names) == 1 else {}
-    yield Finding("works", "network", f"workers of {' and '.join(met.nodes)} meet{by}"), fields
+    fields = {"interface": names[0]} if observed.cluster and len(names) == 1 else {}
+    yield Finding("works", "network", f"{workers} meet{by}", fields)
 
 
-def _cores(examined: Examined) -> Judged:
-    cluster = examined.cluster
-    for each in examined.probes:
-        cores = [{*facts.cores} for facts in each.facts]
-        many = [name for own in cores for name in own if _cpus(name) > 1]
-        threads = max((_cpus(name) for name in many), default=1)
-        if each is examined.probes[0] and cores:
-            has = f"{threads} threads a core" if threads > 1 else "one thread a core"
-            count = min(len(facts.cores) for facts in each.facts)
-            yield Finding("works", "cores", f"{has}; {count} CPUs for each worker on {each.node}"), {}
-        shared = [one & other for at, one in enumerate(cores) for other in cores[:at] if one & other]
-        if shared and cluster:
-            text, fields = "workers share cores, which makes timings worthless; ", {}
-            if threads > 1 and not any("multithread" in word for word in cluster.sbatch):
+def _check_cores(observed: ClusterObservations) -> Iterator[Finding]:
+    for node_probe in observed.probes:
+        cores_by_worker = [set(facts.cores) for facts in node_probe.facts]
+        threads = max((_count_cpus(core) for cores in cores_by_worker for core in cores), default=1)
+        if node_probe is observed.probes[0] and cores_by_worker:
+            threads_text = f"{threads} threads a core" if threads > 1 else "one thread a core"
+            count = min(len(facts.cores) for facts in node_probe.facts)
+            text = f"{threads_text}; {count} CPUs for each worker on {node_probe.node}"
+            yield Finding("works", "cores", text)
+        are_shared = sum(map(len, cores_by_worker)) > len(set().union(*cores_by_worker))
+        if are_shared and observed.cluster:
+            text = "workers share cores, which makes timings worthless; "
+            sbatch = observed.cluster.sbatch
+            if threads > 1 and not any("multithread" in option for option in sbatch):
                 text += "sbatch: [--hint=nomultithread] gives each core to one"
-                fields = {"sbatch": [*cluster.sbatch, "--hint=nomultithread"]}
+                yield Finding("note", node_probe.node, text, {"sbatch": [*sbatch, "--hint=nomultithread"]})
             else:
                 text += "srun: [--cpu-bind=cores] binds them, where the site lets SLURM do so"
-            yield Finding("note", each.node, text), fields
+                yield Finding("note", node_probe.node, text)
             return
 
 
-def _alone(examined: Examined) -> Judged:
-    cluster = examined.cluster
-    if cluster is None:
+def _check_exclusive(observed: ClusterObservations) -> Iterator[Finding]:
+    if observed.cluster is None:
         return
-    for alone, where in _by_probe(examined.probes, lambda each: each.is_alone).items():
-        if alone is None:
-            continue
-        if alone:
-            yield Finding("works", "exclusive", f"a job has {where} for itself"), {"exclusive": True}
-        elif cluster.exclusive:
+    is_alone_by_node = {node_probe.node: node_probe.is_alone for node_probe in observed.probes}
+    for is_alone, nodes in _join_names_by_value(is_alone_by_node).items():
+        if is_alone:
+            yield Finding("works", "exclusive", f"a job has {nodes} for itself", {"exclusive": True})
+        elif is_alone is not None and observed.cluster.exclusive:
             text = (
-                f"{where}: SLURM does not say that a job has its nodes for itself; timings may be disturbed"
+                f"{nodes}: SLURM does not say that a job has its nodes for itself; timings may be disturbed"
             )
-            yield Finding("note", "exclusive", text), {}
-        else:
-            text = f"{where}: others may run beside a job; exclusive: true makes timings worth more"
-            yield Finding("note", "exclusive", text), {"exclusive": False}
+            yield Finding("note", "exclusive", text)
+        elif is_alone is not None:
+            text = f"{nodes}: others may run beside a job; exclusive: true makes timings worth more"
+            yield Finding("note", "exclusive", text, {"exclusive": False})
 
 
-def _gpus(examined: Examined) -> Judged:
-    if examined.config.device != "cuda":
+def _check_gpus(observed: ClusterObservations) -> Iterator[Finding]:
+    if observed.config.device != "cuda":
         return
-    cluster = examined.config.cluster
-    for each in examined.probes:
-        if not each.facts:
+    wanted = observed.config.cluster.gpu
+    for node_probe in observed.probes:
+        if not node_probe.facts:
             continue
-        seen = [facts.assigned_gpus() for facts in each.facts]
-        models = sorted({name for facts in each.facts for name in facts.gpus.values()})
-        count = len({gpu for own in seen for gpu in own})
-        if not all(seen) or count < len(seen):
-            found = f"{len(seen)} workers see {count} GPUs" if all(seen) else "workers see no GPU"
+        gpus_by_worker = [facts.assigned_gpus() for facts in node_probe.facts]
+        models = sorted({model for facts in node_probe.facts for model in facts.gpus.values()})
+        count = len({gpu for assigned in gpus_by_worker for gpu in assigned})
+        if not all(gpus_by_worker) or count < len(gpus_by_worker):
+            seen = f"{len(gpus_by_worker)} workers see {count} GPUs"
             text = (
-                f"{found}; cluster.gres and gpus are asked for as `plan --sbatch` shows: ask for "
-                "them as the site's manual says, or take device=cpu"
+                f"{seen if all(gpus_by_worker) else 'workers see no GPU'}; cluster.gres and gpus are asked for "
+                "as `plan --sbatch` shows: ask for them as the site's manual says, or take device=cpu"
             )
-            yield Finding("FAULT", each.node, text), {}
+            yield Finding("FAULT", node_probe.node, text)
             continue
-        is_bound = max(map(len, seen)) == 1 < len(seen)
+        is_bound = max(map(len, gpus_by_worker)) == 1 < len(gpus_by_worker)
         bound = "each worker sees its own" if is_bound else "workers see all of their job"
-        yield Finding("works", "GPUs", f"{each.node}: {', '.join(models)}; {bound}"), {}
-        wrong = [name for name in models if cluster.gpu not in ("any", "none")]
-        if any(not gpus.is_gpu_model(cluster.gpu, name) for name in wrong):
-            text = f"it has {', '.join(models)}, and cluster.gpu={cluster.gpu}; change gpu, or the partition"
-            yield Finding("FAULT", each.node, text), {}
+        yield Finding("works", "GPUs", f"{node_probe.node}: {', '.join(models)}; {bound}")
+        if wanted not in ("any", "none") and not all(gpus.is_gpu_model(wanted, model) for model in models):
+            text = f"it has {', '.join(models)}, and cluster.gpu={wanted}; change gpu, or the partition"
+            yield Finding("FAULT", node_probe.node, text)
 
 
-def _locks(examined: Examined) -> Judged:
-    for lock, where in _by(examined.facts, lambda facts: facts.lock).items():
-        if lock == probe.HELD:
-            yield Finding("works", "locks", f"of the results folder are seen on {where}"), {}
-        elif lock == probe.NOT_HELD:
-            text = (
-                f"{where}: locks of the results folder hold on one node only; submit from one machine at a "
-                "time, or mount it with locks (Lustre: -o flock; NFS: without local_lock)"
-            )
-            yield Finding("note", "locks", text), {}
-        elif lock == probe.NO_LOCKS:
-            text = (
-                f"{where}: files of the results folder can't be locked; submit from one machine at a time, "
-                f"or set SPARSIFY_RESULTS to {locks.ELSEWHERE}"
-            )
-            yield Finding("note", "locks", text), {}
-        else:
-            text = f"{where}: files of the results folder can't be opened ({lock}); make them writable there"
-            yield Finding("FAULT", "locks", text), {}
+def _check_locks(observed: ClusterObservations) -> Iterator[Finding]:
+    for lock, nodes in observed.nodes_by_fact(lambda facts: facts.lock).items():
+        verdict, text = LOCK_FINDINGS.get(lock, UNOPENED)
+        yield Finding(verdict, "locks", text.format(nodes=nodes, lock=lock))
 
 
-def _clocks(examined: Examined) -> Judged:
-    for each in examined.probes:
-        for facts in each.facts[:1]:
-            early, late = each.submitted_at - facts.at, facts.at - each.seen_at
-            if (off := max(early, late)) > CLOCK_S:
-                way = "slow" if early > late else "fast"
-                text = (
-                    f"its clock is at least {off:.0f} s {way}; times in records are off by as much (chrony)"
-                )
-                yield Finding("note", each.node, text), {}
+def _check_clocks(observed: ClusterObservations) -> Iterator[Finding]:
+    for node_probe in observed.probes:
+        for facts in node_probe.facts[:1]:
+            slow_s = node_probe.submitted_at - facts.at
+            fast_s = facts.at - node_probe.seen_at
+            if max(slow_s, fast_s) > MAX_CLOCK_OFFSET_S:
+                offset = f"{max(slow_s, fast_s):.0f} s {'slow' if slow_s > fast_s else 'fast'}"
+                text = f"its clock is at least {offset}; times in records are off by as much (chrony)"
+                yield Finding("note", node_probe.node, text)
 
 
-def _limits(examined: Examined) -> Judged:
-    cluster = examined.cluster
+def _check_limits(observed: ClusterObservations) -> Iterator[Finding]:
+    cluster = observed.cluster
     if cluster is None:
         return
-    if (most := examined.most_tasks) is not None:
-        if cluster.max_array > most:
-            text = (
-                f"max_array={cluster.max_array}, and SLURM takes arrays of {most} jobs; say max_array: {most}"
-            )
-            yield Finding("FAULT", "arrays", text), {"max_array": most}
+    if (limit := observed.max_array) is not None:
+        if cluster.max_array > limit:
+            text = f"max_array={cluster.max_array}, and SLURM takes arrays of {limit} jobs; say max_array: {limit}"
+            yield Finding("FAULT", "arrays", text, {"max_array": limit})
         else:
-            yield Finding("works", "arrays", f"of up to {most} jobs"), {"max_array": most}
-    if examined.nodes and cluster.time_min > (limit := max(node.limit_min for node in examined.nodes)):
-        text = f"time_min={cluster.time_min} is more than the partition's {limit:g} minutes; say time_min: "
-        yield Finding("FAULT", "time limit", f"{text}{limit:g}"), {"time_min": int(limit)}
-    if (examined.accounting or "").endswith("none"):
+            yield Finding("works", "arrays", f"of up to {limit} jobs", {"max_array": limit})
+    limit_min = max((node.limit_min for node in observed.nodes), default=math.inf)
+    if cluster.time_min > limit_min:
+        text = (
+            f"time_min={cluster.time_min} is more than the partition's {limit_min:g} minutes; say time_min: "
+        )
+        yield Finding("FAULT", "time limit", f"{text}{limit_min:g}", {"time_min": int(limit_min)})
+    if (observed.accounting or "").endswith("none"):
         text = "SLURM keeps no accounts: of a job that is gone, only what it wrote is known"
-        yield Finding("note", "accounting", text), {}
+        yield Finding("note", "accounting", text)
 
 
-JUDGES: tuple[Callable[[Examined], Judged], ...] = (
-    _nodes, _python, _containers, _network, _cores, _alone, _gpus, _locks, _clocks, _limits,
+CHECKS: tuple[Callable[[ClusterObservations], Iterable[Finding]], ...] = (
+    _check_probes, _check_python, _check_containers, _check_network, _check_cores, _check_exclusive,
+    _check_gpus, _check_locks, _check_clocks, _check_limits,
 )  # fmt: skip
 
 
-def _cpus(listed: str) -> int:
-    """How many CPUs a list of Linux's names: 0,4 or 0-1."""
-    ranges = (part.split("-") for part in listed.split(","))
-    return sum(int(each[-1]) - int(each[0]) + 1 for each in ranges)
+def _fault_verdict(why: str) -> Verdict:
+    return "note" if why.startswith("not known") else "FAULT"
 
 
-def _one_a_node(found: Iterable[NodeFacts]) -> list[NodeFacts]:
-    return list({facts.node: facts for facts in found}.values())
+def _count_cpus(core: str) -> int:
+    """Return the number of CPUs in a list of Linux's: 2 of 0,4 or of 0-1."""
+    ranges = (part.split("-") for part in core.split(","))
+    return sum(int(first_last[-1]) - int(first_last[0]) + 1 for first_last in ranges)
 
 
-def _by(found: Iterable[NodeFacts], key: Callable[[NodeFacts], str]) -> dict[str, str]:
-    """The nodes, listed, by what is found there."""
-    nodes: dict[str, list[str]] = {}
-    for facts in _one_a_node(found):
-        nodes.setdefault(key(facts), []).append(facts.node)
-    return {value: ", ".join(names) for value, names in nodes.items()}
-
-
-def _by_probe(found: Iterable[NodeProbe], key: Callable[[NodeProbe], Any]) -> dict[Any, str]:
-    nodes: dict[Any, list[str]] = {}
-    for each in found:
-        nodes.setdefault(key(each), []).append(each.node)
-    return {value: ", ".join(names) for value, names in nodes.items()}
+def _join_names_by_value(value_by_node: Mapping[str, V]) -> dict[V, str]:
+    """Return the names of the nodes, joined by commas, by the value that they share."""
+    names = defaultdict[V, list[str]](list)
+    for node, value in value_by_node.items():
+        names[value].append(node)
+    return {value: ", ".join(nodes) for value, nodes in names.items()}

@@ -14,10 +14,10 @@ from analysis.records.files import write_atomic
 from analysis.records.frames import Frames, empty_frames
 from analysis.records.schema import DIVERGED, DONE
 from experiments.commands import new
-from experiments.commands._run_table import configs_of, every_run, filtered
+from experiments.commands._arguments import Filters, split_own_words
 from experiments.commands._messages import say
+from experiments.commands._run_table import filter_runs, load_runs, run_configs
 from experiments.commands._terminal import show
-from experiments.commands._arguments import Filters, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 
@@ -36,10 +36,10 @@ def compare(words: Filters, *, save: str | None = None) -> int:
         save: write a figure's file of this name, such as thesis_density, that is yours to change and that
             `reproduce` makes.
     """
-    given, filters = own_words(words, dict.fromkeys(AXES, str))
+    given, filters = split_own_words(words, dict.fromkeys(AXES, str))
     axes = {name: given.get(name) for name in AXES}
     folders = Folders()
-    runs = filtered(every_run(folders), filters)
+    runs = filter_runs(load_runs(folders), filters)
     whole = runs["state"].isin((DONE, DIVERGED))
     for run, state in runs.loc[~whole, ["run_id", "state"]].itertuples(index=False):
         say(f"left out {run}: it is {state}; `why` tells more")
@@ -67,7 +67,7 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     ordered = runs.sort_values(order, kind="stable", na_position="first")
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    wanted = [compose.asked_again({"": each}, run_key(each)).words() for each in configs_of(ordered)]
+    wanted = [compose.asked_again({"": each}, run_key(each)).words() for each in run_configs(ordered)]
     return new.write("figure", name, new.figure(name, compared.title, wanted, given))
 
 
@@ -79,7 +79,7 @@ def _quality(runs: pd.DataFrame) -> str:
 
 def _only_axis(runs: pd.DataFrame, by: str) -> str:
     """The one leaf that the runs differ in besides `by` and the seed; none and several are refused."""
-    found = [leaf for leaf in distinguishing_leaves(configs_of(runs)) if leaf not in (by, "seed")]
+    found = [leaf for leaf in distinguishing_leaves(run_configs(runs)) if leaf not in (by, "seed")]
     if len(found) == 1:
         return found[0]
     differing = ", ".join(found) if found else f"nothing but {by} and the seed"
@@ -92,7 +92,9 @@ def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) 
     tables.save_tables(
         [table], folders.figures, name, captions.describe_scale(frames), captions.scale_label(frames)
     )
-    page = f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.to_markdown()}"
+    page = (
+        f"# {compared.title}\n\n![{name}]({name}.png)\n\n{compared.caption(frames)}\n\n{table.to_markdown()}"
+    )
     write_atomic(folders.figures / f"{name}.md", page)
     return sorted(folders.figures.glob(f"{name}.*"))
 

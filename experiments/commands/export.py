@@ -15,12 +15,12 @@ from analysis.records.configs import flatten, label_configs
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames, select_runs, to_dicts
 from analysis.records.loading import OWN
-from analysis.records.log import read_lines
+from analysis.records.log import read_json_lines_as
 from analysis.records.schema import EpochLine, LogLine, StepLine, fields_by_name
 from analysis.records.store import Attempt
-from experiments.commands._run_table import KEY_DIGITS, configs_of, every_run, filtered
-from experiments.commands._messages import follow_runs, say, told_now_and_then
 from experiments.commands._arguments import Filters
+from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
+from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_runs, run_configs
 from experiments.config.folders import Folders
 from experiments.worker.errors import trouble_of_import
 
@@ -47,7 +47,7 @@ def export(words: Filters, *, out: str | None = None, follow: bool = False) -> i
         raise ValueError("no run is meant by these words; `list` shows what there is")
     say(f"`tensorboard --logdir {folder}` shows {shown} runs")
     if follow:
-        follow_runs(lambda: board.show(words))
+        repeat_until_interrupted(lambda: board.show(words))
     board.close()
     return 0
 
@@ -79,11 +79,11 @@ class Board:
 
     def show(self, words: Sequence[str]) -> int:
         """Add what is new of the runs that these words mean; returns how many there are by now."""
-        runs = filtered(every_run(self.folders), words)
+        runs = filter_runs(load_runs(self.folders), words)
         known = runs[runs["config_json"].notna()]
-        names = dict(zip(known["key"], label_configs(configs_of(known)), strict=True))
+        names = dict(zip(known["key"], label_configs(run_configs(known)), strict=True))
         own, shipped = (known[known["source"].eq(OWN) == is_own] for is_own in (True, False))
-        for name in told_now_and_then([*dict.fromkeys(own["run_id"])], "runs"):
+        for name in iterate_with_progress([*dict.fromkeys(own["run_id"])], "runs"):
             of_run = {row["key"].partition("/")[2]: row for row in to_dicts(own[own["run_id"] == name])}
             attempts = self.folders.store.attempts(name)
             if not attempts:  # they were removed meanwhile
@@ -97,7 +97,7 @@ class Board:
         new = [row for row in to_dicts(shipped) if row["key"] not in self.writers]
         if new:
             frames = select_runs(parquet.read_parquet(self.folders.shipped), [row["key"] for row in new])
-            for row in told_now_and_then(new, "shipped runs"):
+            for row in iterate_with_progress(new, "shipped runs"):
                 self._add(row, names[row["key"]], [*_of_frames(frames, row["key"])])
         return len(self.writers)
 
@@ -109,7 +109,7 @@ class Board:
     def _new(self, attempt: Attempt) -> tuple[dict[str, list[CurvePoint]], int]:
         """What rank 0 of an attempt has logged since the last look, by variant; and its lines by now."""
         try:
-            lines, _ = read_lines(attempt.rank_path(0), LogLine)
+            lines, _ = read_json_lines_as(attempt.rank_path(0), LogLine)
         except (FileNotFoundError, DamagedFileError):
             return {}, 0
         found: dict[str, list[CurvePoint]] = {}

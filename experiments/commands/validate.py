@@ -9,9 +9,9 @@ from analysis.records.attempts import load_newest
 from analysis.records.configs import run_id
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames
-from analysis.records.log import read_objects
+from analysis.records.log import read_json_lines
 from experiments import figures
-from experiments.commands._messages import told_now_and_then
+from experiments.commands._messages import iterate_with_progress
 from experiments.commands.collect import index_of
 from experiments.config.folders import Folders
 from experiments.figures.runs import additional_configs, required_configs
@@ -38,7 +38,7 @@ def validate() -> int:
 def _own(folders: Folders) -> Iterator[str]:
     """Runs and tables of this checkout. Some runs are read at a time: thousands need no more memory."""
     runs = folders.store.run_ids()
-    for first in told_now_and_then(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
+    for first in iterate_with_progress(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
         yield from load_newest(folders.store, runs[first : first + AT_A_TIME]).notes
     yield from _tables(folders.records, parquet.raise_fault)
     print(f"{len(runs)} runs in {folders.store.root}")
@@ -73,7 +73,7 @@ def _shipped(folders: Folders) -> Iterator[str]:
 
 def outdated(folders: Folders) -> Iterator[str]:
     """A line on each shipped figure with runs that its item has not planned."""
-    for path in told_now_and_then(_indexes(folders), "shipped figures"):
+    for path in iterate_with_progress(_indexes(folders), "shipped figures"):
         name, _, profile = path.stem.rpartition("-")
         try:
             item, drawn = figures.item_of_prefix(name), set(index_of(path))
@@ -104,7 +104,7 @@ def _benchmarks(folders: Folders) -> Iterator[str]:
     for folder in (folders.results / "bench", folders.shipped / "bench"):
         for path in sorted(folder.glob("*.jsonl")):
             try:
-                _, others = read_objects(path)
+                _, others = read_json_lines(path)
             except DamagedFileError as damage:
                 yield str(damage)
             else:

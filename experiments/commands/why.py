@@ -11,17 +11,17 @@ from analysis import run_differences
 from analysis.records import schema
 from analysis.records.configs import configs_by_variant
 from analysis.records.files import DamagedFileError
-from analysis.records.log import read_lines
+from analysis.records.log import read_json_lines_as
 from analysis.records.store import Attempt
-from experiments.commands._named_runs import (
-    labels_of_attempts,
-    last_lines,
-    log_files,
-    shipped_run,
-    states_of,
-    the_run,
-)
 from experiments.commands._arguments import RunName, Runs
+from experiments.commands._named_runs import (
+    find_logs,
+    find_newest_attempt,
+    find_shipped_run,
+    label_attempts,
+    query_statuses,
+    read_last_lines,
+)
 from experiments.config.folders import Folders
 from experiments.launch.status import RunStatus
 
@@ -37,28 +37,28 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
     """
     folders = Folders()
     if against is not None:
-        print(_compared(the_run(words, folders), the_run([against], folders)))
+        print(_compared(find_newest_attempt(words, folders), find_newest_attempt([against], folders)))
         return 0
     if len(words) == 1 and _show_shipped(words[0], folders):
         return 0
-    newest = the_run(words, folders)
-    print(*labels_of_attempts([newest]))
-    for attempt, status in states_of(folders.store.attempts(newest.run_id), folders).items():
+    newest = find_newest_attempt(words, folders)
+    print(*label_attempts([newest]))
+    for attempt, status in query_statuses(folders.store.attempts(newest.run_id), folders).items():
         print(summary(attempt, status))
-        for log in log_files(attempt, folders):
-            if lines := last_lines(log):
+        for log in find_logs(attempt, folders):
+            if lines := read_last_lines(log):
                 print(f"  {log.name}:", *lines, sep="\n    ")
     return 0
 
 
 def _show_shipped(word: str, folders: Folders) -> bool:
     """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
-    if (name := shipped_run(word, folders)) is None:
+    if (name := find_shipped_run(word, folders)) is None:
         return False
-    from experiments.commands._run_table import every_run, table  # pandas comes with it
+    from experiments.commands._run_table import load_runs, table  # pandas comes with it
     from experiments.commands._terminal import show
 
-    runs = every_run(folders)
+    runs = load_runs(folders)
     print(name)
     show(table(runs[runs["run_id"] == name]))
     print("shipped with the repository; its logs stayed on the machine that made it")
@@ -67,7 +67,7 @@ def _show_shipped(word: str, folders: Folders) -> bool:
 
 def _compared(a: Attempt, b: Attempt) -> str:
     found = run_differences.find_differences(*({**run.manifest, "config": run.config} for run in (a, b)))
-    names = [f"{run.run_id} ({name})" for run, name in zip((a, b), labels_of_attempts([a, b]), strict=True)]
+    names = [f"{run.run_id} ({name})" for run, name in zip((a, b), label_attempts([a, b]), strict=True)]
     return "\n\n".join(filter(None, (_outcomes(a, b), run_differences.differences_text(found, *names))))
 
 
@@ -82,7 +82,9 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
         bad = ", ".join(run.run_id for run, of_run in zip((a, b), rows, strict=True) if not of_run)
         return f"what they came to is not known: {bad} has no whole record"
     texts = (
-        (name, run_differences.outcomes_text(rows[0][name], rows[1][name])) for name in rows[0] if name in rows[1]
+        (name, run_differences.outcomes_text(rows[0][name], rows[1][name]))
+        for name in rows[0]
+        if name in rows[1]
     )
     return "\n\n".join(f"{name}: {text}" if name else text for name, text in texts if text)
 
@@ -90,7 +92,7 @@ def _outcomes(a: Attempt, b: Attempt) -> str:
 def summary(attempt: Attempt, status: RunStatus) -> str:
     """An attempt in a few lines: its state, why it failed, its steps, who selected, and where it is."""
     path, why = attempt.path, "" if status.state == "done" else "why: "
-    lines = [f"{attempt.run_id} attempt {attempt.number}: {status.word}"]
+    lines = [f"{attempt.run_id} attempt {attempt.number}: {status.display_state}"]
     lines += [f"  {why}{status.why}"] if status.why else []
     with contextlib.suppress(DamagedFileError):
         lines += _described(attempt)
@@ -112,7 +114,7 @@ def _measured(attempt: Attempt) -> list[str]:
     if not ranks:
         return []
     found: list[schema.LogLine]
-    found, others = read_lines(ranks[0], schema.LogLine)
+    found, others = read_json_lines_as(ranks[0], schema.LogLine)
     steps = [line for line in found if isinstance(line, schema.StepLine)]
     epochs = [line for line in found if isinstance(line, schema.EpochLine)]
     broken = f", {others} broken" * bool(others)

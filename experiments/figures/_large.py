@@ -146,7 +146,7 @@ def table(frames: Frames) -> Table:
                     "computing that gives this": computing_for(hours, dense, own) if hours else None,
                 })  # fmt: skip
     units = {"selecting": "ms", "adds to computing": "ms", "computing that gives this": "s"}
-    return Table.of(
+    return Table.from_rows(
         "Models as large as theirs, simulated",
         rows,
         units,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD, communication_ms
-from analysis.published.unvalidated import validation_free_step_ms
+from analysis.published.validation_free import validation_free_step_ms
 from analysis.records import phases
 from analysis.records.frames import Frames, cache_by_frames
 from analysis.records.steps import mean_phase_seconds
@@ -95,7 +95,7 @@ def measured_work(frames: Frames, method: str, elements: int | None = None) -> L
     Args:
         elements: to which selecting is scaled from those of task=vector.
     """
-    keys = yoon2022.keys(frames, method)
+    keys = yoon2022.method_keys(frames, method)
     if not keys:
         return None
     seconds = mean_phase_seconds(frames, keys).drop(labels="step")

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from analysis import plots
-from analysis.pictures import captions
-from analysis.pictures.numbers import format_number
 from analysis.pictures.style import MethodStyle
 from analysis.records.columns import OUTCOMES
 from analysis.records.frames import Frames, find_keys
 from analysis.records.steps import add_outcomes
 from analysis.stats import Estimate, final_difference, final_ratio, final_value, mean_curve
 from experiments.config.run import Run, RunSettings
-from experiments.figures._runs import TRAINED, scale
+from experiments.figures._runs import TRAINED, list_settings, scale
 
+T = TypeVar("T")
 COLUMN = "val_loss"
-LARGEST = 20.0  # nats, to which perplexity is told: e to them is more than any vocabulary has entries
+MAX_LOSS_NATS = 20.0  # up to which perplexity is shown: e to it is more than any vocabulary has entries
 KILO, MEGA = 1e-3, 1e-6
 SEEDS = {"smoke": [0], "laptop": [0], "paper": [0, 1, 2]}
 MORE_SEEDS = {"smoke": [1], "laptop": [1, 2, 3, 4], "paper": [3, 4]}
@@ -28,103 +27,125 @@ SCALE = {"task.name": "a transformer of 35 M parameters on C4"}
 
 
 @dataclass(frozen=True)
-class Trainings:
-    """Trainings by name.
+class NamedTrainings:
+    """Trainings by name, whose records are found by the settings of each.
 
     Args:
         item: whose entry in scales.yaml they have in common.
-        named: the settings of each.
-        told_by: the settings that tell them apart; all of them by default.
+        settings_by_name: the settings of each.
+        telling_settings: the settings by which records are told apart; all of them by default.
     """
 
     item: str
-    named: Mapping[Any, RunSettings]
-    told_by: Collection[str] | None = None
+    settings_by_name: Mapping[Any, RunSettings]
+    telling_settings: Collection[str] | None = None
 
     def runs(self, profile: str, seeds: Sequence[int], names: Iterable[Any]) -> list[Run]:
-        """All of a seed before the next seed."""
+        """Return the runs of these trainings, all of a seed before the next seed."""
         shared: RunSettings = {**TRAINED, "profile": profile, **scale(self.item, profile)}
-        chosen = [self.named[name] for name in names]
-        return [Run({**shared, **own, "seed": seed}) for seed in seeds for own in chosen]
+        trainings = [self.settings_by_name[name] for name in names]
+        return [Run({**shared, **settings, "seed": seed}) for seed in seeds for settings in trainings]
 
-    def keys(self, frames: Frames, name: Any) -> list[str]:
-        """The runs of a training, one a seed."""
-        own = {
-            key: value for key, value in self.named[name].items() if key in (self.told_by or self.named[name])
+    def keys(self, frames: Frames, name: Any, more: RunSettings | None = None) -> list[str]:
+        """Return the runs of a training, one a seed.
+
+        Args:
+            more: columns of the records that tell them besides.
+        """
+        settings = self.settings_by_name[name]
+        columns = {
+            "method.name" if key == "method" else key: value
+            for key, value in settings.items()
+            if key in (self.telling_settings or settings)
         }
-        return find_keys(
-            frames, {"method.name" if key == "method" else key: value for key, value in own.items()}
-        )
+        return find_keys(frames, columns | dict(more or {}))
 
-    def found(self, frames: Frames) -> dict[Any, list[str]]:
-        """The runs of each training that has any."""
-        return {name: own for name in self.named if (own := self.keys(frames, name))}
+    def keys_by_name(self, frames: Frames) -> dict[Any, list[str]]:
+        """Return the runs of each training that has any."""
+        keys = {name: self.keys(frames, name) for name in self.settings_by_name}
+        return {name: own for name, own in keys.items() if own}
 
-    def end(self, frames: Frames, name: Any) -> Estimate | None:
-        """The loss at the end, over seeds."""
+    def final_loss(self, frames: Frames, name: Any) -> Estimate | None:
+        """Return the loss at the end, over seeds."""
         return final_value(frames, self.keys(frames, name), COLUMN)
 
-    def above(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
-        """A training's loss at the end less that of another; paired by seed."""
-        return self._compared(final_difference, frames, name, other)
+    def loss_above(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
+        """Return a training's loss at the end less that of another, paired by seed."""
+        return self._compare(final_difference, frames, name, other)
 
-    def over(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
-        """A training's loss at the end over that of another; paired by seed."""
-        return self._compared(final_ratio, frames, name, other)
+    def loss_ratio(self, frames: Frames, name: Any, other: Any) -> Estimate | None:
+        """Return a training's loss at the end over that of another, paired by seed."""
+        return self._compare(final_ratio, frames, name, other)
 
-    def _compared(
-        self, compare: Callable[..., Estimate | None], frames: Frames, *names: Any
+    def _compare(
+        self, statistic: Callable[..., Estimate | None], frames: Frames, *names: Any
     ) -> Estimate | None:
-        here, there = (self.keys(frames, name) for name in names)
-        return compare(frames, here, there, COLUMN) if here and there else None
+        keys = [self.keys(frames, name) for name in names]
+        return statistic(frames, *keys, COLUMN) if all(keys) else None
 
-    def along(
+    def curves(
         self, frames: Frames, name: Any, look: MethodStyle, how: Mapping[str, Any], x: Any = None
     ) -> list[plots.Curve]:
-        """The loss at each validation against optimiser steps, or `x`; no curve where nothing ran."""
-        at = mean_curve(frames, self.keys(frames, name), COLUMN)
-        return [plots.Curve(look, at["step"] if x is None else x[: len(at)], at, how)] if len(at) else []
+        """Return the loss at each validation against optimiser steps, or `x`; no curve where nothing ran."""
+        table = mean_curve(frames, self.keys(frames, name), COLUMN)
+        if not len(table):
+            return []
+        return [plots.Curve(look, table["step"] if x is None else x[: len(table)], table, how)]
 
-    def cells(self, frames: Frames, name: Any) -> dict[str, object]:
-        """Of a table: the loss at the end, and e to it."""
-        end = self.end(frames, name)
-        return {"loss": end, "perplexity": perplexity(end) if end and end.value <= LARGEST else None}
+    def loss_columns(self, frames: Frames, name: Any) -> dict[str, object]:
+        """Return the cells of a table's row: the loss at the end, and the perplexity."""
+        loss = self.final_loss(frames, name)
+        return {
+            "loss": loss,
+            "perplexity": perplexity(loss) if loss and loss.value <= MAX_LOSS_NATS else None,
+        }
 
-    def sent(self, frames: Frames, name: Any) -> dict[str, object]:
-        """Of a table: kilobytes that a worker sent in a round, and the number of seeds."""
-        own = self.keys(frames, name)
-        return {"in a round": outcome(frames, own, "round_bytes", KILO), "seeds": len(own)}
+    def sent_columns(self, frames: Frames, name: Any) -> dict[str, object]:
+        """Return the cells of a table's row: kilobytes that a worker sent in a round, and the seeds.
+
+        Args:
+            frames: with outcomes (`ensure_outcomes`).
+        """
+        keys = self.keys(frames, name)
+        return {"in a round": mean_outcome(frames, keys, "round_bytes", KILO), "seeds": len(keys)}
 
 
-def shades(names: Sequence[Any], least: float = 0.3) -> dict[Any, float]:
-    """Opacities from `least` to 1, in this order."""
-    return {name: least + (1 - least) * at / max(1, len(names) - 1) for at, name in enumerate(names)}
+def position_by_name(names: Sequence[T]) -> dict[T, float]:
+    """Return places from 0 to 1, in the order of the names."""
+    return {name: place / max(1, len(names) - 1) for place, name in enumerate(names)}
 
 
 def perplexity(loss: Estimate) -> Estimate:
-    """Among how many characters the next one is left to guess, with the interval of the loss; without one
-    where two seeds say so little that it has no end.
+    """Return among how many characters the next one is left to guess, with the interval of the loss.
+
+    Without one where two seeds say so little that it has no end.
     """
     low, high = loss.low, loss.high
-    low, high = (None, None) if high is None or high > LARGEST else (math.exp(low or 0.0), math.exp(high))
+    low, high = (
+        (None, None) if high is None or high > MAX_LOSS_NATS else (math.exp(low or 0.0), math.exp(high))
+    )
     return loss._replace(value=math.exp(loss.value), low=low, high=high, floor=1.0)
 
 
-def told(frames: Frames) -> Frames:
-    """These frames, whose runs have their outcomes: records from before one was added lack it."""
+def ensure_outcomes(frames: Frames) -> Frames:
+    """Return the frames with the outcomes of their runs, which older records lack."""
     return frames if {*OUTCOMES} <= {*frames.runs} else add_outcomes(frames)
 
 
-def outcome(frames: Frames, own: Sequence[str], column: str, unit: float = 1.0) -> float | None:
-    """An outcome of `told` runs, the mean over seeds; None where it was not recorded."""
-    mean = float(frames.runs.loc[frames.runs["key"].isin(own), column].astype(float).mean())
+def mean_outcome(frames: Frames, keys: Sequence[str], column: str, unit: float = 1.0) -> float | None:
+    """Return an outcome of runs, the mean over seeds; None where it was not recorded."""
+    mean = float(frames.runs.loc[frames.runs["key"].isin(keys), column].astype(float).mean())
     return None if math.isnan(mean) else unit * mean
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    """How long, with which seeds and rates was trained."""
+    """Return how long, with which seeds and rates was trained."""
     return {
-        "steps": f"{int(frames.epochs['step'].max()):,}",
-        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
-        "rates": captions.join_words(map(format_number, captions.distinct_values(frames, "task.lr"))),
-    }
+        "steps": f"{last_step(frames):,}", "seeds": list_settings(frames, "seed"),
+        "rates": list_settings(frames, "task.lr"),
+    }  # fmt: skip
+
+
+def last_step(frames: Frames) -> int:
+    """Return the length of the longest training in steps."""
+    return int(frames.epochs["step"].max())

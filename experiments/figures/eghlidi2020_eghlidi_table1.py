@@ -217,7 +217,7 @@ def table(frames: Frames) -> Table:
         for scheme, scope, size in CELLS
         if keys(frames, scheme, scope, size)
     ]  # fmt: skip
-    return Table.of("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
+    return Table.from_rows("Test accuracy at the end", rows, {"accuracy": "%", "paper": "%"})
 
 
 def caption(frames: Frames, profile: str) -> str:

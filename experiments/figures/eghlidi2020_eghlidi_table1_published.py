@@ -94,7 +94,7 @@ def falling_rows() -> int:
 def table(frames: Frames) -> Table:
     columns = [f"{scope}, W = {workers}" for scope in SCOPES for workers in WORKERS]
     rows = [{"method": name, **dict(zip(columns, accuracy(name).flat, strict=True))} for name in TABLE]
-    return Table.of("Test accuracy as published", rows, dict.fromkeys(columns, "%"))
+    return Table.from_rows("Test accuracy as published", rows, dict.fromkeys(columns, "%"))
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -37,12 +37,12 @@ PARTS = {
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, VARIANTS, at="eghlidi-table2")
+    return yoon2022.timing_runs(profile, MODE, VARIANTS, item="eghlidi-table2")
 
 
 def _measured(frames: Frames) -> list[str]:
     """The methods that have runs."""
-    return [method for method in VARIANTS if method in yoon2022.present(frames, MODE)]
+    return [method for method in VARIANTS if method in yoon2022.measured_methods(frames, MODE)]
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -81,7 +81,7 @@ def table(frames: Frames) -> Table:
         ("step", *(label for _, label in PARTS.values())), f"ms{captions.simulated_suffix(frames)}"
     )
     note = "Means over ranks; a step on its slowest rank."
-    return Table.of("Time per layer-wise step, by part", rows, units, note)
+    return Table.from_rows("Time per layer-wise step, by part", rows, units, note)
 
 
 def claims() -> list[Claim]:
@@ -92,35 +92,35 @@ def claims() -> list[Claim]:
         *claim_each("eghlidi2020.dense-longer", _inverse, quicker),
         *claim_each("eghlidi2020.longer", _ratio, slower),
         *claim_each("eghlidi2020.passes", _passes, sparse),
-        claim("eghlidi2020.topk-exchanges-sooner", yoon2022.more_ms, "dense", "topk", EXCHANGE),
+        claim("eghlidi2020.topk-exchanges-sooner", yoon2022.extra_phase_ms, "dense", "topk", EXCHANGE),
         claim("eghlidi2020.topk-mostly-codes", _coding),
     ]
 
 
 def _keys(frames: Frames, method: str) -> list[str]:
-    return yoon2022.keys(frames, method, MODE)
+    return yoon2022.method_keys(frames, method, MODE)
 
 
 def _ratio(frames: Frames, method: str) -> Estimate | None:
     """Time of a step over that of standard SGD."""
-    return yoon2022.ratio(frames, method, mode=MODE)
+    return yoon2022.step_ratio(frames, method, mode=MODE)
 
 
 def _inverse(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.ratio(frames, "dense", method, MODE)
+    return yoon2022.step_ratio(frames, "dense", method, MODE)
 
 
 def _passes(frames: Frames, method: str) -> Estimate | None:
     """Time of FP and BP beyond dense's, in percent of these."""
     passes, dense = ("forward", "backward"), _keys(frames, "dense")
     more = phase_seconds_difference(frames, _keys(frames, method), dense, passes)
-    return more and more.times(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
+    return more and more.scale_by(100 / float(mean_phase_seconds(frames, dense)[[*passes]].sum()))
 
 
 def _coding(frames: Frames) -> Estimate | None:
     """Points by which the share of coding in a step of Top-k exceeds a half."""
     phases = [phase for phase in CODING if f"{phase}_s" in frames.steps]
-    share = yoon2022.phases(
+    share = yoon2022.method_phases(
         frames, "topk", ("step", *phases), lambda step, *coding: 100 * sum(coding) / step, PERCENT, MODE
     )
     if share is None:

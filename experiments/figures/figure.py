@@ -248,7 +248,7 @@ class Figure:
         rows = [(self.name, verdict) for verdict in verdicts]
         parts += [
             "## Verdicts\n",
-            judged.verdicts_table(rows).markdown() if rows else f"{judged.NO_VERDICTS_NOTE}\n",
+            judged.verdicts_table(rows).to_markdown() if rows else f"{judged.NO_VERDICTS_NOTE}\n",
         ]
         if numbers:
             parts += ["## Numbers\n", written.tables_markdown(numbers)]

@@ -27,12 +27,12 @@ runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [_panel(model, of_model) for model, of_model in looks.models(frames).items()]
+    panels = [_panel(model, of_model) for model, of_model in looks.frames_by_model(frames).items()]
     return plots.compose_figure(panels, 2.6, ylabel="Share of the energy left out", sharey=True)
 
 
 def _panel(model: str, frames: Frames) -> plots.Panel:
-    by_density = looks.seen(frames, "left_out", ALL).groupby("x")["value"]
+    by_density = looks.select_looks(frames, "left_out", ALL).groupby("x")["value"]
     x = by_density.mean().index.to_numpy()
     return plots.curves_panel(
         [
@@ -49,28 +49,28 @@ def table(frames: Frames) -> Table:
     shares: looks.Measures = {
         f"k/d = {format_number(density)}": (partial(left_out, density=density), PERCENT) for density in SHOWN
     }
-    rows = looks.rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (kept, POSITIVE)})
-    return Table.of("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))
+    rows = looks.model_rows(frames, {**shares, "kept / 1 - (1 - k/d)², least": (kept, POSITIVE)})
+    return Table.from_rows("Energy left out, mean over steps", rows, dict.fromkeys(shares, "%"))
 
 
 def left_out(run: Frames, density: float) -> float:
     """The mean over steps at the density next to this one, in %."""
-    table = looks.seen(run, "left_out", ALL)
+    table = looks.select_looks(run, "left_out", ALL)
     nearest = min(table["x"].unique(), key=lambda x: abs(np.log(x / density)))
     return 100 * float(table.loc[table["x"] == nearest, "value"].mean())
 
 
 def kept(run: Frames) -> float:
     """Least ratio of what was kept to 1 - (1 - k/d)^2, over all steps and densities."""
-    table = looks.seen(run, "left_out", ALL)
+    table = looks.select_looks(run, "left_out", ALL)
     return float(((1 - table["value"]) / (1 - (1 - table["x"]) ** 2)).min())
 
 
 def claims() -> list[Claim]:
     return [
         claim(
-            "shi2019.bound", looks.of_model, task, kept, POSITIVE, case=task, label=label,
-            answers=("shi2019.21", *looks.SPARSE_TOO.get(task, ())),
+            "shi2019.bound", looks.model_mean, task, kept, POSITIVE, case=task, label=label,
+            answers=("shi2019.21", *looks.MORE_ANSWERS.get(task, ())),
         )
         for task, label in looks.MODELS.items()
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from analysis.stats import Estimate, final_difference, final_value, mean_curve
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, crossed, each, with_density
+from experiments.figures._runs import MORE_SEEDS, SEEDS, TRAINED, setting_axis, span_grid, with_density
 from experiments.figures.papers import claim
 
 TITLE = "TopK-, GaussianK-, Random-k- and dense SGD on MNIST, CIFAR-10 and the Penn Treebank"
@@ -37,7 +37,9 @@ def more_runs(profile: str) -> list[Run]:
 
 def _trainings(profile: str, seeds: list[int]) -> list[Run]:
     methods = with_density(METHODS, DENSITY[profile]).values()
-    return crossed({**TRAINED, "profile": profile}, each("seed", seeds), TRAININGS[profile], methods)
+    return span_grid(
+        {**TRAINED, "profile": profile}, setting_axis("seed", seeds), TRAININGS[profile], methods
+    )
 
 
 def keys(frames: Frames, task: str, method: str) -> list[str]:
@@ -79,7 +81,7 @@ def table(frames: Frames) -> Table:
         for method in METHODS
         if (found := keys(frames, task, method))
     ]
-    return Table.of("At the end of the training", rows, {"validation top-1": "%"})
+    return Table.from_rows("At the end of the training", rows, {"validation top-1": "%"})
 
 
 def claims() -> list[Claim]:

@@ -32,7 +32,7 @@ runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    firsts = {model: looks.first(of_model) for model, of_model in looks.models(frames).items()}
+    firsts = {model: looks.first_run(of_model) for model, of_model in looks.frames_by_model(frames).items()}
     over_all = [_panel(_over_steps(run), title=model) for model, run in firsts.items()]
     by_tensor = [_panel(_of_tensors(run)) for run in firsts.values()]
     labels = ("Density, all tensors", "Density, tensor by tensor")
@@ -41,8 +41,8 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 def _over_steps(run: Frames) -> list[plots.Curve]:
     """The whole model's densities at some steps."""
-    table = looks.seen(run, "histogram", ALL)
-    steps = looks.some_steps(list(table["step"]))
+    table = looks.select_looks(run, "histogram", ALL)
+    steps = looks.spread_steps(list(table["step"]))
     at = {step: table[table["step"] == step] for step in steps}
     return [
         plots.Curve(style.MethodStyle(f"step {step + 1}", colour, "", ""), at[step]["x"], _drawn(at[step]))
@@ -67,7 +67,7 @@ def _panel(lines: list[plots.Curve], **words: Any) -> plots.Panel:
 
 def last_of_each(run: Frames) -> list[tuple[str, pd.DataFrame]]:
     """The last histogram of each tensor, the whole model's apart."""
-    found = looks.seen(run, "histogram")
+    found = looks.select_looks(run, "histogram")
     last = found[found["of"].ne(ALL) & found["step"].eq(found["step"].max())]
     return [(str(name), at) for name, at in last.groupby("of")]
 
@@ -81,20 +81,22 @@ def table(frames: Frames) -> Table:
     units = dict.fromkeys(measures, "%") | {name: "% of the peak" for name in measures if "rise" in name}
     normal = captions.join_words(format_number(round(share, 1)) for share in map(normal_within, EDGES))
     note = f"Of a normal distribution {normal} % lie so near."
-    return Table.of("How the values lie, mean over steps", looks.rows(frames, measures), units, note)
+    return Table.from_rows(
+        "How the values lie, mean over steps", looks.model_rows(frames, measures), units, note
+    )
 
 
 def rise(run: Frames, of: str = ALL) -> float:
     """The most by which the density rises again on the way from its peak outwards, in % of the peak: 0 of a
     bell. The mean over steps.
     """
-    table = looks.seen(run, "histogram", of).sort_values(["step", "x"])
+    table = looks.select_looks(run, "histogram", of).sort_values(["step", "x"])
     return float(np.mean([100 * _rise(at["value"].to_numpy()) for _, at in table.groupby("step")]))
 
 
 def worst_rise(run: Frames) -> float:
     """`rise` of the tensor that is least like a bell, of those that are large."""
-    sizes = looks.seen(run, "size").drop_duplicates("of").set_index("of")["value"]
+    sizes = looks.select_looks(run, "size").drop_duplicates("of").set_index("of")["value"]
     large = [str(name) for name in sizes.index[sizes >= LARGE] if name != ALL]
     return max((rise(run, name) for name in large), default=float("nan"))
 
@@ -108,7 +110,7 @@ def _rise(density: np.ndarray) -> float:
 
 def within(run: Frames, edge: float) -> float:
     """% of the values no further from 0 than so many RMS. The mean over steps."""
-    table = looks.seen(run, "histogram", ALL)
+    table = looks.select_looks(run, "histogram", ALL)
     width = float(np.diff(np.unique(table["x"]))[0])
     inside = table[table["x"].abs() < edge]
     return 100 * width * float(inside.groupby("step")["value"].sum().mean())
@@ -128,11 +130,11 @@ def above_normal(run: Frames) -> float:
 
 def claims() -> list[Claim]:
     return [
-        *claim_each("shi2019.bell", looks.of_model, looks.MODELS, worst_rise, PERCENT),
+        *claim_each("shi2019.bell", looks.model_mean, looks.MODELS, worst_rise, PERCENT),
         *(
             claim(
-                "zhang.near-zero", looks.of_model, task, above_normal, (-100.0, 100.0), case=task,
-                label=label, answers=("zhang.26", *looks.SPARSE_TOO.get(task, ())),
+                "zhang.near-zero", looks.model_mean, task, above_normal, (-100.0, 100.0), case=task,
+                label=label, answers=("zhang.26", *looks.MORE_ANSWERS.get(task, ())),
             )
             for task, label in looks.MODELS.items()
         ),

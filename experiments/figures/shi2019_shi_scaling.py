@@ -72,7 +72,7 @@ def table(frames: Frames) -> Table:
         for gbit_s in LINKS
     ]
     units = {"computing": "ms", "selecting": "ms"} | dict.fromkeys(columns, "%")
-    return Table.of("Scaling efficiency, simulated", rows, units)
+    return Table.from_rows("Scaling efficiency, simulated", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -20,7 +20,7 @@ from analysis.stats import COUNTED, Estimate, phase_time, phase_time_ratio
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures._runs import TIMED, profile_entry, with_density
 from experiments.figures.papers import claim, claim_each
 
 TITLE = "Time of selecting by number of elements, exact and approximate"
@@ -47,7 +47,7 @@ def runs(profile: str) -> list[Run]:
     }  # fmt: skip
     return [
         Run({**shared, "task.elements": size, "alternate.limit_min": minutes}, variants)
-        for size, minutes in of_profile(SIZES, profile).items()
+        for size, minutes in profile_entry(SIZES, profile).items()
     ]
 
 
@@ -122,7 +122,7 @@ def table(frames: Frames) -> list[Table]:
             {"method": look.label, **{name: cell(frames, method, size) for name, size in columns.items()}}
             for method, look in LOOKS.items()
         ]
-        return Table.of(title, rows, dict.fromkeys(columns, unit))
+        return Table.from_rows(title, rows, dict.fromkeys(columns, unit))
 
     return [
         of("Time of selecting by number of elements", milliseconds, "ms"),

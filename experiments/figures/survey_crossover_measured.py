@@ -105,7 +105,7 @@ def step_ratio(
 ) -> Estimate | None:
     """Return the step time of a method over that of another on a link; None where it was not measured."""
     cell = split_by_link(select_cell(frames, task, batch)).get(link)
-    return cell and yoon2022.ratio(cell, method, baseline, MODE)
+    return cell and yoon2022.step_ratio(cell, method, baseline, MODE)
 
 
 def found_gbit_s(frames: Frames) -> float:
@@ -128,7 +128,8 @@ def ratios_to_dense(frames: Frames, method: str) -> pd.DataFrame:
         for launch in captions.distinct_values(runs, "seed"):
             keys = find_keys(runs, {"seed": launch})
             sparse, dense = (
-                [key for key in yoon2022.keys(runs, name, MODE) if key in keys] for name in (method, DENSE)
+                [key for key in yoon2022.method_keys(runs, name, MODE) if key in keys]
+                for name in (method, DENSE)
             )
             if ratio := step_time_ratio(runs, sparse, dense):
                 ratios[link][launch] = ratio.value
@@ -193,7 +194,7 @@ def step_model(frames: Frames, method: str) -> StepModel | None:
     computing = [work.compute_s for work in works if work]
     if own is None or len(computing) < len(SERIALISED):
         return None
-    keys = [yoon2022.keys(frames, name) for name in SERIALISED]
+    keys = [yoon2022.method_keys(frames, name) for name in SERIALISED]
     backward_s = float(
         np.mean([mean_phase_seconds(frames, variant_keys)["backward"] for variant_keys in keys])
     )
@@ -300,7 +301,7 @@ def _panel(frames: Frames, task: str, batch: int) -> plots.Panel:
     lines = list[plots.Curve]()
     for height, method in enumerate(SELECTIONS):
         look = LOOKS[method]
-        ratios = {x: yoon2022.ratio(runs, method, DENSE, MODE) for x, runs in runs_by_bandwidth.items()}
+        ratios = {x: yoon2022.step_ratio(runs, method, DENSE, MODE) for x, runs in runs_by_bandwidth.items()}
         measured = {x: ratio for x, ratio in ratios.items() if ratio}
         lines.append(plots.Curve(look, list(measured), list(measured.values())))
         if model := step_model(cell, method):
@@ -353,17 +354,20 @@ def table(frames: Frames) -> list[Table]:
         for runs in split_by_link(select_cell(frames, task, batch)).values():
             link_rows.append({
                 **cell_columns, "asked": 8e-9 / float(runs.runs[BETA].iloc[0]), "found": found_gbit_s(runs),
-                "dense, overlapped": phase_time(runs, yoon2022.keys(runs, DENSE, MODE), "slowest", unit=1e3),
+                "dense, overlapped":
+                    phase_time(runs, yoon2022.method_keys(runs, DENSE, MODE), "slowest", unit=1e3),
                 **{
-                    f"{LOOKS[method].label} / dense": yoon2022.ratio(runs, method, DENSE, MODE)
+                    f"{LOOKS[method].label} / dense": yoon2022.step_ratio(runs, method, DENSE, MODE)
                     for method in SELECTIONS
                 },
             })  # fmt: skip
     gbit_s = dict.fromkeys(("as long as dense at", "predicted"), "Gbit/s")
     units = {"asked": "Gbit/s", "found": "Gbit/s", "dense, overlapped": "ms"}
     return [
-        Table.of("Bandwidth up to which Top-k takes less than overlapped dense", crossing_rows, gbit_s),
-        Table.of("Time per step at each link", link_rows, units),
+        Table.from_rows(
+            "Bandwidth up to which Top-k takes less than overlapped dense", crossing_rows, gbit_s
+        ),
+        Table.from_rows("Time per step at each link", link_rows, units),
     ]
 
 

@@ -95,7 +95,8 @@ def exchange_cases(frames: Frames) -> pd.DataFrame:
             "predicted": steps.groupby("step")["predicted_s"].max().mean(),
             "measured": float(spent_s.groupby(steps["block"]).mean().median()),
         })  # fmt: skip
-    return pd.DataFrame(rows, columns=COLUMNS)
+    cases: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
+    return cases
 
 
 def cases_with_raised_windows(frames: Frames) -> pd.DataFrame:
@@ -167,11 +168,13 @@ def table(frames: Frames) -> list[Table]:
     error_units = {"one way": "ms", "median error": "%", "90th percentile": "%"}
     tables = [
         Table("Errors of the predictions", errors, error_units),
-        Table.of("Every exchange", rows, units, papers.words("survey.distance.note")),
+        Table.from_rows("Every exchange", rows, units, papers.words("survey.distance.note")),
     ]
     if windows := _window_rows(exchange_cases(frames)):
         both = dict.fromkeys(("raised", "as the system has them"), "ms")
-        tables.append(Table.of("TCP's windows", windows, both, papers.words("survey.distance.windows")))
+        tables.append(
+            Table.from_rows("TCP's windows", windows, both, papers.words("survey.distance.windows"))
+        )
     return tables
 
 
@@ -198,10 +201,11 @@ def _row(frames: Frames, cell: Mapping[str, Any], launches: pd.DataFrame) -> dic
     is_quicker = cell["how"] == AUTO
     return {
         "exchange": _label(exchange), "how": "the quicker one" if is_quicker else "gloo's rings",
-        "P": size, "one way": 1e3 * delay_s, "in collectives": measured.times(1e3),
+        "P": size, "one way": 1e3 * delay_s, "in collectives": measured.scale_by(1e3),
         "ways": measured.value / delay_s if delay_s > 0 else None,
         "predicted": 1e3 * predicted_s, "error": 100 * abs(predicted_s / measured.value - 1),
-        "rings / the quicker one": rings_over_quicker(frames, exchange, delay_s, size) if is_quicker else None,
+        "rings / the quicker one":
+            rings_over_quicker(frames, exchange, delay_s, size) if is_quicker else None,
     }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
@@ -17,341 +18,317 @@ from analysis.evidence import Evidence
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_brief, format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys, select_runs
-from analysis.records.steps import LAUNCHES
-from analysis.stats import POSITIVE, Estimate, estimate_mean, final_value, mean_curve
+from analysis.stats import Estimate, final_value, mean_curve
 from analysis.tables import Table
-from analysis.times import rounds
-from analysis.times.reaching import (
+from analysis.times.exchange_rounds import StepSeconds, step_seconds_by_launch
+from analysis.times.time_to_target import (
     CrossingBySeed,
     all_seeds_reach,
     crossing_by_seed,
     seconds_to_target,
     speedup_to_target,
 )
-from analysis.times.rounds import StepSeconds
 from experiments.config.run import Run, RunSettings
-from experiments.figures import papers
+from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_loss as local_loss
-from experiments.figures._runs import TIMED, TRAINED, scale
+from experiments.figures._links import by_launch, mean_over_launches, mean_ratio
+from experiments.figures._runs import TIMED, list_settings, scale
 from experiments.figures.papers import claim, words
+from experiments.figures.survey_local_loss import TRAININGS, LocalMethod
 
 TITLE = "Loss of a small language model against time, over a link with distance"
-SCALE, COLUMN = local_loss.SCALE, local_loss.COLUMN
+SCALE = local_loss.SCALE
+COLUMN = _trainings.COLUMN
 _DATA = papers.item("survey.internet-loss")
 LINK: str = _DATA["link"]
-DENSE, RINGS = "dense", "dense-rings"
-Compared = tuple[str, int | None]  # a method, and its H
-COMPARED: list[Compared] = [(name, every) for name, every in _DATA["compared"]]
-WHOLE: Mapping[str, list[Compared]] = _DATA["whole"]  # trained in real time, by profile
+DENSE = LocalMethod("dense")
+RINGS = LocalMethod("dense-rings")  # dense by gloo's rings, which differs in time alone
+COMPARED = [LocalMethod(*pair) for pair in _DATA["compared"]]
+# Trained in real time, by profile.
+WHOLE = {profile: [LocalMethod(*pair) for pair in pairs] for profile, pairs in _DATA["whole"].items()}
 SHARE = 10.0  # % above what dense ends at: the loss that is judged
 SHARES = (5.0, 10.0, 15.0, 20.0)  # all of them in the table
+NETNS = {"cluster.where": "netns"}  # on emulated nodes
 
 
 def runs(profile: str) -> list[Run]:
-    own = {"link": LINK, **scale("internet-loss", profile)}
-    shared = {**TIMED, "profile": profile, **_shared(profile), **own}
-    turns = {_case(each): _turn(each) for each in _planned(profile)}
+    local = scale("local-loss", profile)
+    model = {name: local[name] for name in ("task", "workers", "task.batch_size") if name in local}
+    shared = {**TIMED, "profile": profile, **model, "link": LINK, **scale("internet-loss", profile)}
+    turns = {_case(method): _turn_settings(method) for method in _planned_methods(profile)}
     in_turns = Run({**shared, "timing.mode": "production"}, turns)
-    return [in_turns, *_trajectories(profile, local_loss.SEEDS[profile]), *_whole(profile)]
+    real_time: RunSettings = {
+        "cluster": "netns", "link": LINK, "launch.on_mismatch": "label", "device": "cpu",
+    }  # fmt: skip
+    whole = [run | real_time for run in TRAININGS.runs(profile, [0], WHOLE[profile])]
+    return [in_turns, *_trajectories(profile, local_loss.SEEDS), *whole]
 
 
 def more_runs(profile: str) -> list[Run]:
-    return _trajectories(profile, local_loss.MORE_SEEDS[profile])
+    return _trajectories(profile, local_loss.MORE_SEEDS)
 
 
-def _planned(profile: str) -> list[Compared]:
-    """Those that a profile compares: local steps at the H of local-loss."""
-    return [(name, every) for name, every in COMPARED if every in (None, *local_loss.EVERY[profile])]
+def _planned_methods(profile: str) -> list[LocalMethod]:
+    """Return what a profile compares: local steps at the H of local-loss."""
+    return [method for method in COMPARED if method.every in (None, *local_loss.EVERY[profile])]
 
 
-def _turn(each: Compared) -> RunSettings:
-    """In what a method in turns differs; rates don't matter to times, and all take the task's."""
-    own = {key: value for key, value in _settings(*each).items() if not key.startswith("task.")}
-    return {**own, "collectives": "backend"} if each[0] == RINGS else own
+def _turn_settings(method: LocalMethod) -> RunSettings:
+    """Return in what a method in turns differs; rates don't matter to times, and all take the task's."""
+    settings = TRAININGS.settings_by_name[_trained_method(method)]
+    settings = {key: value for key, value in settings.items() if not key.startswith("task.")}
+    return {**settings, "collectives": "backend"} if method == RINGS else settings
 
 
-def _shared(profile: str) -> RunSettings:
-    """The model and its batches, as local-loss has them."""
-    named = ("task", "workers", "task.batch_size")
-    own = scale("local-loss", profile)
-    return {name: own[name] for name in named if name in own}
+def _trained_method(method: LocalMethod) -> LocalMethod:
+    return DENSE if method == RINGS else method
 
 
-def _trajectories(profile: str, seeds: Sequence[int]) -> list[Run]:
-    """Those of local-loss that are compared."""
-    shared: RunSettings = {**TRAINED, "profile": profile, **scale("local-loss", profile)}
-    return [
-        Run({**shared, **_settings(name, every), "seed": seed})
-        for seed in seeds
-        for name, every in _planned(profile)
-        if name != RINGS
-    ]
-
-
-def _whole(profile: str) -> list[Run]:
-    """Trainings in real time, of the first seed."""
-    shared: RunSettings = {**TRAINED, "profile": profile, **scale("local-loss", profile)}
-    over: RunSettings = {
-        "cluster": "netns", "link": LINK, "launch.on_mismatch": "label", "device": "cpu",
-    }  # fmt: skip
-    return [Run({**shared, **over, **_settings(*each), "seed": 0}) for each in WHOLE[profile]]
-
-
-def _settings(name: str, every: int | None) -> RunSettings:
-    own = {**local_loss.EVERY_STEP, **local_loss.LOCAL}[DENSE if name == RINGS else name]
-    return own if every is None else {**own, "method.every": every}
+def _trajectories(profile: str, seeds: Mapping[str, list[int]]) -> list[Run]:
+    """Return the trainings of local-loss that are compared."""
+    methods = [method for method in _planned_methods(profile) if method != RINGS]
+    return TRAININGS.runs(profile, seeds[profile], methods)
 
 
 # --- what the runs are
 
 
-def trained(frames: Frames, name: str, every: int | None, where: str = "virtual") -> list[str]:
-    """The trainings of a method, one a seed; those in real time are on emulated nodes."""
-    return find_keys(frames, {**_chosen(name, every), "cluster.where": where, "train.validate": "epoch"})
-
-
-def _chosen(name: str, every: int | None) -> dict[str, Any]:
-    """What tells a method; rings differ from dense in time alone."""
-    own: dict[str, Any] = {"method.name": DENSE if name == RINGS else name}
-    return own if every is None else {**own, "method.every": every}
-
-
-def timed(frames: Frames, each: Compared) -> list[str]:
-    """The launches in which a method took turns."""
-    chosen = {**_chosen(*each), "cluster.where": "netns", "train.validate": "never"}
-    return find_keys(frames, {**chosen, "collectives": "backend" if each[0] == RINGS else "auto"})
+def trained_keys(frames: Frames, method: LocalMethod, where: str = "virtual") -> list[str]:
+    """Return the trainings of a method, one a seed; those in real time are on emulated nodes."""
+    columns = {"cluster.where": where, "train.validate": "epoch"}
+    return TRAININGS.keys(frames, _trained_method(method), columns)
 
 
 @cache_by_frames
-def taken(frames: Frames, each: Compared) -> dict[int, StepSeconds]:
-    """By launch."""
-    return rounds.step_seconds_by_launch(frames, timed(frames, each))
+def step_times(frames: Frames, method: LocalMethod) -> dict[int, StepSeconds]:
+    """Return the steps of the launches in which a method took turns, by launch."""
+    columns = {**NETNS, "train.validate": "never", "collectives": "backend" if method == RINGS else "auto"}
+    return step_seconds_by_launch(frames, TRAININGS.keys(frames, _trained_method(method), columns))
 
 
-def step_s(frames: Frames, name: str, every: int | None) -> Estimate | None:
-    """Seconds of a step, over launches."""
-    found = [each.step_s(every) for each in taken(frames, (name, every)).values()]
-    return estimate_mean(found, POSITIVE, LAUNCHES) if found else None
+def mean_step_s(frames: Frames, method: LocalMethod) -> Estimate | None:
+    """Return the seconds of a method's mean step, over launches."""
+    return mean_over_launches(_step_s_by_launch(frames, method))
 
 
-def times(frames: Frames, slow: Compared, fast: Compared) -> Estimate | None:
-    """A step of the slow one over one of the fast one, paired by launch."""
-    here, there = taken(frames, slow), taken(frames, fast)
-    pairs = [here[seed].step_s(slow[1]) / there[seed].step_s(fast[1]) for seed in here if seed in there]
-    return estimate_mean(pairs, POSITIVE, LAUNCHES) if pairs else None
+def step_ratio(frames: Frames, slow: LocalMethod, fast: LocalMethod) -> Estimate | None:
+    """Return the mean step of the slow method over that of the fast one, paired by launch."""
+    slow_s, fast_s = (_step_s_by_launch(frames, method) for method in (slow, fast))
+    return mean_ratio(slow_s, fast_s)
 
 
-def compared(frames: Frames) -> list[Compared]:
-    """Those that were both trained and timed."""
-    return [each for each in COMPARED if trained(frames, *each) and taken(frames, each)]
+def _step_s_by_launch(frames: Frames, method: LocalMethod) -> pd.Series[float]:
+    return by_launch(step_times(frames, method), lambda step: step.step_s(method.every))
 
 
-def target(frames: Frames, share: float = SHARE) -> float | None:
-    """The loss that lies so many percent above what dense ends at, the mean over its seeds."""
-    end = final_value(frames, trained(frames, DENSE, None), COLUMN) if trained(frames, DENSE, None) else None
+def compared_methods(frames: Frames) -> list[LocalMethod]:
+    """Return the methods that were both trained and timed."""
+    return [method for method in COMPARED if trained_keys(frames, method) and step_times(frames, method)]
+
+
+def target_loss(frames: Frames, share: float = SHARE) -> float | None:
+    """Return the loss that lies so many percent above what dense ends at, the mean over its seeds."""
+    keys = trained_keys(frames, DENSE)
+    end = final_value(frames, keys, COLUMN) if keys else None
     return end.value * (1 + share / 100) if end else None
 
 
-def reaching(frames: Frames, each: Compared, level: float) -> CrossingBySeed:
-    """Steps until a validation shows the loss, by seed."""
-    return crossing_by_seed(frames, trained(frames, *each), COLUMN, level, falls=True)
+def steps_to_loss(frames: Frames, method: LocalMethod, loss: float) -> CrossingBySeed:
+    """Return the steps until a validation shows the loss, by seed."""
+    return crossing_by_seed(frames, trained_keys(frames, method), COLUMN, loss, falls=True)
 
 
-def times_as_soon(
-    frames: Frames, fast: Compared, share: float = SHARE, slow: Compared = (DENSE, None)
+def speedup_to_loss(
+    frames: Frames, fast: LocalMethod, share: float = SHARE, slow: LocalMethod = DENSE
 ) -> Estimate | None:
-    """Dense's time to the loss over a method's, paired by seed; a step's time by launches."""
-    level, ratio = target(frames, share), times(frames, slow, fast)
-    if level is None or ratio is None:
+    """Return the slow method's time to the loss over the fast one's.
+
+    Paired by seed; a step's time by launches.
+    """
+    loss, ratio = target_loss(frames, share), step_ratio(frames, slow, fast)
+    if loss is None or ratio is None:
         return None
-    return speedup_to_target(reaching(frames, slow, level), reaching(frames, fast, level), ratio)
+    return speedup_to_target(steps_to_loss(frames, slow, loss), steps_to_loss(frames, fast, loss), ratio)
 
 
 # --- composed against real
 
 
-class Check(NamedTuple):
+class TimeCheck(NamedTuple):
     """A training in real time beside what was composed for it."""
 
     real_s: float  # in steps, until its last validation
     composed_s: float
 
     @property
-    def error(self) -> float:
-        """Share by which the composed time is off."""
-        return abs(self.composed_s / self.real_s - 1)
+    def percent_error(self) -> float:
+        """Percent by which the composed time is off."""
+        return 100 * abs(self.composed_s / self.real_s - 1)
 
 
-def checked(frames: Frames) -> dict[Compared, Check]:
-    """Of each training in real time."""
-    found = dict[Compared, Check]()
-    for each in COMPARED:
-        real, step = trained(frames, *each, where="netns"), step_s(frames, *each)
-        if each[0] == RINGS or not real or step is None:
-            continue
-        last = frames.epochs[frames.epochs["key"].isin(real)].sort_values("epoch").groupby("key").last()
-        found[each] = Check(float(last["wall_s"].mean()), float(last["step"].mean() * step.value))
-    return found
+def time_checks(frames: Frames) -> dict[LocalMethod, TimeCheck]:
+    """Return a check for each training in real time."""
+    checks = {}
+    for method in COMPARED:
+        keys, step = trained_keys(frames, method, where="netns"), mean_step_s(frames, method)
+        if method != RINGS and keys and step:
+            epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
+            last = epochs.groupby("key").last()
+            checks[method] = TimeCheck(float(last["wall_s"].mean()), float(last["step"].mean() * step.value))
+    return checks
 
 
-def worst(frames: Frames) -> Estimate | None:
-    """Percent by which the composed time of a whole training is off, of the worst of those in real time."""
-    errors = [100 * check.error for check in checked(frames).values()]
+def worst_percent_error(frames: Frames) -> Estimate | None:
+    """Return by how many percent the composed time of a whole training is off, of the worst one."""
+    errors = [check.percent_error for check in time_checks(frames).values()]
     return Estimate(max(errors), n=len(errors)) if errors else None
 
 
 # --- picture and table
 
 
-def label(each: Compared) -> str:
-    name, every = each
-    return _DATA["rings"] if name == RINGS else local_loss.label(name, every)
+def _label(method: LocalMethod) -> str:
+    return str(_DATA["rings"]) if method == RINGS else method.label
 
 
-def _look(each: Compared) -> style.MethodStyle:
-    name, _ = each
-    looks = local_loss.LOOKS[DENSE if name == RINGS else name]
-    return looks._replace(label=label(each))
+def _style(method: LocalMethod) -> style.MethodStyle:
+    return local_loss.LOOKS[_trained_method(method).name]._replace(label=_label(method))
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = compared(frames)
-    if (DENSE, None) not in found:
+    methods = compared_methods(frames)
+    if DENSE not in methods:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    lines = list[plots.Curve]()
-    longest = sorted({every for _, every in found if every})
-    for each in found:
-        at, step = mean_curve(frames, trained(frames, *each), COLUMN), step_s(frames, *each)
+    positions = _trainings.position_by_name(sorted({method.every for method in methods if method.every}))
+    curves = []
+    for method in methods:
+        table, step = mean_curve(frames, trained_keys(frames, method), COLUMN), mean_step_s(frames, method)
         assert step is not None, "it was timed"
-        rank = longest.index(each[1]) / max(1, len(longest) - 1) if each[1] else 0.0
-        how: dict[str, Any] = {"alpha": 1 - 0.6 * rank, "ms": 3}
-        how |= {"linestyle": "--"} if each[0] == RINGS else {}
-        lines.append(plots.Curve(_look(each), at["step"] * step.value / 60, at, how))
-    title = f"over {Evidence(_of_link(frames)).link()}"
-    panels = [
-        plots.curves_panel(
-            lines,
-            level=target(frames),
-            xlabel="Minutes in steps, composed",
-            xscale="log",
-            title=title,
-            ylabel="Validation loss (nats a character)",
-        ),
-        _steps(frames, found),
-    ]
-    return plots.compose_figure(panels, 3.8, width_ratios=(1.6, 1))
+        how: dict[str, Any] = {"alpha": 1 - 0.6 * positions.get(method.every or 0, 0.0), "ms": 3}
+        how |= {"linestyle": "--"} if method == RINGS else {}
+        curves.append(plots.Curve(_style(method), table["step"] * step.value / 60, table, how))
+    losses = plots.curves_panel(
+        curves,
+        level=target_loss(frames),
+        xlabel="Minutes in steps, composed",
+        xscale="log",
+        title=f"over {_describe_link(frames)}",
+        ylabel="Validation loss (nats a character)",
+    )
+    return plots.compose_figure([losses, _steps_panel(frames, methods)], 3.8, width_ratios=(1.6, 1))
 
 
-def _of_link(frames: Frames) -> Frames:
-    """The runs over the link."""
-    return select_runs(frames, find_keys(frames, {"cluster.where": "netns"}))
+def _describe_link(frames: Frames) -> str:
+    return Evidence(select_runs(frames, find_keys(frames, NETNS))).link_text()
 
 
 @plots.panel_maker
-def _steps(axes: plots.Axes, /, frames: Frames, found: Sequence[Compared]) -> None:
-    """A step of each: computing, and what exchanging takes besides."""
-    for place, each in enumerate(found):
-        step, computing = step_s(frames, *each), computing_s(frames)
+def _steps_panel(axes: plots.Axes, /, frames: Frames, methods: Sequence[LocalMethod]) -> None:
+    """Draw a step of each method: computing, and what exchanging takes besides."""
+    computing_ms = 1e3 * mean_local_step_s(frames)
+    for place, method in enumerate(methods):
+        step = mean_step_s(frames, method)
         assert step is not None, "it was timed"
-        colour = _look(each).colour
-        axes.barh(place, 1e3 * computing, color=colour, alpha=0.35)
-        axes.barh(place, 1e3 * max(0.0, step.value - computing), left=1e3 * computing, color=colour)
+        step = step.scale_by(1e3)
+        colour = _style(method).colour
+        axes.barh(place, computing_ms, color=colour, alpha=0.35)
+        axes.barh(place, max(0.0, step.value - computing_ms), left=computing_ms, color=colour)
         if step.low is not None and step.high is not None:
-            axes.plot([1e3 * step.low, 1e3 * step.high], [place, place], color="#111111", linewidth=1)
-    plots.set_row_labels(axes, [label(each) for each in found])
+            axes.plot([step.low, step.high], [place, place], color="#111111", linewidth=1)
+    plots.set_row_labels(axes, [_label(method) for method in methods])
     axes.set(xlabel="Mean step (ms); pale: computing")
 
 
 @cache_by_frames
-def computing_s(frames: Frames) -> float:
-    """Seconds of a local step, which exchanges nothing: the mean over launches and methods that have any."""
-    found = [own.local_s for each in COMPARED for own in taken(frames, each).values() if own.local_s]
-    return float(np.mean(found)) if found else 0.0
+def mean_local_step_s(frames: Frames) -> float:
+    """Return the seconds of a local step, which exchanges nothing: over launches and methods."""
+    seconds = [
+        step.local_s for method in COMPARED for step in step_times(frames, method).values() if step.local_s
+    ]
+    return float(np.mean(seconds)) if seconds else 0.0
 
 
 def table(frames: Frames) -> list[Table]:
-    """Times to each loss, the registered one first; what steps take; what trainings in real time took."""
-    found = compared(frames)
-    rows = [
-        {
-            "method": label(each),
-            **{f"{format_number(share)} %": _time(frames, each, share) for share in SHARES},
-        }
-        for each in found
-    ]
-    gains = [
-        {
-            "method": label(each),
-            **{f"{format_number(share)} %": times_as_soon(frames, each, share) for share in SHARES},
-            "over gloo's rings": times_as_soon(frames, each, SHARE, (RINGS, None)),
-        }
-        for each in found
-    ]
-    steps = [_step_row(frames, each) for each in found]
-    checks = [
-        {"training": label(each), "in real time": check.real_s / 60, "composed": check.composed_s / 60,
-         "error": 100 * check.error}
-        for each, check in checked(frames).items()
+    """Return times to each loss, what steps take, and what trainings in real time took."""
+    methods = compared_methods(frames)
+    columns = {f"{format_number(share)} %": share for share in SHARES}
+    minute_rows = [
+        {"method": _label(method),
+         **{name: _minutes_to_loss(frames, method, share) for name, share in columns.items()}}
+        for method in methods
     ]  # fmt: skip
-    end = format_brief(target(frames, 0.0) or 0.0)
-    loss = f"Minutes until the loss is so much above dense's end ({end} nats), composed"
-    units = dict.fromkeys((f"{format_number(share)} %" for share in SHARES), "min")
-    tables = [
-        Table.of(loss, rows, units, words("survey.internet-loss.note")),
-        Table.of("Dense's time to that loss over a method's", gains),
-        Table.of("Steps", steps, dict.fromkeys(("local step", "exchanging step", "mean step"), "ms")),
+    speedup_rows = [
+        {
+            "method": _label(method),
+            **{name: speedup_to_loss(frames, method, share) for name, share in columns.items()},
+            "over gloo's rings": speedup_to_loss(frames, method, SHARE, RINGS),
+        }
+        for method in methods
     ]
-    if checks:
-        minutes = dict.fromkeys(("in real time", "composed"), "min")
-        tables.append(Table.of("Whole trainings in real time", checks, {**minutes, "error": "%"}))
+    step_rows = [_step_row(frames, method) for method in methods]
+    check_rows = [
+        {"training": _label(method), "in real time": check.real_s / 60, "composed": check.composed_s / 60,
+         "error": check.percent_error}
+        for method, check in time_checks(frames).items()
+    ]  # fmt: skip
+    end = format_brief(target_loss(frames, 0.0) or 0.0)
+    title = f"Minutes until the loss is so much above dense's end ({end} nats), composed"
+    step_units = dict.fromkeys(("local step", "exchanging step", "mean step"), "ms")
+    tables = [
+        Table.from_rows(
+            title, minute_rows, dict.fromkeys(columns, "min"), words("survey.internet-loss.note")
+        ),
+        Table.from_rows("Dense's time to that loss over a method's", speedup_rows),
+        Table.from_rows("Steps", step_rows, step_units),
+    ]
+    if check_rows:
+        units = {"in real time": "min", "composed": "min", "error": "%"}
+        tables.append(Table.from_rows("Whole trainings in real time", check_rows, units))
     return tables
 
 
-def _time(frames: Frames, each: Compared, share: float) -> Estimate | None:
-    level, step = target(frames, share), step_s(frames, *each)
-    if level is None or step is None:
+def _minutes_to_loss(frames: Frames, method: LocalMethod, share: float) -> Estimate | None:
+    loss, step = target_loss(frames, share), mean_step_s(frames, method)
+    if loss is None or step is None:
         return None
-    return seconds_to_target(reaching(frames, each, level), step.value / 60)
+    return seconds_to_target(steps_to_loss(frames, method, loss), step.value / 60)
 
 
-def _step_row(frames: Frames, each: Compared) -> dict[str, object]:
-    own, step = taken(frames, each).values(), step_s(frames, *each)
+def _step_row(frames: Frames, method: LocalMethod) -> dict[str, object]:
+    times, step = step_times(frames, method), mean_step_s(frames, method)
     assert step is not None, "it was timed"
-    local, exchanging = ([getattr(one, name) for one in own] for name in ("local_s", "exchanging_s"))
+    local_ms = by_launch(times, lambda step: 1e3 * step.local_s)
     return {
-        "method": label(each),
-        "local step": estimate_mean(local, POSITIVE, LAUNCHES).times(1e3) if all(local) else None,
-        "exchanging step": estimate_mean(exchanging, POSITIVE, LAUNCHES).times(1e3),
-        "mean step": step.times(1e3), "computing": 100 * min(1.0, computing_s(frames) / step.value),
-        "launches": len(own),
+        "method": _label(method), "local step": mean_over_launches(local_ms) if local_ms.all() else None,
+        "exchanging step": mean_over_launches(by_launch(times, lambda step: 1e3 * step.exchanging_s)),
+        "mean step": step.scale_by(1e3), "computing": 100 * min(1.0, mean_local_step_s(frames) / step.value),
+        "launches": len(times),
     }  # fmt: skip
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    level = target(frames)
+    loss = target_loss(frames) or 0.0
     never = [
-        label(each)
-        for each in compared(frames)
-        if level and not all_seeds_reach(reaching(frames, each, level))
+        _label(method)
+        for method in compared_methods(frames)
+        if loss and not all_seeds_reach(steps_to_loss(frames, method, loss))
     ]
     return {
-        "link": Evidence(_of_link(frames)).link(), "share": format_number(SHARE),
-        "target": format_brief(level or 0.0),
+        "link": _describe_link(frames), "share": format_number(SHARE), "target": format_brief(loss),
         "never": f" Not in all seeds: {captions.join_words(never)}." * bool(never),
-        "launches": len(taken(frames, (DENSE, None))),
-        "seeds": captions.join_words(captions.distinct_values(frames, "seed")),
+        "launches": len(step_times(frames, DENSE)), "seeds": list_settings(frames, "seed"),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    found, share = list[Claim](), format_number(SHARE)
-    for each in COMPARED:
-        if each[0] not in (DENSE, RINGS):
-            named = {"method": label(each), "link": LINK, "share": share}
-            found.append(claim("survey.internet-loss.sooner", times_as_soon, each, case=_case(each), **named))
-    rings = claim("survey.internet-loss.rings", times, (RINGS, None), (DENSE, None), link=LINK)
-    return [*found, rings, claim("survey.internet-loss.composed", worst, link=LINK)]
+    sooner = [
+        claim("survey.internet-loss.sooner", speedup_to_loss, method, case=_case(method),
+              method=_label(method), link=LINK, share=format_number(SHARE))
+        for method in COMPARED if method not in (DENSE, RINGS)
+    ]  # fmt: skip
+    rings = claim("survey.internet-loss.rings", step_ratio, RINGS, DENSE, link=LINK)
+    return [*sooner, rings, claim("survey.internet-loss.composed", worst_percent_error, link=LINK)]
 
 
-def _case(each: Compared) -> str:
-    return f"{each[0]}-{each[1]}" if each[1] else each[0]
+def _case(method: LocalMethod) -> str:
+    return f"{method.name}-{method.every}" if method.every else method.name

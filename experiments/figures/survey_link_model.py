@@ -97,7 +97,8 @@ def exchange_cases(frames: Frames) -> pd.DataFrame:
             "ratio": predicted_s / measured_s,
             "blocks": blocks,
         })  # fmt: skip
-    return pd.DataFrame(rows, columns=COLUMNS)
+    cases: pd.DataFrame = pd.DataFrame(rows, columns=COLUMNS)
+    return cases
 
 
 def large_cases(frames: Frames) -> pd.DataFrame:
@@ -165,7 +166,8 @@ def summarize_cases(cases: pd.DataFrame, column: str) -> pd.DataFrame:
     summary = summarize_errors(errors, cases[column])
     summary.insert(1, "predicted / measured", cases.groupby(column)["ratio"].median())
     summary["largest error"] = errors.groupby(cases[column]).max()
-    return summary.reset_index()
+    table: pd.DataFrame = summary.reset_index()
+    return table
 
 
 def claims() -> list[Claim]:
@@ -181,7 +183,7 @@ def error_quantile(frames: Frames, quantile: float) -> Estimate | None:
     errors = np.abs(cases["predicted"].to_numpy()[:, None] / _resampled_medians(blocks) - 1)
     low, high = np.quantile(np.quantile(errors, quantile, axis=0), (0.025, 0.975))
     value = np.quantile((cases["ratio"] - 1).abs(), quantile)
-    return Estimate(float(value), float(low), float(high), min(map(len, blocks)), "blocks").times(100)
+    return Estimate(float(value), float(low), float(high), min(map(len, blocks)), "blocks").scale_by(100)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -265,14 +265,14 @@ def _of_schemes() -> Table:
         }
         for each in SCHEMES.values()
     ]
-    return Table.of("A worker's message", rows, {"of 4096 elements": "B"})
+    return Table.from_rows("A worker's message", rows, {"of 4096 elements": "B"})
 
 
 def _of_ratios() -> Table:
     rows = [
         {"ratio": each.label, "published": each.published, "by arithmetic": each.ours} for each in ratios()
     ]
-    return Table.of("Times fewer bytes", rows)
+    return Table.from_rows("Times fewer bytes", rows)
 
 
 def _of_uploads() -> Table:
@@ -287,7 +287,7 @@ def _of_uploads() -> Table:
     units = {
         "size": "GB", "upload": "s at 110 Mbit/s", "told of a round": "s", "uplink for that": "Mbit/s",
     }  # fmt: skip
-    return Table.of("One message of 72.7 billion parameters", rows, units)
+    return Table.from_rows("One message of 72.7 billion parameters", rows, units)
 
 
 def _of_bandwidths() -> Table:
@@ -302,7 +302,7 @@ def _of_bandwidths() -> Table:
         )
     ]
     note = "By Streaming DiLoCo's Table 4, which is its authors' simulation of 1 billion parameters."
-    return Table.of("Bandwidth for one utilisation, ratio", rows, {"utilisation": "%"}, note)
+    return Table.from_rows("Bandwidth for one utilisation, ratio", rows, {"utilisation": "%"}, note)
 
 
 def _of_losses() -> Table:
@@ -314,7 +314,7 @@ def _of_losses() -> Table:
         }
         for size in LOSS["parallel"]
     ]  # fmt: skip
-    return Table.of("Loss on C4", rows, {"parameters": "million"}, "Streaming DiLoCo's Table 5.")
+    return Table.from_rows("Loss on C4", rows, {"parameters": "million"}, "Streaming DiLoCo's Table 5.")
 
 
 def _of_hours() -> Table:
@@ -334,7 +334,7 @@ def _of_hours() -> Table:
         "that these bytes take": "h",
     }  # fmt: skip
     note = "Streaming DiLoCo's Table 1; how many times fewer and the last column are computed."
-    return Table.of("Bytes and hours", rows, units, note)
+    return Table.from_rows("Bytes and hours", rows, units, note)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -5,6 +5,7 @@ Not a figure of a paper; the claims are SparseLoCo's, at a scale far below their
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import pandas as pd
@@ -19,20 +20,24 @@ from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _trainings, papers
 from experiments.figures import survey_local_why as why
-from experiments.figures._trainings import COLUMN, MORE_SEEDS, SEEDS, Trainings
+from experiments.figures._trainings import COLUMN, MORE_SEEDS, SEEDS, NamedTrainings
 from experiments.figures.papers import claim
 
 TITLE = "Which share of the drift to send: loss of a small language model by density"
 SCALE = _trainings.SCALE
-DENSITIES, INSIDE = (papers.item("survey.local-density")[name] for name in ("densities", "inside"))
-ALL, DILOCO = DENSITIES["paper"], "DiLoCo"
-TRAININGS = Trainings(
+_DATA = papers.item("survey.local-density")
+DENSITIES: Mapping[str, list[float]] = _DATA["densities"]
+INSIDE: list[float] = _DATA["inside"]  # said to be best
+ALL_DENSITIES = DENSITIES["paper"]
+DILOCO = "DiLoCo"
+TRAININGS = NamedTrainings(
     "local-why",
-    {each: why.whole({"method.density": each}) for each in ALL} | {DILOCO: why.whole({"method": "diloco"})},
+    {density: why.complete_settings({"method.density": density}) for density in ALL_DENSITIES}
+    | {DILOCO: why.complete_settings({"method": "diloco"})},
 )
 
 
-def runs(profile: str, seeds: dict[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     return TRAININGS.runs(profile, seeds[profile], [DILOCO, *DENSITIES[profile]])
 
 
@@ -40,82 +45,81 @@ more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = [name for name in TRAININGS.found(frames) if name != DILOCO]
-    if not found:
+    densities = [name for name in TRAININGS.keys_by_name(frames) if name != DILOCO]
+    if not densities:
         raise ValueError(plots.NOTHING_TO_DRAW)
     sparse = style.method_style("topk")._replace(label="SparseLoCo, 2 bits")
     dense = style.method_style("dense")._replace(label="DiLoCo, all of it in fp32")
-    ends = [plots.Curve(sparse, found, [TRAININGS.end(frames, density) for density in found])]
-    if level := TRAININGS.end(frames, DILOCO):
-        ends.append(plots.Curve(dense, [min(found), max(found)], [level, level]))
-    along = [
-        line
-        for density, shade in _trainings.shades(found).items()
-        for line in TRAININGS.along(
-            frames, density, sparse._replace(label=f"density {format_number(density)}"), {"alpha": shade}
-        )
-    ]
-    along += TRAININGS.along(frames, DILOCO, dense._replace(label=""), {})
-    by_density = plots.curves_panel(ends, xscale="log", xlabel="Density of what is sent")
+    ends = [TRAININGS.final_loss(frames, density) for density in densities]
+    by_density = [plots.Curve(sparse, densities, ends)]
+    if level := TRAININGS.final_loss(frames, DILOCO):
+        by_density.append(plots.Curve(dense, [min(densities), max(densities)], [level, level]))
+    by_steps = []
+    for density, position in _trainings.position_by_name(densities).items():
+        look = sparse._replace(label=f"density {format_number(density)}")
+        by_steps += TRAININGS.curves(frames, density, look, {"alpha": 0.3 + 0.7 * position})
+    by_steps += TRAININGS.curves(frames, DILOCO, dense._replace(label=""), {})
     panels = [
-        plots.overlay_panels(plots.shaded_span_panel("x", min(INSIDE), max(INSIDE)), by_density),
-        plots.curves_panel(along, xlabel="Optimiser steps", xlim=(0, None)),
+        plots.overlay_panels(
+            plots.shaded_span_panel("x", min(INSIDE), max(INSIDE)),
+            plots.curves_panel(by_density, xscale="log", xlabel="Density of what is sent"),
+        ),
+        plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
     ]
     return plots.compose_figure(panels, 3.2, ylabel="Validation loss (nats a character)", ncols=4)
 
 
 def table(frames: Frames) -> Table:
-    """Loss at the end, by density."""
-    frames = _trainings.told(frames)
+    """Return the loss at the end, by density."""
+    frames = _trainings.ensure_outcomes(frames)
     rows = [
         {
             "density": "1 (DiLoCo)" if name == DILOCO else format_number(name),
-            **TRAININGS.cells(frames, name),
-            "above DiLoCo": TRAININGS.above(frames, name, DILOCO) if name != DILOCO else None,
-            **TRAININGS.sent(frames, name),
+            **TRAININGS.loss_columns(frames, name),
+            "above DiLoCo": TRAININGS.loss_above(frames, name, DILOCO) if name != DILOCO else None,
+            **TRAININGS.sent_columns(frames, name),
         }
-        for name in TRAININGS.found(frames)
-    ]  # fmt: skip
+        for name in TRAININGS.keys_by_name(frames)
+    ]
     units = {"loss": "nats", "above DiLoCo": "nats", "in a round": "kB"}
-    return Table.of("At the end of the trainings", rows, units, papers.words("survey.local-density.note"))
+    note = papers.words("survey.local-density.note")
+    return Table.from_rows("At the end of the trainings", rows, units, note)
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    return {
-        **why.facts(frames),
-        "inside": f"{format_number(100 * min(INSIDE))} to {format_number(100 * max(INSIDE))} %",
-    }
+    lowest, highest = (format_number(100 * end(INSIDE)) for end in (min, max))
+    return {**why.facts(frames), "inside": f"{lowest} to {highest} %"}
 
 
 def claims() -> list[Claim]:
     return [
-        claim("survey.local-density.optimum", worse_outside),
-        claim("survey.local-density.below-diloco", below_diloco),
+        claim("survey.local-density.optimum", outside_above_inside),
+        claim("survey.local-density.below-diloco", diloco_above_best),
     ]
 
 
-def worse_outside(frames: Frames) -> Estimate | None:
-    """The least loss at the end of the densities outside, less the least of those inside; by seed."""
-    ends = _ends(frames)
-    if ends is None:
+def outside_above_inside(frames: Frames) -> Estimate | None:
+    """Return the least loss at densities outside less the least at those inside, by seed."""
+    losses = _final_losses(frames)
+    if losses is None:
         return None
-    inside, outside = (ends[[each for each in ALL if (each in INSIDE) is is_in]] for is_in in (True, False))
-    return estimate_mean((outside.min(axis=1) - inside.min(axis=1)).to_numpy())
+    outside = losses.drop(columns=INSIDE).min(axis=1)
+    return estimate_mean((outside - losses[INSIDE].min(axis=1)).to_numpy())
 
 
-def _ends(frames: Frames) -> pd.DataFrame | None:
-    """Loss at the end, a row for each seed and a column for each density; None where one did not run."""
-    found = TRAININGS.found(frames)
-    if not {*ALL} <= {*found}:
+def _final_losses(frames: Frames) -> pd.DataFrame | None:
+    """Return the loss at the end, a row per seed and a column per density; None where one did not run."""
+    keys_by_name = TRAININGS.keys_by_name(frames)
+    if not {*ALL_DENSITIES} <= {*keys_by_name}:
         return None
-    seed = frames.runs.set_index("key")["seed"]
+    seeds = frames.runs.set_index("key")["seed"]
     last = frames.epochs.sort_values("epoch").groupby("key")[COLUMN].last()
-    ends: pd.DataFrame = pd.DataFrame({name: last[found[name]].rename(index=seed) for name in ALL}).dropna()
-    return ends
+    by_density = {name: last[keys_by_name[name]].rename(index=seeds) for name in ALL_DENSITIES}
+    losses: pd.DataFrame = pd.DataFrame(by_density).dropna()
+    return losses
 
 
-def below_diloco(frames: Frames) -> Estimate | None:
-    """DiLoCo's loss at the end less the least of SparseLoCo's at the densities that are said to be best."""
-    ends = _ends(frames)
-    best = None if ends is None else min(INSIDE, key=lambda density: float(ends[density].mean()))
-    return TRAININGS.above(frames, DILOCO, best) if best else None
+def diloco_above_best(frames: Frames) -> Estimate | None:
+    """Return DiLoCo's loss at the end less the least of SparseLoCo's at the densities said to be best."""
+    losses = _final_losses(frames)
+    return None if losses is None else TRAININGS.loss_above(frames, DILOCO, losses[INSIDE].mean().idxmin())

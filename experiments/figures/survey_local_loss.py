@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
-from experiments.figures._trainings import COLUMN as COLUMN
-from experiments.figures._trainings import KILO, MEGA, Trainings, outcome
+from experiments.figures._trainings import KILO, MEGA, NamedTrainings, mean_outcome
 from experiments.figures.papers import claim
 
 TITLE = "Loss of a small language model against bytes: every step, and every H steps"
@@ -36,62 +35,63 @@ LOOKS: Mapping[str, style.MethodStyle] = {
 }
 DENSE, DILOCO, SPARSELOCO, DEMO = "dense", "diloco", "sparseloco", "demo"
 ENOUGH_ROUNDS = 200  # that a training should have: what is sent of a round is a small part of what has moved
-Named = tuple[str, int | None]  # a method, and its H
 
 
-def _named(periods: Sequence[int]) -> dict[Named, RunSettings]:
-    named: dict[Named, RunSettings] = {(name, None): own for name, own in EVERY_STEP.items()}
-    for name, own in LOCAL.items():
-        named |= {(name, every): {**own, "method.every": every} for every in periods}
-    return named
+class LocalMethod(NamedTuple):
+    """A method, and its H; None averages every step."""
+
+    name: str
+    every: int | None = None
+
+    @property
+    def label(self) -> str:
+        """Name in pictures and tables."""
+        return LOOKS[self.name].label + (f", H = {self.every}" if self.every else "")
 
 
-TRAININGS = Trainings(
-    "local-loss", _named(sorted({*EVERY["smoke"], *EVERY["paper"]})), ("method", "method.every")
+def settings_by_method(periods: Sequence[int]) -> dict[LocalMethod, RunSettings]:
+    """Return the settings of every method, of local steps at each of these H."""
+    by_method = {LocalMethod(name): settings for name, settings in EVERY_STEP.items()}
+    for name, settings in LOCAL.items():
+        for every in periods:
+            by_method[LocalMethod(name, every)] = {**settings, "method.every": every}
+    return by_method
+
+
+TRAININGS = NamedTrainings(
+    "local-loss", settings_by_method(sorted({*EVERY["smoke"], *EVERY["paper"]})), ("method", "method.every")
 )
 
 
-def runs(profile: str, seeds: dict[str, list[int]] = SEEDS) -> list[Run]:
-    return TRAININGS.runs(profile, seeds[profile], _named(EVERY[profile]))
+def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
+    return TRAININGS.runs(profile, seeds[profile], settings_by_method(EVERY[profile]))
 
 
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
-def keys(frames: Frames, name: str, every: int | None = None) -> list[str]:
-    return TRAININGS.keys(frames, (name, every))
-
-
-def label(name: str, every: int | None) -> str:
-    return LOOKS[name].label + (f", H = {every}" if every else "")
-
-
-def sent_mb(frames: Frames, of: Sequence[str]) -> np.ndarray:
-    """Megabytes that a worker has sent at each validation, the mean over seeds."""
-    epochs = frames.epochs[frames.epochs["key"].isin(of)].sort_values("epoch")
+def sent_mb(frames: Frames, keys: Sequence[str]) -> np.ndarray:
+    """Return the megabytes that a worker has sent at each validation, the mean over seeds."""
+    epochs = frames.epochs[frames.epochs["key"].isin(keys)].sort_values("epoch")
     steps = epochs.groupby("key")["step"].diff().fillna(epochs["step"])
-    together = (epochs["wire_bytes"] * steps).groupby(epochs["key"]).cumsum()
-    means: np.ndarray = together.groupby(epochs["epoch"]).mean().to_numpy() * MEGA
+    sums = (epochs["wire_bytes"] * steps).groupby(epochs["key"]).cumsum()
+    means: np.ndarray = sums.groupby(epochs["epoch"]).mean().to_numpy() * MEGA
     return means
 
 
-def sent(frames: Frames, of: Sequence[str]) -> float:
-    """Megabytes that a worker sent in all."""
-    return float(sent_mb(frames, of)[-1])
-
-
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    found = TRAININGS.found(frames)
-    if not found:
+    keys_by_method = TRAININGS.keys_by_name(frames)
+    if not keys_by_method:
         raise ValueError(plots.NOTHING_TO_DRAW)
-    faint = _trainings.shades(sorted({every for _, every in found if every}), 1.0)
-    ranks = {every: at for at, every in enumerate(faint)}
+    positions = _trainings.position_by_name(
+        sorted({method.every for method in keys_by_method if method.every})
+    )
     by_bytes, by_steps = list[plots.Curve](), list[plots.Curve]()
-    for named, own in found.items():
-        share = ranks.get(named[1], 0) / max(1, len(ranks) - 1)
-        look, how = LOOKS[named[0]]._replace(label=label(*named)), {"alpha": 1 - 0.65 * share, "ms": 3}
-        by_steps += TRAININGS.along(frames, named, look, how)
-        by_bytes += TRAININGS.along(frames, named, look, how, sent_mb(frames, own))
+    for method, keys in keys_by_method.items():
+        look = LOOKS[method.name]._replace(label=method.label)
+        how = {"alpha": 1 - 0.65 * positions.get(method.every or 0, 0), "ms": 3}
+        by_steps += TRAININGS.curves(frames, method, look, how)
+        by_bytes += TRAININGS.curves(frames, method, look, how, sent_mb(frames, keys))
     panels = [
         plots.curves_panel(by_bytes, xlabel="Megabytes sent by a worker", xscale="log"),
         plots.curves_panel(by_steps, xlabel="Optimiser steps", xlim=(0, None)),
@@ -100,63 +100,64 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
 
 
 def table(frames: Frames) -> list[Table]:
-    """Loss and bytes at the end of each method's trainings; what a worker sent by step and by round."""
-    frames = _trainings.told(frames)
-    found, steps = TRAININGS.found(frames), int(frames.epochs["step"].max())
-    dense = found.get((DENSE, None))
-    ends, sending = list[dict[str, Any]](), list[dict[str, Any]]()
-    for (name, every), own in found.items():
-        of, whole = partial(outcome, frames, own), TRAININGS.sent(frames, (name, every))
-        ends.append({
-            "method": label(name, every), **TRAININGS.cells(frames, (name, every)),
-            "over dense": loss_over(frames, name, every), "sent by a worker": sent(frames, own),
-            "times fewer bytes": sent(frames, dense) / sent(frames, own) if dense else None,
-            "seeds": whole["seeds"],
+    """Return loss and bytes at the end of each method's trainings, and what was sent by step and by round."""
+    frames = _trainings.ensure_outcomes(frames)
+    keys_by_method = TRAININGS.keys_by_name(frames)
+    sent = {method: float(sent_mb(frames, keys)[-1]) for method, keys in keys_by_method.items()}
+    dense_mb = sent.get(LocalMethod(DENSE))
+    end_rows, sent_rows = [], []
+    for method, keys in keys_by_method.items():
+        columns = TRAININGS.sent_columns(frames, method)
+        end_rows.append({
+            "method": method.label, **TRAININGS.loss_columns(frames, method),
+            "over dense": loss_over_dense(frames, *method), "sent by a worker": sent[method],
+            "times fewer bytes": dense_mb / sent[method] if dense_mb else None, "seeds": columns["seeds"],
         })  # fmt: skip
-        sending.append({
-            "method": label(name, every), "rounds": steps // every if every else None,
-            "in a step": of("wire_bytes", KILO), "in a round": whole["in a round"],
-            "messages in a step": of("messages"), "messages in a round": of("round_messages"),
+        sent_rows.append({
+            "method": method.label,
+            "rounds": _trainings.last_step(frames) // method.every if method.every else None,
+            "in a step": mean_outcome(frames, keys, "wire_bytes", KILO), "in a round": columns["in a round"],
+            "messages in a step": mean_outcome(frames, keys, "messages"),
+            "messages in a round": mean_outcome(frames, keys, "round_messages"),
         })  # fmt: skip
     note, by_round = (papers.words(f"survey.local-loss.{part}") for part in ("note", "by-round"))
+    units = {"loss": "nats", "sent by a worker": "MB"}
     return [
-        Table.of("At the end of the trainings", ends, {"loss": "nats", "sent by a worker": "MB"}, note),
-        Table.of("Sent by a worker", sending, {"in a step": "kB", "in a round": "kB"}, by_round),
+        Table.from_rows("At the end of the trainings", end_rows, units, note),
+        Table.from_rows("Sent by a worker", sent_rows, {"in a step": "kB", "in a round": "kB"}, by_round),
     ]
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    steps, periods = (
-        int(frames.epochs["step"].max()),
-        [every for name, every in TRAININGS.found(frames) if name == DILOCO],
-    )
+    steps = _trainings.last_step(frames)
+    periods = [method.every for method in TRAININGS.keys_by_name(frames) if method.name == DILOCO]
     rounds = [f"{steps // every:,} with H = {every}" for every in periods]
-    few = [str(every) for every in periods if steps // every < ENOUGH_ROUNDS]
+    few = [every for every in periods if steps // every < ENOUGH_ROUNDS]
     aim = f", fewer than the {ENOUGH_ROUNDS} aimed at with H = {captions.join_words(few)}" if few else ""
     return {**_trainings.facts(frames), "rounds": captions.join_words(rounds) + aim}
 
 
 def claims() -> list[Claim]:
-    about, every = "survey.local-loss", EVERY["laptop"]
-    as_good = {each: "as-good-at-30" if each == 30 else "as-good" for each in every}
+    family = "survey.local-loss"
+    names = {every: "as-good-at-30" if every == 30 else "as-good" for every in EVERY["laptop"]}
     return [
         *(
-            claim(f"{about}.{as_good[each]}", loss_over, DILOCO, each, case=str(each), every=each)
-            for each in every
+            claim(f"{family}.{name}", loss_over_dense, DILOCO, every, case=str(every), every=every)
+            for every, name in names.items()
         ),
         *(
-            claim(f"{about}.sparseloco-below", below_diloco, each, case=str(each), every=each)
-            for each in every
+            claim(f"{family}.sparseloco-below", diloco_above_sparseloco, every, case=str(every), every=every)
+            for every in names
         ),
-        claim(f"{about}.demo-as-good", loss_over, DEMO, None),
+        claim(f"{family}.demo-as-good", loss_over_dense, DEMO, None),
     ]
 
 
-def loss_over(frames: Frames, name: str, every: int | None) -> Estimate | None:
-    """A method's loss at the end over that of averaging every step's gradients; paired by seed."""
-    return TRAININGS.over(frames, (name, every), (DENSE, None))
+def loss_over_dense(frames: Frames, name: str, every: int | None) -> Estimate | None:
+    """Return a method's loss at the end over that of averaging every step's gradients, paired by seed."""
+    return TRAININGS.loss_ratio(frames, LocalMethod(name, every), LocalMethod(DENSE))
 
 
-def below_diloco(frames: Frames, every: int) -> Estimate | None:
-    """DiLoCo's loss at the end less SparseLoCo's, at the same H; paired by seed."""
-    return TRAININGS.above(frames, (DILOCO, every), (SPARSELOCO, every))
+def diloco_above_sparseloco(frames: Frames, every: int) -> Estimate | None:
+    """Return DiLoCo's loss at the end less SparseLoCo's, at the same H; paired by seed."""
+    return TRAININGS.loss_above(frames, LocalMethod(DILOCO, every), LocalMethod(SPARSELOCO, every))

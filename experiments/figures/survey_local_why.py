@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from math import isnan
+from typing import NamedTuple
 
 from analysis import plots
 from analysis.claims import Claim
@@ -18,7 +19,7 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _trainings, papers
-from experiments.figures._trainings import MORE_SEEDS, SEEDS, Trainings
+from experiments.figures._trainings import MORE_SEEDS, SEEDS, NamedTrainings
 from experiments.figures.papers import claim
 
 TITLE = "What in SparseLoCo does the work: its parts switched one at a time"
@@ -27,127 +28,130 @@ _DATA = papers.item("survey.local-why")
 VARIANTS: Mapping[str, RunSettings] = _DATA["variants"]
 # Trainings by how values travel: bits of a value, and the squared error in percent of the squared values.
 CODES: Mapping[str, Mapping[str, float]] = _DATA["codes"]
-QUESTIONS: list[tuple[str, list[list[str]]]] = _DATA[
-    "questions"
-]  # titles; trainings, each less its line's first
+# Titles, and lines of trainings, which are compared with the first of their line.
+QUESTIONS: list[tuple[str, list[list[str]]]] = _DATA["questions"]
 UNITS = {
     "error, bell": "%", "error, heavy tails": "%", "loss": "nats", "above": "nats", "in a round": "kB",
 }  # fmt: skip
 BASE, DILOCO = "paper", "DiLoCo"
-FURTHEST = 1.0  # nats that are drawn; what diverged ends beyond
+MAX_DRAWN_NATS = 1.0  # what diverged ends beyond
 LINE = {"linestyle": "-", "marker": "", "lw": 1, "zorder": 1}
 
 
-def whole(own: RunSettings) -> RunSettings:
-    """All settings by which a training is told from the others, given those in which it differs."""
-    return {**_DATA["diloco" if own.get("method") == "diloco" else "sparseloco"], **own}
+def complete_settings(changes: RunSettings) -> RunSettings:
+    """Return all settings by which a training is told from the others, given those in which it differs."""
+    return {**_DATA["diloco" if changes.get("method") == "diloco" else "sparseloco"], **changes}
 
 
-TRAININGS = Trainings("local-why", {name: whole(own) for name, own in VARIANTS.items()})
-above, over = TRAININGS.above, TRAININGS.over
+TRAININGS = NamedTrainings(
+    "local-why", {name: complete_settings(changes) for name, changes in VARIANTS.items()}
+)
 
 
-def runs(profile: str, seeds: dict[str, list[int]] = SEEDS) -> list[Run]:
+def runs(profile: str, seeds: Mapping[str, list[int]] = SEEDS) -> list[Run]:
     return TRAININGS.runs(profile, seeds[profile], _DATA["smoke"] if profile == "smoke" else VARIANTS)
 
 
 more_runs = partial(runs, seeds=MORE_SEEDS)
 
 
+class Difference(NamedTuple):
+    """How far a training ends above the first of its line."""
+
+    name: str
+    first: str
+    nats: Estimate
+
+    @property
+    def label(self) -> str:
+        """Name of its row; with its number, or without one, where it is not drawn at its place."""
+        value, place = self.nats.value, ""
+        if not value <= MAX_DRAWN_NATS:
+            place = ": diverged" if isnan(value) else f": +{format_number(value)}"
+        return f"{self.name}{'' if self.first == BASE else f' (over {self.first})'}{place}"
+
+
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [panel for question in QUESTIONS if (panel := _panel(frames, *question))]
+    panels = []
+    for title, lines in QUESTIONS:
+        pairs = [(name, first) for first, *others in lines for name in others]
+        estimates = [(*pair, TRAININGS.loss_above(frames, *pair)) for pair in pairs]
+        differences = [Difference(name, first, nats) for name, first, nats in estimates if nats]
+        if differences:
+            panels.append(_panel(title, differences))
     return plots.compose_figure(panels, 1.8 * len(panels), rows=len(panels), keys=(), sharex=True)
 
 
-def _panel(frames: Frames, title: str, lines: list[list[str]]) -> plots.Panel | None:
-    """How far each training ends above the first of its line; None where none of them ran."""
-    pairs = [(name, first) for first, *others in lines for name in others]
-    found = [(*pair, ends) for pair in pairs if (ends := above(frames, *pair)) is not None]
-    if not found:
-        return None
-    look, none = style.method_style("topk")._replace(label=""), style.method_style("dense")._replace(label="")
-    means = plots.Curve(look, [min(each.value, FURTHEST) for *_, each in found], range(len(found)))
-    intervals = [
-        plots.Curve(look, (max(each.low, -FURTHEST), min(each.high, FURTHEST)), (at, at), LINE)
-        for at, (*_, each) in enumerate(found)
-        if each.low is not None and each.high is not None and each.low < FURTHEST
-    ]
-    zero = plots.Curve(none, (0, 0), (-0.5, len(found) - 0.5), LINE)
-    return plots.dots_panel(
-        [zero, *intervals, means], rows=[_label(*each) for each in found], grid="x", title=title
-    )
-
-
-def _label(name: str, first: str, ends: Estimate) -> str:
-    """A training's row; with its number, or without one, where it is not drawn at its place."""
-    place = (
-        ""
-        if ends.value <= FURTHEST
-        else ": diverged"
-        if isnan(ends.value)
-        else f": +{format_number(ends.value)}"
-    )
-    return f"{name}{'' if first == BASE else f' (over {first})'}{place}"
+def _panel(title: str, differences: list[Difference]) -> plots.Panel:
+    look, zero_look = (style.method_style(name)._replace(label="") for name in ("topk", "dense"))
+    means = [min(difference.nats.value, MAX_DRAWN_NATS) for difference in differences]
+    curves = [plots.Curve(zero_look, (0, 0), (-0.5, len(differences) - 0.5), LINE)]
+    for row, (_, _, nats) in enumerate(differences):
+        if nats.low is not None and nats.high is not None and nats.low < MAX_DRAWN_NATS:
+            ends = (max(nats.low, -MAX_DRAWN_NATS), min(nats.high, MAX_DRAWN_NATS))
+            curves.append(plots.Curve(look, ends, (row, row), LINE))
+    curves.append(plots.Curve(look, means, range(len(differences))))
+    labels = [difference.label for difference in differences]
+    return plots.dots_panel(curves, rows=labels, grid="x", title=title)
 
 
 def table(frames: Frames) -> list[Table]:
-    """Loss of every training at the end, and against the one that it is compared with, by question."""
-    frames = _trainings.told(frames)
-    there, tables = TRAININGS.found(frames), list[Table]()
+    """Return the loss of every training at the end, and against the one of its comparison, by question."""
+    frames = _trainings.ensure_outcomes(frames)
+    trained = TRAININGS.keys_by_name(frames)
+    tables = []
     for title, lines in QUESTIONS:
         is_of_codes = CODES.keys() == {*lines[0]}
-        rows = [
-            {
-                "training": name, **(CODES[name] if is_of_codes else {}), **TRAININGS.cells(frames, name),
-                "above": above(frames, name, line[0]) if name != line[0] else None,
-                "compared with": "" if name == line[0] else line[0], **TRAININGS.sent(frames, name),
-            }
-            for line in lines for name in line if name in there
-        ]  # fmt: skip
+        rows = []
+        for first, *others in lines:
+            for name in filter(trained.__contains__, (first, *others)):
+                is_first = name == first
+                rows.append({
+                    "training": name, **(CODES[name] if is_of_codes else {}),
+                    **TRAININGS.loss_columns(frames, name),
+                    "above": None if is_first else TRAININGS.loss_above(frames, name, first),
+                    "compared with": "" if is_first else first, **TRAININGS.sent_columns(frames, name),
+                })  # fmt: skip
         if rows:
             units = {name: unit for name, unit in UNITS.items() if name in rows[0]}
             note = papers.words(f"survey.local-why.{'codes' if is_of_codes else 'note'}")
-            tables.append(Table.of(title, rows, units, note))
+            tables.append(Table.from_rows(title, rows, units, note))
     return tables
 
 
 def facts(frames: Frames) -> dict[str, object]:
     every = int(_DATA["sparseloco"]["method.every"])
-    return {
-        **_trainings.facts(frames),
-        "every": every,
-        "rounds": f"{int(frames.epochs['step'].max()) // every:,}",
-    }
+    rounds = f"{_trainings.last_step(frames) // every:,}"
+    return {**_trainings.facts(frames), "every": every, "rounds": rounds}
 
 
 def claims() -> list[Claim]:
-    about = partial(claim, "survey.local-why.momentum-helps-dense")
+    family = "survey.local-why"
+    above, over = TRAININGS.loss_above, TRAININGS.loss_ratio
     return [
-        about(above, "DiLoCo, no momentum, first step alike", DILOCO),
-        claim(
-            "survey.local-why.no-momentum-needed", least_above, ["Nesterov, first step", "Nesterov, long run"]
-        ),
+        claim(f"{family}.momentum-helps-dense", above, "DiLoCo, no momentum, first step alike", DILOCO),
+        claim(f"{family}.no-momentum-needed", least_above, ["Nesterov, first step", "Nesterov, long run"]),
         *(
-            claim("survey.local-why.senders", above, workers, f"{many} senders", case=str(many), many=many)
+            claim(f"{family}.senders", above, workers, f"{many} senders", case=str(many), many=many)
             for many, workers in _DATA["workers"].items()
         ),
-        claim("survey.local-why.two-bits", over, BASE, "fp32"),
-        claim("survey.local-why.symmetric", above, BASE, "symmetric 2 bits"),
-        claim("survey.local-why.four-bits", over, "E3M0, 4 bits", "fp32"),
-        claim("survey.local-why.outer-evaluates", above, "a replica", BASE),
-        claim("survey.local-why.decay", least_above, ["decay 0.9", "decay 1"]),
-        claim("survey.local-why.which", spread, QUESTIONS[-1][1][0][1:]),
+        claim(f"{family}.two-bits", over, BASE, "fp32"),
+        claim(f"{family}.symmetric", above, BASE, "symmetric 2 bits"),
+        claim(f"{family}.four-bits", over, "E3M0, 4 bits", "fp32"),
+        claim(f"{family}.outer-evaluates", above, "a replica", BASE),
+        claim(f"{family}.decay", least_above, ["decay 0.9", "decay 1"]),
+        claim(f"{family}.which", largest_distance, QUESTIONS[-1][1][0][1:]),
     ]
 
 
 def least_above(frames: Frames, names: list[str]) -> Estimate | None:
-    """The least of what these end above the paper's, where all ran."""
-    found = [above(frames, name, BASE) for name in names]
-    return None if None in found else min(filter(None, found), key=lambda each: each.value)
+    """Return the least by which one of these ends above the paper's, where all ran."""
+    differences = [TRAININGS.loss_above(frames, name, BASE) for name in names]
+    return None if None in differences else min(filter(None, differences), key=lambda nats: nats.value)
 
 
-def spread(frames: Frames, names: list[str]) -> Estimate | None:
-    """The most by which one of these ends apart from the paper's, above or below."""
+def largest_distance(frames: Frames, names: list[str]) -> Estimate | None:
+    """Return the most by which one of these ends apart from the paper's, above or below, where all ran."""
     pairs = [pair for name in names for pair in ((name, BASE), (BASE, name))]
-    found = [above(frames, *pair) for pair in pairs]
-    return None if None in found else max(filter(None, found), key=lambda each: each.value)
+    differences = [TRAININGS.loss_above(frames, *pair) for pair in pairs]
+    return None if None in differences else max(filter(None, differences), key=lambda nats: nats.value)

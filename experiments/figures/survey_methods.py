@@ -96,10 +96,10 @@ def _variants(profile: str) -> list[Tried]:
 
 def _trainings(variant: Tried, profile: str, seeds: Sequence[int]) -> list[Run]:
     if profile == "smoke":
-        shared = yoon2022.start(profile, scale("convergence", profile)) | {"train.held_out": 100}
+        shared = yoon2022.recipe_run(profile, scale("convergence", profile)) | {"train.held_out": 100}
         return [shared | variant.run | {"seed": seed} for seed in seeds]
     more = {"launch.runs_per_gpu": 4} if profile == "paper" else {}
-    shared = yoon2022.start(profile, TRAINING) | more | variant.run
+    shared = yoon2022.recipe_run(profile, TRAINING) | more | variant.run
     return [shared | {"seed": seed, "task.lr": rate} for seed in seeds for rate in variant.rates]
 
 
@@ -172,7 +172,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
         for other in each.others.values()
     ]
     best = plots.Curve(BEST, tops, rows, {"ms": 3.2, "zorder": 3})
-    edges = [(at, (end.low, end.high)) for at, end in enumerate(ends) if end.decides]
+    edges = [(at, (end.low, end.high)) for at, end in enumerate(ends) if end.is_decisive]
     ranges = [plots.Curve(INTERVAL, both, (at, at), LINE) for at, both in edges]
     upright = [plots.Curve(INTERVAL, (sent[at],) * 2, both, LINE) for at, both in edges]
     densities = [[each.last[name] for each in found.values()] for name in ("sent_density", "update_density")]
@@ -222,7 +222,7 @@ def table(frames: Frames) -> Table:
     units = {"test top-1": "%", "below dense": "points", "per step": "bytes"}
     far = [name for name, gap in below.items() if gap and gap.value > NEAR]
     note = f"More than {format_number(NEAR)} points below dense: {'; '.join(_reasons(far))}." if far else ""
-    return Table.of("Every method at the end of its training", rows, units, note)
+    return Table.from_rows("Every method at the end of its training", rows, units, note)
 
 
 def _reasons(far: Iterable[str]) -> list[str]:
@@ -259,7 +259,7 @@ def facts(frames: Frames) -> dict[str, object]:
 
 
 def claims() -> list[Claim]:
-    spread = yoon2022.gap_spread("val_top1")
+    spread = yoon2022.replicate_gap_spread("val_top1")
     return [
         claim(
             "eghlidi2020.block-allreduce-below-allgather", _gap, "Block-random-k", "Block-random-k allreduce",

@@ -21,8 +21,8 @@ from analysis.records.frames import Frames, cache_by_frames, find_keys
 from analysis.records.steps import warm_steps
 from analysis.stats import Estimate, MixedRunsError
 from analysis.tables import Table
-from analysis.times import rounds
-from analysis.times.rounds import StepSeconds
+from analysis.times import exchange_rounds
+from analysis.times.exchange_rounds import StepSeconds
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._links import (
@@ -141,7 +141,7 @@ def step_times(
     frames: Frames, method: str, link: LinkSettings, timed: int | None = None
 ) -> dict[int, StepSeconds]:
     """Return what steps with an exchange and without take, by launch; see `launch_keys`."""
-    return rounds.step_seconds_by_launch(
+    return exchange_rounds.step_seconds_by_launch(
         frames, launch_keys(frames, method, link, timed), exchanges_a_round(method)
     )
 
@@ -324,7 +324,7 @@ def _panel(frames: Frames, delay_s: float) -> plots.Panel:
 
 
 def _percent(share: Estimate | None) -> Estimate | None:
-    return share and share.times(100)
+    return share and share.scale_by(100)
 
 
 def table(frames: Frames) -> list[Table]:
@@ -367,12 +367,12 @@ def table(frames: Frames) -> list[Table]:
         for method, row in TABLE_4.items()
     ]
     tables = [
-        Table.of("Share of time computing, composed but for every step's", share_rows, units),
-        Table.of(f"Gbit/s for a share of time computing, H = {TABLE_4_EVERY}", bandwidth_rows,
+        Table.from_rows("Share of time computing, composed but for every step's", share_rows, units),
+        Table.from_rows(f"Gbit/s for a share of time computing, H = {TABLE_4_EVERY}", bandwidth_rows,
                  {"one way": "ms"}),
-        Table.of("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo",
+        Table.from_rows("The same of 1 billion parameters, simulated by the authors of Streaming DiLoCo",
                  published_rows, note=words("survey.utilisation.theirs")),
-        Table.of(f"Times less bandwidth than every step's, H = {TABLE_4_EVERY}", ratio_rows,
+        Table.from_rows(f"Times less bandwidth than every step's, H = {TABLE_4_EVERY}", ratio_rows,
                  note=words("survey.utilisation.less")),
     ]  # fmt: skip
     checked_rows = [
@@ -383,7 +383,7 @@ def table(frames: Frames) -> list[Table]:
         for row in checked_rows:
             del row["asked"]
         checked_units = {"found": "Gbit/s", "one way": "ms"}
-        tables.append(Table.of("What composing is worth", checked_rows, checked_units))
+        tables.append(Table.from_rows("What composing is worth", checked_rows, checked_units))
     return tables
 
 

@@ -14,7 +14,8 @@ from experiments.figures import _yoon2022 as yoon2022
 
 TITLE = "Validation loss of dense, Top-k and Random-k SGD"
 COLUMN = "val_loss"
-SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TRAINING_SCALE
+published_results = yoon2022.published_results
 runs, facts = yoon2022.convergence_runs, convergence.facts
 
 
@@ -23,17 +24,17 @@ def more_runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation loss"})
+    return convergence.draw_curves(frames, convergence.seeds_by_method(frames), {COLUMN: "Validation loss"})
 
 
 def table(frames: Frames) -> Table:
-    return convergence.table(frames, convergence.lines(frames), {COLUMN: ""})
+    return convergence.table_of_ends(frames, convergence.seeds_by_method(frames), {COLUMN: ""})
 
 
 def claims() -> list[Claim]:
-    flips: dict[str, Any] = {"flips_at": convergence.overtakes}
+    flips: dict[str, Any] = {"settles_at": convergence.overtaking_step}
     return [
-        *convergence.ends("yoon2022.fig2.end", COLUMN),
-        convergence.compared("yoon2022.fig2.topk-ends-slightly-above", "topk", "dense", COLUMN),
-        convergence.compared("yoon2022.fig2.randomk-ends-above", "randomk", "topk", COLUMN, **flips),
+        *convergence.end_claims("yoon2022.fig2.end", COLUMN),
+        convergence.gap_claim("yoon2022.fig2.topk-ends-slightly-above", "topk", "dense", COLUMN),
+        convergence.gap_claim("yoon2022.fig2.randomk-ends-above", "randomk", "topk", COLUMN, **flips),
     ]

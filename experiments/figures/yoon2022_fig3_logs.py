@@ -96,7 +96,7 @@ def table(frames: Frames) -> Table:
             "final loss": float(end["val_loss"]),
         })  # fmt: skip
     units = {"final top-1": "%", f"mean of the last {LAST}": "%"}
-    return Table.of("Where the authors' jobs ended", rows, units)
+    return Table.from_rows("Where the authors' jobs ended", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, int]:

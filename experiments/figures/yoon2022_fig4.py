@@ -38,10 +38,10 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods, simulated = yoon2022.present(frames, MODE), captions.simulated_suffix(frames)
+    methods, simulated = yoon2022.measured_methods(frames, MODE), captions.simulated_suffix(frames)
     ours = {method: parts_ms(frames, method) for method in methods}
     steps = {method: step_ms(frames, method) for method in methods}
-    theirs = {m: yoon2022.published_parts(m) for m in methods if m in yoon2022.METHODS}
+    theirs = {m: yoon2022.published_phases_ms(m) for m in methods if m in yoon2022.METHODS}
     xlim, highest = (-0.5, len(methods) - 0.5), max(step.high or step.value for step in steps.values())
 
     def times(axes: plots.Axes) -> None:
@@ -78,22 +78,24 @@ def _share(method: str, parts: Mapping[str, float], whose: str, place: float) ->
 
 def parts_ms(frames: Frames, method: str) -> dict[str, float]:
     """Mean milliseconds per phase, bottom of the bar first; the parts add up to the step."""
-    seconds = mean_phase_seconds(frames, yoon2022.keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.method_keys(frames, method, MODE))
     # Two clocks may overlap by microseconds; a bar cannot be negative.
     return {phase: max(0.0, 1e3 * float(seconds[phase])) for phase in ORDER if phase in seconds}
 
 
 def step_ms(frames: Frames, method: str) -> Estimate:
     """Mean milliseconds of an iteration, over ranks, with its interval."""
-    step = yoon2022.phases(frames, method, ("step",))
+    step = yoon2022.method_phases(frames, method, ("step",))
     assert step is not None  # every run has steps
     return step
 
 
 def table(frames: Frames) -> list[Table]:
     """Mean and median of every phase, the interval of the whole, and what the wait comes from."""
-    methods, simulated = yoon2022.present(frames, MODE), captions.simulated_suffix(frames)
-    keys = {style.method_style(method).label: yoon2022.keys(frames, method, MODE) for method in methods}
+    methods, simulated = yoon2022.measured_methods(frames, MODE), captions.simulated_suffix(frames)
+    keys = {
+        style.method_style(method).label: yoon2022.method_keys(frames, method, MODE) for method in methods
+    }
     summaries = {label: phase_summary(frames, own) for label, own in keys.items()}
     counts = captions.join_words(f"{label} {summary['n'].iloc[0]}" for label, summary in summaries.items())
     means, medians = (_by_phase(summaries, name) for name in ("mean", "median"))
@@ -133,7 +135,7 @@ def _by_phase(summaries: Mapping[str, pd.DataFrame], name: str) -> pd.DataFrame:
 
 def facts(frames: Frames) -> dict[str, str]:
     """What is in none of the paper's bars, of its dense iteration."""
-    dense = yoon2022.published_parts("dense")
+    dense = yoon2022.published_phases_ms("dense")
     left_out = {name: dense[name] for name in ("validate", "io", "unaccounted")}
     share = 100 * sum(left_out.values()) / sum(dense.values())
     return {"left_out": format_number(share)} | {name: format_number(part) for name, part in left_out.items()}
@@ -143,16 +145,18 @@ def claims() -> list[Claim]:
     return [
         claim("yoon2022.fig4.compression-dominates", dominance, "topk"),
         claim("yoon2022.fig4.waiting-for-selection", _explained, "topk", "selection"),
-        claim("yoon2022.fig4.topk-communicates-longer", yoon2022.more_ms, "topk", "dense", COMMUNICATION),
-        *of_methods("yoon2022.fig4.communication", yoon2022.phases, yoon2022.METHODS, COMMUNICATION),
-        claim("yoon2022.fig4.compression.topk", yoon2022.phases, "topk", ("select",)),
-        claim("yoon2022.fig4.compression.randomk", yoon2022.phases, "randomk", ("select",)),
+        claim(
+            "yoon2022.fig4.topk-communicates-longer", yoon2022.extra_phase_ms, "topk", "dense", COMMUNICATION
+        ),
+        *of_methods("yoon2022.fig4.communication", yoon2022.method_phases, yoon2022.METHODS, COMMUNICATION),
+        claim("yoon2022.fig4.compression.topk", yoon2022.method_phases, "topk", ("select",)),
+        claim("yoon2022.fig4.compression.randomk", yoon2022.method_phases, "randomk", ("select",)),
     ]
 
 
 def dominance(frames: Frames, method: str) -> Estimate | None:
     """Compression less the larger of FP + BP and communication, in % of the iteration."""
-    return yoon2022.phases(
+    return yoon2022.method_phases(
         frames, method, ("select", "forward", "backward", "wait", "transfer", "step"),
         lambda select, fp, bp, wait, sent, step: 100 * (select - np.maximum(fp + bp, wait + sent)) / step,
         (-100.0, 100.0),
@@ -160,4 +164,4 @@ def dominance(frames: Frames, method: str) -> Estimate | None:
 
 
 def _explained(frames: Frames, method: str, cause: str) -> Estimate | None:
-    return explained_percent(frames, yoon2022.keys(frames, method, MODE), cause, COMMUNICATION)
+    return explained_percent(frames, yoon2022.method_keys(frames, method, MODE), cause, COMMUNICATION)

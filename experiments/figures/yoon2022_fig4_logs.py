@@ -13,14 +13,14 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import JackknifeParts, combine_estimates, jackknife_estimate
+from analysis.published.block_intervals import JackknifeParts, combine_estimates, jackknife_estimate
 from analysis.published.rederived import (
     JOB_BY_GPU_AND_METHOD,
     communication_ms,
     compression_ms,
     lateness_line,
 )
-from analysis.published.unvalidated import validation_free_step_ms
+from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
 from analysis.stats import PERCENT, UNBOUNDED, Bounds, Estimate
 from analysis.tables import Table
@@ -81,7 +81,7 @@ def _row(job: int) -> dict[str, float]:
 
 def table(frames: Frames) -> list[Table]:
     """Every number of the picture, and their intervals."""
-    jobs = {yoon2022.of_job(gpu, method): job for (gpu, method), job in JOB_BY_GPU_AND_METHOD.items()}
+    jobs = {yoon2022.job_label(gpu, method): job for (gpu, method), job in JOB_BY_GPU_AND_METHOD.items()}
     tables = []
     for title, rows, unit in (("Times", TIMES, "ms"), ("Waiting for the last rank", SHARES, "")):
         cells = {of: [cell(job) for cell in rows.values()] for of, job in jobs.items()}
@@ -136,7 +136,7 @@ def facts(frames: Frames) -> dict[str, object]:
     )
     filtered = {"dense": dense.sparse, "randomk": randomk.sparse, "least": randomk.dense}
     words = {name: format_number(ms) for name, ms in filtered.items()}
-    return {"stalls": stalls, "inside": format_number(100 * INSIDE), **words, **yoon2022.IN_BLOCKS}
+    return {"stalls": stalls, "inside": format_number(100 * INSIDE), **words, **yoon2022.BLOCK_FACTS}
 
 
 def _bars(method: str) -> plots.Panel:
@@ -183,7 +183,8 @@ def _scatter(gpu: str, method: str) -> plots.Panel:
     ]
     text = f"y = {format_number(slope)} x + {format_number(intercept)} ms, r = {format_number(r)}"
     return plots.curves_panel(
-        lines, grid=None, title=yoon2022.of_job(gpu, method, ", "), xlabel="Lateness of the last rank (ms)",
+        lines, grid=None, title=yoon2022.job_label(gpu, method, ", "),
+        xlabel="Lateness of the last rank (ms)",
         xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {format_number(every)}",
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from analysis import plots
 from analysis.claims import Claim
 from analysis.evidence import Evidence
 from analysis.pictures import captions, marks, style
-from analysis.pictures.numbers import format_brief, format_number
+from analysis.pictures.numbers import format_brief
 from analysis.records.frames import Frames, cache_by_frames, empty_frames, find_keys, select_runs
 from analysis.records.steps import mean_phase_seconds
 from analysis.stats import Estimate, phase_time
@@ -20,7 +20,8 @@ from analysis.tables import Table
 from analysis.times.attribution import COMMUNICATION
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
-from experiments.figures._runs import scale
+from experiments.figures._links import split_by_link
+from experiments.figures._runs import list_settings, scale
 from experiments.figures.papers import claim, words
 
 TITLE = "Slow links: who is faster than dense, asked for 1 and 10 Gbit/s"
@@ -41,76 +42,75 @@ LOOKS = {
 
 
 def runs(profile: str) -> list[Run]:
-    variants = yoon2022.with_buckets("slow-links", profile)
-    found = []
-    for link in LINKS:
-        found += yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links")
-    return found
+    variants = yoon2022.bucketed_variants("slow-links", profile)
+    return [
+        run
+        for link in LINKS
+        for run in yoon2022.timing_runs(profile, MODE, variants, {"link": link}, "slow-links")
+    ]
 
 
 # --- what was measured
 
 
 @cache_by_frames
-def links(frames: Frames) -> dict[str, Frames]:
-    """The runs of each link that took turns over it, the slowest link first."""
-    timed = select_runs(frames, find_keys(frames, {"timing.mode": MODE, "train.validate": "never"}))
-    if not len(timed.runs):
-        return {}
-    ordered = timed.runs.sort_values("cluster.link.beta_s_per_byte", ascending=False)
-    return {
-        str(link): select_runs(frames, list(ordered["key"][ordered["cluster.link.name"].eq(link)]))
-        for link in ordered["cluster.link.name"].unique()
-    }
+def timed_runs_by_link(frames: Frames) -> dict[str, Frames]:
+    """Return the runs of each link that took turns over it, the slowest link first."""
+    columns = {"timing.mode": MODE, "train.validate": "never"}
+    return split_by_link(select_runs(frames, find_keys(frames, columns)))
 
 
 def _methods(frames: Frames) -> list[str]:
-    found = yoon2022.present(frames, MODE)
-    return sorted(found, key=[*LOOKS, *found].index)
+    methods = yoon2022.measured_methods(frames, MODE)
+    return sorted(methods, key=[*LOOKS, *methods].index)
 
 
 def look(method: str) -> style.MethodStyle:
-    """Its look in this item."""
+    """Return how the method looks in this item."""
     return LOOKS.get(method, style.method_style(method))
 
 
-def ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Estimate | None:
-    """Step time of a method over that of another, on a link; None where it was not measured."""
-    return yoon2022.ratio(links(frames).get(link, empty_frames()), method, baseline, MODE)
+def link_step_ratio(frames: Frames, link: str, method: str, baseline: str = "dense") -> Estimate | None:
+    """Return the step time of a method over that of another on a link; None where it was not measured."""
+    return yoon2022.step_ratio(timed_runs_by_link(frames).get(link, empty_frames()), method, baseline, MODE)
 
 
-def _step_s(frames: Frames, method: str) -> Estimate | None:
-    return phase_time(frames, yoon2022.keys(frames, method, MODE), "slowest")
+def _step_ms(frames: Frames, method: str) -> Estimate | None:
+    return phase_time(frames, yoon2022.method_keys(frames, method, MODE), "slowest", unit=1e3)
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    if not (by_link := links(frames)):
+    runs_by_link = timed_runs_by_link(frames)
+    if not runs_by_link:
         raise ValueError(f"nothing to draw: there is no run in timing mode {MODE}")
-    methods = list(dict.fromkeys(method for found in by_link.values() for method in _methods(found)))
-    panels = [_link(found, methods, is_first=not at) for at, found in enumerate(by_link.values())]
+    methods = list(dict.fromkeys(method for runs in runs_by_link.values() for method in _methods(runs)))
+    panels = [
+        _link_panel(runs, methods, is_first=not place) for place, runs in enumerate(runs_by_link.values())
+    ]
     rest, *others = marks.phase_legend_handles(["forward", *COMMUNICATION])
     rest.set_label("all else; with overlap, all")
     return plots.compose_figure(panels, 2.9, keys=[rest, *others])
 
 
 def _title(frames: Frames) -> str:
-    """The link as it was found, batch and density: '0.86 Gbit/s (asked: 1), batch 2, density 0.001'."""
-    batches, densities = (
-        captions.distinct_values(frames, name) for name in ("task.batch_size", "method.density")
-    )
-    told = [("batch", batches), ("density", list(map(format_number, densities)))]
-    parts = [f"{name} {captions.join_words(found)}" for name, found in told if found]
-    return ", ".join([Evidence(frames).link(), *parts])
+    """Return link as found, batch and density: '0.86 Gbit/s (asked: 1), batch 2, density 0.001'."""
+    columns = {"batch": "task.batch_size", "density": "method.density"}
+    parts = [
+        f"{name} {list_settings(frames, column)}"
+        for name, column in columns.items()
+        if captions.distinct_values(frames, column)
+    ]
+    return ", ".join([Evidence(frames).link_text(), *parts])
 
 
-def _link(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel:
-    """Milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
+def _link_panel(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel:
+    """Return milliseconds of a step, a bar for each method from the top, and its ratio to dense."""
     bars = []
     for method in methods:
-        parts = _parts_ms(frames, method) if yoon2022.keys(frames, method, MODE) else {}
-        against = yoon2022.ratio(frames, method, mode=MODE) if method != "dense" else None
-        behind = f" ({format_brief(against.value, 2)}x)" if against else ""
-        text = f"{format_brief(sum(parts.values()))}{behind}" if parts else ""
+        parts = _parts_ms(frames, method) if yoon2022.method_keys(frames, method, MODE) else {}
+        ratio = yoon2022.step_ratio(frames, method, mode=MODE) if method != "dense" else None
+        suffix = f" ({format_brief(ratio.value, 2)}x)" if ratio else ""
+        text = f"{format_brief(sum(parts.values()))}{suffix}" if parts else ""
         bars.append(plots.StackedBar(look(method).label if is_first else "", parts, text))
     longest = max(sum(bar.parts.values()) for bar in bars)
     xlabel = f"Time per step (ms{captions.simulated_suffix(frames)})"
@@ -118,39 +118,41 @@ def _link(frames: Frames, methods: Sequence[str], is_first: bool) -> plots.Panel
 
 
 def _parts_ms(frames: Frames, method: str) -> dict[str, float]:
-    """Wait and transfer, means over ranks, and the rest of the slowest rank's step; where communication
-    overlaps, all in one.
+    """Return wait and transfer, means over ranks, and the rest of the slowest rank's step.
+
+    Where communication overlaps, all in one.
     """
-    seconds = mean_phase_seconds(frames, yoon2022.keys(frames, method, MODE))
+    seconds = mean_phase_seconds(frames, yoon2022.method_keys(frames, method, MODE))
     apart = () if method.endswith("-overlapped") else COMMUNICATION
     parts = {phase: 1e3 * float(seconds.get(phase, 0.0)) for phase in apart}
-    step = _step_s(frames, method)
+    step = _step_ms(frames, method)
     assert step is not None, "what is drawn was timed"
-    return {"forward": max(0.0, 1e3 * step.value - sum(parts.values())), **parts}
+    return {"forward": max(0.0, step.value - sum(parts.values())), **parts}
 
 
 def table(frames: Frames) -> list[Table]:
-    """Times and ratios on each link."""
+    """Return times and ratios on each link."""
     tables = []
-    for found in links(frames).values():
+    for runs in timed_runs_by_link(frames).values():
         rows = []
-        for method in _methods(found):
-            step, parts = _step_s(found, method), _parts_ms(found, method)
+        for method in _methods(runs):
+            parts = _parts_ms(runs, method)
             rows.append({
                 "method": look(method).label,
-                "step": step.times(1e3) if step else None,
+                "step": _step_ms(runs, method),
                 **{phase: parts.get(phase) for phase in COMMUNICATION},
-                "step / dense": yoon2022.ratio(found, method, mode=MODE),
-                "step / dense, overlapped": yoon2022.ratio(found, method, DENSE_OVERLAPPED, MODE),
+                "step / dense": yoon2022.step_ratio(runs, method, mode=MODE),
+                "step / dense, overlapped": yoon2022.step_ratio(runs, method, DENSE_OVERLAPPED, MODE),
             })  # fmt: skip
-        units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(found)}")
-        title, note = f"Time per step over {_title(found)}", words("yoon2022.slow-links.parts")
-        tables.append(Table.of(title, rows, units, note))
+        units = dict.fromkeys(("step", *COMMUNICATION), f"ms{captions.simulated_suffix(runs)}")
+        title, note = f"Time per step over {_title(runs)}", words("yoon2022.slow-links.parts")
+        tables.append(Table.from_rows(title, rows, units, note))
     return tables
 
 
 def claims() -> list[Claim]:
     slowest, batch = LINKS[0], scale("slow-links", "laptop")["task.batch_size"]
+    family = "yoon2022.slow-links"
     how = f"VGG-16, batch {batch}, density 0.001"
     pairs = [
         *((link, method, "dense") for link in LINKS for method in ("topk", "topk-fused")),
@@ -158,19 +160,22 @@ def claims() -> list[Claim]:
     ]
     faster = [
         claim(
-            "yoon2022.slow-links.faster", ratio, link, baseline, method, case=f"{link}.{method}",
+            f"{family}.faster", link_step_ratio, link, baseline, method, case=f"{link}.{method}",
             link=link, how=how, label=look(method).label, baseline=look(baseline).label,
         )
         for link, method, baseline in pairs
     ]  # fmt: skip
-    of = {"link": slowest, "how": how}
+    fields = {"link": slowest, "how": how}
     return [
         *faster,
-        claim("yoon2022.slow-links.dense-several-times", ratio, slowest, "dense", "topk-fused", **of),
-        claim("yoon2022.slow-links.communication-falls", _less_ms, slowest, "dense", "topk-fused", **of),
+        claim(f"{family}.dense-several-times", link_step_ratio, slowest, "dense", "topk-fused", **fields),
+        claim(
+            f"{family}.communication-falls", saved_communication_ms, slowest, "dense", "topk-fused", **fields
+        ),
     ]
 
 
-def _less_ms(frames: Frames, link: str, method: str, other: str) -> Estimate | None:
-    """Milliseconds by which the other communicates for less time."""
-    return yoon2022.more_ms(links(frames).get(link, empty_frames()), method, other, COMMUNICATION, MODE)
+def saved_communication_ms(frames: Frames, link: str, method: str, other: str) -> Estimate | None:
+    """Return the milliseconds by which the other method communicates for less time."""
+    runs = timed_runs_by_link(frames).get(link, empty_frames())
+    return yoon2022.extra_phase_ms(runs, method, other, COMMUNICATION, MODE)

@@ -9,9 +9,9 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import combine_estimates
+from analysis.published.block_intervals import combine_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
-from analysis.published.unvalidated import validation_free_step_ms
+from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
 from analysis.stats import Estimate
 from analysis.tables import Table
@@ -50,7 +50,7 @@ def picture(
     frames: Frames, modes: Sequence[str], theirs: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
     """Samples per second of every method, and time per iteration relative to dense beside the paper's."""
-    methods, simulated = yoon2022.present(frames), captions.simulated_suffix(frames)
+    methods, simulated = yoon2022.measured_methods(frames), captions.simulated_suffix(frames)
 
     def groups(found: Mapping[str, Mapping[str, Estimate | None]]) -> plots.BarGroups:
         looks = {method: style.method_style(method) for method in found}
@@ -60,10 +60,11 @@ def picture(
         }
 
     speeds = groups({
-        method: {ORIGIN[mode]: yoon2022.speed(frames, method, mode) for mode in modes} for method in methods
+        method: {ORIGIN[mode]: yoon2022.method_speed(frames, method, mode) for mode in modes}
+        for method in methods
     })  # fmt: skip
     ratios = groups({
-        method: {ORIGIN[mode]: yoon2022.ratio(frames, method, mode=mode) for mode in modes}
+        method: {ORIGIN[mode]: yoon2022.step_ratio(frames, method, mode=mode) for mode in modes}
         | dict(theirs.get(method, {}))
         for method in methods
         if method != "dense"
@@ -91,26 +92,26 @@ def speeds(frames: Frames, modes: Sequence[str]) -> Table:
     """Samples per second and time per iteration relative to dense, a row per mode and method."""
     rows = []
     for mode in modes:
-        for method in yoon2022.present(frames, mode):
-            speed = yoon2022.speed(frames, method, mode)
+        for method in yoon2022.measured_methods(frames, mode):
+            speed = yoon2022.method_speed(frames, method, mode)
             assert speed is not None  # `present` lists methods that have runs
-            ratio = Estimate(1.0) if method == "dense" else yoon2022.ratio(frames, method, mode=mode)
-            label, n = style.method_style(method).label, f"{speed.n} {speed.of}"
+            ratio = Estimate(1.0) if method == "dense" else yoon2022.step_ratio(frames, method, mode=mode)
+            label, n = style.method_style(method).label, f"{speed.n} {speed.sample_kind}"
             rows.append({"method": label, "mode": mode, "speed": speed, "time per iteration": ratio, "n": n})
     units = {"speed": "samples/s", "time per iteration": "dense = 1"}
-    return Table.of(f"Training speed{captions.simulated_suffix(frames)}", rows, units)
+    return Table.from_rows(f"Training speed{captions.simulated_suffix(frames)}", rows, units)
 
 
 def claims() -> list[Claim]:
     found = [
-        claim("yoon2022.speed.faster.dense-topk", yoon2022.longer, "topk"),
-        claim("yoon2022.speed.faster.dense-randomk", yoon2022.longer, "randomk"),
-        claim("yoon2022.speed.faster.randomk-topk", yoon2022.longer, "topk", "randomk"),
+        claim("yoon2022.speed.faster.dense-topk", yoon2022.percent_longer, "topk"),
+        claim("yoon2022.speed.faster.dense-randomk", yoon2022.percent_longer, "randomk"),
+        claim("yoon2022.speed.faster.randomk-topk", yoon2022.percent_longer, "topk", "randomk"),
         *of_methods("yoon2022.speed.ratio", _ratio, SPARSE),
     ]
     for method in SPARSE:
         corrected = round(_without_validation(method).value, 2)
-        found += of_methods("yoon2022.speed.corrected", yoon2022.ratio, [method], paper=corrected)
+        found += of_methods("yoon2022.speed.corrected", yoon2022.step_ratio, [method], paper=corrected)
     for method in yoon2022.METHODS:
         free = format_number(
             rederived.samples_per_s(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
@@ -143,8 +144,8 @@ def _comparable(frames: Frames) -> str:
 
 
 def _speed(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.speed(frames, method, _comparable(frames))
+    return yoon2022.method_speed(frames, method, _comparable(frames))
 
 
 def _ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.ratio(frames, method, mode=_comparable(frames))
+    return yoon2022.step_ratio(frames, method, mode=_comparable(frames))

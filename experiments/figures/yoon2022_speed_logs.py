@@ -7,9 +7,9 @@ from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import combine_estimates
+from analysis.published.block_intervals import combine_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
-from analysis.published.unvalidated import stall_line, validation_free_step_ms, validation_free_windows_ms
+from analysis.published.validation_free import stall_line, validation_free_step_ms, validation_free_windows_ms
 from analysis.records.frames import Frames
 from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
@@ -106,7 +106,7 @@ def table(frames: Frames) -> list[Table]:
     """Speeds per job, then ratios, then the lines behind them, then the two nodes."""
     speeds = [
         {
-            "job": yoon2022.of_job(*of),
+            "job": yoon2022.job_label(*of),
             "as published": rederived.samples_per_s(rederived.published_iteration_ms(job)),
             "without validation": combine_estimates(rederived.samples_per_s, validation_free_step_ms(job)),
         }
@@ -114,7 +114,7 @@ def table(frames: Frames) -> list[Table]:
     ]
     ratios = [
         {
-            "jobs": f"{yoon2022.of_job(*slower)} / {yoon2022.of_job(*quicker)}",
+            "jobs": f"{yoon2022.job_label(*slower)} / {yoon2022.job_label(*quicker)}",
             "as published": as_published(slower, quicker),
             "without validation": corrected(slower, quicker),
         }
@@ -122,7 +122,7 @@ def table(frames: Frames) -> list[Table]:
     ]
     lines = [
         {
-            "job": yoon2022.of_job(*of),
+            "job": yoon2022.job_label(*of),
             "without validation": stall_line(job).without,
             "per ms of stall": stall_line(job).slope,
             "correlation of neighbours": stall_line(job).correlation,
@@ -142,16 +142,16 @@ def table(frames: Frames) -> list[Table]:
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
     line_units = {"without validation": "ms", "windows without validation": "ms"}
     return [
-        Table.of("Training speed", speeds, dict.fromkeys(ORIGINS, "samples/s")),
-        Table.of("Time per iteration, ratio", ratios),
-        Table.of("A window's time over its stall", lines, line_units),
-        Table.of("PCIe node less NVLink node", links, change_units),
+        Table.from_rows("Training speed", speeds, dict.fromkeys(ORIGINS, "samples/s")),
+        Table.from_rows("Time per iteration, ratio", ratios),
+        Table.from_rows("A window's time over its stall", lines, line_units),
+        Table.from_rows("PCIe node less NVLink node", links, change_units),
     ]
 
 
 def facts(frames: Frames) -> dict[str, object]:
     """What changed between the two nodes, and iterations without validation, logged and on the line."""
-    found: dict[str, object] = dict(yoon2022.IN_BLOCKS)
+    found: dict[str, object] = dict(yoon2022.BLOCK_FACTS)
     for method in LINKED:
         change = rederived.link_change(method)
         found[f"{method}_slower"] = format_number(100 * (change.slower - 1))

@@ -12,9 +12,9 @@ import pandas as pd
 from analysis import plots, published
 from analysis.pictures import captions, marks
 from analysis.published import rederived
-from analysis.published.dependent import combine_estimates, jackknife_estimate
+from analysis.published.block_intervals import combine_estimates, jackknife_estimate
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
-from analysis.published.unvalidated import validation_free_step_ms
+from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
 from analysis.records.steps import replication_units, warm_steps
 from analysis.stats import POSITIVE, Estimate, estimate_mean
@@ -33,8 +33,8 @@ MARKERS = {OURS: ("o", "#0072B2"), THEIRS: ("s", "#D55E00")}
 
 
 def runs(profile: str) -> list[Run]:
-    found = yoon2022.of_small("speed-protocol", profile)
-    return yoon2022.timing_runs(profile, "production", found, at="speed-protocol")
+    found = yoon2022.small_model_variants("speed-protocol", profile)
+    return yoon2022.timing_runs(profile, "production", found, item="speed-protocol")
 
 
 class Artefact(NamedTuple):
@@ -85,7 +85,7 @@ def artefacts() -> list[Artefact]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    yoon2022.present(frames)  # else there is nothing to draw
+    yoon2022.measured_methods(frames)  # else there is nothing to draw
     found = artefacts()
 
     def panel(axes: plots.Axes) -> None:
@@ -116,7 +116,7 @@ def table(frames: Frames) -> Table:
 
 def _seconds(frames: Frames, variant: str, phase: str) -> pd.Series[float]:
     """Seconds of a phase by block; of none where the variant was not run, or had no such phase."""
-    keys = yoon2022.keys(frames, variant)
+    keys = yoon2022.method_keys(frames, variant)
     means = replication_units(frames, keys).means if keys else pd.DataFrame()
     seconds: pd.Series[float] = means.get(phase, pd.Series(dtype=float))
     return seconds
@@ -144,7 +144,7 @@ def _validated_ratio(frames: Frames) -> Estimate | None:
 
 def _filtered(frames: Frames) -> Estimate | None:
     """The mean of dense's final waits by the filter of dense logs over that by the one of sparse logs."""
-    keys = yoon2022.keys(frames, "dense-published")
+    keys = yoon2022.method_keys(frames, "dense-published")
     if not keys:
         return None
     steps = pd.concat([warm_steps(frames, key).steps for key in keys])

@@ -14,7 +14,7 @@ from analysis.claims import Claim
 from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.dependent import jackknife_estimate
+from analysis.published.block_intervals import jackknife_estimate
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.records.frames import Frames
 from analysis.records.steps import BLOCKS, ENOUGH_LAUNCHES, LAUNCHES, warm_steps
@@ -39,12 +39,12 @@ OURS, LOGS = (
 
 
 def runs(profile: str) -> list[Run]:
-    found = yoon2022.of_small("straggler", profile)
-    return yoon2022.timing_runs(profile, MODE, found, LATE, at="straggler")
+    found = yoon2022.small_model_variants("straggler", profile)
+    return yoon2022.timing_runs(profile, MODE, found, LATE, item="straggler")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    methods = [method for method in METHODS if method in yoon2022.present(frames, MODE)]
+    methods = [method for method in METHODS if method in yoon2022.measured_methods(frames, MODE)]
     ylabel = f"Communication (ms{captions.simulated_suffix(frames)})"
     return plots.compose_figure(
         [_scatter(frames, method) for method in methods], 2.6, ylabel=ylabel, sharey=True
@@ -75,13 +75,13 @@ def table(frames: Frames) -> Table:
     columns = ["of", "communication per lateness", "communication at no lateness", "variance explained"]
     measured = [
         (f"{style.method_style(method).label}, lateness injected", *(of(frames, method) for of in OF_LINE))
-        for method in yoon2022.present(frames, MODE)
+        for method in yoon2022.measured_methods(frames, MODE)
     ]
     logged = []
     for gpu in THEIRS:
         line = rederived.lateness_line(JOB_BY_GPU_AND_METHOD[gpu, "topk"])
         parts = (line.slope, line.intercept, 100 * line.correlation**2)
-        name = f"{yoon2022.of_job(gpu, 'topk')}, lateness in compression, logs"
+        name = f"{yoon2022.job_label(gpu, 'topk')}, lateness in compression, logs"
         logged.append((name, *map(jackknife_estimate, parts)))
     frame = pd.DataFrame([*measured, *logged], columns=columns)
     units = dict(zip(columns[2:], ("ms", "%"), strict=True))
@@ -126,7 +126,7 @@ OF_LINE = (slope, intercept, explained)
 def points(frames: Frames, method: str) -> pd.DataFrame:
     """A row per warm step: `late` and `spent` in communication, in ms, and its launch and block."""
     parts = [pd.DataFrame(columns=["late", "spent", "launch", "block"])]
-    for key in yoon2022.keys(frames, method, MODE):
+    for key in yoon2022.method_keys(frames, method, MODE):
         steps = warm_steps(frames, key).steps
         steps = steps.assign(spent=steps["wait_s"] + steps["transfer_s"])
         of_step = steps.groupby("step")

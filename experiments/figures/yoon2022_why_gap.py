@@ -84,7 +84,7 @@ def more_runs(profile: str) -> list[Run]:
 
 
 def _trainings(profile: str, seeds: Sequence[int]) -> list[Run]:
-    shared = yoon2022.start(profile, scale("why-gap", profile))
+    shared = yoon2022.recipe_run(profile, scale("why-gap", profile))
     steps, found = (10, SMOKE) if profile == "smoke" else (EPOCH_STEPS, variants())
     return [shared | variant.settings(steps) | {"seed": seed} for seed in seeds for variant in found]
 
@@ -167,7 +167,7 @@ def table(frames: Frames) -> Table:
         for variant, keys in by_variant(frames).items()
     ]  # fmt: skip
     units = {"held-out top-1": "%", "test top-1": "%", "below dense": "points"}
-    return Table.of("Every variant at the end of its training", rows, units)
+    return Table.from_rows("Every variant at the end of its training", rows, units)
 
 
 def label(variant: Change) -> str:

@@ -24,7 +24,7 @@ from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
 from experiments.figures._predicted import VGG16_PARAMETERS, WORD_BYTES
-from experiments.figures._runs import TIMED, of_profile, with_density
+from experiments.figures._runs import TIMED, profile_entry, with_density
 from sparsify import cost
 
 TITLE = "Words and latency of dense and sparse allreduces, by formula and as counted"
@@ -45,7 +45,7 @@ SETTLED_UP_TO = 64  # workers
 
 def runs(profile: str) -> list[Run]:
     """Virtual workers, whose words are counted, and two processes, which are measured."""
-    scale = of_profile(_DATA["scales"], profile)
+    scale = profile_entry(_DATA["scales"], profile)
     shared = {**TIMED, "profile": profile, "task": "vector"}
     counted = {
         **shared, "task.elements": scale["elements"], "cluster": "virtual", "link": LINK,
@@ -171,7 +171,7 @@ def table(frames: Frames) -> list[Table]:
         for row in rows.to_dict("records")
     ]
     units = {"formula: least": "words", "most": "words", "counted": "words", "VGG-16, simulated": "ms"}
-    return [Table.of("Table 1, counted", words, units), _measured(frames)]
+    return [Table.from_rows("Table 1, counted", words, units), _measured(frames)]
 
 
 def _measured(frames: Frames) -> Table:

@@ -100,7 +100,7 @@ def table(frames: Frames) -> Table:
         for name, link in LINKS.items()
     ]
     units = {"computing": "ms", "selecting": "ms"} | {f"P = {size}": "x" for size in WORKERS}
-    return Table.of("DGC's speed-up over dense, simulated", rows, units)
+    return Table.from_rows("DGC's speed-up over dense, simulated", rows, units)
 
 
 def facts(frames: Frames) -> dict[str, object]:

@@ -30,15 +30,15 @@ runs = looks.runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    models = looks.models(frames)
-    maps = [_map(model, looks.first(of_model)) for model, of_model in models.items()]
+    models = looks.frames_by_model(frames)
+    maps = [_map(model, looks.first_run(of_model)) for model, of_model in models.items()]
     labels = (f"Slice of its largest tensor, of {SLICES}", "Selected again (%)")
     panels = [*maps, *map(_again, models.values())]
     return plots.compose_figure(panels, 4.2, rows=2, ylabel=labels, sharey="row")
 
 
 def _map(model: str, run: Frames) -> plots.Panel:
-    heat = looks.seen(run, "heat", looks.largest(run))
+    heat = looks.select_looks(run, "heat", looks.largest_tensor(run))
     image = heat.pivot_table(index="x", columns="step", values="value").to_numpy()
     return plots.heatmap_panel(image, float(heat["step"].max()), title=model, xlabel="Step")
 
@@ -56,7 +56,7 @@ def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
     """Share of the largest tensor that is selected again, over the steps between; means over looks and
     runs.
     """
-    found = looks.seen(frames, what, f"{looks.largest(frames)}/{size}")
+    found = looks.select_looks(frames, what, f"{looks.largest_tensor(frames)}/{size}")
     by_lag: pd.Series[float] = found.groupby("x")["value"].mean()
     return by_lag
 
@@ -64,9 +64,9 @@ def curve(frames: Frames, what: str, size: int) -> pd.Series[float]:
 def table(frames: Frames) -> Table:
     measures: looks.Measures = {f"{size:,}": (partial(kept, size=size), PERCENT) for size in REGIONS}
     drawn = partial(kept, size=REGION, what="shuffled")
-    rows = looks.rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, PERCENT)})
+    rows = looks.model_rows(frames, {**measures, f"{REGION:,}, drawn at random": (drawn, PERCENT)})
     found = pd.DataFrame(rows)
-    tensors = [looks.largest(of_model) for of_model in looks.models(frames).values()]
+    tensors = [looks.largest_tensor(of_model) for of_model in looks.frames_by_model(frames).values()]
     found.insert(1, "tensor", tensors)
     title = f"Selected again {LATER} steps later, by the elements of a region"
     return Table(title, found, dict.fromkeys(found.columns[2:], "%"))
@@ -80,7 +80,7 @@ def kept(run: Frames, size: int, what: str = "kept") -> float:
 
 def claims() -> list[Claim]:
     return [
-        claim(f"zhang.{name}", looks.of_model, task, above, (-100.0, 100.0), case=task, label=label)
+        claim(f"zhang.{name}", looks.model_mean, task, above, (-100.0, 100.0), case=task, label=label)
         for task, label in looks.MODELS.items()
         for name, above in (("regions", _above_chance), ("elements", _above_elements))
     ]

@@ -16,7 +16,7 @@ from analysis.stats import POSITIVE, Estimate, estimate_mean, final_ratio, final
 from analysis.tables import Table
 from experiments.config.run import Run, RunSettings
 from experiments.figures import papers
-from experiments.figures._runs import TRAINED, crossed, each
+from experiments.figures._runs import TRAINED, setting_axis, span_grid
 from experiments.figures.papers import claim
 
 Cell = tuple[int, int]  # B and N
@@ -50,7 +50,7 @@ def runs(profile: str) -> list[Run]:
             for period in periods
         ),
     ]
-    return crossed(shared, each("seed", SEEDS[profile]), methods)
+    return span_grid(shared, setting_axis("seed", SEEDS[profile]), methods)
 
 
 def keys(frames: Frames, method: str, size: int = 0, period: int = 0) -> list[str]:
@@ -129,7 +129,7 @@ def table(frames: Frames) -> Table:
         for size, period in cells(frames)
         if (found := keys(frames, "stable_topk", size, period))
     ]
-    return Table.of("Training loss in the last epoch", rows)
+    return Table.from_rows("Training loss in the last epoch", rows)
 
 
 def caption(frames: Frames, profile: str) -> str:

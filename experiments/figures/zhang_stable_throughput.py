@@ -20,7 +20,12 @@ from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames, cache_by_frames, find_keys
 from analysis.stats import Estimate, final_ratio, mean_curve, phase_time, samples_per_second, step_time_ratio
 from analysis.tables import Table
-from analysis.times.reaching import CrossingBySeed, crossing_by_seed, seconds_to_target, speedup_to_target
+from analysis.times.time_to_target import (
+    CrossingBySeed,
+    crossing_by_seed,
+    seconds_to_target,
+    speedup_to_target,
+)
 from experiments.config.run import Run, RunSettings
 from experiments.figures import _large as large
 from experiments.figures import _predicted, papers
@@ -36,7 +41,7 @@ from experiments.figures._large import (
     WORKERS,
     methods,
 )
-from experiments.figures._runs import TIMED, TRAINED, crossed, each
+from experiments.figures._runs import TIMED, TRAINED, setting_axis, span_grid
 from experiments.figures.papers import claim
 
 SCALE = papers.value("zhang.scale.trained")
@@ -68,7 +73,7 @@ def more_runs(profile: str) -> list[Run]:
 
 def _trainings(profile: str, seeds: list[int]) -> list[Run]:
     shared, own = {**SHARED, "profile": profile, **STEPS[profile]}, methods(DENSITY, SMALL_BLOCK).values()
-    return crossed(shared, each("seed", seeds), MODELS[profile], own)
+    return span_grid(shared, setting_axis("seed", seeds), MODELS[profile], own)
 
 
 def keys(frames: Frames, task: str, method: str, validate: str = "never") -> list[str]:
@@ -168,7 +173,7 @@ def table(frames: Frames) -> list[Table]:
     ]
     units = {"throughput": "samples/s, simulated", "time to it": "s, simulated"}
     note = "The loss is the lowest mean of an epoch that every training of a model reaches."
-    return [Table.of("Small models, simulated", rows, units, note), large.table(frames)]
+    return [Table.from_rows("Small models, simulated", rows, units, note), large.table(frames)]
 
 
 def _seconds(frames: Frames, task: str, method: str) -> Estimate | None:
@@ -229,4 +234,4 @@ def _loss_ratio(frames: Frames, task: str) -> Estimate | None:
 def _indicated(ours: Ours, frames: Frames, *of: Any) -> Estimate | None:
     """A value without its interval: nothing simulated decides."""
     value = ours(frames, *of)
-    return value and Estimate(value.value, n=value.n, of=value.of)
+    return value and Estimate(value.value, n=value.n, sample_kind=value.sample_kind)

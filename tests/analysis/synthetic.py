@@ -227,7 +227,7 @@ def _written(
     ended = {"parameters": 14_728_266, "tensors": 54, "steps_per_epoch": 49, "steps": steps, **facts}
     attempt.update_manifest(
         state="ok",
-        files=attempt.fingerprints(),
+        files=attempt.size_and_digest_by_log(),
         simulated=config["cluster"]["where"] == "virtual",
         provenance=yaml.safe_load(MADE_ON) | provenance,
         **ended,

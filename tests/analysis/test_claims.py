@@ -41,7 +41,7 @@ def verdict(
 
 def word_and_reason(judged: Verdict) -> str:
     """Return the word and what must be read with it."""
-    return f"{judged.word} ({judged.because})" if judged.because else judged.word
+    return f"{judged.word} ({judged.explanation})" if judged.explanation else judged.word
 
 
 def three(value: float, half: float = 0.0) -> Estimate:
@@ -122,8 +122,8 @@ def test_the_scale_is_that_of_the_runs_that_a_claim_reads() -> None:
         return three(1.0)
 
     frames = empty_frames()._replace(runs=pd.DataFrame({"key": ["a", "b"], "group": None, "workers": [2, 3]}))
-    reading = replace(claim("ordering", 1.0, 0.0, None), ours=of_key)
-    judged = [verdict(replace(reading, of=(key,)), frames, SMALL).scale for key in "ab"]
+    reading = replace(claim("ordering", 1.0, 0.0, None), compute=of_key)
+    judged = [verdict(replace(reading, arguments=(key,)), frames, SMALL).scale for key in "ab"]
     assert judged == [f"reduced scale: workers {workers} instead of 99" for workers in (2, 3)]
 
 
@@ -200,18 +200,18 @@ def test_records_that_must_not_be_compared_are_refused_with_the_reason() -> None
     def ours(frames: Frames) -> Estimate:
         raise MixedRunsError("they differ in precision (fp32, tf32)")
 
-    mixed = replace(claim("ordering", 1.0, 0.0, None), ours=ours)
+    mixed = replace(claim("ordering", 1.0, 0.0, None), compute=ours)
     assert word_and_reason(verdict(mixed)) == "not comparable (they differ in precision (fp32, tf32))"
 
 
 def test_an_ordering_that_depends_on_the_horizon_says_from_which_on(tmp_path: Path) -> None:
     frames = synthetic.frames_with(tmp_path, synthetic.learning_config())
-    for flips_at, text in (
+    for settles_at, text in (
         (Estimate(391.0, n=3), "same direction (so from step 391 of 3,900 on)"),
         (Estimate(math.inf, n=3), "same direction (not so at the end of every run)"),
         (None, "same direction"),
     ):
-        ordering = claim("ordering", 1.0, 0.0, three(1.0), flips_at=lambda frames, at=flips_at: at)
+        ordering = claim("ordering", 1.0, 0.0, three(1.0), settles_at=lambda frames, at=settles_at: at)
         assert word_and_reason(verdict(ordering, frames)) == text
 
 

@@ -63,7 +63,7 @@ def test_against_a_reference_times_are_divided_seed_by_seed(tmp_path: Path) -> N
 
 def test_without_three_seeds_there_is_no_interval_which_is_said(frames: Frames) -> None:
     table = OVER.table(query_runs(frames, "seed < 2"))
-    assert "[" not in table.markdown().partition("| topk")[2].partition("Fewer")[0]
+    assert "[" not in table.to_markdown().partition("| topk")[2].partition("Fewer")[0]
     assert "Fewer than 3 runs give no interval" in table.note
     assert "Fewer" not in OVER.table(frames).note
 

@@ -48,7 +48,7 @@ def ratio(frames: Frames, of: str = "topk") -> Estimate:
 
 def claim(**more: Any) -> Claim:
     stated: dict[str, Any] = {"unit": "x", "source": "source", "reason": "reason.", "id": "a.b"}
-    decisive = {"text": "text", "paper": 2.0, "kind": "shape", "tolerance": 0.5, "ours": ratio}
+    decisive = {"text": "text", "paper": 2.0, "kind": "shape", "tolerance": 0.5, "compute": ratio}
     return Claim(**stated | decisive | more)
 
 
@@ -56,7 +56,9 @@ def on(frames: Frames, ours: Estimate | None = None, **more: Any) -> Verdict:
     """Return the verdict on a claim that something is above 1."""
     value = ours or Estimate(2.0, 1.9, 2.1, 5, "launches")
     above = claim(text="faster over {link}", paper=None, kind="ordering", tolerance=1.0, **more)
-    return judge_claims([replace(above, ours=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[0]
+    return judge_claims([replace(above, compute=lambda frames: value)], frames, {}, chance=lambda task: 10.0)[
+        0
+    ]
 
 
 # --- which runs
@@ -127,7 +129,7 @@ def test_intervals_over_launches_cover_the_truth_and_no_effect_is_rarely_called_
     spread: str, draws: int
 ) -> None:
     values = drawn(spread, draws)
-    assert {(value.n, value.of) for value in values} == {(5, "launches")}
+    assert {(value.n, value.sample_kind) for value in values} == {(5, "launches")}
     assert 0.93 <= coverage(values) <= 0.97
     words = [on(empty_frames(), value).word for value in values]
     assert words.count("holds") <= 0.035 * draws  # 2.5 % are expected
@@ -176,8 +178,8 @@ def test_a_title_tells_what_was_found_where_that_is_not_what_was_asked_for() -> 
 def test_what_decides_is_in_the_rule_and_words_are_not() -> None:
     rule = claim().rule({})
     decisive: dict[str, Any] = {
-        "tolerance": 0.6, "paper": 2.1, "kind": "ordering", "unit": "ms", "of": ("dense",),
-        "ours": lambda frames: ratio(frames), "link": "ethernet_1g", "accelerator": "A100", "timed": True,
+        "tolerance": 0.6, "paper": 2.1, "kind": "ordering", "unit": "ms", "arguments": ("dense",),
+        "compute": lambda frames: ratio(frames), "link": "ethernet_1g", "accelerator": "A100", "timed": True,
         "revised": "2026-11-25: of all", "chance": 0.0,
     }  # fmt: skip
     others = {claim(**{field: other}).rule({}) for field, other in decisive.items()}
@@ -203,7 +205,7 @@ def test_a_rule_that_is_younger_than_one_of_the_runs_decides_nothing(tmp_path: P
     for other in (json.dumps({"a.b": "other"}), stored.replace("a.b", "a.c"), None):
         (judged,) = judge_claims([claim()], runs({"rules_json": stored}, {"rules_json": other}), {})
         assert (judged.word, judged.registered) == ("post hoc", False)
-        assert judged.because == "the rule is younger than the runs; within the band"
+        assert judged.explanation == "the rule is younger than the runs; within the band"
     attempt = synthetic.timed(Store(tmp_path), synthetic.config())
     attempt.update_manifest(rules=json.loads(stored))  # as a run stores those that are there when it begins
     judged, other_rule = judge_claims([claim(), claim(tolerance=0.6)], load_attempt(attempt)[0], {})

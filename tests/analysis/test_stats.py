@@ -34,7 +34,7 @@ def test_throughput_is_samples_of_all_workers_over_the_mean_step(frames: Frames)
     run = key(frames, "dense", "production")
     speed = there(stats.samples_per_second(frames, [run]))
     assert speed.value == pytest.approx(2 * 32 / warm_step_seconds_slowest_rank(frames, run).mean())
-    assert (speed.low, speed.n, speed.of) == (None, 1, "launches")
+    assert (speed.low, speed.n, speed.sample_kind) == (None, 1, "launches")
     assert stats.phase_time(frames, [run], "select") is None, "no selection, rather than one of zero"
 
 
@@ -62,7 +62,7 @@ def test_a_slowdown_by_a_known_factor_is_found_as_runs_pair_by_seed(tmp_path: Pa
 
 def test_runs_without_a_partner_do_not_count(tmp_path: Path) -> None:
     frames, keys = timed(tmp_path, {0: 1.0, 1: 2.0})
-    assert stats.step_time_ratio(frames, keys, keys[:1]) == Estimate(1.0, n=1, of="launches")
+    assert stats.step_time_ratio(frames, keys, keys[:1]) == Estimate(1.0, n=1, sample_kind="launches")
     assert stats.step_time_ratio(frames, keys[1:], keys[:1]) is None
     assert stats.step_time_ratio(frames, [], keys) is None
 
@@ -91,27 +91,32 @@ def test_blocks_count_as_launches_where_there_are_three_and_where_some_records_h
         found = there(
             stats.samples_per_second(Frames(runs, frames.steps.assign(block=of_steps), *frames[2:]), keys)
         )
-        assert (found.n, found.of) == (n, of)
+        assert (found.n, found.sample_kind) == (n, of)
 
 
 def test_variants_that_took_turns_are_compared_block_by_block(tmp_path: Path) -> None:
     frames = load_attempt(synthetic.alternated(Store(tmp_path), ["dense", "topk"]))[0]
     dense, topk = sorted(frames.runs["key"])
     ratio = there(stats.step_time_ratio(frames, [topk], [dense]))
-    assert (ratio.n, ratio.of, ratio.decides) == (30, "blocks", False)  # block 0 is warm-up
+    assert (ratio.n, ratio.sample_kind, ratio.is_decisive) == (30, "blocks", False)  # block 0 is warm-up
     low, high = interval(ratio)
     assert 1.1 < low < ratio.value < high < 1.5
     select = there(stats.phase_time(frames, [topk], "select"))
     assert select.value == pytest.approx(mean_phase_seconds(frames, [topk])["select"])
-    assert select.of == "blocks"
+    assert select.sample_kind == "blocks"
 
 
 def test_intervals_of_correlated_blocks_cover_the_truth_about_as_often_as_they_say() -> None:
     draws = np.random.default_rng(1)
-    intervals = [interval(estimate_mean(correlated(0.5, 60, draws), of="blocks")) for _ in range(200)]
+    intervals = [
+        interval(estimate_mean(correlated(0.5, 60, draws), sample_kind="blocks")) for _ in range(200)
+    ]
     assert 175 <= sum(low <= 0.0 <= high for low, high in intervals) < 200  # 95 % nominal
     rising = range(20)
-    assert (estimate_mean(rising, of="blocks").df, estimate_mean(rising).df) == (1, 19)  # two count at least
+    assert (estimate_mean(rising, sample_kind="blocks").df, estimate_mean(rising).df) == (
+        1,
+        19,
+    )  # two count at least
 
 
 def test_intervals_stay_within_what_is_possible() -> None:
@@ -144,9 +149,9 @@ def test_one_or_two_have_no_interval_and_three_have_students(of: str) -> None:
         for samples in ([5.0], [5.0, 6.0]):
             value = estimate_mean(samples, bounds, of)
             assert value[1:5] == (None, None, len(samples), of)
-            assert not value.decides
+            assert not value.is_decisive
             assert value.value == pytest.approx(np.mean(samples), rel=0.01)
-    three = estimate_mean([2.0, 1.0, 3.0], of=of)
+    three = estimate_mean([2.0, 1.0, 3.0], sample_kind=of)
     t = 4.302653  # of 0.975, with 2 degrees of freedom
     assert interval(three) == pytest.approx((2 - t / np.sqrt(3), 2 + t / np.sqrt(3)), rel=1e-6)
     assert (three.n, three.df) == (3, 2)
@@ -163,7 +168,7 @@ def test_of_a_training_that_diverged_nothing_is_taken_for_its_end(frames: Frames
     for column in ("val_loss", "val_top1"):
         end = there(stats.final_value(diverged, keys, column))
         assert np.isnan(end.value)
-        assert not end.decides
+        assert not end.is_decisive
         assert np.isnan(there(stats.final_difference(diverged, keys, others, column)).value)
     curve = stats.mean_curve(diverged, keys, "val_top1")
     assert list(curve["epoch"]) == list(range(1, epoch))
@@ -271,8 +276,8 @@ def test_a_p_value_says_what_the_interval_says() -> None:
         for edge in interval(own):
             assert own.p_value(edge) == pytest.approx(0.05)
     assert value.p_value(2.0) == pytest.approx(1.0)
-    assert ratio.times(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
-    assert ratio.more_in_percent().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
+    assert ratio.scale_by(3).p_value(3 * 1.5) == pytest.approx(ratio.p_value(1.5))
+    assert ratio.percent_above_one().p_value(50.0) == pytest.approx(ratio.p_value(1.5))
     assert Estimate(1.0).p_value(0.0) == Estimate(1.0, 1.0, 1.0, 3).p_value(1.0) == 1.0
     assert Estimate(np.inf, 3.0, np.inf, 5).p_value(1.0) == 0.0
     assert Estimate(np.inf, 0.5, np.inf, 5).p_value(1.0) == 1.0

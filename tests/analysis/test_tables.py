@@ -30,7 +30,7 @@ def small(**more: Any) -> Table:
 
 
 def test_markdown_has_units_intervals_and_numbers_at_the_right() -> None:
-    assert small(note="Two runs.").markdown() == (
+    assert small(note="Two runs.").to_markdown() == (
         "**Accuracy**\n\n"
         "| method | top-1 (%) | k |\n"
         "| --- | ---: | ---: |\n"
@@ -41,7 +41,7 @@ def test_markdown_has_units_intervals_and_numbers_at_the_right() -> None:
 
 
 def test_csv_has_every_number_unrounded_and_intervals_apart() -> None:
-    assert small().csv().splitlines() == [
+    assert small().to_csv().splitlines() == [
         "method,top-1 (%),top-1: low (%),top-1: high (%),top-1: n,k",
         "dense,91.518,90,92.25,3,17387.4",
         "Top-k,90,,,1,",
@@ -71,13 +71,13 @@ OF_TABLES = (
 
 
 def test_html_has_the_plain_number_beside_the_one_for_people() -> None:
-    text = small().html()
+    text = small().to_html()
     assert re.findall('data-value="([^"]+)"', text) == ["91.518", "17387.4", "90"]
     assert "91.52 [90, 92.25]" in text
 
 
 def all_forms(table: Table) -> list[str]:
-    return [table.markdown(), table.tex(), table.csv(), table.html()]
+    return [table.to_markdown(), table.to_tex(), table.to_csv(), table.to_html()]
 
 
 def hostile() -> Table:
@@ -85,7 +85,7 @@ def hostile() -> Table:
 
 
 def test_no_text_becomes_a_tag() -> None:
-    text = hostile().html()
+    text = hostile().to_html()
     tags = {"table", "caption", "thead", "tr", "th", "tbody", "td", "p"}
     assert {*re.findall(r"<([^\s/>]+)", text)} == tags
     assert "<script>" in html.unescape(text)
@@ -93,18 +93,18 @@ def test_no_text_becomes_a_tag() -> None:
 
 def test_no_text_becomes_a_command_of_latex() -> None:
     commands = "|".join(OF_TABLES)
-    left = re.sub(rf"\\({commands})|\\[{{}}$&#_%\\]", "", hostile().tex())
+    left = re.sub(rf"\\({commands})|\\[{{}}$&#_%\\]", "", hostile().to_tex())
     assert not set("\\$&#_%~^<>|") & set(left)
 
 
 def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_row_before() -> None:
     r"""`\\[f]` would be a distance, and `\\*` a command."""
-    lines = Table("", pd.DataFrame({"a": ["[f]", "*"]})).tex().splitlines()
+    lines = Table("", pd.DataFrame({"a": ["[f]", "*"]})).to_tex().splitlines()
     assert [line.strip() for line in lines if r" \\" in line][1:] == [r"{[}f] \\", r"{*} \\"]
 
 
 def test_no_text_ends_a_cell_of_markdown_or_opens_a_tag_or_a_link() -> None:
-    header, ruler, row, _ = hostile().markdown().splitlines()[2:6]
+    header, ruler, row, _ = hostile().to_markdown().splitlines()[2:6]
     for line in (header, row):
         plain = re.sub(r"\\[\\|<*`(]", "", line)
         assert plain.count("|") == ruler.count("|") == 2
@@ -115,7 +115,7 @@ def test_no_text_ends_a_cell_of_markdown_or_opens_a_tag_or_a_link() -> None:
 def test_no_text_is_computed_by_a_spreadsheet_or_obeyed_by_a_terminal() -> None:
     texts = ["=1+1", "+1", "-1 x", "@a"]
     table = Table("", pd.DataFrame({"a": [*texts, -1.5]}))
-    assert table.csv().splitlines() == ["a", *(f"'{text}" for text in texts), "-1.5"]
+    assert table.to_csv().splitlines() == ["a", *(f"'{text}" for text in texts), "-1.5"]
     assert "\x1b" not in "".join(all_forms(hostile()))
 
 
@@ -123,16 +123,16 @@ def test_where_there_is_nothing_no_form_says_nan() -> None:
     for nothing in (None, math.nan, pd.NA, Estimate(math.nan)):
         table = Table("", pd.DataFrame({"a": [1.5, nothing]}, dtype=object))
         assert not re.search("nan|none", "".join(all_forms(table)).lower())
-        assert table.texts() == [["1.5"], ["-"]]
-        assert table.csv().splitlines()[-1].strip(",") in ("", '""')
+        assert table.cell_texts() == [["1.5"], ["-"]]
+        assert table.to_csv().splitlines()[-1].strip(",") in ("", '""')
 
 
 def test_a_table_of_nothing_has_its_header_and_yes_and_no_are_no_numbers() -> None:
     table = Table("", pd.DataFrame(columns=["a", "b"]))
-    assert table.markdown() == "| a | b |\n| --- | --- |\n"
-    assert table.csv() == "a,b\n"
+    assert table.to_markdown() == "| a | b |\n| --- | --- |\n"
+    assert table.to_csv() == "a,b\n"
     table = Table("", pd.DataFrame({"a": [True, False]}))
-    assert (table.texts(), table.are_numbers()) == ([["yes"], ["no"]], [False])
+    assert (table.cell_texts(), table.are_columns_numeric()) == ([["yes"], ["no"]], [False])
 
 
 def test_a_figure_s_tables_lie_beside_it_and_those_of_a_former_drawing_do_not(tmp_path: Path) -> None:

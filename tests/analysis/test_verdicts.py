@@ -28,7 +28,9 @@ def test_the_word_comes_first_and_the_scale_stands_once_above() -> None:
     table = verdicts.verdicts_table([("fig3", verdict("not reproduced", scale=TINY))])
     assert table.title == f"a: {TINY}"
     assert table.header() == ["verdict", "claim", "paper", "ours", "because", "scale"]
-    assert table.texts() == [["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]]
+    assert table.cell_texts() == [
+        ["not reproduced", "text", "92.99 ms", "91 ms [90, 92] (n = 3 runs)", "", "a"]
+    ]
     assert verdicts.measured_text(verdict(ours=Estimate(91.0))) == "91 ms (n = 1 run)"
 
 
@@ -37,14 +39,14 @@ def test_of_several_items_the_table_says_which_line_and_which_scale_is_whose() -
     rows = [("fig3", tiny), ("fig2", tiny), ("fig1", verdict()), ("fig4", other)]
     table = verdicts.verdicts_table(rows)
     assert table.title == ""
-    shown = [" | ".join((*row[:2], row[-1])) for row in table.texts()]
+    shown = [" | ".join((*row[:2], row[-1])) for row in table.cell_texts()]
     assert shown == [
         "not reproduced | fig3 | a",
         "not reproduced | fig2 | a",
         "reproduced | fig1 | ",
         "reproduced | fig4 | b",
     ]
-    assert verdicts.scales_table(rows).texts() == [["a", TINY], ["b", "emulated link"]]
+    assert verdicts.scales_table(rows).cell_texts() == [["a", TINY], ["b", "emulated link"]]
 
 
 def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> None:
@@ -60,7 +62,10 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
     ]
     assert verdicts.count_words(rows) == {"not reproduced": 1, "reproduced": 3, "holds": 1}
     table = verdicts.counts_table(rows)
-    assert (table.header(), table.texts()) == (["not reproduced", "reproduced", "holds"], [["1", "3", "1"]])
+    assert (table.header(), table.cell_texts()) == (
+        ["not reproduced", "reproduced", "holds"],
+        [["1", "3", "1"]],
+    )
     # What was measured comes before what was not.
     two = [("a", verdict("not comparable", group="cause")), ("b", verdict("holds", group="cause"))]
     assert verdicts.count_words(two) == {"holds": 1}
@@ -68,7 +73,7 @@ def test_claims_with_one_cause_count_once_with_their_least_favourable_word() -> 
 
 def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> None:
     judged = replace(
-        verdict(scale=TINY, group="cause", tolerance=4.0), flips="so from step 5 of 9 on",
+        verdict(scale=TINY, group="cause", tolerance=4.0), horizon="so from step 5 of 9 on",
         launches=6, occasions=2, link_asked=1.0, link_found=0.86, registered=True, chance=10.0, rule="a1b2",
     )  # fmt: skip
     rows = [("fig3", judged), ("fig4", verdict("not run", None))]
@@ -83,7 +88,7 @@ def test_the_csv_has_a_line_for_every_verdict_with_all_that_the_table_says() -> 
 
 def test_no_table_shows_nan() -> None:
     rows = [("a", verdict("inconclusive", Estimate(math.nan, n=n))) for n in (1, 2, 3)]
-    assert "nan" not in (verdicts.verdicts_table(rows).markdown() + verdicts.verdicts_csv(rows)).lower()
+    assert "nan" not in (verdicts.verdicts_table(rows).to_markdown() + verdicts.verdicts_csv(rows)).lower()
 
 
 def ordering(half: float, word: VerdictWord = "holds") -> tuple[str, Verdict]:
@@ -117,4 +122,4 @@ def test_a_note_says_where_a_number_was_read_when_the_claim_holds_and_why() -> N
 
 def test_scales_have_letters_and_numbers_where_those_run_out() -> None:
     rows = [("item", verdict(scale=str(at))) for at in range(27)]
-    assert [letter for letter, _ in verdicts.scales_table(rows).texts()[25:]] == ["z", "a2"]
+    assert [letter for letter, _ in verdicts.scales_table(rows).cell_texts()[25:]] == ["z", "a2"]

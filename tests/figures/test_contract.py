@@ -140,7 +140,7 @@ def renamed(part: Any) -> Any:
 def test_functions_of_claims_may_be_renamed_without_another_rule() -> None:
     for item in figures.shipped_items():
         for claim in figures.load(item).claims():
-            other = replace(claim, ours=renamed(claim.ours), of=renamed(claim.of))
+            other = replace(claim, compute=renamed(claim.compute), arguments=renamed(claim.arguments))
             assert other.rule({}) == claim.rule({}), f"{claim.id} lacks a quantity"
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from analysis.records.log import read_objects
+from analysis.records.log import read_json_lines
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
 from experiments.config.config import Config
@@ -87,7 +87,7 @@ class StopAt(Stop):
 
 def recorded(attempt: Attempt, rank: int, kind: str = "step") -> list[dict[str, Any]]:
     """A rank's lines of this kind."""
-    lines, broken = read_objects(attempt.rank_path(rank))
+    lines, broken = read_json_lines(attempt.rank_path(rank))
     assert not broken
     return [line for line in lines if line["kind"] == kind]
 

@@ -42,7 +42,7 @@ def check_whole(attempt: Attempt) -> None:
     for key in (dense, topk, published):
         assert warm_steps(frames, key).n == 3 * 2
     ratio = there(step_time_ratio(frames, [topk], [dense]))
-    assert (ratio.n, ratio.of) == (3, "blocks")
+    assert (ratio.n, ratio.sample_kind) == (3, "blocks")
     assert ratio.half_width <= ended["half_width"] * (1 + 1e-6)
     validating = frames.steps[frames.steps["validate_s"].notna()]
     assert {*zip(validating["key"], validating["rank"], strict=True)} == {(published, 0)}

@@ -157,7 +157,7 @@ def claim(
     if missing := [field for field in GIVEN if field not in fields]:
         raise ValueError(f"the claim {name} lacks {', '.join(missing)}: give it in papers/{paper}.yaml")
     own_name = entry.partition(".")[2] or entry
-    return Claim(id=id or f"{own_name}.{case}".rstrip("."), ours=ours, of=of, **fields)
+    return Claim(id=id or f"{own_name}.{case}".rstrip("."), compute=ours, arguments=of, **fields)
 
 
 def of_methods(

@@ -22,7 +22,13 @@ from analysis.records.files import (
     remove_unfinished,
     write_atomic,
 )
-from analysis.records.log import InterferenceError, LogInUseError, RankLog, decode_finished_log, read_objects
+from analysis.records.log import (
+    InterferenceError,
+    LogInUseError,
+    RankLog,
+    decode_finished_log,
+    read_json_lines,
+)
 from analysis.records.schema import LogLine, Manifest, StepLine
 from tests.conftest import ROOT, there
 
@@ -44,7 +50,7 @@ def test_lines_wait_until_flushed_later_ones_are_forgotten_and_a_broken_last_one
         log.flush(durable=True)
     with log.path.open("a") as file:
         file.write('{"kind":"ste')
-    records, dropped = read_objects(log.path)
+    records, dropped = read_json_lines(log.path)
     assert [record["step"] for record in records] == [0, 1, 3]
     assert dropped == 1
 
@@ -99,7 +105,7 @@ def test_what_a_killed_process_has_not_finished_is_removed_and_its_log_is_free(t
     assert remove_unfinished(tmp_path) == 1
     assert not folder.exists()
     assert {each.name for each in tmp_path.iterdir()} == {"runs.parquet", "mine.part", path.name}
-    assert locks.find_holder(path) is None
+    assert locks.describe_lock_holder(path) is None
     with RankLog(path), pytest.raises(LogInUseError):
         RankLog(path)
 

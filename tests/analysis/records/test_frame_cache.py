@@ -92,7 +92,7 @@ def test_a_line_that_a_killed_writer_left_half_is_told_each_time(store: Store, t
     attempt = synthetic.timed(store, synthetic.config())
     with attempt.rank_path(0).open("a") as log:
         log.write('{"kind":')
-    attempt.update_manifest(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.size_and_digest_by_log())
     for _ in range(2):
         frames, notes = load_newest_cached(store, [attempt.run_id], tmp_path)
         assert len(frames.runs) == 1

@@ -55,7 +55,7 @@ def test_a_broken_last_line_is_dropped_and_a_record_with_a_short_or_missing_file
     )
     with broken.rank_path(1).open("a") as file:
         file.write('{"kind":"step","step":20,"epo')
-    broken.update_manifest(files=broken.fingerprints())
+    broken.update_manifest(files=broken.size_and_digest_by_log())
     missing.rank_path(1).unlink()
     os.truncate(short.rank_path(0), 1000)
     frames, notes = load_attempts([broken, missing, short])
@@ -87,7 +87,7 @@ def test_variants_of_one_run_have_a_key_each_and_share_a_group(store: Store) -> 
         assert steps["block"].to_list() == [0, 0, *np.repeat([1, 2, 3, 4], 3)]
     path = attempt.rank_path(0)
     path.write_text(path.read_text().replace('"variant":"topk"', '"variant":"topq"'))
-    attempt.update_manifest(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.size_and_digest_by_log())
     with pytest.raises(DamagedFileError, match="variant topq"):
         load_attempt(attempt)
 

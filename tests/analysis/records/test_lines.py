@@ -15,8 +15,8 @@ from analysis.records.log import (
     InterferenceError,
     check_logged_steps,
     decode_finished_log,
-    read_lines,
-    read_objects,
+    read_json_lines,
+    read_json_lines_as,
 )
 from analysis.records.schema import LogLine
 from tests.analysis.broken_lines import BROKEN, STEP
@@ -38,11 +38,11 @@ def test_a_broken_line_is_refused_alone(is_deep: bool, tmp_path: Path) -> None:
         path.write_bytes(b"\n".join([STEP, broken, STEP.replace(b'"step":0', b'"step":1'), b""]))
         raw = path.read_bytes()
 
-        found, others = call_below(frames, read_lines, path, LogLine)
+        found, others = call_below(frames, read_json_lines_as, path, LogLine)
         assert [line.step for line in found] == [0, 1]
         assert others == 1
 
-        found, _ = call_below(frames, read_objects, path)
+        found, _ = call_below(frames, read_json_lines, path)
         assert [found[0]["step"], found[-1]["step"]] == [0, 1]
 
         with pytest.raises(DamagedFileError, match=r"in line 2") as refused:

@@ -13,8 +13,8 @@ import pytest
 import analysis
 from analysis.records import loading
 from analysis.records.collection import collect
-from analysis.records.files import fingerprint, write_json
-from analysis.records.frame_cache import COPY, ROWS
+from analysis.records.files import size_and_digest, write_json
+from analysis.records.frame_cache import DIGESTS, ROWS
 from analysis.records.frames import query_runs
 from analysis.records.parquet import read_parquet, write_parquet
 from analysis.records.steps import replication_units
@@ -113,8 +113,8 @@ def forge(folder: Path, **cells: Any) -> None:
     rows = msgspec.msgpack.decode(path.read_bytes())
     rows[0]["cells"] |= cells
     path.write_bytes(msgspec.msgpack.encode(rows))
-    files = json.loads((folder / COPY).read_text())["files"]
-    write_json(folder / COPY, {"files": {**files, ROWS: fingerprint(path)}})
+    files = json.loads((folder / DIGESTS).read_text())["files"]
+    write_json(folder / DIGESTS, {"files": {**files, ROWS: size_and_digest(path)}})
 
 
 def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[str], list[str]]:

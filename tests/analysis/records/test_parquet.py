@@ -84,7 +84,7 @@ def test_losses_that_are_not_numbers_stay_so(store: Store, tmp_path: Path) -> No
     attempt = synthetic.timed(store, synthetic.config())
     log = attempt.rank_path(0)
     log.write_text(log.read_text().replace('"loss":2.3,', '"loss":NaN,').replace('"lr":0.1', '"lr":null'))
-    attempt.update_manifest(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.size_and_digest_by_log())
     write_parquet(load_attempt(attempt)[0], tmp_path)
     steps = read_parquet(tmp_path).steps
     assert steps.loc[0, ["loss", "lr"]].isna().all()

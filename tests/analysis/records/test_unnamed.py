@@ -24,7 +24,7 @@ def rewritten(attempt: Attempt, change: Callable[[dict[str, Any]], dict[str, Any
     for path in attempt.rank_paths():
         lines = [json.dumps(change(json.loads(line))) for line in path.read_text().splitlines()]
         path.write_text("\n".join(lines) + "\n")
-    attempt.update_manifest(files=attempt.fingerprints())
+    attempt.update_manifest(files=attempt.size_and_digest_by_log())
     return attempt
 
 

@@ -25,7 +25,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\"'`${1}javascript:alert(1)\u202
 def verdict(text: str, word: VerdictWord = "not reproduced") -> Verdict:
     """Return a verdict in which every text is this one."""
     claim = Claim(text, text, text, text, "ordering", 0.0, text, lambda frames: None)
-    return Verdict(claim, Estimate(2.0, n=3, of=text), word, text, text, text)
+    return Verdict(claim, Estimate(2.0, n=3, sample_kind=text), word, text, text, text)
 
 
 def item(text: str, folder: Path) -> ItemPage:
@@ -34,7 +34,7 @@ def item(text: str, folder: Path) -> ItemPage:
     table = Table(text, pd.DataFrame({text: [text]}), {text: text}, text)
     return ItemPage(
         "fig9", "fig9-laptop", text, f"*{text}*", text, (text,), (text,), facts={text: text},
-        judged=(JudgedClaim.of(verdict(text)),), tables=(HtmlTable(text, table.html()),),
+        judged=(JudgedClaim.of(verdict(text)),), tables=(HtmlTable(text, table.to_html()),),
         files={"svg": str(picture)}, bibtex=text, runs=("0123456789ab",), damage=text, paper=text,
     )  # fmt: skip
 

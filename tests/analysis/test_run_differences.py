@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.compare import (
+from analysis.run_differences import (
     EXPLAINS,
     MAY_EXPLAIN,
     NOT_RECORDED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.published.dependent import (
+from analysis.published.block_intervals import (
     BLOCKS,
     autocorrelated_mean_interval,
     combine_estimates,
@@ -29,7 +29,7 @@ def test_a_mean_is_that_of_its_blocks() -> None:
     value = jackknife_estimate(sums / [BLOCKS, *[BLOCKS - 1] * BLOCKS])
     assert value.value == pytest.approx(samples.mean())
     assert interval(value) == pytest.approx(autocorrelated_mean_interval(samples))
-    assert (value.n, value.of) == (BLOCKS, "logged blocks")
+    assert (value.n, value.sample_kind) == (BLOCKS, "logged blocks")
 
 
 def test_what_never_differs_has_no_width_and_bounds_cut() -> None:
@@ -43,6 +43,6 @@ def test_errors_of_a_ratio_add_up_as_squares() -> None:
     ratio = combine_estimates(lambda one, other: one / other, above, below)
     low, high = np.hypot(0.06, 2 - 100 / 52), np.hypot(0.06, 100 / 48 - 2)
     assert ratio[:4] == pytest.approx((2, 2 - low, 2 + high, 40))
-    assert ratio.of == "logged blocks"
+    assert ratio.sample_kind == "logged blocks"
     with pytest.raises(ValueError, match="no interval"):
         combine_estimates(lambda one: one, Estimate(1.0))

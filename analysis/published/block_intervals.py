@@ -108,4 +108,4 @@ def combine_estimates(statistic: Callable[..., float], *values: Estimate) -> Est
         moved = [statistic(*at[:i], edge, *at[i + 1 :]) - whole for edge in (value.low, value.high)]
         down, up = down + min(0.0, *moved) ** 2, up + max(0.0, *moved) ** 2
     least = min(values, key=lambda value: value.n)
-    return Estimate(whole, whole - down**0.5, whole + up**0.5, least.n, least.of)
+    return Estimate(whole, whole - down**0.5, whole + up**0.5, least.n, least.sample_kind)

@@ -67,7 +67,7 @@ def seconds_to_target(steps: CrossingBySeed, step_s: float) -> Estimate | None:
     if not all_seeds_reach(steps):
         return None
     earliest, latest = (estimate_mean([each[end] for each in steps.values()], POSITIVE) for end in (0, 1))
-    return latest._replace(low=earliest.low).times(step_s)
+    return latest._replace(low=earliest.low).scale_by(step_s)
 
 
 def speedup_to_target(slow: CrossingBySeed, fast: CrossingBySeed, times: Estimate) -> Estimate | None:
@@ -86,7 +86,7 @@ def speedup_to_target(slow: CrossingBySeed, fast: CrossingBySeed, times: Estimat
     pairs = [(long, short) for long, short in pairs if np.isfinite(min(long.at, short.at))]
     if not pairs:
         return None
-    estimate = estimate_mean([long.at / short.at for long, short in pairs], POSITIVE).times(times.value)
+    estimate = estimate_mean([long.at / short.at for long, short in pairs], POSITIVE).scale_by(times.value)
     least = estimate_mean([long.after / short.at for long, short in pairs], POSITIVE).low
     if least is None or times.low is None or times.high is None:
         return Estimate(estimate.value, n=estimate.n)
