@@ -1,5 +1,6 @@
-"""Alpha and beta of a link, by relative least squares, from what messages and collectives take, by size; with
-bootstrap intervals. As a program, a worker of it.
+"""Latency (alpha) and time per byte (beta) of a link, fitted to the times of messages and collectives.
+
+The fit is by relative least squares, with bootstrap intervals. As a program, the module is a worker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,14 +24,20 @@ import torch
 
 from analysis.records.files import read_json_or_none, write_atomic, write_json
 from analysis.records.store import utc_now
-from experiments.bench._runner import Bench, Record, heading, measured_before
-from experiments.bench._timing import facts, synchronise
+from experiments.bench._runner import (
+    Benchmark,
+    Record,
+    format_header,
+    format_row,
+    is_measured_by_this_code,
+)
+from experiments.bench._timing import describe_machine, synchronise
 from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import emulation_request, hold_emulation_lock, start_network
+from experiments.launch.local import emulation_request, acquire_emulation_lock, start_network
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
@@ -40,13 +48,15 @@ from sparsify.comm import Comm, gather_json
 from sparsify.cost import CollectiveCost, Link
 from sparsify.ranges import PositiveInt
 
-SMALLEST, STEP = 2**10, 4  # bytes
+SMALLEST_BYTES = 2**10
+SIZE_FACTOR = 4
 POLL_S = 0.05
-LOCAL = ROOT / "conf" / "local" / "link"
+LINK_FOLDER = ROOT / "conf" / "local" / "link"
 DEFAULTS = {"task": "vector", "train.validate": "never", "cluster": "local", "link": "loopback", "workers": 2}
-LONGEST_S = 0.2  # no larger size of a kind is measured once one takes so long
-RESAMPLES = 500
-PING_PONG, TOGETHER = "ping-pong", "all together"
+MAX_DURATION_S = 0.2  # no larger size of a kind is measured once one takes so long
+NUM_RESAMPLES = 500
+PING_PONG = "ping-pong"
+JOINT = "all together"
 KINDS = (PING_PONG, "all_reduce", "all_gather", "all_to_all")
 
 
@@ -56,8 +66,8 @@ def link(
     repeats: PositiveInt = 15,
     largest: PositiveInt = 2**26,
     name: str | None = None,
-) -> Bench | int:
-    """The alpha and beta of a link, as it really is, with intervals, from ping-pong and collectives over it.
+) -> Benchmark | int:
+    """Measure the alpha and beta of a link, with intervals, by ping-pong and collectives over it.
 
     Words before the options are settings of a run: workers, on loopback (cluster=local), over an emulated
     link (cluster=netns link=ethernet_1g workers=4), on GPUs (device=cuda). Processes that torchrun or srun
@@ -75,51 +85,53 @@ def link(
         largest: bytes.
         name: of the link file to write, with the joint fit: conf/local/link/NAME.yaml, for link=NAME.
     """
-    config = configured(settings)
+    config = compose_config(settings)
     if name and not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ValueError(f"--name {name}: take small letters, digits and _, a letter first, as in office_10g")
     if name and (ROOT / "conf" / "link" / f"{name}.yaml").exists():
         raise ValueError(f"--name {name}: conf/link has a link of that name; take another one")
-    if group := environment.find_launcher_group():
-        found = joined(config, group, sizes(largest), repeats)
+    sizes = message_sizes(largest)
+    group = environment.find_launcher_group()
+    if group:
+        rows = measure_as_worker(config, group, sizes, repeats)
         if group.place.rank:
             return 0
-    cluster, device = config["cluster"], torch.device(config["device"])
-    about = facts(device)
-    where = (
-        f"{cluster['name']}, link={cluster['link']['name']}, {config['workers']} workers on {about['cpu']}"
-    )
+    cluster = config["cluster"]
+    machine = describe_machine(torch.device(config["device"]))
     case = {"cluster": cluster["name"], "link": cluster["link"]["name"], "workers": config["workers"]}
+    place = f"{case['cluster']}, link={case['link']}, {case['workers']} workers on {machine['cpu']}"
 
-    def last(rows: list[Record]) -> Record:
-        fits = fits_of(rows)
-        print(f"\n{table(fits)}")
+    def summarise(rows: list[Record]) -> Record:
+        """Print the fits, and write the link file that was asked for."""
+        fits = fit_by_kind(rows)
+        print(f"\n{format_fits(fits)}")
         if name:
-            print(f"wrote {written(name, fits[TOGETHER], where)}: say link={name}")
-        return case | {"fits": {kind: each._asdict() for kind, each in fits.items()}}
+            print(f"wrote {write_link_file(name, fits[JOINT], place)}: say link={name}")
+        return case | {"fits": {kind: fit._asdict() for kind, fit in fits.items()}}
 
-    return Bench(
-        about=about,
-        head=where,
+    return Benchmark(
+        machine=machine,
+        description=place,
         cases=[case],
-        setting={"sizes": sizes(largest), "repeats": repeats, "words": [*settings]},
-        measure=lambda case: found if group else measured(config, sizes(largest), repeats),
-        settled=lambda rows: group is None and measured_before(rows),
-        text=residuals,
-        last=last,
+        settings={"sizes": sizes, "repeats": repeats, "words": [*settings]},
+        measure=lambda case: rows if group else measure_with_local_workers(config, sizes, repeats),
+        is_settled=lambda stored: group is None and is_measured_by_this_code(stored),
+        format_rows=format_residuals,
+        summarise=summarise,
     )
 
 
-def configured(settings: Sequence[str]) -> Config:
-    """The config that these words mean, on loopback unless they say another cluster or link.
+def compose_config(settings: Sequence[str]) -> Config:
+    """Return the config of these settings, on loopback unless they say another cluster or link.
 
     Raises:
-        ValueError: a word that is wrong, or virtual ranks, whose link is a model.
+        ValueError: a setting is wrong, or the ranks are virtual, whose link is a model.
     """
-    asked, defaults = Run.of(settings), Run(DEFAULTS)
-    if "cluster" in asked.settings:
+    run = Run.of(settings)
+    defaults = Run(DEFAULTS)
+    if "cluster" in run.settings:
         defaults = defaults.without("link")
-    config = compose.resolve(defaults | asked)
+    config = compose.resolve(defaults | run)
     if config["cluster"]["where"] == "virtual":
         raise ValueError(
             "cluster=virtual has no link that could be measured; take cluster=local, or cluster=netns"
@@ -129,28 +141,30 @@ def configured(settings: Sequence[str]) -> Config:
     return config
 
 
-def sizes(largest: int) -> list[int]:
-    """Bytes of the messages, from small to the largest."""
-    steps = math.floor(math.log(max(largest, SMALLEST) / SMALLEST, STEP) + 1e-9)
-    return [SMALLEST * STEP**at for at in range(steps + 1)]
+def message_sizes(largest: int) -> list[int]:
+    """Return the bytes of the messages, from small to at most the largest; one at least."""
+    steps = math.floor(math.log(max(largest, SMALLEST_BYTES) / SMALLEST_BYTES, SIZE_FACTOR) + 1e-9)
+    return [SMALLEST_BYTES * SIZE_FACTOR**step for step in range(steps + 1)]
 
 
-def joined(config: Config, group: environment.LauncherGroup, sizes: list[int], repeats: int) -> list[Record]:
-    """The rows of workers that somebody else started, of which this is one."""
+def measure_as_worker(
+    config: Config, group: environment.LauncherGroup, sizes: list[int], repeats: int
+) -> list[Record]:
+    """Return the rows of workers that a launcher has started; this process is one of them."""
     worker_process.exit_with_parent()
     device = prepare_device(config, group.place)
-    meeting = Folders().scratch / "joined" / environment.step_name()
-    comm = connect.join(config, group, meeting, device)
-    found = measure(comm, config, device, sizes, repeats)
+    meeting_folder = Folders().scratch / "joined" / environment.step_name()
+    comm = connect.join(config, group, meeting_folder, device)
+    rows = measure(comm, config, device, sizes, repeats)
     comm.close()
-    return found
+    return rows
 
 
-def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
-    """The rows of workers that are started on this machine, see `measure`.
+def measure_with_local_workers(config: Config, sizes: list[int], repeats: int) -> list[Record]:
+    """Start workers on this machine and return their rows.
 
     Raises:
-        ValueError: these workers can't be; or one failed, with the last line that it said.
+        ValueError: these workers can't be started here; or one failed, with the last line of its log.
     """
     cluster = config["cluster"]
     if cluster["where"] == "slurm":
@@ -163,97 +177,103 @@ def measured(config: Config, sizes: list[int], repeats: int) -> list[Record]:
         [sys.executable, "-m", "experiments.bench.link"],
         str(ROOT), config["threads"], None, [], config["device"] == "cuda",
     )  # fmt: skip
-    with contextlib.ExitStack() as held:
-        folder, planned = Path(held.enter_context(tempfile.TemporaryDirectory())), PlannedRun(config, None)
+    planned = PlannedRun(config, None)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if emulation_request(planned):
-            held.enter_context(hold_emulation_lock())
-        network, orders = start_network(planned), folder / "orders.json"
-        facts = network.facts if network else None
-        told = {"config": config.as_dict(), "sizes": sizes, "repeats": repeats, "network": facts}
-        write_json(orders, told)
+            stack.enter_context(acquire_emulation_lock())
+        network = start_network(planned)
+        orders = folder / "orders.json"
+        write_json(orders, {
+            "config": config.as_dict(), "sizes": sizes, "repeats": repeats,
+            "network": network.facts if network else None,
+        })  # fmt: skip
         workers = LocalWorkers(command, str(orders), folder, config.workers, network, config.workers_per_node)
         try:
-            while (ended := workers.poll()) is None:
+            while (exit_codes := workers.poll()) is None:
                 time.sleep(POLL_S)
         except BaseException:
             workers.kill()
             raise
-        if any(ended.values()) or len(ended) < workers.size:
+        if any(exit_codes.values()) or len(exit_codes) < workers.size:
             logs = [path.read_text().strip().splitlines() for path in sorted(folder.glob("worker*_log.err"))]
-            said = [lines[-1] for lines in logs if lines] or ["without a word"]
-            raise ValueError(f"a worker failed: {said[0]}")
-        found = read_json_or_none(folder / "found.json")
-        assert found is not None, "a worker that ended well has written it"
-        return list(found["cases"])
+            last_lines = [lines[-1] for lines in logs if lines] or ["without a word"]
+            raise ValueError(f"a worker failed: {last_lines[0]}")
+        report = read_json_or_none(folder / "report.json")
+        assert report is not None, "a worker that ended well has written it"
+        return list(report["rows"])
 
 
 def main(orders_file: Path, folder: Path) -> int:
-    """A worker that was started here."""
+    """Run a worker that `measure_with_local_workers` started."""
     worker_process.exit_when_stdin_closes()
-    place, orders = environment.worker_place(), read_json_or_none(orders_file)
+    place = environment.worker_place()
+    orders = read_json_or_none(orders_file)
     assert orders is not None, orders_file
     config = Config.of(orders["config"])
     device = prepare_device(config, place)
     hardware.prepare(config, place, device, orders["network"])
     comm = connect.open_group(config, place, folder, True, None, device)
-    found = measure(comm, config, device, orders["sizes"], orders["repeats"])
+    rows = measure(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:
-        write_json(folder / "found.json", {"cases": found})
+        write_json(folder / "report.json", {"rows": rows})
     comm.close()
     return 0
 
 
 def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], repeats: int) -> list[Record]:
-    """Messages and bytes of each kind and size, by `sparsify.cost`, and the seconds of each repetition, the
-    mean over the workers. Collective; the same on all workers, which end together. Ping-pong goes
-    between nodes where there are several.
+    """Measure messages of each kind and size, with their cost by `sparsify.cost`.
+
+    Collective, with the same result on all workers. Seconds are means over the workers, which end together.
+    Ping-pong goes between nodes where there are several.
 
     Args:
         sizes: bytes, ascending: of a message, or of what all workers have after an all_gather.
     """
     pair = (0, config.workers_per_node if config.workers_per_node < comm.size else 1)
-    cases = []
+    cases = list[ProbeCase]()
     for kind in KINDS:
         for size in sizes:
-            cases.append(case := case_of(comm, kind, size, pair, device))
-            seconds_of(case, comm, device)  # connections are made, and memory is mapped
-            if seconds_of(case, comm, device) > LONGEST_S:
+            case = make_case(comm, kind, size, pair, device)
+            cases.append(case)
+            time_case(case, comm, device)  # connections are made, and memory is mapped
+            if time_case(case, comm, device) > MAX_DURATION_S:
                 break
-    took: dict[int, list[float]] = {at: [] for at in range(len(cases))}
+    samples = [list[float]() for _ in cases]
     order = random.Random(0)  # the same for all workers
     for _ in range(repeats):
-        for at in order.sample(range(len(cases)), len(cases)):
-            took[at].append(seconds_of(cases[at], comm, device))
+        for index in order.sample(range(len(cases)), len(cases)):
+            samples[index].append(time_case(cases[index], comm, device))
     comm.barrier()
     return [
-        {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": took[at]}
-        for at, case in enumerate(cases)
+        {"message": case.kind, "size": case.size, **case.cost._asdict(), "seconds": seconds}
+        for case, seconds in zip(cases, samples, strict=True)
     ]
 
 
-def case_of(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device) -> ProbeCase:
-    """One kind of message or collective at one size."""
+def make_case(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device) -> ProbeCase:
+    """Return one kind of message or collective at one size."""
     if kind != PING_PONG:
         return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
     data = torch.zeros(size // 4, device=device)
-    do = partial(there_and_back, comm, data, data, [pair])
-    return ProbeCase(kind, size, do, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
+    send = partial(there_and_back, comm, data, data, [pair])
+    return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
-def seconds_of(case: ProbeCase, comm: Comm, device: torch.device) -> float:
-    """Seconds of one repetition, which all workers begin together; the same on all workers."""
+def time_case(case: ProbeCase, comm: Comm, device: torch.device) -> float:
+    """Return the mean seconds of one repetition, which all workers begin together."""
     comm.barrier()
     synchronise(device)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     case.do()
     synchronise(device)
-    mine = time.perf_counter() - began
-    # Of a ping-pong, the other one is done once it has answered.
-    took = gather_json(comm, mine if case.kind != PING_PONG or comm.rank == 0 else None, device)
-    return statistics.fmean(theirs for theirs in took if theirs is not None)
+    own_s = time.perf_counter() - start_s
+    # A ping-pong's other worker is done once it has answered.
+    durations_s = gather_json(comm, own_s if case.kind != PING_PONG or comm.rank == 0 else None, device)
+    return statistics.fmean(duration_s for duration_s in durations_s if duration_s is not None)
 
 
-class Number(NamedTuple):
+class FittedNumber(NamedTuple):
     """A number with its 95 % interval."""
 
     value: float
@@ -265,72 +285,85 @@ class Number(NamedTuple):
 
 
 class LinkFit(NamedTuple):
-    """seconds = alpha x messages + beta x bytes."""
+    """A fit of seconds = alpha x messages + beta x bytes."""
 
-    alpha_s: Number
-    beta_s_per_byte: Number
+    alpha_s: FittedNumber
+    beta_s_per_byte: FittedNumber
     residuals: list[float]  # fitted / measured - 1 of each size, in their order
 
 
-def fit(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]) -> LinkFit:
-    """Fit the medians of samples, seconds, of each cost; repetitions are resampled for the intervals."""
-    measured = np.array([np.median(each) for each in samples])
-    alpha, beta = fitted(costs, measured)
-    draws = np.random.default_rng(0)
-    drawn = np.array([
-        np.median(draws.choice(each, (RESAMPLES, len(each))), axis=1) for each in samples
+def fit_link(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]) -> LinkFit:
+    """Fit the median seconds of each cost; repetitions are resampled for the intervals."""
+    medians = np.array([np.median(seconds) for seconds in samples])
+    alpha, beta = fitted(costs, medians)
+    rng = np.random.default_rng(0)
+    resampled_medians = np.array([
+        np.median(rng.choice(seconds, (NUM_RESAMPLES, len(seconds))), axis=1) for seconds in samples
     ])  # fmt: skip
-    low, high = np.quantile([fitted(costs, seconds) for seconds in drawn.T], (0.025, 0.975), axis=0)
-    errors = np.array([Link(alpha, beta).transfer_seconds(cost) for cost in costs]) / measured - 1
-    numbers = zip((alpha, beta), low.tolist(), high.tolist(), strict=True)
-    alpha_s, beta_s_per_byte = (Number(*each) for each in numbers)
-    return LinkFit(alpha_s, beta_s_per_byte, errors.tolist())
+    resampled_fits = [fitted(costs, seconds) for seconds in resampled_medians.T]
+    low, high = np.quantile(resampled_fits, (0.025, 0.975), axis=0).tolist()
+    predictions = np.array([Link(alpha, beta).transfer_seconds(cost) for cost in costs])
+    return LinkFit(
+        FittedNumber(alpha, low[0], high[0]),
+        FittedNumber(beta, low[1], high[1]),
+        (predictions / medians - 1).tolist(),
+    )
 
 
-def fits_of(found: Sequence[Record]) -> dict[str, LinkFit]:
-    """A fit for each kind of message, and one alpha and beta for all of them together."""
-    fits = {}
-    for kind in (*dict.fromkeys(row["message"] for row in found), TOGETHER):
-        rows = [row for row in found if kind in (row["message"], TOGETHER)]
-        costs = [CollectiveCost(row["messages"], row["sent_bytes"]) for row in rows]
-        fits[kind] = fit(costs, [row["seconds"] for row in rows])
+def fit_by_kind(rows: Sequence[Record]) -> dict[str, LinkFit]:
+    """Return a fit for each kind of message, and one for all of them together."""
+    fits = dict[str, LinkFit]()
+    for kind in (*dict.fromkeys(row["message"] for row in rows), JOINT):
+        of_kind = [row for row in rows if kind in (row["message"], JOINT)]
+        costs = [CollectiveCost(row["messages"], row["sent_bytes"]) for row in of_kind]
+        fits[kind] = fit_link(costs, [row["seconds"] for row in of_kind])
     return fits
 
 
-def table(fits: Mapping[str, LinkFit]) -> str:
-    """Alpha, bandwidth and the errors of each fit, as Markdown."""
-    out = [heading(" | alpha (us) | bandwidth (Gbit/s) | median error | largest error")]
-    for kind, each in fits.items():
-        beta = each.beta_s_per_byte
-        gbit = Number(*(8e-9 / value if value else math.inf for value in (beta.value, beta.high, beta.low)))
-        errors = sorted(abs(residual) for residual in each.residuals)
-        alpha = Number(*(1e6 * value for value in each.alpha_s))
-        percents = (100 * errors[len(errors) // 2], 100 * errors[-1])
-        out.append(f"| {kind} | {alpha:.3g} | {gbit:.3g} | {percents[0]:.1f} % | {percents[1]:.1f} % |")
-    return "\n".join(out) + "\n"
+def format_fits(fits: Mapping[str, LinkFit]) -> str:
+    """Return alpha, bandwidth and the errors of each fit, as Markdown."""
+    lines = [format_header(" | alpha (us) | bandwidth (Gbit/s) | median error | largest error")]
+    for kind, fit in fits.items():
+        value, low, high = (8e-9 / beta if beta else math.inf for beta in fit.beta_s_per_byte)
+        errors = sorted(abs(residual) for residual in fit.residuals)
+        numbers = {
+            "kind": kind,
+            "alpha_us": FittedNumber(*(1e6 * alpha_s for alpha_s in fit.alpha_s)),
+            "gbit_s": FittedNumber(value, high, low),
+            "median": 100 * errors[len(errors) // 2],
+            "largest": 100 * errors[-1],
+        }
+        row_format = "| {kind} | {alpha_us:.3g} | {gbit_s:.3g} | {median:.1f} % | {largest:.1f} % |"
+        lines.append(format_row(row_format, numbers))
+    return "\n".join(lines) + "\n"
 
 
-def residuals(found: Sequence[Record]) -> str:
-    """Measurements of each size, and how far both fits are from them, as Markdown."""
-    fits = fits_of(found)
-    out = [heading(" | bytes | median (ms) | own fit | all together")]
-    own = {kind: iter(each.residuals) for kind, each in fits.items()}
-    for row in found:
-        median = sorted(row["seconds"])[len(row["seconds"]) // 2]
-        errors = (100 * next(own[kind]) for kind in (row["message"], TOGETHER))
-        percents = " | ".join(f"{error:+.1f} %" for error in errors)
-        out.append(f"| {row['message']} | {row['size']:,} | {1e3 * median:.3f} | {percents} |")
-    return "\n".join(out) + "\n"
+def format_residuals(rows: Sequence[Record]) -> str:
+    """Return the median of each size, and how far both fits are from it, as Markdown."""
+    fits = fit_by_kind(rows)
+    joint = fits.pop(JOINT).residuals
+    by_kind = chain.from_iterable(fit.residuals for fit in fits.values())  # rows of a kind follow each other
+    lines = [format_header(" | bytes | median (ms) | own fit | all together")]
+    for row, own_error, joint_error in zip(rows, by_kind, joint, strict=True):
+        numbers = row | {
+            "median_ms": 1e3 * sorted(row["seconds"])[len(row["seconds"]) // 2],
+            "own": 100 * own_error,
+            "joint": 100 * joint_error,
+        }
+        row_format = "| {message} | {size:,} | {median_ms:.3f} | {own:+.1f} % | {joint:+.1f} % |"
+        lines.append(format_row(row_format, numbers))
+    return "\n".join(lines) + "\n"
 
 
-def written(name: str, found: LinkFit, where: str) -> Path:
-    """The file that conf/link can use, written."""
-    alpha, beta = found.alpha_s, found.beta_s_per_byte
-    path = LOCAL / f"{name}.yaml"
+def write_link_file(name: str, fit: LinkFit, place: str) -> Path:
+    """Write a link file for conf/local/link, and return its path."""
+    alpha = fit.alpha_s
+    beta = fit.beta_s_per_byte
+    path = LINK_FOLDER / f"{name}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     text = f"""\
 # @package cluster.link
-# Measured {utc_now()[:10]} by `make bench BENCH=link`: {where}.
+# Measured {utc_now()[:10]} by `make bench BENCH=link`: {place}.
 # 95 % intervals: alpha {alpha.low:.3g} to {alpha.high:.3g} s, beta {beta.low:.3g} to {beta.high:.3g} s.
 alpha_s: {alpha.value:.4e}
 beta_s_per_byte: {beta.value:.4e}

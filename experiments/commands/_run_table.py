@@ -17,8 +17,8 @@ from analysis.records.frames import is_missing, run_states
 from analysis.records.schema import DONE
 from analysis.records.store import Attempt, explain_no_attempts
 from analysis.tables import Table
-from experiments.commands._named_runs import states_of, without_variant
 from experiments.commands._messages import say
+from experiments.commands._named_runs import query_statuses, strip_variant
 from experiments.config.folders import Folders
 from sparsify.ranges import format_value, quote, suggest_similar
 
@@ -30,7 +30,7 @@ OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "item
 AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def every_run(folders: Folders) -> pd.DataFrame:
+def load_runs(folders: Folders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
     last = folders.store.last_number_by_run()
     for run in sorted({*folders.store.run_ids()} - {*last}):
@@ -41,8 +41,8 @@ def every_run(folders: Folders) -> pd.DataFrame:
     # A run that was measured before an attempt that failed is shown as what it is now.
     replaced = [run for run, number in last.items() if whole.get(run) != number]
     kept = own[~own["run_id"].isin(replaced)] if len(own) else own
-    became_of = states_of([folders.store.attempts(run)[-1] for run in replaced], folders)
-    rows = pd.DataFrame([_unfinished(attempt, status.word) for attempt, status in became_of.items()])
+    became_of = query_statuses([folders.store.attempts(run)[-1] for run in replaced], folders)
+    rows = pd.DataFrame([_unfinished(attempt, status.display_state) for attempt, status in became_of.items()])
     shipped = frames[loading.SHIPPED].runs
     found = pd.concat(
         [kept.assign(state=run_states(kept)), rows, shipped.assign(state=run_states(shipped))],
@@ -63,7 +63,7 @@ def _unfinished(attempt: Attempt, state: str) -> dict[str, Any]:
     return {**row, **flatten(config), **times, "config_json": json.dumps(config), "state": state}
 
 
-def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
+def filter_runs(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
     """The runs that all words mean: `method=topk,dgc`, `seed=0`, `state=failed`, `sweep=thesis`, an item such
     as `fig3`, or part of a run's name.
 
@@ -83,7 +83,7 @@ def filtered(runs: pd.DataFrame, words: Sequence[str]) -> pd.DataFrame:
 def _matching(runs: pd.DataFrame, word: str) -> Any:
     name, equals, text = word.partition("=")
     if not equals:
-        part = without_variant(word)
+        part = strip_variant(word)
         is_named = runs["run_id"].str.contains(part, regex=False)
         if part != word and "variant" in runs:
             is_named &= runs["variant"].isna() | runs["variant"].eq(word[len(part) + 1 :])
@@ -122,7 +122,7 @@ def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     if "started" in runs and not in_order:
         runs = runs.sort_values("started", kind="stable", na_position="first")
     rows = [{str(name): value for name, value in row.items()} for row in runs.to_dict("records")]
-    configs = configs_of(runs)
+    configs = run_configs(runs)
     columns = {"run": [_name(row) for row in rows], **_settings(configs)}
     others = columns.pop(OTHER_SETTINGS, None)
     columns.update(_outcomes(rows))
@@ -136,7 +136,7 @@ def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     return Table("", pd.DataFrame(columns, dtype=object), units, _note(rows) if "step" in columns else "")
 
 
-def configs_of(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def run_configs(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Configurations of these runs; {} of one whose record is damaged."""
     texts = runs["config_json"] if "config_json" in runs else [None] * len(runs)
     return [json.loads(text) if isinstance(text, str) else {} for text in texts]

@@ -29,10 +29,10 @@ from analysis.report.content import (
 )
 from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, page_id, run_pages
 from experiments import figures
-from experiments.commands._drawing import OWN, Stored, draw, is_up_to_date, over_cores, sources, stored
-from experiments.commands._named_runs import last_lines, log_files, states_of
+from experiments.commands._drawing import OWN, Stored, call_in_parallel, draw, is_up_to_date, sources, stored
 from experiments.commands._findings import findings
-from experiments.commands._messages import follow_runs, say, told_now_and_then
+from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
+from experiments.commands._named_runs import find_logs, query_statuses, read_last_lines
 from experiments.config import code_version
 from experiments.config.folders import Folders
 from experiments.figures.figure import Figure, file_prefix
@@ -68,7 +68,7 @@ def report(*, drawn: bool = False, follow: bool = False) -> int:
             write_report(folders, draws=not drawn)
 
     if follow:
-        follow_runs(look)
+        repeat_until_interrupted(look)
     return 0
 
 
@@ -213,15 +213,15 @@ def _items(site: pages.ReportSite, folders: Folders, shipped: Shipped, draws: bo
         partial(_item_or_why, *picture, stored(*picture, folders, shipped.frames), folders, draws)
         for picture in todo
     )
-    pictures = told_now_and_then(todo, "figures")
-    for (figure, profile), made in zip(pictures, over_cores(calls, len(todo)), strict=True):
+    pictures = iterate_with_progress(todo, "figures")
+    for (figure, profile), made in zip(pictures, call_in_parallel(calls, len(todo)), strict=True):
         found[figure.name, profile] = own = [made] if made else []
         if made and made.damage:
             say(f"{figure.name} ({profile}) is left out: {made.damage}")
         elif made or shipped.is_whole:
             made_from = _made_from(figure, profile, folders, shipped)  # a picture may have been drawn
             site.keep(figure.stem(profile), made_from, [*map(msgspec.to_builtins, own)])
-        parquet.release_memory()
+        parquet.release_arrow_memory()
     return [item for known in found.values() for item in known or ()]
 
 
@@ -323,14 +323,14 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
 
 def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
     """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
-    for names in told_now_and_then([*split_into_batches(folders.store, every)], "batches of runs"):
+    for names in iterate_with_progress([*split_into_batches(folders.store, every)], "batches of runs"):
         valid = {name: attempt for name in names if (attempt := folders.store.find_newest_valid(name))}
         frames, notes = load_attempts(valid.values())
         found = defaultdict[str, list[RunPage]](list)
         for run in run_pages(frames, THIS_MACHINE):
             found[run.run].append(run)
         all_of = {name: attempts for name in names if (attempts := folders.store.attempts(name))}
-        newest = states_of(
+        newest = query_statuses(
             [attempts[-1] for name, attempts in all_of.items() if attempts[-1] != valid.get(name)], folders
         )
         for name, attempts in all_of.items():
@@ -343,7 +343,7 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
                 ]
                 why = "; ".join(told)
                 for run in found[name]:  # as `list` and `status` have it, it is what its newest attempt is
-                    yield replace(run, why=why, state=newer.word if newer else run.state)
+                    yield replace(run, why=why, state=newer.display_state if newer else run.state)
             else:
                 attempt = valid.get(name, attempts[-1])
                 fault = attempt.find_fault(verify=True) or next(
@@ -361,12 +361,12 @@ def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPag
     except DamagedFileError as damage:
         status, config, key = RunStatus("failed", status.why or damage.brief, DAMAGED), {}, ""
         say(f"{attempt.name} is shown as damaged: {damage.brief}")
-    logs = tuple({"name": log.name, "lines": last_lines(log)} for log in log_files(attempt, folders))
+    logs = tuple({"name": log.name, "lines": read_last_lines(log)} for log in find_logs(attempt, folders))
     return RunPage(
         id=page_id(attempt.run_id, key),
         run=attempt.run_id,
         origin=THIS_MACHINE,
-        state=status.word,
+        state=status.display_state,
         config=config,
         key=key,
         why=status.why,

@@ -8,17 +8,17 @@ import msgspec
 
 from analysis.records.schema import Sweep, Timestamp
 from analysis.records.store import DAMAGED, Attempt
-from experiments.commands._named_runs import (
-    attempts_of,
-    labels_of_attempts,
-    listed,
-    log_files,
-    states_of,
-    sweeps_named,
-    without_variant,
-)
-from experiments.commands._messages import say
 from experiments.commands._arguments import SweepsAndRuns
+from experiments.commands._messages import say
+from experiments.commands._named_runs import (
+    find_logs,
+    find_sweeps,
+    label_attempts,
+    listed,
+    newest_attempts_in_sweeps,
+    query_statuses,
+    strip_variant,
+)
 from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES
@@ -40,9 +40,9 @@ def status(words: SweepsAndRuns) -> int:
         words: parts of the names of sweeps and runs; all sweeps without words.
     """
     folders = Folders()
-    chosen = sweeps_named(words, folders)
+    chosen = find_sweeps(words, folders)
     if not chosen:
-        if here := [run for run in folders.store.run_ids() if any(without_variant(w) in run for w in words)]:
+        if here := [run for run in folders.store.run_ids() if any(strip_variant(w) in run for w in words)]:
             raise ValueError(
                 f"{listed(here)}: made on this machine, not submitted to a cluster; see `list` and `why`"
             )
@@ -51,15 +51,15 @@ def status(words: SweepsAndRuns) -> int:
             raise ValueError(f"no sweep or run {quote(words[0])}; there are: {names}")
         say("nothing was submitted yet")
         return 0
-    states = states_of(dict.fromkeys(attempts_of(chosen, folders)), folders)
+    states = query_statuses(dict.fromkeys(newest_attempts_in_sweeps(chosen, folders)), folders)
     for sweep in chosen:
-        own = {attempt: states[attempt] for attempt in attempts_of([sweep], folders)}
+        own = {attempt: states[attempt] for attempt in newest_attempts_in_sweeps([sweep], folders)}
         print(_table(sweep, own, folders, words))
     return 0
 
 
 def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, words: Sequence[str]) -> str:
-    counts = Counter(run.word for run in states.values())
+    counts = Counter(run.display_state for run in states.values())
     summary = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
     spent = f"{_node_hours(sweep, states):.2f} node-hours spent"
     lines = [f"{sweep.name}: {len(states)} runs: {summary}{_time_left(states)}; {spent}"]
@@ -71,7 +71,7 @@ def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, 
     listed = shown[:LISTED]
     lines += [
         f"  {attempt.run_id} ({name}): {_sentence(attempt, states[attempt], folders)}"
-        for attempt, name in zip(listed, labels_of_attempts(listed), strict=True)
+        for attempt, name in zip(listed, label_attempts(listed), strict=True)
     ]
     if len(shown) > LISTED:
         lines.append(f"  ... and {len(shown) - LISTED} more")
@@ -80,17 +80,17 @@ def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, 
 
 def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
     if run.state == "running":
-        return f"{run.word} {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
+        return f"{run.display_state} {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
     if run.state == "unknown":
         return f"unknown: {run.why}"
     if run.state == "done":
-        return "; ".join(filter(None, (run.word, run.why)))
+        return "; ".join(filter(None, (run.display_state, run.why)))
     if run.state not in ("failed", "stopped"):
         return f"{run.state}" + (f" ({run.why})" if run.why else "")
     advice = POLICIES[run.kind].advice if run.kind in POLICIES else ""
-    errors = [path for path in log_files(attempt, folders) if path.suffix == ".err"]
+    errors = [path for path in find_logs(attempt, folders) if path.suffix == ".err"]
     where = f" [{errors[0]}]" if errors and run.kind == "error" else ""
-    called = run.word if run.word == run.kind else f"{run.state} ({run.kind})"
+    called = run.display_state if run.display_state == run.kind else f"{run.state} ({run.kind})"
     return f"{called}: {run.why}" + (f"; {advice}" if advice else "") + where
 
 

@@ -127,9 +127,8 @@ class LocalBackend:
         requests = {request for run in planned if (request := emulation_request(run))}
         for request in requests:
             check_emulation(*request)
-        self.emulation_lock = contextlib.ExitStack()  # until all have ended
-        if requests:
-            self.emulation_lock.enter_context(hold_emulation_lock())
+        # It is held until all have ended.
+        self.emulation_lock = acquire_emulation_lock() if requests else contextlib.nullcontext()
         self.folders = folders
         self.progress = progress
         self.force = force
@@ -323,9 +322,8 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@contextlib.contextmanager
-def hold_emulation_lock() -> Iterator[None]:
-    """Let no other process of this user emulate links on this machine inside the block.
+def acquire_emulation_lock() -> FileLock:
+    """Return the lock, which this process now holds, of who emulates links on this machine.
 
     Two runs at once would take each other's cores, and neither would find its link.
 
@@ -340,10 +338,7 @@ def hold_emulation_lock() -> Iterator[None]:
             "cores, so that neither finds its link; begin when it has ended, or take cluster=virtual, which "
             "simulates the link"
         )
-    try:
-        yield
-    finally:
-        lock.release()
+    return lock
 
 
 class EmulationRequest(NamedTuple):

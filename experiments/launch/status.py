@@ -45,7 +45,7 @@ class RunStatus(NamedTuple):
     steps: int | None = None
 
     @property
-    def word(self) -> str:
+    def display_state(self) -> str:
         """The state as every command and page shows it."""
         return self.kind if self.kind in SHOWN_KINDS else self.state
 

@@ -165,7 +165,7 @@ def submit_missing(
         ValueError: SLURM refused, or there is none. What an earlier array of the sweep queued stays queued.
     """
     conf = slurm_cluster(planned[0]).slurm_conf
-    with _submission_lock(folders, say):
+    with _acquire_submission_lock(folders, say):
         environment.use_slurm_conf(conf)
         selected = select_runs_to_submit(planned, folders, say, force)
         if not selected:
@@ -359,22 +359,18 @@ def _make_numbered_folder(root: Path, name: str) -> Path:
             return folder
 
 
-@contextlib.contextmanager
-def _submission_lock(folders: Folders, say: Callable[[str], None]) -> Iterator[None]:
-    """Let nobody else submit inside the block."""
+def _acquire_submission_lock(folders: Folders, say: Callable[[str], None]) -> locks.FileLock:
+    """Return the lock, which this process now holds, of who submits."""
     lock = locks.FileLock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
         holder = locks.describe_lock_holder(lock.path) or "another process"
         raise ValueError(f"{holder} has been submitting for {LOCK_TIMEOUT_S} s: wait for its end, or end it")
-    try:
-        if lock.is_machine_local:
-            say(
-                f"files in {folders.results} can't be locked: submit from one machine at a time, or set "
-                f"SPARSIFY_RESULTS to {locks.ELSEWHERE}"
-            )
-        yield
-    finally:
-        lock.release()
+    if lock.is_machine_local:
+        say(
+            f"files in {folders.results} can't be locked: submit from one machine at a time, or set "
+            f"SPARSIFY_RESULTS to {locks.ELSEWHERE}"
+        )
+    return lock
 
 
 def read_sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:

@@ -126,12 +126,12 @@ def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(submission, "LOCK_TIMEOUT_S", 0.1)
     busy = pytest.raises(ValueError, match=f"process {os.getpid()} of this machine has been submitting")
     with (
-        submission._submission_lock(Folders(tmp_path), print),
+        submission._acquire_submission_lock(Folders(tmp_path), print),
         busy,
-        submission._submission_lock(Folders(tmp_path), print),
+        submission._acquire_submission_lock(Folders(tmp_path), print),
     ):
         pytest.fail("two at a time")
-    with submission._submission_lock(Folders(tmp_path), print):  # the first has left
+    with submission._acquire_submission_lock(Folders(tmp_path), print):  # the first has left
         pass
 
 

@@ -80,7 +80,7 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
             (folders.launch(attempt) / CANCEL_FILE).touch()
         report = JobReport(known, "7", job_state, nodes="n1")
         run = StatusView(folders, {attempt: report}).run_status(attempt)
-        assert run.word == word
+        assert run.display_state == word
         assert why in run.why
         assert stuck_reasons([run]) == ({run.why} if why == RESUME else set())
 
@@ -92,7 +92,7 @@ def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
     for changes in ({"state": "of_tomorrow"}, {"state": "ok", "steps": {"made": 8}}, {"started": [1]}):
         write_json(attempt.path / "run.json", known | changes)
         run = StatusView(folders, {}).run_status(attempt)
-        assert run.word == "newer"
+        assert run.display_state == "newer"
         assert "update this checkout" in run.why
         assert not attempt.is_valid()
 
