@@ -377,8 +377,16 @@ class LocalOptimizer(OptimizerWrapper):
         check_steps_locally(optimizer)
 
     def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
-        """Call `build`, which succeeds or fails alike on all workers that have the whole model."""
-        return build()
+        """Call `build`; where it fails on some workers alone, all raise."""
+        fragments = list[Fragment]()
+
+        def build_and_collect_facts() -> dict[str, Any]:
+            # One worker's parameters may lie in memory with gaps; its shards may be smaller, or empty.
+            fragments.extend(build())
+            return {}
+
+        self._check_arguments_agree(self.comm, self._model, build_and_collect_facts)
+        return fragments
 
     def _global_rank(self, rank: int) -> int:
         """Return the number, among all workers, of a worker that averages with this one."""

@@ -13,7 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sparsify.comm import Comm
 from sparsify.core.bucket import local_shard
-from sparsify.local.fragments import Fragment
 from sparsify.local.guards import check_steps_locally
 from sparsify.local.local_optimizer import LocalOptimizer
 from sparsify.local.strategy import LocalSteps
@@ -94,16 +93,6 @@ class ShardedLocalOptimizer(LocalOptimizer):
     ) -> None:
         shards = [local_shard(p) for _, p in named_unit_parameters(self.units)]
         check_arguments_agree(self.grid.all_workers_comm(), shards, collect_facts)
-
-    def _build_fragments(self, build: Callable[[], list[Fragment]]) -> list[Fragment]:
-        fragments = list[Fragment]()
-
-        def build_and_collect_facts() -> dict[str, Any]:
-            fragments.extend(build())  # may fail on this worker alone, whose shards are smaller, or empty
-            return {}
-
-        self._check_arguments_agree(self.comm, self._model, build_and_collect_facts)
-        return fragments
 
     def _broadcast_model(self, model: nn.Module) -> None:
         broadcast_first_replica(model, self.grid)

@@ -133,10 +133,19 @@ def tensor_facts(
         if name in ignored:
             continue
         fact = f"{tuple(tensor.shape)} {tensor.dtype} on {tensor.device.type}"
+        if _has_shared_memory(local_shard(tensor)):
+            fact += ", in memory that its elements share"
         if tensor.requires_grad:
             fact += ", trained" + _describe_gradient_strides(tensor)
         facts[f"{kind} {name}"] = fact
     return facts
+
+
+def _has_shared_memory(tensor: Tensor) -> bool:
+    """Return True for a tensor made by `expand`, whose memory another worker's values don't fit into."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _describe_gradient_strides(tensor: Tensor) -> str:
