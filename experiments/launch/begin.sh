@@ -12,6 +12,15 @@ if [ $# = 1 ]; then
     starts "$python" >/dev/null 2>&1 || echo "$node"
     exit 0
 fi
+# Python takes modules from this folder before all others, and bytecode before their text. So what is no part of the code
+# is removed before Python starts.
+[ ! -f code.json ] || find . -name __pycache__ -prune -exec rm -rf {} +
+[ ! -f code.json ] || for entry in *; do
+    [ "$entry" = code.json ] || grep -qF -e "\"$entry/" -e "\"$entry\"" code.json || {
+        echo "removed $entry from $PWD, for it is no part of the code" >&2
+        rm -rf -- "./$entry"
+    }
+done
 "$python" -u -m experiments.launch.job_hooks begin "$spec" && exit 0
 starts "$python" && exit 1 # the hook has said why
 
