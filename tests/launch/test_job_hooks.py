@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import py_compile
 import shutil
 import subprocess
@@ -58,11 +57,13 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     ran = tmp_path / "ran"
     harm = copy / "yaml.py"
     harm.write_text(f"open({str(ran)!r}, 'w')")
-    bytecode = importlib.util.cache_from_source(str(copy / "experiments" / "__init__.py"))
-    py_compile.compile(str(harm), bytecode, invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)
+    bytecode = copy / "experiments" / "__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc"
+    py_compile.compile(
+        str(harm), str(bytecode), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
     begin = ["sh", "experiments/launch/begin.sh", sys.executable, str(tmp_path / "no spec"), "/dev/null"]
     subprocess.run(begin, cwd=copy, capture_output=True)
-    assert not any(path.exists() for path in (ran, harm, Path(bytecode)))
+    assert not any(path.exists() for path in (ran, harm, bytecode))
 
     (tmp_path / "7").mkdir()
     assert job_hooks.prepare_job(spec_of(run, tmp_path / "7")) == job_hooks.LEAVE
