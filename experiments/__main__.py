@@ -123,25 +123,25 @@ def _command(words: Sequence[str]) -> Callable[[], int]:
     if command not in commands.names():
         raise ValueError(describe_unknown("command", command, commands.names()))
     asks = not {"-h", "--help"}.isdisjoint(rest)
-    parser = commands.parser_of(command, rest, has_meanings=asks)
+    parser = commands.make_parser(command, rest, has_meanings=asks)
     if asks:
-        from experiments.commands._help import explain
+        from experiments.commands._help import explain_words
 
-        parser.epilog = explain(command, rest)
+        parser.epilog = explain_words(command, rest)
     try:
-        given = parser.parsed(rest)
+        given = parser.parse_words(rest)
     except SystemExit:  # argparse's way to end after help
         return lambda: OK
-    return partial(commands.function_of(command), **given)
+    return partial(commands.import_command(command), **given)
 
 
 def _without_command(options: Sequence[str]) -> int:
     """What options mean alone: all commands, or the version."""
     from experiments import commands
 
-    if strangers := [option for option in options if option not in commands.ALONE]:
-        raise ValueError(describe_unknown("option", strangers[0], sorted(commands.ALONE)))
-    print(commands.version() if "--version" in options else commands.overview(), end="")
+    if strangers := [option for option in options if option not in commands.GLOBAL_OPTIONS]:
+        raise ValueError(describe_unknown("option", strangers[0], sorted(commands.GLOBAL_OPTIONS)))
+    print(commands.version_text() if "--version" in options else commands.overview_text(), end="")
     return OK if options else BAD_INPUT
 
 

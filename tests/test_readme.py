@@ -87,7 +87,7 @@ def test_commands_are_understood() -> None:
         shipped = line.replace("cluster=mine", "cluster=generic_slurm")  # whose copy the README calls mine
         command, *words = shlex.split(shipped.partition(" | ")[0], comments=True)
         assert command in commands.names(), line
-        commands.parser_of(command).parsed([word for word in words if word != "--help"])
+        commands.make_parser(command).parsed([word for word in words if word != "--help"])
         if line in lines and command in WITH_RUNS:
             assert requested_runs([word for word in words if word[0] != "-"]), line
 

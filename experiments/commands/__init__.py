@@ -1,24 +1,24 @@
-"""The commands: one file each, with a function of its own name; the folder is the list.
+"""The commands: each file of this folder without a leading _ is one, with a function of its own name.
 
-To add a command is to add a file. Its function's signature says what may stand behind the command, as a
-method's says what its hyperparameters are, and its docstring is the help:
+To add a command, add a file. The signature of its function says which words and options the command takes,
+as a method's signature says which hyperparameters the method has. The docstring is the help:
 
-    GROUP = "results"  # where the list of all commands has it: a key of GROUPS
+    GROUP = "results"  # the part of the list of all commands: a key of GROUPS
 
     def trace(run: RunName, *, out: str | None = None, quick: bool = False) -> int:
-        \"\"\"A run as a timeline for Chrome and Perfetto.
+        \"\"\"Write a run as a timeline for Chrome and Perfetto.
 
         Args:
             run: part of its name.
-            out: the file to write; the run's folder has it otherwise.
-            quick: without spans.
+            out: the file to write; by default it lies in the run's folder.
+            quick: leave out spans.
         \"\"\"
 
-Positional parameters take words: one, or any number where the type is a sequence (`_words` has the usual
-ones, which completion knows). Keyword-only parameters are options: a bool is a flag, anything else takes a
-value, which is checked by its type (`sparsify.ranges`). The function prints its answer and returns the exit
-code. Signatures, docstrings and GROUP are read without what a file imports (`sparsify.core.spec`): help and
-completion import no command. Files that start with _ are what several commands share.
+Positional parameters take words: one, or any number where the type is a sequence (`_arguments` has the usual
+types, which completion knows). Keyword-only parameters are options: a bool is a flag, any other option takes
+a value, which is checked by its type (`sparsify.ranges`). The function prints its answer and returns the exit
+code. Signatures, docstrings and GROUP are read without executing a file's imports (`sparsify.core.spec`):
+help and completion import no command. Several commands share the files that start with _.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 
 import sparsify
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.commands._arguments import PROGRAM, Parser, fill, paragraphs, table
+from experiments.commands._arguments import PROGRAM, CommandParser, format_two_columns, wrap_paragraphs
 from experiments.config.choices import meanings
 from slurm import environment
 from sparsify.core.spec import BrokenFile, Registry, read_constant
@@ -40,11 +40,11 @@ GROUPS = {
     "cluster": "on a cluster (cluster=NAME; there `run` and `reproduce` queue jobs and wait)",
     "results": "looking at results",
 }
-FIRST = ("run", "reproduce")  # in lists: what everybody needs
-# These start workers; to begin a run together with other processes is what `run` does.
-STARTING = ("reproduce", "submit", "sweep")
-ALONE = ("-h", "--help", "--traceback", "--version")  # options that need no command
-GENERAL = {
+LISTED_FIRST = ("run", "reproduce")  # everybody needs these
+# These start workers by themselves. `run` may also be one of several processes that mpirun has started.
+STARTING_WORKERS = ("reproduce", "submit", "sweep")
+GLOBAL_OPTIONS = ("-h", "--help", "--traceback", "--version")  # options that need no command
+GLOBAL_OPTION_HELP = {
     "COMMAND --help": "what stands behind a command",
     "--version": "which version this is",
     "--traceback": "show where an error came from",
@@ -53,61 +53,54 @@ GENERAL = {
 
 
 def names() -> list[str]:
-    """All commands, as lists show them."""
-    return [*FIRST, *(name for name in REGISTRY.names() if name not in FIRST)]
+    """Return the names of all commands, in the order of lists."""
+    return [*LISTED_FIRST, *(name for name in REGISTRY.names() if name not in LISTED_FIRST)]
 
 
-def group_of(name: str) -> str:
-    """The group that a command's file says it belongs to, without importing it.
+def parameter_sources(name: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
+    """Return the entries whose parameters a command takes: its own, and that of the benchmark of `bench`.
 
-    Raises:
-        BrokenFile: the file can't be read.
-    """
-    return str(read_constant(REGISTRY.folder / f"{name}.py", "GROUP") or next(iter(GROUPS)))
-
-
-def taking(name: str, words: Sequence[str]) -> list[tuple[Registry, str]]:
-    """Whose parameters stand behind a command: its own, and those of the benchmark that `bench` names first.
+    Args:
+        words: behind the command; the first that is no option names the benchmark.
 
     Raises:
         ValueError: there is no such benchmark.
     """
-    found = [(REGISTRY, name)]
-    named = [word for word in words if not word.startswith("-")]
-    if name == "bench" and named:
-        BENCHMARKS.check_name(named[0])
-        found.append((BENCHMARKS, named[0]))
-    return found
+    benchmarks = [word for word in words if not word.startswith("-")] if name == "bench" else []
+    for benchmark in benchmarks[:1]:
+        BENCHMARKS.check_name(benchmark)
+    return [(REGISTRY, name), *((BENCHMARKS, benchmark) for benchmark in benchmarks[:1])]
 
 
-def parser_of(name: str, words: Sequence[str] = (), has_meanings: bool = False) -> Parser:
-    """Parser of what a command takes; with the meaning of each word and option where help is to be shown.
+def make_parser(name: str, words: Sequence[str] = (), has_meanings: bool = False) -> CommandParser:
+    """Return the parser of a command's words and options.
 
     Args:
-        words: behind it.
+        words: behind the command.
+        has_meanings: describe each word and option, for help.
 
     Raises:
-        BrokenFile: its file can't be read, or has no function of its name.
+        BrokenFile: the command's file can't be read, or has no function of its name.
     """
-    sources = taking(name, words)
+    sources = parameter_sources(name, words)
     registry, entry = sources[-1]
-    about = paragraphs(registry.docstring(entry).partition("\nArgs:")[0])
-    prog = " ".join([PROGRAM, *(entry for _, entry in sources)])
-    parser = Parser(prog=prog, description=about)
+    parser = CommandParser(
+        prog=" ".join([PROGRAM, *(entry for _, entry in sources)]),
+        description=wrap_paragraphs(registry.docstring(entry).partition("\nArgs:")[0]),
+    )
     for registry, entry in sources:
-        explained = meanings(registry, entry) if has_meanings else {}
-        fill(parser, registry.parameters(entry), explained)
+        parser.add_parameters(registry.parameters(entry), meanings(registry, entry) if has_meanings else {})
     return parser
 
 
-def function_of(name: str) -> Callable[..., int]:
-    """A command's function, imported.
+def import_command(name: str) -> Callable[..., int]:
+    """Import a command's file and return its function.
 
     Raises:
-        ValueError: several processes were given a command that is for one.
-        BrokenFile: its file can't be imported.
+        ValueError: a launcher such as mpirun has started several processes of a command that is for one.
+        BrokenFile: the file can't be imported.
     """
-    if name in STARTING and (group := environment.find_launcher_group()) is not None:
+    if name in STARTING_WORKERS and (group := environment.find_launcher_group()) is not None:
         raise ValueError(
             f"{group.launcher} started {group.place.size} processes, and {name} starts its workers itself: "
             f"call it without {group.launcher}, or make a single run with `run`"
@@ -115,21 +108,23 @@ def function_of(name: str) -> Callable[..., int]:
     return REGISTRY.import_function(name)
 
 
-def overview() -> str:
-    """Every command in a line or two, by groups."""
-    listed: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
+def overview_text() -> str:
+    """Return the list of all commands by groups, each with the first line of its help."""
+    summaries_by_group: dict[str, dict[str, str]] = {group: {} for group in GROUPS}
     for name in names():
+        group = "here"
         try:
-            group, about = group_of(name), REGISTRY.summary(name)
+            group = str(read_constant(REGISTRY.folder / f"{name}.py", "GROUP") or group)
+            summary = REGISTRY.summary(name)
         except BrokenFile as broken:
-            group, about = "here", f"can't be read: {broken}"
-        listed.setdefault(group, {})[name] = about
+            summary = f"can't be read: {broken}"
+        summaries_by_group.setdefault(group, {})[name] = summary
     parts = [f"{PROGRAM} COMMAND [WORD ...] [OPTION ...]\n"]
-    for group, found in listed.items():
-        if found:
-            parts.append(f"{GROUPS.get(group, group)}:\n{table(found)}")
-    return "\n".join([*parts, f"for all commands:\n{table(GENERAL)}"])
+    for group, summaries in summaries_by_group.items():
+        if summaries:
+            parts.append(f"{GROUPS.get(group, group)}:\n{format_two_columns(summaries)}")
+    return "\n".join([*parts, f"for all commands:\n{format_two_columns(GLOBAL_OPTION_HELP)}"])
 
 
-def version() -> str:
+def version_text() -> str:
     return f"sparsify {sparsify.__version__}, Python {platform.python_version()}\n"

@@ -23,7 +23,7 @@ from analysis.records.schema import RunIndex
 from analysis.tables import Table
 from experiments import figures
 from experiments.commands import _terminal as terminal
-from experiments.commands._messages import say, told_now_and_then
+from experiments.commands._messages import iterate_with_progress, say
 from experiments.config.folders import ROOT, Folders
 from experiments.config.plan import remark
 from experiments.figures.figure import PUBLISHED, Figure
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RenderedFigure:
     """A figure on disk and what became of the paper's claims."""
 
     item: str
@@ -58,7 +58,7 @@ class Stored:
     notes: tuple[str, ...] = ()  # what to know of them
 
 
-def draw_local(figure: Figure, profile: str, runs: Sequence[str], folders: Folders) -> Drawn:
+def draw_own_runs(figure: Figure, profile: str, runs: Sequence[str], folders: Folders) -> RenderedFigure:
     """Draw from this checkout's own runs, and note which they are, so that `redraw` finds them."""
     frames, notes = load_newest_cached(folders.store, runs, folders.records)
     for note in notes:
@@ -101,7 +101,7 @@ def is_up_to_date(figure: Figure, profile: str, folders: Folders) -> bool:
 def draw(
     figure: Figure, profile: str, frames: Frames, folder: Path, source: str, notes: Sequence[str] = (),
     again: bool = True,
-) -> Drawn:  # fmt: skip
+) -> RenderedFigure:  # fmt: skip
     """Picture, tables, claims and page of one figure, from one set of frames.
 
     Args:
@@ -121,7 +121,7 @@ def draw(
     page = figure.page(frames, profile, judged, numbers)
     write_atomic(folder / f"{name}.md", f"{page}\n{remarks}")
     table = verdicts.verdicts_table((figure.name, verdict) for verdict in judged)
-    return Drawn(figure.name, picture, table, numbers, source)
+    return RenderedFigure(figure.name, picture, table, numbers, source)
 
 
 def _scale(figure: Figure, frames: Frames) -> tuple[str, str]:
@@ -139,7 +139,7 @@ def _scale(figure: Figure, frames: Frames) -> tuple[str, str]:
     ), captions.scale_label(frames)
 
 
-def show(drawn: Drawn) -> None:
+def show(drawn: RenderedFigure) -> None:
     for table in drawn.tables:
         terminal.show(table)
     if len(drawn.verdicts.frame):
@@ -153,7 +153,7 @@ def show(drawn: Drawn) -> None:
     print(f"\n{drawn.item}: {drawn.picture} (from {drawn.source})")
 
 
-def load_figures() -> list[Figure]:
+def load_readable_figures() -> list[Figure]:
     """Return all figures but those whose file is broken, which is said."""
     found = []
     for item in figures.files_by_item():
@@ -164,16 +164,16 @@ def load_figures() -> list[Figure]:
     return found
 
 
-def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[Drawn], bool]:
+def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[RenderedFigure], bool]:
     """Every figure that was drawn before, from this checkout's runs where they are, else from the shipped
     ones; and those of published tables. False where one of them can't be written, which is said.
     """
-    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
+    shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     names = [(figure, profile) for figure in every_figure for profile in figure.profiles]
-    every, all_written = list[Drawn](), True
+    every, all_written = list[RenderedFigure](), True
     found = (_or_error(partial(stored, *name, folders, shipped)) for name in names)
-    each = draw_each(names, found, folders.figures)
-    for (figure, profile), drawn in zip(told_now_and_then(names, "figures"), each, strict=True):
+    each = draw_in_parallel(names, found, folders.figures)
+    for (figure, profile), drawn in zip(iterate_with_progress(names, "figures"), each, strict=True):
         if isinstance(drawn, OSError):
             where = drawn.filename2 or drawn.filename or folders.figures
             say(f"{figure.name}-{profile} can't be written: {where}: {drawn.strerror}")
@@ -183,9 +183,9 @@ def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[D
     return every, all_written
 
 
-def draw_each(
+def draw_in_parallel(
     names: Sequence[tuple[Figure, str]], found: Iterable[Stored | OSError | None], folder: Path
-) -> Iterator[Drawn | OSError | None]:
+) -> Iterator[RenderedFigure | OSError | None]:
     """Figures in their order, as many at a time as there are cores.
 
     Args:
@@ -193,10 +193,10 @@ def draw_each(
         found: the records of each. None and errors are passed on.
     """
     calls = (partial(_drawn, *name, records, folder) for name, records in zip(names, found, strict=True))
-    return over_cores(calls, len(names))
+    return call_in_parallel(calls, len(names))
 
 
-def over_cores(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
+def call_in_parallel(calls: Iterable[Callable[[], T]], figures: int) -> Iterator[T]:
     """What calls return, in their order, as many at a time as there are cores.
 
     Args:
@@ -254,7 +254,7 @@ class _Begun(Generic[T]):
 
 def _drawn(
     figure: Figure, profile: str, found: Stored | OSError | None, folder: Path
-) -> Drawn | OSError | None:
+) -> RenderedFigure | OSError | None:
     if not isinstance(found, Stored):
         return found
     return _or_error(partial(draw, figure, profile, found.frames, folder, found.source, found.notes))
@@ -269,7 +269,7 @@ def _or_error(do: Callable[[], T]) -> T | OSError:
 
 def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure, this checkout's first; None where no source has all of its runs."""
-    own = or_nothing(lambda: read_struct(folders.index / f"{figure.stem(profile)}.json", RunIndex))
+    own = read_or_none(lambda: read_struct(folders.index / f"{figure.stem(profile)}.json", RunIndex))
     if own:
         frames, notes = load_newest_cached(folders.store, own.runs, folders.records)
         for note in notes:
@@ -281,21 +281,21 @@ def stored(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> S
         say(
             f"{figure.name}-{profile} is not drawn from {OWN}: {len(missing)} of {len(own.runs)} are not here"
         )
-    return stored_shipped(figure, profile, folders, shipped)
+    return find_shipped_records(figure, profile, folders, shipped)
 
 
-def stored_shipped(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
+def find_shipped_records(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> Stored | None:
     """The records of one figure that the repository carries; None where they do not suffice."""
     if profile == PUBLISHED:
         return Stored(empty_frames(), TABLES)
     path = folders.shipped / "figures" / f"{figure.stem(profile)}.json"
-    index = or_nothing(lambda: read_struct(path, RunIndex))
+    index = read_or_none(lambda: read_struct(path, RunIndex))
     if not index or not set(index.runs) <= set(shipped.runs["run_id"]):
         return None
     return Stored(runs_of(shipped, index.runs), SHIPPED)
 
 
-def or_nothing(read: Callable[[], T]) -> T | None:
+def read_or_none(read: Callable[[], T]) -> T | None:
     """The thing that was read, or None where it is damaged, which is said."""
     try:
         return read()

@@ -30,7 +30,7 @@ class Machine(NamedTuple):
     cores: int
 
 
-class Lengths:
+class StepCounts:
     """Steps of whole runs; how many an epoch has is known by records of epochs of all samples."""
 
     def __init__(self, runs: pd.DataFrame) -> None:
@@ -65,11 +65,11 @@ class Estimate(NamedTuple):
     same_method: bool
 
 
-class Took:
+class DurationModel:
     """How long runs took from their start to their end, from `Frames.runs`."""
 
     def __init__(self, runs: pd.DataFrame, here: Machine) -> None:
-        self.lengths = Lengths(runs)
+        self.lengths = StepCounts(runs)
         known = {*SAME, *TOGETHER, "method.name", "took_s", "steps_total"} <= {*runs}
         timed = runs[runs["took_s"].notna()] if known else runs.iloc[:0]
         self.turns = _turns(timed)

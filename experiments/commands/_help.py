@@ -1,5 +1,6 @@
-"""What the words behind a command can be: items, choices of groups, and settings, each with its meaning, its
-allowed values and its default.
+"""Help on the words behind a command: items, choices of groups, and settings.
+
+Each setting is shown with its meaning, its allowed values and its default.
 """
 
 from __future__ import annotations
@@ -10,94 +11,108 @@ from typing import get_type_hints
 
 from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
-from experiments.commands._arguments import Kind, kinds, paragraphs, table
+from experiments.commands._arguments import WordKind, format_two_columns, word_kinds, wrap_paragraphs
 from experiments.config import choices, compose, grammar
 from experiments.config.choices import meanings
 from experiments.config.config import Config
-from experiments.training.settings import meaning as meaning_of
+from experiments.training.settings import meaning
 from sparsify import ranges
 from sparsify.core.spec import BrokenFile, read_constant
 
-NAMES, OPTIONS, ITEMS = 30, 18, 26  # columns of key=value, of an option's name, of an item's
-SETS_OTHERS = ("profile", "recipe")  # of these groups, help shows what differs from a bare `run`
+SETTING_COLUMNS = 30
+OPTION_COLUMNS = 18
+ITEM_COLUMNS = 26
+OVERRIDING_GROUPS = ("profile", "recipe")  # help on these shows what differs from a bare `run`
 # Where a group's settings stand, if not below its own name.
-PREFIX = {"link": "cluster.link.", "inside": "cluster.inside."}
+PREFIX_BY_GROUP = {"link": "cluster.link.", "inside": "cluster.inside."}
 
 
-def explain(command: str, words: Sequence[str]) -> str:
-    """Help on the words behind a command; where they choose something (method=dgc), what that is, alone."""
+def explain_words(command: str, words: Sequence[str]) -> str:
+    """Return help on the words behind a command.
+
+    Where the words choose something, as method=dgc does, help is on the choice alone.
+    """
     parameters = commands.REGISTRY.parameters(command)
-    taken = {kind for parameter in parameters.values() for kind in kinds(parameter.allowed)}
-    chosen = [word for word in words if word.partition("=")[0] in choices.GROUPS]
-    if Kind.SETTING in taken and chosen:
-        return _chosen(command, dict(map(grammar.pair, chosen)))
-    parts = [f"items:\n{table(_titles(), ITEMS)}"] if Kind.ITEM in taken else []
-    if Kind.BENCH in taken and not any(word in BENCHMARKS.names() for word in words):
-        listed = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.readable_names()}
-        parts.append(f"benchmarks:\n{table(listed)}")
-    if Kind.SETTING in taken:
+    kinds = {kind for parameter in parameters.values() for kind in word_kinds(parameter.allowed)}
+    choice_words = [word for word in words if word.partition("=")[0] in choices.GROUPS]
+    if WordKind.SETTING in kinds and choice_words:
+        return _explain_choices(command, dict(map(grammar.pair, choice_words)))
+    parts = []
+    if WordKind.ITEM in kinds:
+        parts.append(f"items:\n{format_two_columns(_read_item_titles(), ITEM_COLUMNS)}")
+    if WordKind.BENCH in kinds and not any(word in BENCHMARKS.names() for word in words):
+        summaries = {name: BENCHMARKS.summary(name) for name in BENCHMARKS.readable_names()}
+        parts.append(f"benchmarks:\n{format_two_columns(summaries)}")
+    if WordKind.SETTING in kinds:
+        for group in choices.GROUPS:
+            options = {
+                option: choices.about(group, option).partition("\n\n")[0] for option in choices.options(group)
+            }
+            parts.append(f"{group}=\n{format_two_columns(options, OPTION_COLUMNS)}")
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
-        parts += [*_choices(), *_settings(), paragraphs(hint)]
+        parts += [*_list_settings(), wrap_paragraphs(hint)]
     return "\n".join(parts)
 
 
-def _titles() -> dict[str, str]:
-    """Items and what they show, without importing them."""
-    found = {}
+def _read_item_titles() -> dict[str, str]:
+    """Return the title of each item by its name, without importing any."""
+    title_by_item = {}
     for item, path in figures.files_by_item().items():
         try:
             title = read_constant(path, "TITLE")
         except BrokenFile as broken:
             title = f"can't be read: {broken}"
-        found[item] = str(title or "")
-    return found
+        title_by_item[item] = str(title or "")
+    return title_by_item
 
 
-def _choices() -> Iterator[str]:
-    for group in choices.GROUPS:
-        rows = {name: choices.about(group, name).partition("\n\n")[0] for name in choices.options(group)}
-        yield f"{group}=\n{table(rows, OPTIONS)}"
-
-
-def _settings() -> Iterator[str]:
-    """All settings, part by part, with the values of a bare `run`."""
-    usual = compose.resolve([])
-    parts = defaultdict[str, list[str]](list)
-    for key in compose.leaves(usual):
-        parts[key.rpartition(".")[0].partition(".")[0]].append(key)
+def _list_settings() -> Iterator[str]:
+    """Yield the settings of each part of the configuration, with the values of a bare `run`."""
+    config = compose.resolve([])
+    keys_by_part = defaultdict[str, list[str]](list)
+    for key in compose.leaves(config):
+        keys_by_part[key.rpartition(".")[0].partition(".")[0]].append(key)
     hints = get_type_hints(Config)
-    yield f"settings, with the values of a bare `run`:\n{table(_rows(usual, parts.pop('')), NAMES)}"
-    for part, keys in parts.items():
-        is_chosen = part in choices.REGISTRIES
-        heading = f"of {part}={getattr(usual, part).name}" if is_chosen else hints[part].__doc__
-        yield f"{part}: {heading}\n{table(_rows(usual, keys), NAMES)}"
-
-
-def _chosen(command: str, chosen: Mapping[str, str]) -> str:
-    """The options that were chosen, each with its settings as they are then."""
-    for group, option in chosen.items():
-        compose.check_choice(group, option)
-    config, usual = compose.resolve(chosen), compose.resolve([])
-    leaves, parts = compose.leaves(config), list[str]()
-    for group, option in chosen.items():
-        parts.append(f"{group}={option}\n\n{paragraphs(choices.about(group, option))}")
-        if group in SETS_OTHERS:
-            keys = [key for key in leaves if config.leaf(key) != usual.leaf(key)]
+    for part, keys in keys_by_part.items():
+        if not part:
+            heading = "settings, with the values of a bare `run`:"
+        elif part in choices.REGISTRIES:
+            heading = f"{part}: of {part}={getattr(config, part).name}"
         else:
-            keys = [key for key in leaves if key.startswith(PREFIX.get(group, f"{group}."))]
+            heading = f"{part}: {hints[part].__doc__}"
+        yield f"{heading}\n{_describe_settings(config, keys)}"
+
+
+def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
+    """Return help on the chosen options, each with the values that its settings have then."""
+    for group, option in option_by_group.items():
+        compose.check_choice(group, option)
+    config = compose.resolve(option_by_group)
+    default_config = compose.resolve([])
+    parts = list[str]()
+    for group, option in option_by_group.items():
+        parts.append(f"{group}={option}\n\n{wrap_paragraphs(choices.about(group, option))}")
+        if group in OVERRIDING_GROUPS:
+            keys = [key for key in compose.leaves(config) if config.leaf(key) != default_config.leaf(key)]
+        else:
+            prefix = PREFIX_BY_GROUP.get(group, f"{group}.")
+            keys = [key for key in compose.leaves(config) if key.startswith(prefix)]
         if keys:
-            parts.append(f"settings:\n{table(_rows(config, keys), NAMES)}")
+            parts.append(f"settings:\n{_describe_settings(config, keys)}")
     return "\n".join([*parts, f"`{command} --help` has all others\n"])
 
 
-def _rows(config: Config, keys: Collection[str]) -> dict[str, str]:
-    """key=value, its meaning and the allowed values, in the words of the command line."""
-    leaves, said, rows = compose.leaves(config), dict[str, str](), dict[str, str]()
+def _describe_settings(config: Config, keys: Collection[str]) -> str:
+    """Return a line or more for each setting: key=value, its meaning and the allowed values."""
+    type_by_key = compose.leaves(config)
+    meaning_by_key = dict[str, str]()
     for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
-        found = meanings(choices.REGISTRIES[group], getattr(config, group).name)
-        said |= {f"{group}.{key}": meaning.replace("None:", "null:") for key, meaning in found.items()}
+        parameters = meanings(choices.REGISTRIES[group], getattr(config, group).name)
+        for name, text in parameters.items():
+            meaning_by_key[f"{group}.{name}"] = text.replace("None:", "null:")
+    rows = {}
     for key in keys:
-        meaning = said.get(key) or meaning_of(leaves[key])
-        values = f"[{ranges.describe_type(leaves[key])}]"
-        rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{meaning.rstrip('.')} {values}".strip()
-    return rows
+        text = meaning_by_key.get(key) or meaning(type_by_key[key])
+        values = ranges.describe_type(type_by_key[key])
+        rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{text.rstrip('.')} [{values}]".strip()
+    return format_two_columns(rows, SETTING_COLUMNS)

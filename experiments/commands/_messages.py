@@ -1,4 +1,4 @@
-"""What the commands that make runs share: what they say, and what the failure of a run becomes."""
+"""Messages to the person at the terminal: progress, and failed runs."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from typing import TypeVar
 from experiments.launch.diagnosis import RunFailed
 from slurm import environment
 
-SIGN_S = 3.0  # between two signs of life
-AGAIN_S = 5.0  # between two looks at what runs have written
+PROGRESS_INTERVAL_S = 3.0
+REPEAT_INTERVAL_S = 5.0
 T = TypeVar("T")
 
 
 def say(line: str) -> None:
+    """Print one line to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
-def told_now_and_then(items: Sequence[T], what: str) -> Iterator[T]:
-    """These, one by one; where it takes its time, it says how many are done."""
-    said = time.monotonic()
+def iterate_with_progress(items: Sequence[T], noun: str) -> Iterator[T]:
+    """Yield the items; every few seconds, print how many of them are done."""
+    printed_s = time.monotonic()
     for done, item in enumerate(items):
-        if (now := time.monotonic()) - said >= SIGN_S:
-            said = now
-            say(f"{done:,} of {len(items):,} {what}")
+        if time.monotonic() - printed_s >= PROGRESS_INTERVAL_S:
+            printed_s = time.monotonic()
+            say(f"{done:,} of {len(items):,} {noun}")
         yield item
 
 
-def follow_runs(look: Callable[[], object]) -> None:
-    """Look every few seconds, until Ctrl-C."""
+def repeat_until_interrupted(action: Callable[[], object]) -> None:
+    """Call `action` every few seconds, until Ctrl-C."""
     with suppress(KeyboardInterrupt):
         while True:
-            time.sleep(AGAIN_S)
-            look()
+            time.sleep(REPEAT_INTERVAL_S)
+            action()
 
 
 def is_forced(force: bool) -> bool:
-    """Whether runs are to be measured again, by --force or FORCE=1."""
+    """Tell whether --force or FORCE=1 asks to measure again what is measured already."""
     return force or environment.is_variable_true("FORCE")
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """A run that fails ends the command with its sentence; exit code 2 where words are at fault, else 1."""
+def exit_on_failed_run() -> Iterator[None]:
+    """Within the block, a run that fails ends the command with a sentence.
+
+    The exit code is 2 where the words or the machine are at fault, else 1.
+    """
     try:
         yield
     except RunFailed as failure:

@@ -29,7 +29,7 @@ OF_KEY = re.compile(r"[0-9a-f]{8,12}")
 LOG_LINES = 15  # of each log that a command shows
 
 
-def the_run(words: Sequence[str], folders: Folders) -> Attempt:
+def find_newest_attempt(words: Sequence[str], folders: Folders) -> Attempt:
     """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
     names = folders.store.run_ids()
     if len(words) != 1:
@@ -38,37 +38,37 @@ def the_run(words: Sequence[str], folders: Folders) -> Attempt:
             if names
             else "which run? There is none yet"
         )
-    if (shipped := shipped_run(words[0], folders)) is not None:
+    if (shipped := find_shipped_run(words[0], folders)) is not None:
         raise ValueError(
             f"{shipped} is shipped with the repository: its logs and its record stayed on the machine that "
             "made it; `why` and `list` show what is known of it"
         )
-    name = the_name(words[0], names)
+    name = match_one_name(words[0], names)
     attempts = folders.store.attempts(name)
     if not attempts:
         raise ValueError(f"{name} can't be shown: {explain_no_attempts(folders.store.root / name)}")
     return attempts[-1]
 
 
-def the_name(word: str, names: Sequence[str]) -> str:
+def match_one_name(word: str, names: Sequence[str]) -> str:
     """The one of these runs that a word is part of; the refusal of none and of several lists them. With its
     key may go the variant of which a table or a page tells.
     """
-    matching = [name for name in names if without_variant(word) in name]
+    matching = [name for name in names if strip_variant(word) in name]
     if len(matching) != 1:
         there = listed(matching or names) or "none yet"
         raise ValueError(f"{len(matching)} runs match {quote(word)}; there are: {there}")
     return matching[0]
 
 
-def without_variant(word: str) -> str:
+def strip_variant(word: str) -> str:
     """The part of a run's name in what a table or a page calls it."""
     return OF_VARIANT.sub(r"\1", word)
 
 
-def shipped_run(word: str, folders: Folders) -> str | None:
+def find_shipped_run(word: str, folders: Folders) -> str | None:
     """The one shipped run that a word is part of, where it is part of no run of this machine."""
-    part = without_variant(word)
+    part = strip_variant(word)
     if any(part in name for name in folders.store.run_ids()):
         return None
     from analysis.records.parquet import read_parquet  # pandas comes with it
@@ -85,20 +85,20 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_LISTED]) + more
 
 
-Means = Callable[[str, str], bool]  # does this word mean this name?
+NameTest = Callable[[str, str], bool]  # does this word mean this name?
 
 
-def is_part(word: str, name: str) -> bool:
+def is_part_of_name(word: str, name: str) -> bool:
     return word in name
 
 
-def is_whole(word: str, name: str) -> bool:
+def is_whole_name(word: str, name: str) -> bool:
     """Tell whether a word is this name, or the key that it ends in, as far as `list` shows that."""
     key = name.rpartition("-")[2]
     return word == name or (OF_KEY.fullmatch(word) is not None and key.startswith(word))
 
 
-def sweeps_named(words: Sequence[str], folders: Folders, means: Means = is_part) -> list[Sweep]:
+def find_sweeps(words: Sequence[str], folders: Folders, means: NameTest = is_part_of_name) -> list[Sweep]:
     """The sweeps that a word names, or of which it names a run; all without words."""
     return [
         sweep
@@ -111,8 +111,8 @@ def runs_of(sweep: Sweep) -> Iterator[str]:
     return (run for array in sweep.arrays for job in array.jobs for run in job.runs)
 
 
-def attempts_of(
-    sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = (), means: Means = is_part
+def newest_attempts_in_sweeps(
+    sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = (), means: NameTest = is_part_of_name
 ) -> list[Attempt]:
     """The newest attempt of each run of these sweeps that the words name; a sweep's name names all."""
     found = []
@@ -125,7 +125,7 @@ def attempts_of(
     return found
 
 
-def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
+def label_attempts(attempts: Sequence[Attempt]) -> list[str]:
     """Labels of what varies among the runs of these attempts; or why that can't be read."""
     configs, troubles = dict[Attempt, dict[str, Any]](), dict[Attempt, str]()
     for attempt in attempts:
@@ -137,7 +137,7 @@ def labels_of_attempts(attempts: Sequence[Attempt]) -> list[str]:
     return [found[attempt] for attempt in attempts]
 
 
-def by_cluster(sweeps: Iterable[Sweep]) -> dict[str | None, list[Sweep]]:
+def group_by_slurm_conf(sweeps: Iterable[Sweep]) -> dict[str | None, list[Sweep]]:
     """Sweeps by the configuration of SLURM that they were submitted with; None: the environment's."""
     found: dict[str | None, list[Sweep]] = {}
     for sweep in sweeps:
@@ -146,7 +146,7 @@ def by_cluster(sweeps: Iterable[Sweep]) -> dict[str | None, list[Sweep]]:
 
 
 @contextlib.contextmanager
-def speaking_to(conf: str | None) -> Iterator[None]:
+def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
     """Within this, SLURM's commands ask the cluster of a sweep's `slurm_conf`.
 
     A results folder can come from anybody, and SLURM's commands load the libraries that their configuration
@@ -165,7 +165,7 @@ def speaking_to(conf: str | None) -> Iterator[None]:
         yield
 
 
-def states_of(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, RunStatus]:
+def query_statuses(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, RunStatus]:
     """The status of the run of each attempt, as all commands and pages tell it: SLURM is asked once of each
     cluster that may still be at some of them.
     """
@@ -180,23 +180,23 @@ def states_of(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, Ru
     by_conf = defaultdict[str | None, list[Attempt]](list)
     for name, of_sweep in by_sweep.items():
         by_conf[conf_of.get(name or "")] += of_sweep
-    views = {conf: view_of(conf, of_conf, folders) for conf, of_conf in by_conf.items()}
+    views = {conf: query_cluster(conf, of_conf, folders) for conf, of_conf in by_conf.items()}
     return {attempt: views[conf].run_status(attempt) for conf, mine in by_conf.items() for attempt in mine}
 
 
-def view_of(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> StatusView:
+def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> StatusView:
     """SLURM asked once of attempts of one cluster. Where it can't be asked, what lies on the disk is all
     there is, which is said.
     """
     try:
-        with speaking_to(conf):
+        with use_recorded_slurm_conf(conf):
             return StatusView.query(folders, attempts)
     except commands.SlurmError as error:
         say(f"from the disk alone, for SLURM can't be asked: {error}")
         return StatusView(folders, None)
 
 
-def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
+def find_logs(attempt: Attempt, folders: Folders) -> list[Path]:
     """Files of what an attempt's processes printed, by rank."""
     sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
     if not sweep:
@@ -209,11 +209,11 @@ def log_files(attempt: Attempt, folders: Folders) -> list[Path]:
 def _is_empty(log: Path) -> bool:
     try:
         return log.stat().st_size == 0
-    except OSError:  # `last_lines` tells it
+    except OSError:  # `read_last_lines` tells it
         return False
 
 
-def last_lines(log: Path) -> list[str]:
+def read_last_lines(log: Path) -> list[str]:
     """The end of a log, or why there is none to show; a link is not followed."""
     try:
         return (

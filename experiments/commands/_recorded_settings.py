@@ -12,7 +12,7 @@ from analysis.records.configs import configs_by_variant, run_key
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import is_missing, to_dicts
 from analysis.records.store import Attempt
-from experiments.commands._named_runs import the_name
+from experiments.commands._named_runs import match_one_name
 from experiments.config import compose
 from experiments.config.folders import Folders
 
@@ -42,7 +42,7 @@ def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], s
     """
     own = folders.store.run_ids()
     shipped = to_dicts(parquet.read_parquet(folders.shipped).runs)
-    name = the_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
+    name = match_one_name(word, list(dict.fromkeys([*own, *(row["run_id"] for row in shipped)])))
     if name in own and (attempts := folders.store.attempts(name)):
         config = _newest_config(attempts)
         return configs_by_variant(config) or {"": config}, run_key(config)

@@ -23,8 +23,8 @@ from analysis.records import loading, phases
 from analysis.records.frames import Frames, select_runs
 from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Estimate
-from experiments.bench._runner import numbered
-from experiments.commands._messages import told_now_and_then
+from experiments.bench._runner import read_rows_with_numbers
+from experiments.commands._messages import iterate_with_progress
 from experiments.config.folders import Folders
 from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections, skewed_shares
 from sparsify.cost import Link, Network
@@ -107,7 +107,7 @@ def ranked(question: Question) -> list[Prediction]:
         for name in ("dense", *question.select_s)
         if (name, every) != ("dense", 1)
     ]
-    steps = (dense, *(StepTime(question, *each) for each in told_now_and_then(others, "methods")))
+    steps = (dense, *(StepTime(question, *each) for each in iterate_with_progress(others, "methods")))
     return sorted((predicted(step, dense) for step in steps), key=lambda found: found.step.value)
 
 
@@ -350,7 +350,7 @@ class Known:
         device, found = {"none": "cpu", "any": "cuda"}.get(self.gpu), dict[str, Range]()
         stores = sorted((self.folders.results / "bench").glob("methods-*.jsonl"))
         parts = [f"{part}_ms" for part in ("select", "exchange", "retain", "scatter")]
-        rows = [row for store in stores for row in numbered(store, ("n", *parts))]
+        rows = [row for store in stores for row in read_rows_with_numbers(store, ("n", *parts))]
         for row in sorted(rows, key=lambda row: abs(row["n"] - elements), reverse=True):
             if row["device"] == device:
                 took = sum(row[part] for part in parts)

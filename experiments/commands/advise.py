@@ -10,10 +10,18 @@ from analysis.pictures import captions, style
 from analysis.pictures.numbers import format_number
 from analysis.records.files import write_atomic
 from experiments.commands import _step_time_prediction
-from experiments.commands._step_time_prediction import LISTED, MODELS, SEARCH_AS, Known, Prediction, Question, Range
+from experiments.commands._arguments import SettingWords, split_own_words
 from experiments.commands._messages import say
+from experiments.commands._step_time_prediction import (
+    LISTED,
+    MODELS,
+    SEARCH_AS,
+    Known,
+    Prediction,
+    Question,
+    Range,
+)
 from experiments.commands._terminal import show
-from experiments.commands._arguments import SettingWords, own_words
 from experiments.config import compose
 from experiments.config.folders import Folders
 from experiments.config.machines import NamedLink
@@ -94,7 +102,7 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
 
 def _split(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The settings as a run's config, and the values of the words that are this command's own."""
-    given, rest = own_words(words, {**OWN, "inside": str})
+    given, rest = split_own_words(words, {**OWN, "inside": str})
     inside = given.pop("inside", None)
     try:
         config = compose.resolve(rest).as_dict()

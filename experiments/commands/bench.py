@@ -6,9 +6,8 @@ import os
 from typing import Any
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import run
-from experiments.commands._messages import is_forced
 from experiments.commands._arguments import BenchName
+from experiments.commands._messages import is_forced
 from sparsify.ranges import PositiveFloat
 
 GROUP = "here"
@@ -37,4 +36,4 @@ def bench(
     if force := is_forced(force):
         os.environ["FORCE"] = "1"  # for what a benchmark starts
     made = REGISTRY.import_function(benchmark)(**options)
-    return made if isinstance(made, int) else run(benchmark, made, force=force, ship=ship, minutes=minutes)
+    return made if isinstance(made, int) else made.run(benchmark, force=force, ship=ship, minutes=minutes)

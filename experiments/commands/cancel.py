@@ -4,18 +4,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from analysis.records.store import Attempt
-from experiments.commands._named_runs import (
-    attempts_of,
-    by_cluster,
-    is_part,
-    is_whole,
-    listed,
-    runs_of,
-    speaking_to,
-    sweeps_named,
-)
-from experiments.commands._messages import say
 from experiments.commands._arguments import SweepsAndRuns
+from experiments.commands._messages import say
+from experiments.commands._named_runs import (
+    find_sweeps,
+    group_by_slurm_conf,
+    is_part_of_name,
+    is_whole_name,
+    listed,
+    newest_attempts_in_sweeps,
+    runs_of,
+    use_recorded_slurm_conf,
+)
 from experiments.config.folders import Folders
 from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL_FILE
@@ -33,19 +33,19 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         words: the names of sweeps and runs whose jobs end, or runs' keys as `list` shows them.
         matching: also of those whose names have one of the words in them.
     """
-    folders, means = Folders(), is_part if matching else is_whole
+    folders, means = Folders(), is_part_of_name if matching else is_whole_name
     if not words:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
-    chosen = sweeps_named(words, folders, means)
+    chosen = find_sweeps(words, folders, means)
     for word in words:
-        if not sweeps_named([word], folders, means):
+        if not find_sweeps([word], folders, means):
             raise ValueError(_unknown(word, folders))
     ended, given_up, refused = 0, list[Attempt](), list[str]()
-    for conf, sweeps in by_cluster(chosen).items():
+    for conf, sweeps in group_by_slurm_conf(chosen).items():
         try:
-            with speaking_to(conf):
-                done = _cancel(attempts_of(sweeps, folders, words, means), folders)
+            with use_recorded_slurm_conf(conf):
+                done = _cancel(newest_attempts_in_sweeps(sweeps, folders, words, means), folders)
         except commands.SlurmError as error:
             refused.append(str(error))
         else:
@@ -64,7 +64,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
 
 def _unknown(word: str, folders: Folders) -> str:
     """The refusal of a word that is no whole name."""
-    near = sweeps_named([word], folders)
+    near = find_sweeps([word], folders)
     names = [sweep.name for sweep in near if word in sweep.name]
     names = names or [run for sweep in near for run in runs_of(sweep) if word in run]
     if not names:

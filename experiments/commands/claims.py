@@ -11,8 +11,8 @@ from analysis.records import parquet
 from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
-from experiments.commands._drawing import or_nothing, stored
-from experiments.commands._messages import told_now_and_then
+from experiments.commands._drawing import read_or_none, stored
+from experiments.commands._messages import iterate_with_progress
 from experiments.commands._terminal import show
 from experiments.config.folders import Folders
 from experiments.figures import papers
@@ -39,8 +39,8 @@ def claims() -> int:
     import pandas as pd
 
     folders = Folders()
-    shipped = or_nothing(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
-    items = told_now_and_then(figures.shipped_items(), "figures")
+    shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
+    items = iterate_with_progress(figures.shipped_items(), "figures")
     judged = {item: judged_of(figures.load(item), folders, shipped) for item in items}
     lines = list(lines_of(papers.statements().values(), judged))
     show(Table("", pd.DataFrame(lines, columns=Answer._fields)))

@@ -24,9 +24,14 @@ from analysis.records.schema import ALL, RunIndex
 from analysis.records.steps import add_outcomes
 from analysis.report.content import MARK_BY_WORD
 from experiments import figures
-from experiments.commands._drawing import draw_each, load_figures, runs_of, stored_shipped
+from experiments.commands._drawing import (
+    draw_in_parallel,
+    find_shipped_records,
+    load_readable_figures,
+    runs_of,
+)
 from experiments.commands._findings import chosen
-from experiments.commands._messages import told_now_and_then
+from experiments.commands._messages import iterate_with_progress
 from experiments.config.folders import ROOT, Folders
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, required_configs
@@ -62,7 +67,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
     if left := remove_unfinished(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
-    told = partial(told_now_and_then, what="parts of the runs")
+    told = partial(iterate_with_progress, noun="parts of the runs")
     counts, notes = collection.collect(folders.store, folders.records, usable_cores(), told)
     yield from notes
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
@@ -95,8 +100,8 @@ def shipping(folders: Folders) -> Iterator[str]:
         (figures.load(figures.item_of_prefix(prefix)), profile) for prefix, _, profile in drawn_from_runs
     ]
     pictures += [(figure, figures.PUBLISHED) for figure in published_figures()]
-    found = (stored_shipped(*picture, folders, shipped) for picture in pictures)
-    for (figure, profile), drawn in zip(pictures, draw_each(pictures, found, indexes), strict=True):
+    found = (find_shipped_records(*picture, folders, shipped) for picture in pictures)
+    for (figure, profile), drawn in zip(pictures, draw_in_parallel(pictures, found, indexes), strict=True):
         if isinstance(drawn, OSError):
             raise drawn
         yield f"{figure.stem(profile)}: {drawn.picture if drawn else 'its runs are missing'}"
@@ -138,7 +143,7 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
     """
     if not folders.store.run_ids():  # composing what all figures need takes its time
         return
-    for figure in load_figures():
+    for figure in load_readable_figures():
         shared = set[frozenset[str]]()  # some figures have the same runs in every profile
         for profile in SHIPPED_PROFILES:
             needed, more = (
@@ -156,7 +161,7 @@ def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tup
 
 def published_figures() -> list[Figure]:
     """Return the figures that have no runs: the tables that they are drawn from are shipped."""
-    return [figure for figure in load_figures() if not figure.has_runs]
+    return [figure for figure in load_readable_figures() if not figure.has_runs]
 
 
 def index_of(path: Path) -> list[str]:

@@ -1,113 +1,122 @@
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 from analysis.records.files import write_atomic
-from experiments.commands._cluster_checks import Examined, Health
-from experiments.commands._messages import say
 from experiments.commands._arguments import SettingWords
+from experiments.commands._cluster_checks import VERDICTS, ClusterObservations, check_cluster
+from experiments.commands._messages import say
 from experiments.config import choices, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import profile_of
+from experiments.config.run import Run
 from experiments.launch.attempt import checked_image_provenance, container_config
-from experiments.launch.examination import ClusterExamination, GroupTestResult
+from experiments.launch.examination import ClusterExamination
 from slurm import commands, environment, partition
 from sparsify.ranges import Constraint, PositiveInt, format_argument
 
 GROUP = "cluster"
 Minutes = Annotated[float, Constraint(gt=0, le=24 * 60)]
-INDENT = 12
+SUBJECT_COLUMNS = 12
 
 
 def doctor(
     words: SettingWords, *, nodes: PositiveInt = 16, wait_min: Minutes = 10, write: bool = False
 ) -> int:
-    """Find out what will not work on a cluster before the first sweep: doctor cluster=mine
+    """Find out what will not work on a cluster before the first sweep: `doctor cluster=mine`.
 
-    A probe goes to each node, on the way of a run; then workers of two nodes meet. What does not work is told
-    with what to do, and what a cluster's file should say is printed. The exit code is 1 where something will
-    not work.
+    A probe runs on each node, in the same way as a run does. Then workers of two nodes form a group. For what
+    does not work, the output says what to do; it also shows the fields that the cluster's file should have.
+    The exit code is 1 where something will not work.
 
     Args:
         words: cluster=NAME, and settings as for runs: container=, device=, cluster.partition= ...
-        nodes: how many are probed, at most.
+        nodes: the largest number of nodes that are probed.
         wait_min: minutes that probes may wait for their nodes.
-        write: put the fields that were found out into the cluster's own file in conf/local or $SPARSIFY_CONF.
+        write: write the fields into the cluster's own file in conf/local or $SPARSIFY_CONF.
     """
-    config, folders = _config(words), Folders()
-    file = _file_of(config.cluster.name) if write else None
+    config = _resolve_full_node(words)
+    name = config.cluster.name
+    file = _find_own_file(name) if write else None
+    examination = partial(ClusterExamination, config, Folders(), 60 * wait_min, say)
     if isinstance(config.cluster, SlurmCluster):
-        examined = _of_slurm(config, config.cluster, folders, nodes, 60 * wait_min)
+        observed = _observe_cluster(config, config.cluster, examination, nodes)
     else:
-        examination = ClusterExamination(config, folders, 60 * wait_min, say)
-        probed = examination.probe_this_machine()
-        examined = Examined(
-            config,
-            [probed],
-            examination.try_group_on_this_machine() if probed.is_well else None,
-            _no_container(config),
-        )
-    health = Health.of(examined)
-    for finding in health.findings:
-        print(f"{finding.verdict:5}  {finding.about:{INDENT}} {finding.text}")
-    fields = _new(health.fields, config)
-    if examined.cluster is not None and fields:
+        this_machine = examination()
+        probed = this_machine.probe_this_machine()
+        group = this_machine.try_group_on_this_machine() if probed.is_well else None
+        observed = ClusterObservations(config, [probed], group, _explain_no_container(config))
+    findings = check_cluster(observed)
+    for finding in sorted(findings, key=lambda finding: VERDICTS.index(finding.verdict)):
+        print(f"{finding.verdict:5}  {finding.subject:{SUBJECT_COLUMNS}} {finding.text}")
+    fields = dict(field for finding in findings for field in finding.fields.items())
+    new_fields = {field: value for field, value in fields.items() if config.leaf(f"cluster.{field}") != value}
+    if observed.cluster is not None and new_fields:
+        lines = [_format_field(*field) for field in new_fields.items()]
         if file is None:
-            print(f"\n# for the file of cluster={config.cluster.name}; --write puts it there")
-            print("".join(_lines(fields)), end="")
+            print(f"\n# for the file of cluster={name}; --write puts it there", *lines, sep="\n")
         else:
-            write_atomic(file, _merged(file.read_text(), fields).encode())
-            say(f"{file} says now: {'; '.join(line.strip() for line in _lines(fields))}")
-    return 0 if health.is_well else 1
+            write_atomic(file, merge_fields(file.read_text(), new_fields))
+            say(f"{file} says now: {'; '.join(lines)}")
+    return 1 if any(finding.verdict == "FAULT" for finding in findings) else 0
 
 
-def _config(words: Sequence[str]) -> Config:
-    """A run that fills one node of the cluster."""
-    given = {text.partition("=")[0] for text in words}
-    settings = [text for text in words if not text.startswith("profile=")]
-    settings += [] if "method" in given else ["method=dense"]
-    settings += [] if "task" in given else ["task=cnn_digits"]
-    settings.append(f"profile={profile_of(words)}")
-    config = compose.resolve(settings)
-    if "workers" not in given and isinstance(config.cluster, SlurmCluster):
-        config = compose.resolve([*settings, f"workers={config.cluster.workers_per_node}"])
+def _resolve_full_node(words: Sequence[str]) -> Config:
+    """Return the config of a run that fills one node of the cluster."""
+    asked = Run.of([word for word in words if not word.startswith("profile=")])
+    run = Run.of({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": profile_of(words)}
+    config = compose.resolve(run)
+    if "workers" not in run.settings and isinstance(config.cluster, SlurmCluster):
+        config = compose.resolve(run | {"workers": config.cluster.workers_per_node})
     return config
 
 
-def _of_slurm(config: Config, cluster: SlurmCluster, folders: Folders, most: int, wait_s: float) -> Examined:
-    """Probes of the nodes of its partition, and a meeting of two of those that are well."""
+def _observe_cluster(
+    config: Config, cluster: SlurmCluster, examination: Callable[[], ClusterExamination], max_nodes: int
+) -> ClusterObservations:
+    """Return what probes find on the nodes of the cluster's partition, and a group of two that are well."""
     environment.use_slurm_conf(cluster.slurm_conf)
-    known = partition.list_nodes(cluster.partition)
-    left_out = commands.expand_nodes(cluster.exclude) if cluster.exclude else []
-    names = [node.name for node in known if node.is_usable and node.name not in left_out]
+    nodes = partition.list_nodes(cluster.partition)
+    excluded = commands.expand_nodes(cluster.exclude) if cluster.exclude else []
+    names = [node.name for node in nodes if node.is_usable and node.name not in excluded]
     if not names:
-        states = ", ".join(f"{node.name}: {node.state}" for node in known)
+        states = ", ".join(f"{node.name}: {node.state}" for node in nodes)
         raise ValueError(
             f"cluster={cluster.name}: SLURM has no node there that takes jobs ({states}); name another "
             "cluster.partition, or wait until one is back"
         )
-    if len(names) > most:
-        say(f"{len(names)} nodes take jobs, and {most} of them are asked; --nodes={len(names)} asks all")
-    say(f"probes go to {', '.join(names[:most])}")
-    examination = ClusterExamination(config, folders, wait_s, say)
-    probes = examination.probe_nodes(names[:most])
-    well = [each.node for each in probes if each.is_well and not any(f.container for f in each.facts)]
-    met: GroupTestResult | None = None
+    if len(names) > max_nodes:
+        say(f"{len(names)} nodes take jobs, and {max_nodes} of them are asked; --nodes={len(names)} asks all")
+    say(f"probes go to {', '.join(names[:max_nodes])}")
+    cluster_examination = examination()
+    probes = cluster_examination.probe_nodes(names[:max_nodes])
+    well = [
+        probe.node for probe in probes if probe.is_well and not any(facts.container for facts in probe.facts)
+    ]
+    group = None
     if well:
         say(f"workers of {' and '.join(well[:2])} try to meet")
-        met = examination.try_group_on_nodes(well[:2])
-    size = partition.slurm_setting("MaxArraySize") or ""
-    return Examined(
-        config, probes, met, _no_container(config), known, int(size) - 1 if size.isdigit() else None,
+        group = cluster_examination.try_group_on_nodes(well[:2])
+    array_size = partition.slurm_setting("MaxArraySize") or ""
+    return ClusterObservations(
+        config,
+        probes,
+        group,
+        _explain_no_container(config),
+        nodes,
+        int(array_size) - 1 if array_size.isdigit() else None,
         partition.slurm_setting("AccountingStorageType"),
-    )  # fmt: skip
+    )
 
 
-def _no_container(config: Config) -> str:
-    """Why runs in their container can't be started from here; empty where they can."""
+def _explain_no_container(config: Config) -> str:
+    """Return why this machine can't start runs in their container; empty where it can."""
     try:
         checked_image_provenance(container_config(config))
     except ValueError as error:
@@ -115,22 +124,13 @@ def _no_container(config: Config) -> str:
     return ""
 
 
-def _new(fields: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """The fields that the cluster's file should have, and has not."""
-    return {name: value for name, value in fields.items() if config.leaf(f"cluster.{name}") != value}
-
-
-def _lines(fields: Mapping[str, Any]) -> list[str]:
-    return [f"{name}: {format_argument(value)}\n" for name, value in fields.items()]
-
-
-def _file_of(name: str) -> Any:
-    """The cluster's file, if it is one of the user's.
+def _find_own_file(cluster: str) -> Path:
+    """Return the file of a cluster that is one of the user's.
 
     Raises:
-        ValueError: it comes with the repository.
+        ValueError: the file comes with the repository.
     """
-    file = choices.files("cluster")[name]
+    file = choices.files("cluster")[cluster]
     if file.is_relative_to(choices.CONF) and not file.is_relative_to(choices.CONF / "local"):
         raise ValueError(
             f"--write changes a file of your own, and {file} comes with the repository; `new cluster NAME` "
@@ -139,13 +139,17 @@ def _file_of(name: str) -> Any:
     return file
 
 
-def _merged(text: str, fields: Mapping[str, Any]) -> str:
-    """The file's text with these fields, each in its old line, with its comment, or in a new one."""
-    lines, left = list[str](), dict(zip(fields, _lines(fields), strict=True))
-    for line in text.splitlines(keepends=True):
-        name = line.partition(":")[0]
-        if name in left:
-            _, mark, comment = line.partition(" #")
-            line = left.pop(name).rstrip() + (mark + comment if mark else "\n")
-        lines.append(line if line.endswith("\n") else f"{line}\n")
-    return "".join([*lines, *left.values()])
+def _format_field(name: str, value: Any) -> str:
+    return f"{name}: {format_argument(value)}"
+
+
+def merge_fields(text: str, fields: Mapping[str, Any]) -> str:
+    """Return a file's text with these fields, each in its old line, with its comment, or in a new one."""
+    for name, value in fields.items():
+        line = _format_field(name, value)
+        old = re.search(rf"^{name}:.*?(?= #|$)", text, re.MULTILINE)
+        if old:
+            text = text[: old.start()] + line + text[old.end() :]
+        else:
+            text = text.removesuffix("\n") + f"\n{line}\n"
+    return text

@@ -15,10 +15,10 @@ from analysis.benchmark.statement import EntryStatement
 from analysis.pictures.numbers import format_brief, format_count, format_with_interval
 from analysis.records.configs import run_id, run_key
 from analysis.records.frames import Frames, empty_frames
-from experiments.commands._durations import Machine, Took
-from experiments.commands._run_table import every_run
-from experiments.commands._messages import say, told
 from experiments.commands._arguments import Entries
+from experiments.commands._durations import DurationModel, Machine
+from experiments.commands._messages import exit_on_failed_run, say
+from experiments.commands._run_table import load_runs
 from experiments.config import code_version, compose
 from experiments.config.config import Config
 from experiments.config.folders import Folders
@@ -269,7 +269,7 @@ class Stages:
             return
         todo = self.left(configs, in_real_time)
         say(f"{what}: {len(configs)}, {len(todo)} to make")
-        with told():
+        with exit_on_failed_run():
             execute_runs(todo, self.folders, f"enter-{what.partition(' ')[0]}", ["enter"], force=True)
 
     def left(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
@@ -348,8 +348,8 @@ def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
         "whole trainings": [one for name, each in own.items() for one in each.whole(chosen[name]).values()],
     }
     entered, _ = by_todays_rules(folders, tier)
-    known = [every_run(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
-    took = Took(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), usable_cores()))
+    known = [load_runs(folders), *(each.frames.runs.assign(source="shipped") for each in entered)]
+    took = DurationModel(pd.concat(known, ignore_index=True).copy(), Machine(cpu_model(), usable_cores()))
     hours, unknown = 0.0, 0
     for what, configs in of_stages.items():
         virtual = what in ("trials", "trainings")
@@ -385,7 +385,7 @@ def _check(path: Path, folders: Folders, draw: int | None) -> int:
 def _carry_one(folders: Folders) -> checking.CarryOut:
     def carry(configs: Sequence[Config]) -> None:
         planned = plan_runs(configs, say)
-        with told():
+        with exit_on_failed_run():
             execute_runs(planned, folders, "enter-check", ["enter", "--check"], force=True)
 
     return carry

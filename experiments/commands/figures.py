@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 from experiments import figures as every
-from experiments.bench import _select_page, _step_page
-from experiments.commands._drawing import load_figures, redraw_all, show
-from experiments.commands._messages import say
+from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from experiments.commands._arguments import Items
+from experiments.commands._drawing import load_readable_figures, redraw_all, show
+from experiments.commands._messages import say
 from experiments.config.folders import Folders
 
 GROUP = "results"
 BENCHED = {
-    "select": _select_page.PAGE.redraw,
-    "step": _step_page.PAGE.redraw,
+    "select": SELECT_PAGE.redraw,
+    "step": STEP_PAGE.redraw,
 }  # drawn from a benchmark's records
 
 
@@ -24,7 +24,7 @@ def figures(words: Items) -> int:
     """
     folders = Folders()
     asked_figures = [every.load(every.find_item(word)) for word in words if word not in BENCHED]
-    drawn, all_written = redraw_all(folders, asked_figures or ([] if words else load_figures()))
+    drawn, all_written = redraw_all(folders, asked_figures or ([] if words else load_readable_figures()))
     for figure in drawn:
         if asked_figures:
             show(figure)

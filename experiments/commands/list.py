@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from experiments.commands._run_table import OTHER_SETTINGS, every_run, filtered, table
-from experiments.commands._messages import say
-from experiments.commands._terminal import show
 from experiments.commands._arguments import Filters
+from experiments.commands._messages import say
+from experiments.commands._run_table import OTHER_SETTINGS, filter_runs, load_runs, table
+from experiments.commands._terminal import show
 from experiments.config.folders import Folders
 
 GROUP = "results"
@@ -18,7 +18,7 @@ def list(words: Filters, *, all: bool = False) -> int:
             fig3, or part of a run's name; all of them must fit.
         all: every one of them, not only the newest 200.
     """
-    runs = filtered(every_run(Folders()), words)
+    runs = filter_runs(load_runs(Folders()), words)
     if not len(runs):
         say("no run is meant by these words" if words else "nothing was measured yet; `run` makes a run")
         return 0 if not words else 1

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from experiments.commands._named_runs import last_lines, log_files, the_run
-from experiments.commands._messages import say
 from experiments.commands._arguments import Runs
+from experiments.commands._messages import say
+from experiments.commands._named_runs import find_logs, find_newest_attempt, read_last_lines
 from experiments.config.folders import Folders
 
 GROUP = "cluster"
@@ -15,12 +15,12 @@ def logs(words: Runs) -> int:
         words: part of the run's name.
     """
     folders = Folders()
-    attempt = the_run(words, folders)
-    paths = log_files(attempt, folders)
+    attempt = find_newest_attempt(words, folders)
+    paths = find_logs(attempt, folders)
     if not paths:
         say(f"{attempt.run_id} has no logs: it has not started, or ended well on this machine")
         return 1
     for path in paths:
-        if lines := last_lines(path):
+        if lines := read_last_lines(path):
             print(f"{path}:", *lines, sep="\n  ")
     return 0

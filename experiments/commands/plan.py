@@ -6,11 +6,19 @@ import pandas as pd
 
 from analysis.pictures.numbers import format_brief, format_count
 from analysis.records.configs import run_id
-from experiments.commands._durations import GPU_MEMORY, LIKE_THESE, MEMORY, Lengths, Machine, Took, basis
-from experiments.commands._named_runs import check_on_slurm
-from experiments.commands._run_table import every_run
-from experiments.commands._messages import say
 from experiments.commands._arguments import ItemsAndSettings
+from experiments.commands._durations import (
+    GPU_MEMORY,
+    LIKE_THESE,
+    MEMORY,
+    DurationModel,
+    Machine,
+    StepCounts,
+    basis,
+)
+from experiments.commands._messages import say
+from experiments.commands._named_runs import check_on_slurm
+from experiments.commands._run_table import load_runs
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
@@ -56,7 +64,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     todo = missing(planned, folders, say)
     where = planned[0].config["cluster"]["name"]
     print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
-    names, expected = labels_by_run(todo), Expected(every_run(folders)) if todo else None
+    names, expected = labels_by_run(todo), Expected(load_runs(folders)) if todo else None
     for number, array in enumerate(group_into_arrays(todo, block)):
         _print_array(number, array, names)
         if expected is not None:
@@ -73,12 +81,14 @@ def _print_here(
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")
     if todo:
-        for line in _expected_here(todo, Took(every_run(folders), Machine(cpu_model(), usable_cores()))):
+        for line in _expected_here(
+            todo, DurationModel(load_runs(folders), Machine(cpu_model(), usable_cores()))
+        ):
             print(f"    {line}")
     print("`run` or `reproduce` with the same words makes them")
 
 
-def _expected_here(todo: Sequence[PlannedRun], took: Took) -> Iterator[str]:
+def _expected_here(todo: Sequence[PlannedRun], took: DurationModel) -> Iterator[str]:
     """What is expected of runs of this machine, and what that rests on."""
     found = [(run, took.estimate(run.config)) for run in todo]
     known = [(run, estimate) for run, estimate in found if estimate]
@@ -128,7 +138,7 @@ class Expected:
     def __init__(self, runs: pd.DataFrame) -> None:
         known = {*ALIKE, "step_s", "simulated"} <= {*runs}
         measured = runs[runs["step_s"].notna() & runs["simulated"].ne(True)] if known else None
-        self.lengths = Lengths(runs)
+        self.lengths = StepCounts(runs)
         # By what they have in common, ALIKE.
         self.alike = {} if measured is None else dict(list(measured.groupby([*ALIKE])))
 

@@ -8,9 +8,9 @@ from analysis.occasions import ENOUGH_OCCASIONS, OCCASION_GAP_MIN, occasion_star
 from analysis.records.configs import run_id
 from analysis.records.frames import empty_frames
 from experiments import figures
-from experiments.commands._drawing import TABLES, Drawn, draw, draw_local, show
-from experiments.commands._messages import is_forced, say, told
 from experiments.commands._arguments import ItemsAndSettings
+from experiments.commands._drawing import TABLES, RenderedFigure, draw, draw_own_runs, show
+from experiments.commands._messages import exit_on_failed_run, is_forced, say
 from experiments.config.config import Config
 from experiments.config.folders import Folders
 from experiments.config.machines import SlurmCluster
@@ -48,7 +48,7 @@ def reproduce(
                 "change nothing: leave it out"
             )
     how = {"force": is_forced(force), "more": all}
-    with told():
+    with exit_on_failed_run():
         drawn = [reproduce_figure(figure, overrides, Folders(), **how) for figure in asked_figures]
     for drawn_figure in drawn:
         show(drawn_figure)
@@ -61,7 +61,7 @@ def reproduce(
 
 def reproduce_figure(
     figure: Figure, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
-) -> Drawn:
+) -> RenderedFigure:
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
     item = figure.name
     if not figure.has_runs:
@@ -97,13 +97,13 @@ def reproduce_figure(
                 raise
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:
-            drawn = draw_local(figure, profile, _present(planned, optional, folders), folders)
+            drawn = draw_own_runs(figure, profile, _present(planned, optional, folders), folders)
             sure = f": {drawn.sure}" if drawn.sure else ""
             say(f"{drawn.picture}, from {number} of {len(rounds)} launches{sure}")
     if failures:
         raise failures[0]
     names = dict.fromkeys([*(run_id(run.config) for run in planned), *_present([], optional, folders)])
-    return draw_local(figure, profile, list(names), folders)
+    return draw_own_runs(figure, profile, list(names), folders)
 
 
 class EarlyPictures:
@@ -138,7 +138,7 @@ class EarlyPictures:
         of_all = f"{len(there)} of {len(self.planned)} runs"
         names = _present(there, self.optional, self.folders)
         try:
-            drawn = draw_local(self.figure, self.profile, names, self.folders)
+            drawn = draw_own_runs(self.figure, self.profile, names, self.folders)
         except Exception as error:  # told now, and raised with the last picture: it ends no run
             say(f"no picture of {of_all}: {str(error) or type(error).__name__}")
         else:

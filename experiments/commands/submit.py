@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from experiments.commands._named_runs import check_on_slurm
-from experiments.commands._messages import say
 from experiments.commands._arguments import ItemsAndSettings
+from experiments.commands._messages import say
+from experiments.commands._named_runs import check_on_slurm
 from experiments.config import grid
 from experiments.config.folders import Folders
 from experiments.config.plan import plan_runs

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from experiments.commands._messages import say
 from experiments.commands._arguments import ItemsAndSettings
+from experiments.commands._messages import say
 from experiments.launch.allocation import run_in_allocation
 
 GROUP = "cluster"

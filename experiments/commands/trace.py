@@ -10,9 +10,9 @@ from analysis.records.files import write_atomic
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from analysis.times.trace import build_trace as trace_of
-from experiments.commands._drawing import runs_of
-from experiments.commands._named_runs import the_name
 from experiments.commands._arguments import RunName
+from experiments.commands._drawing import runs_of
+from experiments.commands._named_runs import match_one_name
 from experiments.config.folders import Folders
 
 GROUP = "results"
@@ -37,7 +37,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
 def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.run_ids()), set(shipped.runs["run_id"])
-    name = the_name(word, [*sorted(own), *sorted(carried - own)])
+    name = match_one_name(word, [*sorted(own), *sorted(carried - own)])
     if name in own:
         frames = load_newest_cached(folders.store, [name], folders.records).frames
         if len(frames.runs):

@@ -51,7 +51,7 @@ def test_commands_that_sentences_name_are_understood() -> None:
     for line in typed:
         command, *words = shlex.split(line)
         if words and "..." not in words:  # else a sentence about the command
-            commands.parser_of(command).parsed([word for word in words if word != "--help"])
+            commands.make_parser(command).parse_words([word for word in words if word != "--help"])
 
 
 def test_tables_of_advice_name_commands_and_settings_that_there_are() -> None:

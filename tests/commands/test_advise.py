@@ -10,10 +10,11 @@ from analysis.records import parquet
 from analysis.records.frames import empty_frames
 from analysis.stats import Estimate
 from experiments import figures
-from experiments.commands import _step_time_prediction, _drawing
+from experiments.commands import _drawing, _step_time_prediction
 from experiments.commands._step_time_prediction import Question, Range
 from experiments.config.folders import Folders
 from experiments.figures import survey_internet_loss
+from experiments.figures.survey_local_loss import LocalMethod
 from sparsify.cost import Link, Network
 from tests.analysis.values import interval
 from tests.conftest import Command, fine, refused, there
@@ -151,7 +152,7 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
         ("sparseloco", 5, "Top-k, every 5 steps"),
         ("sparseloco", 30, "Top-k, every 30 steps"),
     ):
-        measured = there(survey_internet_loss.step_s(shipped.frames, name, every))
+        measured = there(survey_internet_loss.mean_step_s(shipped.frames, LocalMethod(name, every)))
         _, low, high = step_ms(printed, label)
         assert low <= 1e3 * measured.value <= high, label
 

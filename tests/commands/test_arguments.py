@@ -9,6 +9,7 @@ import pytest
 
 from experiments import commands
 from experiments.config.choices import meanings
+from sparsify.core.spec import read_constant
 from tests.conftest import Command, fine, python, refused
 
 SOURCE = '''
@@ -50,7 +51,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Provide a command `trial`, and no other."""
     (tmp_path / "trial.py").write_text(SOURCE)
     monkeypatch.setitem(vars(commands.REGISTRY), "folder", tmp_path)
-    monkeypatch.setattr(commands, "FIRST", ())
+    monkeypatch.setattr(commands, "LISTED_FIRST", ())
     monkeypatch.setattr(commands, "__path__", [*commands.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "experiments.commands.trial", raising=False)
 
@@ -102,7 +103,7 @@ def test_a_broken_command_spoils_no_other(here: Command) -> None:
 
 def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) -> None:
     for name in commands.names():
-        assert commands.group_of(name) in commands.GROUPS, name
+        assert read_constant(commands.REGISTRY.folder / f"{name}.py", "GROUP") in commands.GROUPS, name
         assert len(commands.REGISTRY.summary(name)) > 10, name
         assert set(meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), name
     refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --force")

@@ -59,7 +59,7 @@ argcomplete.autocomplete = lambda *words, **how: None
 for name in {commands.names()!r}:
     line = f"python -m experiments {{name}} method=dgc method."
     completion.complete(line)
-    completion.settings("method.", line.split())
+    completion.list_setting_words("method.", line.split())
     assert not {HEAVY!r} & set(sys.modules), (name, {HEAVY!r} & set(sys.modules))
 """
     fine(python("-c", script, env=environment_for(tmp_path)))
@@ -111,7 +111,7 @@ def test_each_shell_asks_in_this_checkout_alone_and_can_read_what_it_is_given(
     script = fine(here("completion", shell)).stdout
     before_asking, _, _ = script.replace("_ARGCOMPLETE 3", "_ARGCOMPLETE=3").partition("_ARGCOMPLETE=3 ")
     assert str(ROOT) in before_asking
-    assert completion.CHECKOUT not in before_asking
+    assert completion.CHECKOUT_MARK not in before_asking
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
     (tmp_path / "script").write_text(script)
@@ -120,4 +120,4 @@ def test_each_shell_asks_in_this_checkout_alone_and_can_read_what_it_is_given(
 
 def test_a_folder_is_one_word_of_fish() -> None:
     for text, word in {"/a b": "'/a b'", "/a'b": r"'/a\'b'", "/a\\": r"'/a\\'"}.items():
-        assert completion._quote(text, "fish") == word
+        assert completion.quote_for_shell(text, "fish") == word

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from experiments.commands import doctor as command
-from experiments.commands._cluster_checks import Examined, Health
+from experiments.commands._cluster_checks import ClusterObservations, check_cluster
 from experiments.config import compose
 from experiments.launch import examination, probe
 from experiments.launch.examination import GroupTestResult, NodeProbe
@@ -78,7 +78,7 @@ def test_planted_faults_are_found_each_with_what_to_do(tmp_path: Path) -> None:
     assert "workers of n1 " in said
 
 
-def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Examined:
+def examined(*tasks: dict[str, object], words: str = "", **other: object) -> ClusterObservations:
     """Return what was found on a node where all is well, but for what each of its tasks found otherwise."""
     well = {
         "python": "3.11.7", "node": "n1", "name": ["10.0.0.1"], "interfaces": {"eth0": ["10.0.0.1"]},
@@ -92,8 +92,8 @@ def examined(*tasks: dict[str, object], words: str = "", **other: object) -> Exa
     usual = ["cluster=generic_slurm", "method=dense", "task=cnn_digits", "container=none"]
     node = NodeProbe("n1", len(facts), "1", facts, is_over=True, submitted_at=99.0, seen_at=101.0)
     nodes = [PartitionNode("n1", "idle", 24 * 60)]
-    known = {"most_tasks": 1000, "nodes": nodes, **other}
-    return Examined(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
+    known = {"max_array": 1000, "nodes": nodes, **other}
+    return ClusterObservations(compose.resolve([*usual, *words.split()]), [node], **known)  # type: ignore[arg-type]
 
 
 CUDA = "device=cuda"
@@ -106,7 +106,7 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "note can't be locked; submit from one machine at a time": examined({"lock": probe.NO_LOCKS}),
     "FAULT can't be opened (Stale file handle)": examined({"lock": "Stale file handle"}),
     "FAULT n1: no apptainer": examined({"container": "no apptainer"}),
-    "FAULT on this machine: no image": examined({}, no_container="no image"),
+    "FAULT on this machine: no image": examined({}, container_fault="no image"),
     "note own name resolves to 127.0.1.1, so workers go by": examined({"name": ["127.0.1.1"]}),
     "note n1: gloo takes others": examined({"closed": "gloo takes others"}),
     "note own name resolves to nothing": examined({"name": []}),
@@ -119,13 +119,13 @@ JUDGED = {  # a verdict and a part of its sentence -> what was found
     "FAULT 2 workers see 1 GPUs; cluster.gres": examined(
         {"visible_gpus": ["0"]}, {"visible_gpus": ["0"]}, words=CUDA
     ),
-    "FAULT say max_array: 500": examined({}, most_tasks=500),
-    "works of up to 4000 jobs": examined({}, most_tasks=4000),
+    "FAULT say max_array: 500": examined({}, max_array=500),
+    "works of up to 4000 jobs": examined({}, max_array=4000),
     "FAULT say time_min: 1440": examined({}, words="cluster.time_min=9999"),
     "note keeps no accounts": examined({}, accounting="accounting_storage/none"),
-    "works meet by ib0": examined({}, met=GroupTestResult(BOTH, ("ib0", "ib0"))),
-    "works meet by ib0 and ib1": examined({}, met=GroupTestResult(BOTH, ("ib0", "ib1"))),
-    "FAULT workers of n1 and n2: no way": examined({}, met=GroupTestResult(BOTH, (), "no way")),
+    "works meet by ib0": examined({}, group_test=GroupTestResult(BOTH, ("ib0", "ib0"))),
+    "works meet by ib0 and ib1": examined({}, group_test=GroupTestResult(BOTH, ("ib0", "ib1"))),
+    "FAULT workers of n1 and n2: no way": examined({}, group_test=GroupTestResult(BOTH, (), "no way")),
 }  # fmt: skip
 FIELDS: dict[str, dict[str, object]] = {  # that follow from some
     "note [--hint=nomultithread] gives each core to one": {"sbatch": ["--hint=nomultithread"]},
@@ -139,16 +139,19 @@ FIELDS: dict[str, dict[str, object]] = {  # that follow from some
 def test_each_finding_has_its_verdict_and_its_fields() -> None:
     for judged, found in JUDGED.items():
         verdict, _, words = judged.partition(" ")
-        health = Health.of(found)
-        matching = [finding for finding in health.findings if words in finding.text]
-        assert [finding.verdict for finding in matching] == [verdict], (judged, health.findings)
-        assert FIELDS.get(judged, {}).items() <= health.fields.items(), judged
-        assert health.is_well == (verdict != "FAULT"), judged
+        findings = check_cluster(found)
+        matching = [finding for finding in findings if words in finding.text]
+        assert [finding.verdict for finding in matching] == [verdict], (judged, findings)
+        fields = dict(field for finding in findings for field in finding.fields.items())
+        assert FIELDS.get(judged, {}).items() <= fields.items(), judged
+        assert any(finding.verdict == "FAULT" for finding in findings) == (verdict == "FAULT"), judged
 
 
 def test_fields_stand_in_their_old_lines_and_new_ones_at_the_end() -> None:
     text = "# mine\nwhere: slurm\nmax_array: 1000 # tasks of one array\ninterface: null\npython: a"
-    merged = command._merged(text, {"max_array": 500, "interface": "ib0", "sbatch": ["--hint=nomultithread"]})
+    merged = command.merge_fields(
+        text, {"max_array": 500, "interface": "ib0", "sbatch": ["--hint=nomultithread"]}
+    )
     assert merged == (
         "# mine\nwhere: slurm\nmax_array: 500 # tasks of one array\ninterface: ib0\npython: a\n"
         "sbatch: [--hint=nomultithread]\n"

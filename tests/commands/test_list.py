@@ -9,7 +9,7 @@ import pytest
 
 from analysis.records.files import write_json
 from experiments.commands import _run_table
-from experiments.commands._run_table import every_run, filtered, table
+from experiments.commands._run_table import filter_runs, load_runs, table
 from experiments.config.folders import Folders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, refused
@@ -33,23 +33,23 @@ def with_density(density: float, seed: int) -> dict[str, object]:
 
 
 def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders: Folders) -> None:
-    found = table(filtered(every_run(folders), ["method=topk"]))
+    found = table(filter_runs(load_runs(folders), ["method=topk"]))
     assert found.header() == ["run", "method", "density", "seed", "step (ms)", "sent (kB/step)", "age"]
     assert {row[2] for row in found.rows()} == {"0.01", "0.1"}
 
 
 def test_filters_mean_what_they_say_and_all_of_them_count(folders: Folders) -> None:
-    runs = every_run(folders)
+    runs = load_runs(folders)
     for words, count in {
         "": 8, "method=topk": 6, "method.density=1e-2": 3, "seed=0,2 method=topk": 4, "state=failed": 1,
         "state=damaged": 1, "method=topk state=done select=torch": 6, "topk-vgg16": 6, "method=dgc": 0,
     }.items():  # fmt: skip
-        assert len(filtered(runs, [*words.split(), "source=own"])) == count, words
+        assert len(filter_runs(runs, [*words.split(), "source=own"])) == count, words
     with pytest.raises(ValueError, match=r"no filter 'methd' \(did you mean 'method'"):
-        filtered(runs, ["methd=topk"])
+        filter_runs(runs, ["methd=topk"])
     folders.store.begin_attempt(with_density(0.01, 0)).fail("no memory")  # measured again
     for words, count in {"source=own": 6, "state=failed": 1}.items():
-        assert len(filtered(every_run(folders), ["method=topk", words])) == count, words
+        assert len(filter_runs(load_runs(folders), ["method=topk", words])) == count, words
 
 
 def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folders) -> None:
@@ -58,14 +58,14 @@ def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folde
         folder.mkdir(parents=True)
         write_json(folder / f"{name}.json", {"runs": runs})
     for word in ("sweep=thesis", "fig4", "item=fig4"):
-        assert sorted(filtered(every_run(folders), [word, "source=own"])["run_id"]) == runs
+        assert sorted(filter_runs(load_runs(folders), [word, "source=own"])["run_id"]) == runs
 
 
 def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders, tmp_path: Path) -> None:
     for word, source in {"fig3": "shipped", "method=topk": "own"}.items():
-        assert set(filtered(every_run(folders), [word])["source"]) == {source}
-    shipped = every_run(Folders(tmp_path / "empty"))
-    assert len(filtered(shipped, [])) == len(shipped) > 0
+        assert set(filter_runs(load_runs(folders), [word])["source"]) == {source}
+    shipped = load_runs(Folders(tmp_path / "empty"))
+    assert len(filter_runs(shipped, [])) == len(shipped) > 0
 
 
 def test_the_command_lists_a_line_per_run(here: Command, folders: Folders) -> None:
@@ -76,11 +76,11 @@ def test_the_command_lists_a_line_per_run(here: Command, folders: Folders) -> No
 
 
 def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, folders: Folders) -> None:
-    shipped = every_run(folders)
+    shipped = load_runs(folders)
     run = shipped[shipped["variant"].eq("dense")]["run_id"].iloc[0]
     key = run.rpartition("-")[2]
     for word in (f"{key[:8]}/dense", f"{key}-dense"):  # of `list`, and of a page's address
-        (found,) = filtered(shipped, [word]).to_dict("records")
+        (found,) = filter_runs(shipped, [word]).to_dict("records")
         assert (found["run_id"], found["variant"]) == (run, "dense")
         assert run in fine(here("why", word)).stdout
         for words in (("logs", word), ("why", word, "--against", word)):
@@ -90,7 +90,7 @@ def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, fol
 
 
 def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folders: Folders) -> None:
-    runs = every_run(folders)
+    runs = load_runs(folders)
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
     assert "\\|" in table(runs).to_markdown()
     trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})

@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records.attempts import load_attempts
 from analysis.records.store import Store
-from experiments.commands._durations import TURNS, Lengths, Machine, Took
+from experiments.commands._durations import TURNS, DurationModel, Machine, StepCounts
 from experiments.commands.plan import Expected, hours
 from experiments.config import compose
 from experiments.config.config import Config, NamedVariant
@@ -53,8 +53,8 @@ def row(like: Any = USUAL, **changes: Any) -> Changes:
     return {name: like.leaf(name) for name in names} | facts | changes
 
 
-def took(*rows: Changes) -> Took:
-    return Took(pd.DataFrame(rows), HERE)
+def took(*rows: Changes) -> DurationModel:
+    return DurationModel(pd.DataFrame(rows), HERE)
 
 
 def check_seconds(config: Config, expected_s: float, *rows: Changes) -> None:
@@ -82,7 +82,7 @@ def test_runs_of_other_tasks_batches_and_places_are_not_taken() -> None:
         check_seconds(USUAL, TOOK_S, row(), row(took_s=9 * TOOK_S, **other))
     for other in ({"workers": 4}, {"cluster.link.name": "another"}):
         assert took(row(PROCESSES, **other)).estimate(PROCESSES) is None, other
-    assert Took(pd.DataFrame(), HERE).estimate(USUAL) is None
+    assert DurationModel(pd.DataFrame(), HERE).estimate(USUAL) is None
 
 
 def test_of_comparable_runs_the_nearest_count_and_a_machine_like_this_one_before_the_method() -> None:
@@ -116,7 +116,7 @@ def test_a_run_in_turns_takes_as_long_as_the_turns_of_its_methods() -> None:
 
 def test_epochs_are_as_long_as_the_data_whatever_workers_and_batch_recorded_them() -> None:
     short = row(steps_per_epoch=13, **{"train.epoch_steps": 13})  # a clock that was asked for
-    lengths = Lengths(pd.DataFrame([row(steps_per_epoch=3125, workers=1), short]))
+    lengths = StepCounts(pd.DataFrame([row(steps_per_epoch=3125, workers=1), short]))
     for workers, steps in {1: 3125, 2: 1563, 4: 782, 8: 391}.items():
         assert lengths.steps(asked(workers=workers, **EPOCHS)) == 4 * steps
     assert lengths.steps(asked(**EPOCHS, **{"train.epoch_steps": 13})) == 4 * 13

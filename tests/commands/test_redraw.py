@@ -62,7 +62,7 @@ def test_figures_are_drawn_from_the_shipped_records_without_torch(
 
 def text_of(path: Path) -> str:
     """Return a file's text, but not when and where it was drawn; nothing where it is not there."""
-    return path.read_text().split("Drawn from")[0] if path.exists() else ""
+    return path.read_text().split("RenderedFigure from")[0] if path.exists() else ""
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
                 killed.append(process)
             yield _drawing.stored(*name, folders, empty_frames())
 
-    found = [*_drawing.draw_each(names, stored(), tmp_path)]
+    found = [*_drawing.draw_in_parallel(names, stored(), tmp_path)]
     assert killed
-    assert [isinstance(each, _drawing.Drawn) and each.picture.exists() for each in found] == [True] * len(names)
+    assert [isinstance(each, _drawing.RenderedFigure) and each.picture.exists() for each in found] == [True] * len(names)
 
 
 def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(

@@ -16,13 +16,13 @@ from experiments.commands import reproduce
 from experiments.config.folders import Folders
 from experiments.config.plan import PlannedRun
 from experiments.figures.figure import Figure
-from experiments.figures.runs import LAUNCHES, MORE_LAUNCHES, configs_of, more_configs_of
+from experiments.figures.runs import LAUNCH_SEEDS, MORE_LAUNCH_SEEDS, additional_configs, required_configs
 from tests.analysis import synthetic
 
 
 def planned(item: str, profile: str = "laptop", *words: str) -> list[PlannedRun]:
     """Return the runs of an item."""
-    return [PlannedRun(config, None) for config in configs_of(figures.load(item), profile, words)]
+    return [PlannedRun(config, None) for config in required_configs(figures.load(item), profile, words)]
 
 
 def seeds(runs: list[PlannedRun]) -> list[int]:
@@ -32,13 +32,13 @@ def seeds(runs: list[PlannedRun]) -> list[int]:
 
 def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
     figure = figures.load("shi-scaling")
-    base, more = configs_of(figure, "laptop"), more_configs_of(figure, "laptop")
-    assert (len(base), len(more)) == (len(LAUNCHES["laptop"]), len(MORE_LAUNCHES["laptop"]))
+    base, more = required_configs(figure, "laptop"), additional_configs(figure, "laptop")
+    assert (len(base), len(more)) == (len(LAUNCH_SEEDS["laptop"]), len(MORE_LAUNCH_SEEDS["laptop"]))
     assert {config.alternate.limit_min for config in (*base, *more)} == {5 / 3}
     assert len({run_id(config) for config in (*base, *more)}) == 5
-    (asked,) = configs_of(figure, "laptop", ["seed=7"])  # who asks for one gets one
+    (asked,) = required_configs(figure, "laptop", ["seed=7"])  # who asks for one gets one
     assert asked.seed == 7
-    assert more_configs_of(figure, "laptop", ["seed=7"]) == []
+    assert additional_configs(figure, "laptop", ["seed=7"]) == []
 
 
 @pytest.mark.parametrize(
@@ -76,13 +76,13 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
 ) -> None:
     drawn = list[int]()
 
-    def draw_local(figure: Figure, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
+    def draw_own_runs(figure: Figure, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
         drawn.append(len(names))
         if len(names) == 4:
             raise KeyError("dense")
         return SimpleNamespace(picture=f"{figure.stem(profile)}.png")
 
-    monkeypatch.setattr(reproduce, "draw_local", draw_local)
+    monkeypatch.setattr(reproduce, "draw_own_runs", draw_own_runs)
     folders, runs = Folders(tmp_path), planned("local-loss", "smoke")
     seconds = count(0, 40)  # a run every 40 s, and a picture a minute at most
     monkeypatch.setattr(reproduce, "monotonic", lambda: next(seconds))
