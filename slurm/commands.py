@@ -14,7 +14,7 @@ from slurm import environment
 TIMEOUT_S = 60  # of one command; a controller under load answers slowly
 JOBS_PER_COMMAND = 500  # job ids on one command line
 NO_ANSWER_MESSAGE = re.compile(r"timed out|Unable to contact|Zero Bytes|temporarily unable", re.IGNORECASE)
-REQUEUE_S = 60  # less than a job that was told to stop has left
+REQUEUE_S = 60  # less than a job has left after SLURM's stop signal
 PATIENCE_S = 15  # with accounting, which learns of an end later than those who wait for it
 RETRY_S = 1
 UNENDED_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"}

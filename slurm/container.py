@@ -1,8 +1,8 @@
 """The command line that runs a command in an image.
 
-Only this module decides what a container sees of the machine: folders, GPUs, environment variables. It works
-the same with apptainer and with singularity; without an image, or where srun makes the container
-(slurm/pyxis.py), the result is the command itself. Standard library only.
+Only this module decides which folders, GPUs and environment variables of the machine a container sees. It
+works alike with apptainer and with singularity. Without an image, or where srun makes the container
+(slurm/pyxis.py), the command line is the command itself. Standard library only.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def find_launcher_group() -> LauncherGroup | None:
 
 
 def has_terminal() -> bool:
-    """Tell whether `srun --pty` started this job step: often a shell, of which only the first task is one."""
+    """Tell whether `srun --pty` started this job step, often for a shell that only its first task runs."""
     return "SLURM_PTY_PORT" in os.environ
 
 

@@ -1,7 +1,7 @@
 """Containers that SLURM makes: enroot's, by pyxis, a plugin of srun (github.com/NVIDIA/pyxis).
 
-The plugin puts each task of a step into a container, so it is srun that is told of the image; what a task
-starts is inside already. Written from its wiki ("Usage") and its source, and not run against a real one.
+The plugin puts each task of a step into a container. So srun gets the image, and the processes that a task
+starts are inside already. Written from its wiki ("Usage") and its source, and not run against a real one.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def run_worker(
             if time.monotonic() > kill_at:
                 child.kill()
         code = worker_exit_code(child.wait())
-        # The signal came before the worker could take it: it had done nothing yet, and has stopped as told.
+        # The signal came before the worker could take it: it had done nothing yet, so it has stopped.
         return STOPPED if stop.was_received and -code in STOP_SIGNALS else code
     finally:
         stop.forward_to(None)

@@ -1,4 +1,4 @@
-"""Inside an allocation that somebody made with sbatch or salloc: all runs one after the other, on its nodes.
+"""Runs in an allocation that somebody made with sbatch or salloc: one after the other, on its nodes.
 
 This is the way for people who do not want submitit: `sbatch slurm/sweep.sbatch WORD ...`. The job is what
 block mode submits, with the same tasks, records and requeueing.

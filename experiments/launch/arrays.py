@@ -1,4 +1,4 @@
-"""Planned runs -> arrays of SLURM jobs: what is grouped, in which order, and what sbatch is told of it."""
+"""Planned runs -> arrays of SLURM jobs: their groups, their order, and their scripts for sbatch."""
 
 from __future__ import annotations
 

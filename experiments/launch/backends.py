@@ -1,4 +1,4 @@
-"""The loop that watches the runs that are missing until they are done, wherever their cluster is."""
+"""The loop that carries out missing runs, on this machine and by SLURM, until all have ended."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Nodes that failed under our jobs, remembered in one file, so that later jobs can avoid them.
+"""Nodes that failed under our jobs, noted in one file, so that later jobs can avoid them.
 
-A line each: node-failures.jsonl, of all runs, beside their folders. Those of nodes that could not even start
-Python are written by begin.sh.
+The file, node-failures.jsonl, has a line for each failure. It lies beside the launch folders of all runs.
+begin.sh writes the lines of nodes that could not start Python.
 """
 
 from __future__ import annotations

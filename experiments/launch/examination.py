@@ -1,8 +1,8 @@
-"""Probes on the nodes of a cluster, or on this machine, for `doctor`: started, waited for, gathered.
+"""Probes of the nodes of a cluster, or of this machine, for `doctor`.
 
-A probe goes the way of a run: the same options of sbatch but for its node and its time, the same setup, the
-same Python, the same folder of results. A shell starts it, so that a node without Python can say so; and one
-that leaves nothing at all does not see the folder.
+A probe is started as a run is: with the sbatch options of a run, but for its node and its time, and with its
+setup, Python and results folder. A shell starts it, so that a node without Python can say so. A node that
+leaves no file at all does not see the results folder.
 """
 
 from __future__ import annotations

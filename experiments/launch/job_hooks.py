@@ -2,8 +2,9 @@
 
     python -m experiments.launch.job_hooks begin|end SPEC
 
-The batch script calls it, not a worker, so that it is done whatever became of any of them: accept whole
-records, say of the others why not, and requeue the job where that helps. Needs neither torch nor submitit.
+The batch script calls these hooks, not a worker, so that they run however the workers end. They accept whole
+records, note why other records are not whole, and requeue the job where that helps. They need neither torch
+nor submitit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The status of submitted runs, from the disk and one question to SLURM; in any later login."""
+"""The status of submitted runs, from their records and one query to SLURM; in any later login."""
 
 from __future__ import annotations
 

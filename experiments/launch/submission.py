@@ -42,7 +42,7 @@ from slurm.task import RunTask
 from slurm.worker_process import JobSpec
 
 LOCK_TIMEOUT_S = 300  # another process that submits a thousand runs takes some seconds
-BAD_STATES = ("failed", "stopped", "unknown")  # told when all other runs have ended
+BAD_STATES = ("failed", "stopped", "unknown")  # reported when all other runs have ended
 READ_S = 1.0  # between two looks at the records, which are files
 
 
