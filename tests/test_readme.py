@@ -23,7 +23,7 @@ from experiments.commands.collect import (
     shipped_verdicts,
     verdicts_page,
 )
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.runs import requested_runs
 from tests.analysis.shipped import shipped as shipped_files
 from tests.conftest import ROOT, fine, process
@@ -140,13 +140,13 @@ def test_tables_have_all_methods_and_all_shipped_items_and_pages() -> None:
     listed = re.findall(r"(?m)^\| `([a-z0-9_]+)` \|", PAGES["docs/methods.md"])
     assert shipped_files("sparsify/methods") <= set(listed) <= set(sparsify.names())
     assert set(re.findall(r"`make reproduce-([a-z0-9-]+)`", ITEMS)) == set(figures.shipped_items())
-    pages = {path.name for path in (Folders().shipped / "figures").glob("*.md")}
+    pages = {path.name for path in (ResultFolders().shipped / "figures").glob("*.md")}
     assert pages <= {Path(target).name for page, target in LINKS if page.startswith("docs/")}
 
 
 @pytest.mark.registering
 def test_the_verdicts_are_those_that_the_shipped_records_give() -> None:
-    folders = Folders()
+    folders = ResultFolders()
     rows = shipped_verdicts(folders)
     shown = README.partition(BEGIN)[2].partition(END)[0]
     assert shown.strip() == readme_verdicts(rows).strip()

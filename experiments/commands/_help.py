@@ -13,9 +13,9 @@ from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import WordKind, format_two_columns, word_kinds, wrap_paragraphs
 from experiments.config import choices, compose, grammar
-from experiments.config.choices import meanings
+from experiments.config.choices import parameter_meanings
 from experiments.config.config import Config
-from experiments.training.settings import meaning
+from experiments.training.settings import setting_meaning
 from sparsify import ranges
 from sparsify.core.spec import BrokenFile, read_constant
 
@@ -36,7 +36,7 @@ def explain_words(command: str, words: Sequence[str]) -> str:
     kinds = {kind for parameter in parameters.values() for kind in word_kinds(parameter.allowed)}
     choice_words = [word for word in words if word.partition("=")[0] in choices.GROUPS]
     if WordKind.SETTING in kinds and choice_words:
-        return _explain_choices(command, dict(map(grammar.pair, choice_words)))
+        return _explain_choices(command, dict(map(grammar.split_word, choice_words)))
     parts = []
     if WordKind.ITEM in kinds:
         parts.append(f"items:\n{format_two_columns(_read_item_titles(), ITEM_COLUMNS)}")
@@ -46,7 +46,7 @@ def explain_words(command: str, words: Sequence[str]) -> str:
     if WordKind.SETTING in kinds:
         for group in choices.GROUPS:
             options = {
-                option: choices.about(group, option).partition("\n\n")[0] for option in choices.options(group)
+                option: choices.describe_option(group, option).partition("\n\n")[0] for option in choices.options(group)
             }
             parts.append(f"{group}=\n{format_two_columns(options, OPTION_COLUMNS)}")
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
@@ -70,7 +70,7 @@ def _list_settings() -> Iterator[str]:
     """Yield the settings of each part of the configuration, with the values of a bare `run`."""
     config = compose.resolve([])
     keys_by_part = defaultdict[str, list[str]](list)
-    for key in compose.leaves(config):
+    for key in compose.settable_types_of(config):
         keys_by_part[key.rpartition(".")[0].partition(".")[0]].append(key)
     hints = get_type_hints(Config)
     for part, keys in keys_by_part.items():
@@ -91,12 +91,12 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
     default_config = compose.resolve([])
     parts = list[str]()
     for group, option in option_by_group.items():
-        parts.append(f"{group}={option}\n\n{wrap_paragraphs(choices.about(group, option))}")
+        parts.append(f"{group}={option}\n\n{wrap_paragraphs(choices.describe_option(group, option))}")
         if group in OVERRIDING_GROUPS:
-            keys = [key for key in compose.leaves(config) if config.leaf(key) != default_config.leaf(key)]
+            keys = [key for key in compose.settable_types_of(config) if config.leaf(key) != default_config.leaf(key)]
         else:
             prefix = PREFIX_BY_GROUP.get(group, f"{group}.")
-            keys = [key for key in compose.leaves(config) if key.startswith(prefix)]
+            keys = [key for key in compose.settable_types_of(config) if key.startswith(prefix)]
         if keys:
             parts.append(f"settings:\n{_describe_settings(config, keys)}")
     return "\n".join([*parts, f"`{command} --help` has all others\n"])
@@ -104,15 +104,15 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
 
 def _describe_settings(config: Config, keys: Collection[str]) -> str:
     """Return a line or more for each setting: key=value, its meaning and the allowed values."""
-    type_by_key = compose.leaves(config)
+    type_by_key = compose.settable_types_of(config)
     meaning_by_key = dict[str, str]()
     for group in {key.partition(".")[0] for key in keys} & choices.REGISTRIES.keys():
-        parameters = meanings(choices.REGISTRIES[group], getattr(config, group).name)
+        parameters = parameter_meanings(choices.REGISTRIES[group], getattr(config, group).name)
         for name, text in parameters.items():
             meaning_by_key[f"{group}.{name}"] = text.replace("None:", "null:")
     rows = {}
     for key in keys:
-        text = meaning_by_key.get(key) or meaning(type_by_key[key])
+        text = meaning_by_key.get(key) or setting_meaning(type_by_key[key])
         values = ranges.describe_type(type_by_key[key])
         rows[f"{key}={ranges.format_argument(config.leaf(key))}"] = f"{text.rstrip('.')} [{values}]".strip()
     return format_two_columns(rows, SETTING_COLUMNS)

@@ -28,11 +28,11 @@ from experiments.commands._drawing import (
     draw_in_parallel,
     find_shipped_records,
     load_readable_figures,
-    runs_of,
+    select_run_ids,
 )
 from experiments.commands._findings import chosen
 from experiments.commands._messages import iterate_with_progress
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, required_configs
 from experiments.launch.local import usable_cores
@@ -54,7 +54,7 @@ def collect(*, ship: bool = False) -> int:
         ship: also the complete figures' runs into results/shipped, which the repository carries; and draw
             those figures again.
     """
-    folders = Folders()
+    folders = ResultFolders()
     for line in consolidate(folders):
         print(line)
     if ship:
@@ -63,7 +63,7 @@ def collect(*, ship: bool = False) -> int:
     return 0
 
 
-def consolidate(folders: Folders) -> Iterator[str]:
+def consolidate(folders: ResultFolders) -> Iterator[str]:
     """All valid runs of this checkout into results/records."""
     if left := remove_unfinished(folders.results):
         yield f"removed {left} files and folders that a process had not finished when it was killed"
@@ -73,7 +73,7 @@ def consolidate(folders: Folders) -> Iterator[str]:
     yield f"{', '.join(f'{count} {name}' for name, count in counts.items())} in {folders.records}"
 
 
-def shipping(folders: Folders) -> Iterator[str]:
+def shipping(folders: ResultFolders) -> Iterator[str]:
     """The runs of every figure that is complete, here or together with what is shipped already, into
     results/shipped; and what no figure needs out of it.
     """
@@ -93,7 +93,7 @@ def shipping(folders: Folders) -> Iterator[str]:
             write_json(indexes / f"{name}.json", {"runs": runs})
     merged = strip_private_facts(add_outcomes(merge_frames(before, thinned(as_known(before, frames)))))
     needed = {run for path in indexes.glob("*.json") for run in index_of(path)}
-    parquet.write_parquet(runs_of(merged, needed), folders.shipped)
+    parquet.write_parquet(select_run_ids(merged, needed), folders.shipped)
     shipped = parquet.read_parquet(folders.shipped)  # draw what a clone will draw from
     drawn_from_runs = (path.stem.rpartition("-") for path in sorted(indexes.glob("*.json")))
     pictures = [
@@ -137,7 +137,7 @@ def _common(first: Any, again: Any) -> str | None:
     return json.dumps(found, sort_keys=True)
 
 
-def complete_figures(folders: Folders, shipped: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+def complete_figures(folders: ResultFolders, shipped: Collection[str]) -> Iterator[tuple[str, list[str]]]:
     """Runs of figures, by the names of their files, of which some are here and the others are shipped:
     trainings of many hours are made and shipped batch by batch, on whatever machine.
     """
@@ -201,12 +201,12 @@ def drawn(looks: pd.DataFrame) -> pd.DataFrame:
     return chosen
 
 
-def shipped_verdicts(folders: Folders) -> list[verdicts.ItemVerdict]:
+def shipped_verdicts(folders: ResultFolders) -> list[verdicts.ItemVerdict]:
     """The verdict on every claim of every figure that is shipped, from the shipped records."""
     shipped, rows = parquet.read_parquet(folders.shipped), list[verdicts.ItemVerdict]()
     for path in sorted((folders.shipped / "figures").glob("*.json")):
         figure = figures.load(figures.item_of_prefix(path.stem.rpartition("-")[0]))
-        rows += [(figure.name, verdict) for verdict in figure.judge(runs_of(shipped, index_of(path)))]
+        rows += [(figure.name, verdict) for verdict in figure.judge(select_run_ids(shipped, index_of(path)))]
     for figure in published_figures():
         rows += [(figure.name, verdict) for verdict in figure.judge(empty_frames())]
     return rows

@@ -12,9 +12,9 @@ from experiments import commands, figures
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import CommandParser, WordKind, word_kinds
 from experiments.config import choices
-from experiments.config.config import types_of
-from experiments.config.folders import ROOT, Folders
-from experiments.config.machines import CLUSTERS, NoContainer, SlurmCluster
+from experiments.config.config import setting_types_for
+from experiments.config.folders import ROOT, ResultFolders
+from experiments.config.machines import CLUSTERS, AnyContainer, SlurmCluster
 from experiments.figures.benchmark import entries
 from sparsify import ranges
 from sparsify.core.spec import BrokenFile
@@ -102,11 +102,11 @@ def _list_words(kinds: Sequence[WordKind], typed_words: Sequence[str], prefix: s
     list_by_kind = {
         WordKind.ITEM: lambda: list(figures.files_by_item()),
         WordKind.SETTING: lambda: list_setting_words(prefix, typed_words),
-        WordKind.RUN: lambda: _sort_plain_names(Folders().store.run_ids()),
+        WordKind.RUN: lambda: _sort_plain_names(ResultFolders().store.run_ids()),
         WordKind.BENCH: BENCHMARKS.names,
         WordKind.ENTRY: lambda: sorted({*choices.REGISTRIES["method"].names(), *entries.shipped()}),
         WordKind.FILTER: lambda: _list_filters(prefix, typed_words),
-        WordKind.SWEEP: lambda: _sort_plain_names(path.name for path in Folders().sweeps.glob("*")),
+        WordKind.SWEEP: lambda: _sort_plain_names(path.name for path in ResultFolders().sweeps.glob("*")),
     }
     return [word for kind in kinds for word in list_by_kind[kind]()]
 
@@ -123,7 +123,7 @@ def _list_filters(prefix: str, typed_words: Sequence[str]) -> list[str]:
         return list_setting_words(prefix, typed_words)
     if equals and key in ("x", "by"):
         return [f"{key}={name}" for name in ("method.name", "task.name", *_settable_types(typed_words))]
-    sweeps = _sort_plain_names(f"sweep={path.stem}" for path in Folders().sweep_index.glob("*.json"))
+    sweeps = _sort_plain_names(f"sweep={path.stem}" for path in ResultFolders().sweep_index.glob("*.json"))
     groups = (f"{group}=" for group in choices.GROUPS)
     return [*sweeps, "state=", "source=", *groups, *figures.files_by_item()]
 
@@ -169,18 +169,18 @@ def _settable_types(typed_words: Iterable[str]) -> dict[str, Any]:
         option_by_group[group] = option
     type_by_key: dict[str, Any] = {}
     for method, task in product(option_by_group["method"].split(","), option_by_group["task"].split(",")):
-        type_by_key |= types_of(
+        type_by_key |= setting_types_for(
             _entry_name("method", method) or default_method,
             _entry_name("task", task) or default_task,
             CLUSTERS.get(option_by_group["cluster"], SlurmCluster),
-            NoContainer.kind({"name": option_by_group["container"]}),
+            AnyContainer.kind({"name": option_by_group["container"]}),
         )
-    return choices.settable(type_by_key)
+    return choices.settable_types(type_by_key)
 
 
 def _entry_name(group: str, option: str) -> str:
     """Return the registered function behind an option, which a preset's file names; '' if unreadable."""
-    path = choices.files(group).get(option)
+    path = choices.files_by_option(group).get(option)
     registry = choices.REGISTRIES[group]
     preset_of = re.search(r"^defaults: *\[(\w+)", path.read_text(), re.MULTILINE) if path else None
     name = preset_of.group(1) if preset_of else option

@@ -14,7 +14,7 @@ from experiments import figures
 from experiments.config import choices, data_root
 from experiments.config.folders import ROOT
 from experiments.config.machines import SlurmCluster
-from experiments.training.settings import hints, meaning
+from experiments.training.settings import field_types, setting_meaning
 from sparsify import ranges
 from sparsify.ranges import format_value
 
@@ -78,10 +78,10 @@ def text(kind: NewFile, name: str, **given: Any) -> str:
 
 def _fields_of_slurm() -> Iterator[str]:
     """A line for each field of a SLURM cluster: its default, and what it means."""
-    allowed = hints(SlurmCluster)
+    allowed = field_types(SlurmCluster)
     for each in dataclasses.fields(SlurmCluster):
         if each.default is not dataclasses.MISSING:
-            yield f"{each.name}: {ranges.format_argument(each.default)} # {meaning(allowed[each.name])}\n"
+            yield f"{each.name}: {ranges.format_argument(each.default)} # {setting_meaning(allowed[each.name])}\n"
 
 
 def figure(name: str, title: str, runs: Sequence[Sequence[str]], axes: Mapping[str, str]) -> str:
@@ -158,7 +158,7 @@ def _path(kind: NewFile, name: str) -> Path:
 
 def _taken(kind: NewFile) -> Collection[str]:
     if kind == "dataset":
-        return data_root.datasets(FOLDERS[kind])
+        return data_root.dataset_names(FOLDERS[kind])
     return choices.options(kind) if kind in ("method", "cluster", "task") else ()
 
 
@@ -170,7 +170,7 @@ def _item(name: str) -> str:
 
 def _dataset_of(task: str) -> str:
     """The data set that a task's name ends in; a name without one is refused."""
-    known = data_root.datasets(FOLDERS["dataset"])
+    known = data_root.dataset_names(FOLDERS["dataset"])
     ending = [name for name in known if task.endswith(f"_{name}") and task != f"_{name}"]
     if not ending:
         raise ValueError(

@@ -20,9 +20,9 @@ from experiments.commands._messages import say
 from experiments.commands._named_runs import check_on_slurm
 from experiments.commands._run_table import load_runs
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, missing, plan_runs
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs
 from experiments.figures.runs import requested_runs
 from experiments.launch.arrays import JobArray, group_into_arrays, sbatch_texts
 from experiments.launch.attempt import missing_requirements
@@ -51,9 +51,9 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     except ValueError as error:
         say(f"before `submit`: {error}")
         planned = [PlannedRun(config, None) for config in configs]
-    folders, block = Folders(), planned[0].config.launch.block
+    folders, block = ResultFolders(), planned[0].config.launch.block
     if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
-        _print_here(name, planned, missing(planned, folders, say), folders)
+        _print_here(name, planned, find_unmeasured_runs(planned, folders, say), folders)
         return 0
     found = group_into_arrays(check_on_slurm(planned), block)
     if sbatch:
@@ -61,7 +61,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
         return 0
     for trouble in missing_requirements(planned):
         say(f"before `submit`: {trouble}")
-    todo = missing(planned, folders, say)
+    todo = find_unmeasured_runs(planned, folders, say)
     where = planned[0].config["cluster"]["name"]
     print(f"{name} on {where}: {len(planned)} runs, {len(todo)} not measured yet")
     names, expected = labels_by_run(todo), Expected(load_runs(folders)) if todo else None
@@ -76,7 +76,7 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
 
 
 def _print_here(
-    name: str, planned: Sequence[PlannedRun], todo: Sequence[PlannedRun], folders: Folders
+    name: str, planned: Sequence[PlannedRun], todo: Sequence[PlannedRun], folders: ResultFolders
 ) -> None:
     """Runs of this machine, and how long they would take together."""
     print(f"{name} on this machine: {len(planned)} runs, {len(todo)} not measured yet")

@@ -12,9 +12,9 @@ from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._drawing import TABLES, RenderedFigure, draw, draw_own_runs, show
 from experiments.commands._messages import exit_on_failed_run, is_forced, say
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, missing, plan_runs, profile_of
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, plan_runs, requested_profile
 from experiments.figures.figure import Figure
 from experiments.figures.runs import additional_configs, register_claim_rules, required_configs
 from experiments.launch.backends import execute_runs
@@ -49,28 +49,28 @@ def reproduce(
             )
     how = {"force": is_forced(force), "more": all}
     with exit_on_failed_run():
-        drawn = [reproduce_figure(figure, overrides, Folders(), **how) for figure in asked_figures]
+        drawn = [reproduce_figure(figure, overrides, ResultFolders(), **how) for figure in asked_figures]
     for drawn_figure in drawn:
         show(drawn_figure)
     if report:
         from experiments.commands.report import write_report
 
-        print(write_report(Folders(), draws=False))
+        print(write_report(ResultFolders(), draws=False))
     return 0
 
 
 def reproduce_figure(
-    figure: Figure, overrides: Sequence[str], folders: Folders, force: bool = False, more: bool = False
+    figure: Figure, overrides: Sequence[str], folders: ResultFolders, force: bool = False, more: bool = False
 ) -> RenderedFigure:
     """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
     item = figure.name
     if not figure.has_runs:
         return draw(figure, figures.PUBLISHED, empty_frames(), folders.figures, TABLES)
-    profile = profile_of(overrides)
+    profile = requested_profile(overrides)
     optional = additional_configs(figure, profile, overrides)
     wanted = required_configs(figure, profile, overrides) + (optional if more else [])
     planned = plan_runs(wanted, say)
-    todo = planned if force else missing(planned, folders, say)
+    todo = planned if force else find_unmeasured_runs(planned, folders, say)
     if due := _due(planned, folders):
         later = {run_id(config) for config in optional if config.variants}
         if postponed := [run for run in todo if run_id(run.config) in later and not force]:
@@ -117,7 +117,7 @@ class EarlyPictures:
         profile: str,
         planned: Sequence[PlannedRun],
         optional: Sequence[Config],
-        folders: Folders,
+        folders: ResultFolders,
     ) -> None:
         self.figure = figure
         self.profile = profile
@@ -159,13 +159,13 @@ def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     return rounds + [[run for run in todo if run.config.variants and run.config.seed == n] for n in later]
 
 
-def _present(planned: Iterable[PlannedRun], optional: Iterable[Config], folders: Folders) -> list[str]:
+def _present(planned: Iterable[PlannedRun], optional: Iterable[Config], folders: ResultFolders) -> list[str]:
     """The names of those runs of an item that are there."""
     configs = [*(run.config for run in planned), *optional]
     return [*dict.fromkeys(run_id(config) for config in configs if folders.store.find_valid(config))]
 
 
-def _due(planned: Iterable[PlannedRun], folders: Folders) -> datetime | None:
+def _due(planned: Iterable[PlannedRun], folders: ResultFolders) -> datetime | None:
     """The time from which on launches are of another occasion than those that there are; None where they need
     not be, or would be now.
     """

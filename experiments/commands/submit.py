@@ -4,7 +4,7 @@ from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._messages import say
 from experiments.commands._named_runs import check_on_slurm
 from experiments.config import grid
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import plan_runs
 from experiments.figures.runs import register_claim_rules, requested_runs
 from experiments.launch import submission
@@ -23,8 +23,8 @@ def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, y
         yes: also a grid of more than 1,000 runs.
     """
     name, configs = requested_runs(words, all, yes)
-    planned, folders = check_on_slurm(register_claim_rules(plan_runs(configs, say), words)), Folders()
-    grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
+    planned, folders = check_on_slurm(register_claim_rules(plan_runs(configs, say), words)), ResultFolders()
+    grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:
         say(f"nothing to submit: all {len(planned)} runs are measured, under way or left alone")

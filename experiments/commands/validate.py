@@ -13,7 +13,7 @@ from analysis.records.log import read_json_lines
 from experiments import figures
 from experiments.commands._messages import iterate_with_progress
 from experiments.commands.collect import index_of
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
 
 GROUP = "results"
@@ -27,7 +27,7 @@ def validate() -> int:
 
     Of shipped figures it also says which were drawn from runs that their item does not ask for any more.
     """
-    folders = Folders()
+    folders = ResultFolders()
     wrong = [*_own(folders), *_shipped(folders), *_published(), *_benchmarks(folders)]
     for line in (*wrong, *map("for information: {}".format, outdated(folders))):
         print(line)
@@ -35,7 +35,7 @@ def validate() -> int:
     return 1 if wrong else 0
 
 
-def _own(folders: Folders) -> Iterator[str]:
+def _own(folders: ResultFolders) -> Iterator[str]:
     """Runs and tables of this checkout. Some runs are read at a time: thousands need no more memory."""
     runs = folders.store.run_ids()
     for first in iterate_with_progress(range(0, len(runs), AT_A_TIME), f"times {AT_A_TIME} runs"):
@@ -52,7 +52,7 @@ def _tables(folder: Path, on_fault: Callable[[DamagedFileError], object] | None 
             yield str(damage)
 
 
-def _shipped(folders: Folders) -> Iterator[str]:
+def _shipped(folders: ResultFolders) -> Iterator[str]:
     broken = list(_tables(folders.shipped))
     yield from broken
     there = set() if broken else set(parquet.read_parquet(folders.shipped, ["runs"]).runs["run_id"])
@@ -71,7 +71,7 @@ def _shipped(folders: Folders) -> Iterator[str]:
     print(f"{len(there)} runs and {len(indexes)} figures of them, {size_mb:.0f} MB, in {folders.shipped}")
 
 
-def outdated(folders: Folders) -> Iterator[str]:
+def outdated(folders: ResultFolders) -> Iterator[str]:
     """A line on each shipped figure with runs that its item has not planned."""
     for path in iterate_with_progress(_indexes(folders), "shipped figures"):
         name, _, profile = path.stem.rpartition("-")
@@ -88,7 +88,7 @@ def outdated(folders: Folders) -> Iterator[str]:
             )
 
 
-def _indexes(folders: Folders) -> list[Path]:
+def _indexes(folders: ResultFolders) -> list[Path]:
     return sorted((folders.shipped / "figures").glob("*.json"))
 
 
@@ -100,7 +100,7 @@ def _published() -> Iterator[str]:
         yield str(damage)
 
 
-def _benchmarks(folders: Folders) -> Iterator[str]:
+def _benchmarks(folders: ResultFolders) -> Iterator[str]:
     for folder in (folders.results / "bench", folders.shipped / "bench"):
         for path in sorted(folder.glob("*.jsonl")):
             try:

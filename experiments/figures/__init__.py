@@ -34,7 +34,7 @@ MAIN = "yoon2022"  # the paper that this project began with
 BEYOND = "Beyond the papers"
 
 
-def items() -> dict[str, Path]:
+def files_by_item() -> dict[str, Path]:
     """Return the file of each item, by the item's name.
 
     An item has its short name unless another one has that, too; what the repository ships keeps it. A file
@@ -54,12 +54,12 @@ def items() -> dict[str, Path]:
 def shipped_items() -> list[str]:
     """Return the items of the papers that the repository reproduces; the others are a user's own."""
     paper_names = papers.names()
-    return [item for item, path in items().items() if _paper_of(path) in paper_names]
+    return [item for item, path in files_by_item().items() if _paper_of(path) in paper_names]
 
 
 def items_in_reading_order() -> list[str]:
     """Return all items: those of the main paper in its order, of the others, of none, one's own."""
-    papers_by_item = {item: _paper_of(path) for item, path in items().items()}
+    papers_by_item = {item: _paper_of(path) for item, path in files_by_item().items()}
     ordered = list[str]()
     for paper in sorted(papers.names(), key=lambda name: (name != MAIN, not papers.bibtex(name), name)):
         of_paper = [item for item in papers_by_item if papers_by_item[item] == paper]
@@ -70,7 +70,7 @@ def items_in_reading_order() -> list[str]:
 
 def paper_label(item: str) -> str:
     """Return how a text names the paper of an item: 'Yoon and Oh 2022'; empty of one's own."""
-    paper = _paper_of(items()[item])
+    paper = _paper_of(files_by_item()[item])
     return papers.called(paper) or (BEYOND if paper in papers.names() else "")
 
 
@@ -83,19 +83,19 @@ def find_item(word: str) -> str:
     files = _files_by_full_name()
     matches = {full: path for full, path in files.items() if word in (full, full.partition("/")[2])}
     if not matches:
-        raise ValueError(describe_unknown("item", word, list(items())))
+        raise ValueError(describe_unknown("item", word, list(files_by_item())))
     if len(matches) > 1:
         raise ValueError(
             f"item {word!r} is in two files, {' and '.join(map(str, matches.values()))}: ask for "
             f"{' or '.join(matches)}, or rename one"
         )
     (match,) = matches.values()
-    return next(item for item, path in items().items() if path == match)
+    return next(item for item, path in files_by_item().items() if path == match)
 
 
 def item_of_prefix(prefix: str) -> str:
     """Return the item whose files' names begin so."""
-    return next((item for item in items() if file_prefix(item) == prefix), prefix)
+    return next((item for item in files_by_item() if file_prefix(item) == prefix), prefix)
 
 
 def load(item: str) -> Figure:
@@ -105,7 +105,7 @@ def load(item: str) -> Figure:
         BrokenFile: its file can't be imported, or is not as `figures.figure` describes.
         ValueError: there is none.
     """
-    files = items()
+    files = files_by_item()
     name = item if item in files else find_item(item)
     return _figure(name, import_entry(f"{__name__}.{files[name].stem}"))
 
@@ -115,17 +115,17 @@ def _figure(name: str, module: ModuleType) -> Figure:
     return Figure(name, module)
 
 
-def claim_rules() -> dict[str, str]:
+def claim_rule_digests() -> dict[str, str]:
     """Return the digest of each claim's rule by the claim's id, which runs register when they begin.
 
     Of all items whose files can be read.
     """
     rules = dict[str, str]()
-    for item in items():
+    for item in files_by_item():
         with contextlib.suppress(BrokenFile):  # whoever asks for that item is told
             figure = load(item)
             figure.check_claims()
-            rules |= figure.claim_rules()
+            rules |= figure.claim_rule_digests()
     return rules
 
 

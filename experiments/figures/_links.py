@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -153,15 +152,16 @@ def mean_if_inside(gbit_s: pd.Series[float]) -> Estimate | None:
 
 def percent_errors(predicted: pd.Series[float], measured: pd.Series[float]) -> pd.Series[float]:
     """Return how far predictions are off, in percent of what was measured."""
-    return 100 * (predicted / measured - 1).abs()
+    return 100 * (predicted / measured - 1).abs().astype(float)
 
 
 def summarize_errors(errors: pd.Series[float], groups: pd.Series[Any]) -> pd.DataFrame:
     """Return number, median and 90th percentile of the errors of each group, in the order of the groups."""
-    columns = {
-        "cases": "size", "median error": "median", "90th percentile": partial(pd.Series.quantile, q=0.9),
-    }  # fmt: skip
-    summary: pd.DataFrame = errors.groupby(groups, sort=False).agg(**columns)
+    by_group = errors.groupby(groups, sort=False)
+    summary: pd.DataFrame = pd.DataFrame({
+        "cases": by_group.size(), "median error": by_group.median(),
+        "90th percentile": by_group.quantile(0.9),
+    })  # fmt: skip
     return summary
 
 

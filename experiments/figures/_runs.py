@@ -26,20 +26,21 @@ TIMED: RunSettings = {
 }  # fmt: skip
 
 
-def crossed(shared: RunSettings, *axes: Iterable[RunSettings]) -> list[Run]:
-    """A run for each point of a grid, the last axis fastest."""
+def span_grid(shared: RunSettings, *axes: Iterable[RunSettings]) -> list[Run]:
+    """Return a run for each point of a grid, the last axis fastest."""
     return [reduce(or_, point, Run(shared)) for point in product(*axes)]
 
 
-def each(key: str, values: Iterable[Any]) -> list[RunSettings]:
-    """An axis of a grid: one setting, with each of these values."""
+def setting_axis(key: str, values: Iterable[Any]) -> list[RunSettings]:
+    """Return an axis of a grid: one setting, with each of these values."""
     return [{key: value} for value in values]
 
 
 def with_density(methods: Mapping[str, RunSettings], density: float) -> dict[str, RunSettings]:
-    """The same methods, all but dense at this density."""
+    """Return the methods, all but dense at this density."""
     return {
-        name: own if name == "dense" else {**own, "method.density": density} for name, own in methods.items()
+        name: settings if name == "dense" else {**settings, "method.density": density}
+        for name, settings in methods.items()
     }
 
 
@@ -49,27 +50,27 @@ def list_settings(frames: Frames, column: str) -> str:
     return captions.join_words(value if isinstance(value, str) else format_number(value) for value in values)
 
 
-def scale(name: str, profile: str) -> RunSettings:
-    """The settings by which a profile scales an item, by the item's name in scales.yaml."""
-    return of_profile(_settings("scales")[name], profile)
+def scale(item: str, profile: str) -> RunSettings:
+    """Return the settings by which a profile scales an item, from scales.yaml."""
+    return profile_entry(_settings("scales")[item], profile)
 
 
-def variants(name: str) -> Mapping[str, RunSettings]:
-    """The settings in which each of an item's variants differs, by the item's name in variants.yaml."""
-    return _settings("variants")[name]
+def variants(item: str) -> Mapping[str, RunSettings]:
+    """Return the settings in which each of an item's variants differs, from variants.yaml."""
+    return _settings("variants")[item]
 
 
 @cache
 def _settings(file: str) -> Mapping[str, Mapping[str, RunSettings]]:
     import yaml  # listing the items needs no reader
 
-    found: Mapping[str, Mapping[str, RunSettings]]
-    found = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
-    return found
+    settings: Mapping[str, Mapping[str, RunSettings]]
+    settings = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
+    return settings
 
 
-def of_profile(table: Mapping[str, T], profile: str) -> T:
-    """The entry of a profile.
+def profile_entry(table: Mapping[str, T], profile: str) -> T:
+    """Return the entry of a profile.
 
     Raises:
         ValueError: there is no such profile; with those that there are.

@@ -76,14 +76,19 @@ def iteration(frames: Frames, key: str) -> pd.DataFrame:
 
 def facts(frames: Frames) -> dict[str, str]:
     """Of the methods that are drawn."""
-    shown = select_runs(frames, [key for method in _methods(frames) for key in yoon2022.keys(frames, method)])
+    shown = select_runs(
+        frames, [key for method in _methods(frames) for key in yoon2022.method_keys(frames, method)]
+    )
     return {"setting": captions.describe_setting(shown), "timing": captions.describe_timing(shown)}
 
 
 def _iterations(frames: Frames) -> dict[str, pd.DataFrame]:
-    return {method: iteration(frames, yoon2022.keys(frames, method, MODE)[0]) for method in _methods(frames)}
+    return {
+        method: iteration(frames, yoon2022.method_keys(frames, method, MODE)[0])
+        for method in _methods(frames)
+    }
 
 
 def _methods(frames: Frames) -> list[str]:
-    methods = [method for method in METHODS if yoon2022.keys(frames, method, MODE)]
-    return methods or yoon2022.present(frames, MODE)[:2]
+    methods = [method for method in METHODS if yoon2022.method_keys(frames, method, MODE)]
+    return methods or yoon2022.measured_methods(frames, MODE)[:2]

@@ -13,23 +13,26 @@ from experiments.figures.papers import claim
 
 TITLE = "Validation top-1 accuracy of dense, Top-k and Random-k SGD"
 COLUMN = "val_top1"
-SCALE, theirs = yoon2022.TRAINING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TRAINING_SCALE
+published_results = yoon2022.published_results
 LAST_BEHIND = 4  # the last logged epoch at which their Top-k was behind their Random-k
 runs, more_runs, facts = fig2.runs, fig2.more_runs, convergence.facts
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return convergence.draw(frames, convergence.lines(frames), {COLUMN: "Validation top-1 (%)"})
+    return convergence.draw_curves(
+        frames, convergence.seeds_by_method(frames), {COLUMN: "Validation top-1 (%)"}
+    )
 
 
 def table(frames: Frames) -> Table:
-    return convergence.table(frames, convergence.lines(frames), {COLUMN: "%"})
+    return convergence.table_of_ends(frames, convergence.seeds_by_method(frames), {COLUMN: "%"})
 
 
 def claims() -> list[Claim]:
     steps = yoon2022.STEPS_PER_EPOCH
     overtaking = claim(
-        "yoon2022.fig3.topk-overtakes-randomk", convergence.overtakes, "topk", "randomk",
+        "yoon2022.fig3.topk-overtakes-randomk", convergence.overtaking_step, "topk", "randomk",
         paper=(LAST_BEHIND + 1) * steps, tolerance=3 * steps,
     )  # fmt: skip
-    return [*convergence.ends("yoon2022.fig3.end", COLUMN), *convergence.orders(), overtaking]
+    return [*convergence.end_claims("yoon2022.fig3.end", COLUMN), *convergence.order_claims(), overtaking]

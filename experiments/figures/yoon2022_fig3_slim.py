@@ -37,7 +37,7 @@ def more_runs(profile: str) -> list[Run]:
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
     columns = {COLUMN: "Validation top-1 (%)", "val_loss": "Validation loss"}
-    return convergence.draw(frames, lines(frames), columns)
+    return convergence.draw_curves(frames, lines(frames), columns)
 
 
 def lines(frames: Frames) -> dict[str, convergence.Seeds]:
@@ -55,19 +55,19 @@ def lines(frames: Frames) -> dict[str, convergence.Seeds]:
 
 
 def table(frames: Frames) -> Table:
-    return convergence.table(frames, lines(frames), {COLUMN: "%", "val_loss": ""})
+    return convergence.table_of_ends(frames, lines(frames), {COLUMN: "%", "val_loss": ""})
 
 
 def claims() -> list[Claim]:
     nearer = claim(
-        "yoon2022.fig3-slim.denser-is-nearer", convergence.gap, "topk-denser", "topk", COLUMN, keys
+        "yoon2022.fig3-slim.denser-is-nearer", convergence.final_gap, "topk-denser", "topk", COLUMN, keys
     )
-    return [*convergence.orders(keys, " at density 0.001"), nearer]
+    return [*convergence.order_claims(keys, " at density 0.001"), nearer]
 
 
 def planned(item: str, profile: str, seeds: list[int]) -> list[Run]:
     """The trainings of an item, which is scaled by its name: all methods of a seed before the next seed."""
-    shared = yoon2022.start(profile, scale(item, profile))
+    shared = yoon2022.recipe_run(profile, scale(item, profile))
     smoke = {"method.density": 0.005} if profile == "smoke" else {}  # of its model 0.001 would be few
     return [
         shared | {**settings, **(smoke if name in ("topk", "randomk") else {}), "seed": seed}
@@ -79,7 +79,7 @@ def planned(item: str, profile: str, seeds: list[int]) -> list[Run]:
 def keys(frames: Frames, name: str) -> list[str]:
     """The trainings of a method, of Top-k with one of its densities."""
     method = name.partition("-")[0]
-    found = yoon2022.keys(frames, method)
+    found = yoon2022.method_keys(frames, method)
     if method != "topk" or not found:
         return found
     densities = frames.runs.set_index("key")["method.density"]

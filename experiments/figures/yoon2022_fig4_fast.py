@@ -18,7 +18,7 @@ published_results = yoon2022.published_results
 
 
 def runs(profile: str) -> list[Run]:
-    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"), at="timing-fast")
+    return yoon2022.timing_runs(profile, MODE, variants("fig4-fast"), item="timing-fast")
 
 
 draw, table = fig4.draw, fig4.table
@@ -34,11 +34,11 @@ def claims() -> list[Claim]:
 
 def _gain(frames: Frames, slow: str, fast: str) -> Estimate | None:
     """Time of one's selection over the other's."""
-    here, there = (yoon2022.keys(frames, method, MODE) for method in (slow, fast))
+    here, there = (yoon2022.method_keys(frames, method, MODE) for method in (slow, fast))
     return phase_time_ratio(frames, here, there, "select")
 
 
 def _share(frames: Frames, method: str) -> Estimate | None:
     """Selection in % of FP and BP."""
     parts = ("select", "forward", "backward")
-    return yoon2022.phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))
+    return yoon2022.method_phases(frames, method, parts, lambda select, fp, bp: 100 * select / (fp + bp))

@@ -14,15 +14,16 @@ from experiments.figures.papers import claim
 
 TITLE = "Training speed with a fast selection"
 MODE = "production"
-SCALE, theirs = yoon2022.TIMING_SCALE, yoon2022.theirs
+SCALE = yoon2022.TIMING_SCALE
+published_results = yoon2022.published_results
 BUCKETED = "topk-buckets-fused"
 
 
 def runs(profile: str) -> list[Run]:
     # Virtual ranks can't overlap anything.
     is_virtual = scale("timing-fast", profile)["cluster"] == "virtual"
-    found = variants("fig4-fast") if is_virtual else yoon2022.with_buckets("speed-fast", profile)
-    return yoon2022.timing_runs(profile, MODE, found, at="timing-fast")
+    found = variants("fig4-fast") if is_virtual else yoon2022.bucketed_variants("speed-fast", profile)
+    return yoon2022.timing_runs(profile, MODE, found, item="timing-fast")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
@@ -37,9 +38,9 @@ def table(frames: Frames) -> Table:
 def claims() -> list[Claim]:
     overlapped = (BUCKETED, f"{BUCKETED}-overlapped")
     return [
-        claim("yoon2022.speed-fast.faster.dense-fused", yoon2022.longer, "topk-fused"),
-        claim("yoon2022.speed-fast.faster.fused-torch", yoon2022.longer, "topk", "topk-fused"),
-        claim("yoon2022.speed-fast.faster.overlapped", yoon2022.longer, *overlapped),
-        claim("yoon2022.speed-fast.fused-over-dense", yoon2022.ratio, "topk-fused"),
-        claim("yoon2022.speed-fast.torch-over-dense", yoon2022.ratio, "topk"),
+        claim("yoon2022.speed-fast.faster.dense-fused", yoon2022.percent_longer, "topk-fused"),
+        claim("yoon2022.speed-fast.faster.fused-torch", yoon2022.percent_longer, "topk", "topk-fused"),
+        claim("yoon2022.speed-fast.faster.overlapped", yoon2022.percent_longer, *overlapped),
+        claim("yoon2022.speed-fast.fused-over-dense", yoon2022.step_ratio, "topk-fused"),
+        claim("yoon2022.speed-fast.torch-over-dense", yoon2022.step_ratio, "topk"),
     ]

@@ -93,7 +93,7 @@ def draw(frames: Frames, profile: str) -> plots.Figure:
             values = {OURS: each.ours(frames), THEIRS: each.theirs}
             for offset, (origin, factor) in zip((-0.16, 0.16), values.items(), strict=True):
                 if factor is not None:
-                    marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], told=True)
+                    marks.draw_dot(axes, y + offset, factor, *MARKERS[origin], shows_interval=True)
             if y == 0 or each.name != found[y - 1].name:
                 axes.axhline(y - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
                 place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "fontsize": 6.5, "va": "top"}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiments.config import code_version, compose, grid
-from experiments.config.folders import Folders
-from experiments.config.grid import expand
+from experiments.config.folders import ResultFolders
+from experiments.config.grid import expand_grid
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import plan_runs
 from experiments.figures.runs import register_claim_rules, requested_runs
@@ -48,10 +48,10 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
     all_words = _add_allocation_words(words, here)
     _check_clusters(all_words)
     job = environment.job_id()
-    folders = Folders()
+    folders = ResultFolders()
     configs = requested_runs(all_words, more)[1]
     planned = shuffle_runs(register_claim_rules(plan_runs(configs, say), all_words))
-    grid.note_sweep(folders, grid.sweep_of(words)[0], configs, say)
+    grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     for workers in {run.config.num_processes for run in planned} - {here.tasks}:
         raise ValueError(
             f"workers={workers} were asked for, but this allocation has {here.tasks} tasks; ask "
@@ -66,7 +66,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         return 0
     folder = folders.sweeps / f"sbatch-{job}"
     folder.mkdir(parents=True, exist_ok=True)
-    code = code_version.copy_into(folders.code)
+    code = code_version.copy_code_into(folders.code)
     start = partial(
         start_attempt,
         folders=folders,
@@ -100,7 +100,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
 
 def _check_clusters(words: Sequence[str]) -> None:
     """Refuse clusters that are none of SLURM's: they have no fields for what an allocation decides."""
-    for point in expand([word for word in words if word.startswith("cluster=")]):
+    for point in expand_grid([word for word in words if word.startswith("cluster=")]):
         cluster = compose.resolve(point).cluster
         if not isinstance(cluster, SlurmCluster):
             raise ValueError(f"cluster={cluster.name} is no SLURM cluster, but this is one")

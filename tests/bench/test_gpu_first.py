@@ -18,16 +18,16 @@ from typing import Any
 
 import psutil
 import pytest
+from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart
 
 from experiments import commands, figures
 from experiments.bench import gpu_first
-from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart
 from experiments.bench._runner import Record, newest, run
 from experiments.bench.gpu_first import has_failed
 from experiments.commands import run as run_command
 from experiments.config import code_version, compose
-from experiments.config.folders import Folders
-from experiments.config.grid import expand
+from experiments.config.folders import ResultFolders
+from experiments.config.grid import expand_grid
 from slurm import gpus
 from tests.conftest import ROOT, Command, environment_for, fine, refused
 from tests.launch.troubled import await_
@@ -103,8 +103,10 @@ def test_every_part_is_planned_and_names_what_there_is_and_a_rehearsal_needs_no_
             if module == "experiments":
                 command = words.pop(0)
                 given = commands.parser_of(command, words).parsed(words)
-                assert {word for word in given.get("words", ()) if "=" not in word} <= {*figures.items()}
-                for point in expand([word for word in words if "=" in word]):
+                assert {word for word in given.get("words", ()) if "=" not in word} <= {
+                    *figures.files_by_item()
+                }
+                for point in expand_grid([word for word in words if "=" in word]):
                     compose.resolve(point)
         assert f"| {part.name} |" in planned
         assert not {"profile=paper", "cuda", "device=cuda", "precision=tf32"} & set(part.toy.split())
@@ -118,7 +120,7 @@ def test_each_end_of_a_part_is_told_apart_and_shipped_without_what_was_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started
 ) -> None:
     """A run that was measured before ends in seconds, and says so in words that the code of `run` has."""
-    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
+    monkeypatch.setattr(ResultFolders, "shipped", tmp_path / "shipped")
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path / "results"))
     folder = tmp_path / "results" / "a-gpu"
     found = call(folder, OK, FAILS, SLEEPS, DEAF, ABSENT, REUSES, ship=True)
@@ -156,7 +158,7 @@ def test_a_second_call_repeats_only_what_can_become_better(
     assert started() == ["fails"]
     call(tmp_path, OK, force=True)
     assert started() == ["ok"]
-    monkeypatch.setattr(code_version, "digest", lambda: "another")
+    monkeypatch.setattr(code_version, "code_digest", lambda: "another")
     call(tmp_path, OK, FAILS)
     assert started() == ["fails"]
     assert "- measured with other code (" in (tmp_path / "summary.md").read_text()
@@ -243,7 +245,7 @@ def record(found: Record, **how: Any) -> Record:
     """Return the record of a part that ended well."""
     return {
         "device": "cuda", "state": "ok", "why": "", "spent_s": 180.0, "reused": False, "found": found,
-        "code": code_version.digest(), **how,
+        "code": code_version.code_digest(), **how,
     }  # fmt: skip
 
 

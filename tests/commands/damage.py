@@ -37,7 +37,7 @@ from experiments import figures
 from experiments.__main__ import main as command_line
 from experiments.commands import report, reproduce, run
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import LAUNCH_SEEDS, repeat_by_launch, required_configs
 from tests.analysis import synthetic
@@ -54,9 +54,9 @@ CONFIGS = [*required_configs(figures.load(ITEM), PROFILE), compose.resolve(ON_SL
 BYSTANDER, *VICTIMS = (run_id(config) for config in CONFIGS)
 
 
-def make(root: Path) -> Folders:
+def make(root: Path) -> ResultFolders:
     """Make whole records, their tables and pictures, a sweep, and the notes of its jobs."""
-    folders = Folders(root)
+    folders = ResultFolders(root)
     day = {"started": "2026-01-01T00:00:00Z", "ended": "2026-01-01T00:01:00Z"}
     for config in CONFIGS:
         attempt = synthetic.made(folders.store, config)
@@ -95,7 +95,7 @@ def _write(path: Path, text: str) -> None:
 
 # --- kinds of damage
 # ------------------------------------------------------------------------------------------
-Damage = Callable[[Folders], None]
+Damage = Callable[[ResultFolders], None]
 
 # Paths in a results folder: {run} is each victim, * anything.
 ATTEMPT = "runs/{run}/001"
@@ -142,7 +142,7 @@ BESIDE = (  # where nothing is, or something else
 )  # fmt: skip
 
 
-def paths(folders: Folders, template: str) -> list[Path]:
+def paths(folders: ResultFolders, template: str) -> list[Path]:
     """Return the paths that a template means in a results folder."""
     found = list[Path]()
     for run_name in VICTIMS:
@@ -428,7 +428,7 @@ def kinds() -> dict[str, Damage]:
     return found
 
 
-def _act_on(templates: Sequence[str], act: Callable[..., object], word: object, folders: Folders) -> None:
+def _act_on(templates: Sequence[str], act: Callable[..., object], word: object, folders: ResultFolders) -> None:
     for template in templates:
         for path in paths(folders, template):
             act(path=path, word=word)
@@ -487,13 +487,13 @@ class Ended:
         return ", ".join(fault for fault, holds in faults.items() if holds)
 
 
-def _invent(planned: Sequence[PlannedRun], folders: Folders, *_: object, **__: object) -> None:
+def _invent(planned: Sequence[PlannedRun], folders: ResultFolders, *_: object, **__: object) -> None:
     """Invent records instead of measuring, which takes seconds."""
     for wanted in planned:
         synthetic.made(folders.store, wanted.config)
 
 
-def carry_out(folders: Folders, words: Sequence[str]) -> Ended:
+def carry_out(folders: ResultFolders, words: Sequence[str]) -> Ended:
     """Carry out a command in this process, where there is no SLURM, and where runs are not measured."""
     said = io.StringIO()
     code = None
@@ -533,7 +533,7 @@ def _bounded() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def find_fault(kind: str, folders: Folders, name: str) -> str:
+def find_fault(kind: str, folders: ResultFolders, name: str) -> str:
     """Carry out a command on results with this damage; return what is wrong, empty where nothing is."""
     ended = carry_out(folders, COMMANDS[name])
     is_of_one = kind.startswith(OF_ONE_RECORD)
@@ -544,7 +544,7 @@ def find_fault(kind: str, folders: Folders, name: str) -> str:
     return ended.fault or (_find_loss(folders, ended) if name == "collect" else "")
 
 
-def _find_loss(folders: Folders, collected: Ended) -> str:
+def _find_loss(folders: ResultFolders, collected: Ended) -> str:
     """Return what `collect` left out and did not name; empty where there is nothing."""
     if collected.code != 0:
         return "" if "experiments: " in collected.said else "collect says nothing"
@@ -554,9 +554,9 @@ def _find_loss(folders: Folders, collected: Ended) -> str:
     return f"left out and not named: {unnamed}" if unnamed else ""
 
 
-def damage_copy(whole: Folders, into: Path, damage: Damage) -> Folders:
+def damage_copy(whole: ResultFolders, into: Path, damage: Damage) -> ResultFolders:
     """Damage a copy of these results."""
     shutil.copytree(whole.results, into, symlinks=True)
-    folders = Folders(into)
+    folders = ResultFolders(into)
     damage(folders)
     return folders

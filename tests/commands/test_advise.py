@@ -12,7 +12,7 @@ from analysis.stats import Estimate
 from experiments import figures
 from experiments.commands import _drawing, _step_time_prediction
 from experiments.commands._step_time_prediction import Question, Range
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures import survey_internet_loss
 from experiments.figures.survey_local_loss import LocalMethod
 from sparsify.cost import Link, Network
@@ -141,7 +141,7 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
     """Local methods exchange as dense does, or as Top-k; nothing is given that the shipped records know."""
     words = (*FAR, "task=gpt_ptbchars", "task.batch_size=8", "methods=dense,topk", "density=0.015625")
     printed = fine(here("advise", "cluster=netns", *words)).stdout
-    folders = Folders()
+    folders = ResultFolders()
     shipped = there(
         _drawing.stored(figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped))
     )

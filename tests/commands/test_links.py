@@ -16,7 +16,7 @@ from analysis.report import pages
 from experiments import figures
 from experiments.commands import report
 from experiments.config import code_version, compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch import bad_nodes
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, process, refused
@@ -115,10 +115,10 @@ IN_ATTEMPTS = {
 
 
 def test_a_run_writes_through_no_link(here: Command, precious: Path, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     for template, target in IN_ATTEMPTS.items():
         attempt = folders.store.begin_attempt(compose.resolve(WORDS))
-        attempt.update_manifest(state="preempted", code=code_version.digest())
+        attempt.update_manifest(state="preempted", code=code_version.code_digest())
         (attempt.checkpoints / "5").mkdir(parents=True)
         (attempt.checkpoints / "5" / "whole.json").write_text("{}")
         path = Path(template.format(attempt=attempt.path, launch=folders.launch(attempt)))
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_is_a_link_is_unlinked(precious: Path, tmp_path: Path)
 
 
 def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: Path, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     run = folders.store.begin_attempt(compose.resolve(WORDS)).run_id
     lock = folders.scratch / "locks" / f"{run}.lock"
     lock.parent.mkdir(parents=True)
@@ -159,7 +159,7 @@ def test_a_lock_that_is_a_link_is_named_as_what_it_is(here: Command, precious: P
 def test_the_log_of_a_worker_that_is_a_link_is_not_shown(
     here: Command, precious: Path, tmp_path: Path
 ) -> None:
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     attempt = synthetic.made(folders.store, compose.resolve(WORDS).as_dict())
     folder = folders.launch(attempt)
     log = folder / "worker0_log.err"

@@ -13,7 +13,7 @@ from analysis.records.files import write_json
 from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands import _drawing
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
 from tests.conftest import ROOT, Command, environment_for, fine, python, refused
@@ -62,7 +62,7 @@ def test_figures_are_drawn_from_the_shipped_records_without_torch(
 
 def text_of(path: Path) -> str:
     """Return a file's text, but not when and where it was drawn; nothing where it is not there."""
-    return path.read_text().split("RenderedFigure from")[0] if path.exists() else ""
+    return path.read_text().split("Drawn from")[0] if path.exists() else ""
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
 @pytest.mark.usefixtures("two_cores")
 def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Path) -> None:
     names = [(figures.load(item), "published") for item in ("eghlidi-table1-published", "fig3-logs") * 4]
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     killed = []
 
     def stored() -> Iterator[_drawing.Stored | None]:
@@ -124,10 +124,10 @@ def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(
 def test_damaged_shipped_records_are_named_and_stop_no_figure_of_ones_own(
     here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    monkeypatch.setattr(ResultFolders, "shipped", property(lambda self: tmp_path / "shipped"))
     (tmp_path / "shipped").mkdir()
     (tmp_path / "shipped" / "runs.parquet").write_bytes(b"PAR1 and then nothing")
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     runs = [
         synthetic.learned(folders.store, config).run_id
         for config in required_configs(figures.load("fig3"), "smoke")

@@ -20,8 +20,8 @@ from analysis.records.schema import RunIndex
 from analysis.report.pages import PARTS
 from experiments import figures
 from experiments.commands import report
-from experiments.commands._drawing import runs_of
-from experiments.config.folders import Folders
+from experiments.commands._drawing import select_run_ids
+from experiments.config.folders import ResultFolders
 from tests.analysis import synthetic
 from tests.analysis.report.test_pages import HOSTILE
 from tests.conftest import Command, fine, refused, there
@@ -39,17 +39,17 @@ def two_items(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def runs_of_one_figure() -> Frames:
-    folder = Folders().shipped
+    folder = ResultFolders().shipped
     index = there(read_struct(folder / "figures" / "fig1-laptop.json", RunIndex))
-    return runs_of(read_parquet(folder), index.runs)
+    return select_run_ids(read_parquet(folder), index.runs)
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folders:
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultFolders:
     """Provide results of this machine alone, where nothing is shipped and no figure needs no runs."""
-    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    monkeypatch.setattr(ResultFolders, "shipped", property(lambda self: tmp_path / "shipped"))
     monkeypatch.setattr(figures, "files_by_item", dict)
-    return Folders(tmp_path / "results")
+    return ResultFolders(tmp_path / "results")
 
 
 def data(report: Path, name: str) -> Any:
@@ -67,7 +67,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_that_no_report_made_is_never_removed(here: Command, folders: Folders) -> None:
+def test_a_folder_that_no_report_made_is_never_removed(here: Command, folders: ResultFolders) -> None:
     for part in PARTS:
         theirs = folders.report / part / "theirs"
         theirs.parent.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_a_folder_that_no_report_made_is_never_removed(here: Command, folders: F
         theirs.parent.rmdir()
 
 
-def test_what_lies_beside_a_reports_own_folders_stays(here: Command, folders: Folders) -> None:
+def test_what_lies_beside_a_reports_own_folders_stays(here: Command, folders: ResultFolders) -> None:
     notes = folders.report / "notes" / "mine"
     notes.parent.mkdir(parents=True)
     notes.write_text("mine")
@@ -100,7 +100,7 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
         assert data(report, f"run/{row['id']}")["timeline"]
     page = (report / "pages" / "item-fig1-laptop.html").read_text()
     assert "python -m experiments reproduce fig1 profile=laptop" in page
-    for path in (Folders().shipped / "figures").glob("fig1-laptop.[!j]*"):
+    for path in (ResultFolders().shipped / "figures").glob("fig1-laptop.[!j]*"):
         assert (report / "files" / path.name).read_bytes() == path.read_bytes()
     assert not (tmp_path / "results" / "figures").exists()
     first = tree(report)
@@ -108,7 +108,7 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
     assert tree(report) == first
 
 
-def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, folders: Folders) -> None:
+def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, folders: ResultFolders) -> None:
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
     failed = folders.store.begin_attempt(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")
@@ -144,7 +144,7 @@ def test_a_figure_that_fails_is_told_on_its_page_and_the_others_are_drawn(
     assert "Not drawn" not in (pages / "item-speed-logs.html").read_text()
 
 
-def test_damaged_shipped_tables_are_named_in_the_report(here: Command, folders: Folders) -> None:
+def test_damaged_shipped_tables_are_named_in_the_report(here: Command, folders: ResultFolders) -> None:
     folders.shipped.mkdir()
     (folders.shipped / "runs.parquet").write_bytes(b"PAR1 and then nothing")
     fine(here("report"))
@@ -152,7 +152,7 @@ def test_damaged_shipped_tables_are_named_in_the_report(here: Command, folders: 
 
 
 def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
-    here: Command, folders: Folders, tmp_path: Path
+    here: Command, folders: ResultFolders, tmp_path: Path
 ) -> None:
     run = synthetic.timed(folders.store, synthetic.config("topk")).run_id
     plain = tmp_path / "a.json"
@@ -168,7 +168,7 @@ def test_a_trace_of_a_whole_run_is_written_plain_or_compressed(
 
 
 def test_a_report_follows_what_runs_do(
-    here: Command, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    here: Command, folders: ResultFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = list[Any]()
     attempt = synthetic.timed(folders.store, synthetic.config("topk"))
@@ -188,7 +188,7 @@ def test_a_report_follows_what_runs_do(
 
 @pytest.mark.parametrize(("bound", "at_most"), [("BATCH_RUNS", 2), ("BATCH_BYTES", 1)])
 def test_runs_are_read_in_batches_each_once(
-    bound: str, at_most: int, here: Command, folders: Folders, monkeypatch: pytest.MonkeyPatch
+    bound: str, at_most: int, here: Command, folders: ResultFolders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read so many runs at a time, or so many bytes: long trainings take gigabytes together."""
     monkeypatch.setattr(attempts, bound, at_most)

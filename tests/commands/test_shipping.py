@@ -14,7 +14,7 @@ from experiments import figures
 from experiments.commands import collect
 from experiments.commands.collect import complete_figures, thinned
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.runs import additional_configs, required_configs
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
@@ -35,7 +35,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     readme = tmp_path / "README.md"
     readme.write_text(f"above\n{collect.BEGIN}\n{collect.END}\nbelow\n")
     monkeypatch.setattr(collect, "README", readme)
-    monkeypatch.setattr(Folders, "shipped", property(lambda self: tmp_path / "shipped"))
+    monkeypatch.setattr(ResultFolders, "shipped", property(lambda self: tmp_path / "shipped"))
     fig3 = {"fig3": figures.files_by_item()["fig3"]}
     monkeypatch.setattr(figures, "files_by_item", lambda: fig3)
     return tmp_path / "shipped"
@@ -49,7 +49,7 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     hosts = ["secret-n1", "secret-n2"]
     machine = {"hosts": hosts, "mismatch": [f"the workers are on {' and '.join(hosts)}"]}
     for config in required_configs(figures.load("fig3"), "laptop"):
-        synthetic.learned(Folders(tmp_path / "results").store, config, host="secret-n1", machine=machine)
+        synthetic.learned(ResultFolders(tmp_path / "results").store, config, host="secret-n1", machine=machine)
     done = fine(here("collect", "--ship"))
     assert "fig3-laptop: " in done.stdout
     assert len(read_parquet(elsewhere).runs) == len(required_configs(figures.load("fig3"), "laptop"))
@@ -80,7 +80,7 @@ def test_a_figure_is_completed_batch_by_batch(tmp_path: Path) -> None:
     ids = [run_id(config) for config in (*needed, *more)]
 
     def complete(name: str, made: list[Config], shipped: list[str]) -> list[str] | None:
-        folders = Folders(tmp_path / name)
+        folders = ResultFolders(tmp_path / name)
         for config in made:
             synthetic.learned(folders.store, config)
         return dict(complete_figures(folders, shipped)).get("fig3-laptop")

@@ -25,7 +25,7 @@ from analysis.report import pages
 from experiments import figures
 from experiments.commands import new, report
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import requested_runs
 from experiments.launch import arrays, bad_nodes, submission
@@ -70,8 +70,8 @@ def test_no_record_says_where_and_how_a_run_is_started(here: Command, tmp_path: 
     assert len(STARTING) > 30
     for leaf in STARTING:
         with pytest.raises(ValueError, match="where and how a run is started is for you to say"):
-            compose.asked_again({"": forge(MEASURED, {leaf: "/tmp/evil"})}, run_key(MEASURED))
-    attempt = synthetic.made(Folders(tmp_path / "results").store, FULL)
+            compose.recover_run({"": forge(MEASURED, {leaf: "/tmp/evil"})}, run_key(MEASURED))
+    attempt = synthetic.made(ResultFolders(tmp_path / "results").store, FULL)
     evil = {"cluster.setup": ["touch owned"], "cluster.python": "/tmp/evil"}
     write_json(attempt.path / "config.json", forge(MEASURED, evil))
     compared = ("compare", "cluster=devcluster", "x=method.density", "y=step_s", "--save", "thesis_owned")
@@ -83,11 +83,11 @@ def test_a_variant_adds_nothing_either() -> None:
     config = measured_config(compose.resolve(IN_TURNS).as_dict())
     config["variants"][1]["cluster"] = {"setup": ["touch owned"]}
     with pytest.raises(ValueError, match=r"holds cluster\.setup"):
-        compose.asked_again(configs_by_variant(config), run_key(config))
+        compose.recover_run(configs_by_variant(config), run_key(config))
 
 
 def test_words_of_a_record_set_what_is_measured_alone() -> None:
-    words = compose.asked_again({"": MEASURED}, run_key(MEASURED)).words()
+    words = compose.recover_run({"": MEASURED}, run_key(MEASURED)).words()
     assert not {word.partition("=")[0] for word in words} & {*STARTING}
 
 
@@ -130,7 +130,7 @@ def test_no_option_of_a_job_has_a_line_break() -> None:
 
 
 def test_no_id_of_a_job_is_more_than_a_number(tmp_path: Path) -> None:
-    attempt = synthetic.made(Folders(tmp_path).store, FULL)
+    attempt = synthetic.made(ResultFolders(tmp_path).store, FULL)
     for text in ("1 --wrap=owned", "--help", "1\n2", "$(touch owned)"):
         for job in ({"id": text}, {"id": "7", "cluster": f"{text}\n"}):
             write_json(attempt.path / "job.json", job)
@@ -174,7 +174,7 @@ def test_a_checkpoint_is_read_as_numbers_alone(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     site = pages.ReportSite(folders.report)
     shipped = report.Shipped(folders, [])
     made_from = {}
@@ -199,7 +199,7 @@ def test_a_report_takes_no_name_of_a_file_from_what_was_kept(tmp_path: Path) -> 
 
 
 def test_no_name_leads_out_of_its_folder(tmp_path: Path) -> None:
-    attempt = synthetic.made(Folders(tmp_path).store, FULL)
+    attempt = synthetic.made(ResultFolders(tmp_path).store, FULL)
     manifest = json.loads((attempt.path / "run.json").read_text())
     for name in ("..", ".", "a/b", "/etc", "a\nb", "", "a" * 256):
         for forged in ({"sweep": name}, {"files": {name: {"bytes": 1, "sha256": "0" * 64}}}):

@@ -16,7 +16,7 @@ from analysis.records.store import Attempt
 from experiments import figures
 from experiments.commands import validate as command
 from experiments.commands.collect import drawn, index_of
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.runs import required_configs
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
@@ -26,8 +26,8 @@ from tests.conftest import Command, fine
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Provide records of one figure, as the repository would ship them."""
     folder = tmp_path / "shipped"
-    monkeypatch.setattr(Folders, "shipped", property(lambda self: folder))
-    store = Folders(tmp_path / "other").store
+    monkeypatch.setattr(ResultFolders, "shipped", property(lambda self: folder))
+    store = ResultFolders(tmp_path / "other").store
     attempts = [
         synthetic.in_turns(store, config) for config in required_configs(figures.load("fig4"), "laptop")
     ]
@@ -39,7 +39,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Attempt:
-    return synthetic.timed(Folders(tmp_path / "results").store, synthetic.config())
+    return synthetic.timed(ResultFolders(tmp_path / "results").store, synthetic.config())
 
 
 def add_to_figure(shipped: Path, run: str) -> None:
@@ -98,14 +98,14 @@ OF_ONE_LAUNCH = {
 
 
 def test_runs_that_are_not_planned_any_more_are_told(shipped: Path) -> None:
-    assert list(command.outdated(Folders())) == []
+    assert list(command.outdated(ResultFolders())) == []
     add_to_figure(shipped, "old-run")
-    (told,) = command.outdated(Folders())
+    (told,) = command.outdated(ResultFolders())
     assert told.startswith("fig4-laptop is drawn from 1 runs that fig4 does not ask for any more")
 
 
 def test_every_other_shipped_figure_is_drawn_from_the_runs_that_its_item_asks_for() -> None:
-    assert {line.split()[0] for line in command.outdated(Folders())} == OF_ONE_LAUNCH
+    assert {line.split()[0] for line in command.outdated(ResultFolders())} == OF_ONE_LAUNCH
 
 
 def test_a_table_of_another_schema_is_refused_and_an_older_file_is_read(shipped: Path) -> None:
@@ -127,7 +127,7 @@ def test_looks_are_shipped_as_far_as_they_are_drawn(tmp_path: Path) -> None:
     for step, name in product((0, 5), sizes):
         values = {"step": step, "xs": [1.0], "values": [0.5]}
         looks += [{"what": "histogram", "of": name, **values}, {"what": "kept", "of": f"{name}/10", **values}]
-    attempt = synthetic.looked(Folders(tmp_path).store, synthetic.config("topk"), looks)
+    attempt = synthetic.looked(ResultFolders(tmp_path).store, synthetic.config("topk"), looks)
     kept = drawn(load_attempts([attempt])[0].looks).groupby(["what", "step"])["of"].agg(sorted)
     assert kept.to_dict() == {
         ("size", 0): sorted(sizes),

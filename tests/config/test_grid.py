@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from experiments.config import choices, compose
-from experiments.config.grid import expand
-from experiments.figures.runs import name_and_configs
+from experiments.config.grid import expand_grid
+from experiments.figures.runs import requested_runs
 from tests.config.refusals import check_refusals, read_answers
 
 
 def test_a_grid_is_every_combination_and_lists_stay_lists() -> None:
-    points = expand(
+    points = expand_grid(
         ["method=topk,randomk", "method.density=0.1,0.2", "seed=range(0,3)", "task.lr_milestones=[1,2]"]
     )
     assert len(points) == 2 * 2 * 3
@@ -23,12 +23,12 @@ def test_a_grid_is_every_combination_and_lists_stay_lists() -> None:
 
 
 def test_a_hyperparameter_is_left_out_where_a_method_lacks_it() -> None:
-    _, found = name_and_configs(["method=dense,topk", "method.density=0.01,0.1", "profile=smoke"])
+    _, found = requested_runs(["method=dense,topk", "method.density=0.01,0.1", "profile=smoke"])
     methods = [config["method"]["name"] for config in found]
     assert methods.count("dense") == 1
     assert methods.count("topk") == 2
     with pytest.raises(ValueError, match="no key"):
-        name_and_configs(["method=dense", "method.density=0.01"])
+        requested_runs(["method=dense", "method.density=0.01"])
 
 
 def test_one_method_stands_for_all_where_nothing_refers_to_it(
@@ -58,7 +58,7 @@ def test_nothing_in_conf_refers_to_what_a_word_can_change() -> None:
 
 def test_a_list_without_end_or_without_values_is_refused() -> None:
     def expand_and_resolve(words: Sequence[str]) -> None:
-        for point in expand(words):
+        for point in expand_grid(words):
             compose.resolve(point)
 
     answers = read_answers("""
@@ -80,4 +80,4 @@ seed -> not of the form key=value
 
 
 def test_a_group_takes_a_pattern() -> None:
-    assert expand(["method=glob(topk*)"]) == expand(["method=topk,topk_layerwise"])
+    assert expand_grid(["method=glob(topk*)"]) == expand_grid(["method=topk,topk_layerwise"])

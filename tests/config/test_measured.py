@@ -9,9 +9,9 @@ import pytest
 from analysis.records.store import Attempt
 from experiments import figures
 from experiments.config import code_version, compose
-from experiments.config.folders import Folders
-from experiments.config.plan import PlannedRun, missing, remark
-from experiments.figures.runs import configs_of
+from experiments.config.folders import ResultFolders
+from experiments.config.plan import PlannedRun, find_unmeasured_runs, describe_code_changes
+from experiments.figures.runs import required_configs
 from experiments.launch.attempt import resume_or_create_attempt
 from tests.analysis import synthetic
 from tests.conftest import Command, fine
@@ -41,39 +41,39 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("1\n")
     monkeypatch.setattr(code_version, "ROOT", tmp_path / "checkout")
-    monkeypatch.setattr(code_version, "sources", code_version.sources.__wrapped__)
+    monkeypatch.setattr(code_version, "digest_by_source", code_version.digest_by_source.__wrapped__)
     return tmp_path / "checkout"
 
 
 def test_only_files_that_a_runs_numbers_rest_on_matter(checkout: Path) -> None:
-    before = code_version.sources()
+    before = code_version.digest_by_source()
     chosen = {"topk", "cnn_digits", "digits"}
     for file in MEASURING + OTHERS:
         matters = file in MEASURING
-        assert code_version.changed(before, chosen) == []
+        assert code_version.changed_sources(before, chosen) == []
         (checkout / file).write_text("2\n")
-        assert code_version.changed(before, chosen) == [file] * matters
+        assert code_version.changed_sources(before, chosen) == [file] * matters
         (checkout / file).unlink()
-        assert code_version.changed(before, chosen) == [file] * matters
+        assert code_version.changed_sources(before, chosen) == [file] * matters
         (checkout / file).write_text("1\n")
     (checkout / "sparsify" / "new.py").touch()  # what uses it has changed as well
-    assert code_version.changed(before, chosen) == []
+    assert code_version.changed_sources(before, chosen) == []
 
 
 def of_other_code(results: Path, *words: str) -> Attempt:
     """A record that says that one of its files was another."""
-    config, folders = compose.resolve([*WORDS, *words]), Folders(results)
+    config, folders = compose.resolve([*WORDS, *words]), ResultFolders(results)
     attempt = synthetic.timed(folders.store, config)
-    attempt.update_manifest(sources={**code_version.sources(), "sparsify/methods/topk.py": "0" * 12})
+    attempt.update_manifest(sources={**code_version.digest_by_source(), "sparsify/methods/topk.py": "0" * 12})
     return attempt
 
 
 def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     new = resume_or_create_attempt(compose.resolve([*WORDS]), folders.store)
-    assert new.manifest["sources"] == code_version.sources()
+    assert new.manifest["sources"] == code_version.digest_by_source()
     assert "sparsify/kernels/native.cpp" in new.manifest["sources"]
-    assert remark([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))]) == ""
+    assert describe_code_changes([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))]) == ""
 
 
 def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Path) -> None:
@@ -84,12 +84,12 @@ def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Pat
     assert "already measured" in done.stderr
     assert told in here("why", attempt.run_id).stdout
     other = of_other_code(tmp_path / "results", "seed=1")
-    assert remark([attempt, other]).startswith("2 runs: measured with other code (sparsify/methods/topk.py)")
+    assert describe_code_changes([attempt, other]).startswith("2 runs: measured with other code (sparsify/methods/topk.py)")
 
 
 def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "results")
-    for config in configs_of(figures.load("fig1"), "smoke"):
+    folders = ResultFolders(tmp_path / "results")
+    for config in required_configs(figures.load("fig1"), "smoke"):
         attempt = synthetic.in_turns(folders.store, config)
     attempt.update_manifest(sources={"sparsify/select.py": "0" * 12})
     done = fine(here("reproduce", "fig1", "profile=smoke"))
@@ -100,10 +100,10 @@ def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_pa
 
 
 def test_a_damaged_record_is_missing_and_named(tmp_path: Path) -> None:
-    folders, said = Folders(tmp_path), list[str]()
+    folders, said = ResultFolders(tmp_path), list[str]()
     planned = [PlannedRun(compose.resolve([*WORDS, f"seed={seed}"]), None) for seed in range(3)]
     attempts = [synthetic.timed(folders.store, run.config) for run in planned]
     (attempts[1].path / "run.json").write_text("5")
-    assert missing(planned, folders, said.append) == [planned[1]]
+    assert find_unmeasured_runs(planned, folders, said.append) == [planned[1]]
     (note,) = said
     assert note.startswith(f"left out {attempts[1].name}: run.json is not as it was written")

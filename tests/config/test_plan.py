@@ -9,8 +9,8 @@ import pytest
 from experiments import figures
 from experiments.config import compose, data_root, plan
 from experiments.config.config import Config
-from experiments.config.plan import PlannedRun, plan_runs, profile_of
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.config.plan import PlannedRun, plan_runs, requested_profile
+from experiments.figures.runs import additional_configs, required_configs
 
 
 def planned(*words: str) -> PlannedRun:
@@ -22,7 +22,7 @@ def planned(*words: str) -> PlannedRun:
 )
 def test_every_figure_composes_its_runs(profile: str) -> None:
     for item in figures.shipped_items():
-        assert bool(configs_of(figures.load(item), profile)) == figures.load(item).has_runs
+        assert bool(required_configs(figures.load(item), profile)) == figures.load(item).has_runs
 
 
 def test_virtual_ranks_share_one_process() -> None:
@@ -38,13 +38,13 @@ def test_a_run_is_for_its_times_unless_it_validates_every_epoch() -> None:
 
 
 def test_the_profile_is_the_one_asked_for_or_what_the_machine_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert profile_of(["profile=smoke"]) == "smoke"
+    assert requested_profile(["profile=smoke"]) == "smoke"
     for there, expected in ((True, "paper"), (False, "laptop")):
         monkeypatch.setattr(plan, "has_gpu", lambda there=there: there)
-        assert profile_of([]) == expected
-        assert profile_of(["cluster=neuron_a100"]) == "paper"
+        assert requested_profile([]) == expected
+        assert requested_profile(["cluster=neuron_a100"]) == "paper"
     with pytest.raises(ValueError, match="no profile 'huge'; there are: laptop, paper, smoke"):
-        profile_of(["profile=huge"])
+        requested_profile(["profile=huge"])
 
 
 def test_a_gpu_that_is_not_there_is_refused_on_this_machine_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,10 +70,10 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
         assert {*said} == {"downloading"}
         return config.having("task.lr", 0.5), None
 
-    monkeypatch.setattr(data_root, "find", find)
+    monkeypatch.setattr(data_root, "ensure_dataset", find)
     runs = plan_runs([compose.resolve([f"seed={seed}"]) for seed in range(3)], said.append)
     assert [run.config["task"]["lr"] for run in runs] == [0.5] * 3
-    alike = more_configs_of(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run
+    alike = additional_configs(figures.load("local-loss"), "laptop", ["seed=3"])  # which words make one run
     assert (len(alike), len(plan_runs(alike, said.append))) == (3 * 11, 11)
     assert said == ["downloading"] * 2
 
@@ -81,11 +81,12 @@ def test_what_all_runs_have_in_common_is_said_once_and_when_it_begins(
 def test_how_long_variants_take_turns_is_no_word_for_the_trainings_beside_them() -> None:
     words = ["alternate.limit_min=1", "threads=2"]
     assert {
-        config["alternate"]["limit_min"] for config in configs_of(figures.load("slow-links"), "laptop", words)
+        config["alternate"]["limit_min"]
+        for config in required_configs(figures.load("slow-links"), "laptop", words)
     } == {1}
-    more = more_configs_of(figures.load("stable-throughput"), "laptop", words)
+    more = additional_configs(figures.load("stable-throughput"), "laptop", words)
     assert {config["threads"] for config in more} == {2}
     for config in more:
         assert config["alternate"]["limit_min"] == (1 if config.variants else 15)
     with pytest.raises(ValueError, match=r"alternate.limit_min is of runs whose variants take turns"):
-        more_configs_of(figures.load("fig2"), "laptop", words)
+        additional_configs(figures.load("fig2"), "laptop", words)

@@ -69,10 +69,10 @@ def test_title_runs_and_draw_are_enough(write: Write) -> None:
 
 QUESTION = """
 from analysis.claims import Claim
-from analysis.stats import Value
+from analysis.stats import Estimate
 
 def claims():
-    return [Claim("a", None, "", "", "ordering", 0.0, "", lambda frames: Value(1.0))]
+    return [Claim("a", None, "", "", "ordering", 0.0, "", lambda frames: Estimate(1.0))]
 """
 TWICE = QUESTION.replace("return [Claim", "return 2 * [Claim")
 EMULATED = LEAST.replace('"method=topk"', '"method=topk", "cluster=netns"')

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.records.frames import Frames
 from experiments.figures import survey_internet_loss as item
+from experiments.figures.survey_local_loss import LocalMethod
 from tests.conftest import there
 from tests.figures.made_up import RecordBuilder
 
@@ -18,7 +19,7 @@ LOSSES = {  # of each trained method, at each quarter of the training
     ("diloco", 15): [2.2, 1.8, 1.3, 1.05],
     ("sparseloco", 5): [2.0, 1.5, 1.2, 1.0],
 }
-SECONDS: dict[item.Compared, tuple[float, float]] = {  # of a local step, and of one with an exchange
+SECONDS: dict[tuple[str, int | None], tuple[float, float]] = {  # of a local step, and of one with an exchange
     ("dense", None): (0, 0.6), ("dense-rings", None): (0, 0.9), ("topk", None): (0, 0.3),
     ("diloco", 15): (0.2, 0.8), ("sparseloco", 5): (0.2, 0.3),
 }  # fmt: skip
@@ -39,7 +40,7 @@ def frames(launches: int = 3) -> Frames:
         settings = {
             "run_id": f"timed-{seed}", "group": f"timed-{seed}", "method.every": every, "seed": seed,
             "method.name": name.removesuffix("-rings"), "cluster.where": "netns", "train.validate": "never",
-            "collectives": "backend" if name == item.RINGS else "auto",
+            "collectives": "backend" if name == item.RINGS.name else "auto",
         }  # fmt: skip
         period = every or 1
         exchange = {"step_s": exchanging_s * (1 + 0.1 * seed), "wire_bytes": 100.0}
@@ -51,15 +52,15 @@ def frames(launches: int = 3) -> Frames:
 
 def test_a_step_is_the_mean_of_those_with_an_exchange_and_those_without() -> None:
     found = frames(launches=1)
-    assert there(item.step_s(found, "dense", None)).value == pytest.approx(0.6)
-    assert there(item.step_s(found, "diloco", 15)).value == pytest.approx(0.2 + 0.6 / 15)
-    assert item.computing_s(found) == pytest.approx(0.2)
-    ratio = there(item.times(frames(), ("dense-rings", None), ("dense", None)))  # paired by launch
+    assert there(item.mean_step_s(found, item.DENSE)).value == pytest.approx(0.6)
+    assert there(item.mean_step_s(found, LocalMethod("diloco", 15))).value == pytest.approx(0.2 + 0.6 / 15)
+    assert item.mean_local_step_s(found) == pytest.approx(0.2)
+    ratio = there(item.step_ratio(frames(), item.RINGS, item.DENSE))  # paired by launch
     assert ratio[:4] == pytest.approx((1.5, 1.5, 1.5, 3))
 
 
 def test_the_time_to_a_loss_is_steps_by_seconds() -> None:
     found = frames(launches=1)
-    assert item.target(found) == pytest.approx(1.1)
+    assert item.target_loss(found) == pytest.approx(1.1)
     for name, every, gain in (("dense", None, 1.0), ("topk", None, 0.6 / 0.3), ("sparseloco", 5, 0.6 / 0.22)):
-        assert there(item.times_as_soon(found, (name, every))).value == pytest.approx(gain)
+        assert there(item.speedup_to_loss(found, LocalMethod(name, every))).value == pytest.approx(gain)

@@ -13,7 +13,7 @@ import pytest
 from analysis.records.configs import run_id
 from experiments import figures
 from experiments.commands import reproduce
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.figures.figure import Figure
 from experiments.figures.runs import LAUNCH_SEEDS, MORE_LAUNCH_SEEDS, additional_configs, required_configs
@@ -48,7 +48,7 @@ def test_launches_share_the_time_that_an_item_gives_to_its_turns() -> None:
 def test_launches_of_another_occasion_wait_for_it(
     ago_min: tuple[float, ...], is_due: bool, tmp_path: Path
 ) -> None:
-    folders, runs = Folders(tmp_path), planned("fig4-fast")
+    folders, runs = ResultFolders(tmp_path), planned("fig4-fast")
     for run, ago in zip(runs, ago_min, strict=False):
         attempt = synthetic.made(folders.store, run.config.as_dict())
         attempt.update_manifest(started=f"{pd.Timestamp.now('UTC') - pd.Timedelta(minutes=ago):%FT%TZ}")
@@ -76,14 +76,14 @@ def test_what_is_there_is_drawn_with_the_first_run_and_then_now_and_then(
 ) -> None:
     drawn = list[int]()
 
-    def draw_own_runs(figure: Figure, profile: str, names: list[str], _: Folders) -> SimpleNamespace:
+    def draw_own_runs(figure: Figure, profile: str, names: list[str], _: ResultFolders) -> SimpleNamespace:
         drawn.append(len(names))
         if len(names) == 4:
             raise KeyError("dense")
         return SimpleNamespace(picture=f"{figure.stem(profile)}.png")
 
     monkeypatch.setattr(reproduce, "draw_own_runs", draw_own_runs)
-    folders, runs = Folders(tmp_path), planned("local-loss", "smoke")
+    folders, runs = ResultFolders(tmp_path), planned("local-loss", "smoke")
     seconds = count(0, 40)  # a run every 40 s, and a picture a minute at most
     monkeypatch.setattr(reproduce, "monotonic", lambda: next(seconds))
     early = None

@@ -26,7 +26,7 @@ def frames(*runs: tuple[str, int, float]) -> Frames:
     words = """
     method.density=0.01 workers=2 cluster.link.name=ethernet_1g task.name=vector timing.mode=serialised
     """
-    records = RecordBuilder(settings_of(words), {link_model.COMPUTING: COMPUTING_S})
+    records = RecordBuilder(settings_of(words), {link_model.COMPUTING_COLUMN: COMPUTING_S})
     for method, wire_bytes, times in runs:
         exact_s = EXACT.transfer_seconds(CollectiveCost(2, wire_bytes))
         took_s = (COMPUTING_S + exact_s) * times

@@ -13,7 +13,7 @@ def test_the_errors_of_codes_are_the_library_s_on_what_top_k_leaves() -> None:
     for tails, choice in (("bell", gaussian_choice), ("heavy tails", heavy_tailed_choice)):
         values = choice(16 * tensors).view(tensors, k)
         for name, told in why.CODES.items():
-            word = why.TRAININGS.named[name]["method.code"]
+            word = why.TRAININGS.settings_by_name[name]["method.code"]
             read = trip(word, values.flatten(), [k] * tensors).view(tensors, k)
             errors = (read - values).square().sum(1) / values.square().sum(1)
             assert 100 * float(errors.median()) == pytest.approx(told[f"error, {tails}"], rel=5e-3, abs=1e-10)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.records.frames import empty_frames
 from experiments import figures
-from experiments.figures.runs import name_and_configs
+from experiments.figures.runs import requested_runs
 from tests.conftest import Command, refused
 from tests.figures import made_up
 
@@ -34,4 +34,4 @@ def test_each_page_says_that_nothing_was_measured_here_and_names_the_logs() -> N
 def test_runs_are_neither_chosen_nor_queued(here: Command) -> None:
     refused(here("reproduce", "fig4-logs", "profile=laptop"), "fig4-logs", "no runs", "profile=laptop")
     with pytest.raises(ValueError, match="fig4-logs has no runs to queue"):
-        name_and_configs(["fig4-logs"])
+        requested_runs(["fig4-logs"])

@@ -6,7 +6,7 @@ import pytest
 
 from analysis.records.configs import configs_by_variant
 from experiments import figures
-from experiments.figures.runs import configs_of
+from experiments.figures.runs import required_configs
 from tests.figures.made_up import PROFILES
 
 # What takes its turns first, in items whose methods take turns.
@@ -20,7 +20,7 @@ FIRST = {
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_timing_item_is_measured_in_turns_against_the_same_method(profile: str) -> None:
     for item, first in FIRST.items():
-        for config in configs_of(figures.load(item), profile):
+        for config in required_configs(figures.load(item), profile):
             variants = configs_by_variant(config)
             assert next(iter(variants)) == first
             assert not any(variant["method"].get("density_warmup") for variant in variants.values())

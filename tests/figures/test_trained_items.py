@@ -17,7 +17,7 @@ from analysis.records.store import Store
 from experiments import figures
 from experiments.config.config import Config
 from experiments.figures import zhang_stable_sweep as sweep
-from experiments.figures.runs import configs_of, more_configs_of
+from experiments.figures.runs import additional_configs, required_configs
 from tests.analysis import synthetic
 from tests.conftest import there
 from tests.figures.made_up import verdict
@@ -29,7 +29,10 @@ End = Callable[[Config], tuple[float, float]]  # accuracy and loss at the end of
 @cache
 def all_configs(item: str) -> list[Config]:
     """Return the configs of all seeds."""
-    return [*configs_of(figures.load(item), "laptop"), *more_configs_of(figures.load(item), "laptop")]
+    return [
+        *required_configs(figures.load(item), "laptop"),
+        *additional_configs(figures.load(item), "laptop"),
+    ]
 
 
 def trained(folder: Path, item: str, end: End) -> Frames:

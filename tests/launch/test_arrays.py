@@ -13,7 +13,7 @@ import pytest
 
 from experiments.config import code_version, compose
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.figures.runs import requested_runs
@@ -33,9 +33,9 @@ def planned(*words: str) -> list[PlannedRun]:
 def text_of(cluster: str) -> str:
     """Return what sbatch is given for fig3, without what differs from machine to machine."""
     found = arrays.group_into_arrays(planned("fig3", f"cluster={cluster}"), block=False)
-    folders = Folders(Path("/RESULTS"))
+    folders = ResultFolders(Path("/RESULTS"))
     text = "\n".join(arrays.sbatch_texts(found, folders, "fig3-001"))
-    text = text.replace(sys.executable, "PYTHON").replace(code_version.digest(), "DIGEST")
+    text = text.replace(sys.executable, "PYTHON").replace(code_version.code_digest(), "DIGEST")
     text = re.sub(r"\S+ --quiet exec", "RUNTIME --quiet exec", text).replace(" --userns", "")
     return re.sub(r"\S+/(\w+\.sif)", r"IMAGES/\1", re.sub(r"( --mount \S+)+", " --mount FOLDERS", text))
 
@@ -126,12 +126,12 @@ def test_one_process_submits_at_a_time(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(submission, "LOCK_TIMEOUT_S", 0.1)
     busy = pytest.raises(ValueError, match=f"process {os.getpid()} of this machine has been submitting")
     with (
-        submission._acquire_submission_lock(Folders(tmp_path), print),
+        submission._acquire_submission_lock(ResultFolders(tmp_path), print),
         busy,
-        submission._acquire_submission_lock(Folders(tmp_path), print),
+        submission._acquire_submission_lock(ResultFolders(tmp_path), print),
     ):
         pytest.fail("two at a time")
-    with submission._acquire_submission_lock(Folders(tmp_path), print):  # the first has left
+    with submission._acquire_submission_lock(ResultFolders(tmp_path), print):  # the first has left
         pass
 
 
