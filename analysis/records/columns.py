@@ -19,7 +19,7 @@ from analysis.records.phases import PHASES
 from analysis.records.schema import NUMBER, AveragedNumbers, EpochLine, Field, StepLine, fields_by_name
 
 
-class Title(Struct, frozen=True):
+class OutcomeTitle(Struct, frozen=True):
     """Names of an outcome where people read it; "" where it is not shown."""
 
     label: str  # in a sentence, along an axis
@@ -41,7 +41,7 @@ def _outcomes_among(fields: Mapping[str, Field], when: str) -> dict[str, Field]:
 
 
 _YAML = msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
-TITLES = msgspec.convert(_YAML["titles"], dict[str, Title])
+TITLES = msgspec.convert(_YAML["titles"], dict[str, OutcomeTitle])
 _YAML_COLUMNS = msgspec.convert(_YAML["columns"], dict[str, dict[str, Field]])
 _STEP = fields_by_name(StepLine)
 _EPOCH = fields_by_name(EpochLine)

@@ -318,7 +318,7 @@ def read_verified(path: Path, expected: Mapping[str, Any]) -> bytes:
     return raw
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
+def size_and_digest(path: Path) -> dict[str, Any]:
     """Return the size and digest of a file, as manifests have them."""
     raw = path.read_bytes()
     return {"bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}

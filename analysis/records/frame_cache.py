@@ -2,7 +2,7 @@
 
     <records>/cache/<code>/<batch>/rows.msgpack     rows of runs, and what each was made from
                                    <table>.parquet  the other tables of these runs
-                                   copy.json        digests of these files
+                                   digests.json     digests of these files
 
 A row counts while its `origin` is that of its run's newest whole attempt. What is damaged or missing is read
 from the logs again, so all of it may be removed at any time.
@@ -35,10 +35,10 @@ from analysis.records.attempts import (
 from analysis.records.columns import OUTCOMES
 from analysis.records.files import (
     DamagedFileError,
-    fingerprint,
     read_bytes,
     read_struct,
     read_verified,
+    size_and_digest,
     temporary_part_folder,
     write_atomic,
     write_json,
@@ -55,7 +55,7 @@ from analysis.records.parquet import find_row_fault, parse_table, write_frame
 from analysis.records.store import Attempt, Store
 
 ROWS = "rows.msgpack"
-COPY = "copy.json"
+DIGESTS = "digests.json"
 SMALL_BYTES = 2**16  # of a batch with few runs
 MOST_SMALL = 32  # such batches, before their runs are read from logs again and kept together
 CODE = (attempts_module, schema, steps_module)  # by which rows and tables are made from logs
@@ -71,7 +71,7 @@ class CachedRow(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class Batch(NamedTuple):
+class CachedBatch(NamedTuple):
     """Rows and tables of runs that were read together."""
 
     rows: list[CachedRow]
@@ -116,9 +116,9 @@ def load_newest_cached(
     return LoadedFrames(_join(rows, [batch.tables for batch in batches], names), [*dict.fromkeys(every_note)])
 
 
-def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> dict[Path, Batch]:
+def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> dict[Path, CachedBatch]:
     """Return the batches that are whole, by their folders, with the rows of these attempts, each once."""
-    batch_by_folder = dict[Path, Batch]()
+    batch_by_folder = dict[Path, CachedBatch]()
     missing = {**origins}
     for path in sorted(folder.glob("*")):
         with contextlib.suppress(DamagedFileError):  # then its runs are read from their logs
@@ -128,17 +128,17 @@ def _read_batches(folder: Path, origins: Origins, tables: Collection[str]) -> di
     return batch_by_folder
 
 
-def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> Batch:
+def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> CachedBatch:
     """Return what a folder holds of these attempts.
 
     Raises:
         DamagedFileError: a file is not as it was written.
     """
     path = folder / ROWS
-    copy = read_struct(folder / COPY, schema.TableCopy) or schema.TableCopy({})
+    digests = read_struct(folder / DIGESTS, schema.BatchDigests) or schema.BatchDigests({})
     raws = {
         name: read_verified(folder / name, msgspec.structs.asdict(facts))
-        for name, facts in copy.files.items()
+        for name, facts in digests.files.items()
         if name == ROWS or Path(name).stem in tables
     }
     try:
@@ -158,10 +158,12 @@ def _read_batch(folder: Path, origins: Origins, tables: Collection[str]) -> Batc
         frames = frames._replace(**parsed)
         if len(current) < len(rows):
             frames = select_runs(frames, {str(row.cells["key"]) for row in current})
-    return Batch(current, frames, sum(facts.bytes for facts in copy.files.values()) < SMALL_BYTES)
+    return CachedBatch(current, frames, sum(facts.bytes for facts in digests.files.values()) < SMALL_BYTES)
 
 
-def _write_batch(folder: Path, data_by_attempt: Sequence[AttemptData], tables: Collection[str]) -> Batch:
+def _write_batch(
+    folder: Path, data_by_attempt: Sequence[AttemptData], tables: Collection[str]
+) -> CachedBatch:
     """Write a batch; return it as later calls will read it, to the digit, if it can be written."""
     frames = build_frames(data_by_attempt)
     outcomes = frames.runs.reindex(columns=[*OUTCOMES])
@@ -182,13 +184,14 @@ def _write_batch(folder: Path, data_by_attempt: Sequence[AttemptData], tables: C
             paths = [
                 write_frame(new / f"{table}.parquet", getattr(frames, table)) for table in MEASURED_TABLES
             ]
-            write_json(new / COPY, {"files": {path.name: fingerprint(path) for path in (new / ROWS, *paths)}})
+            digests = {path.name: size_and_digest(path) for path in (new / ROWS, *paths)}
+            write_json(new / DIGESTS, {"files": digests})
             shutil.rmtree(folder / name, ignore_errors=True)  # a damaged one
             new.rename(folder / name)
     try:
         return _read_batch(folder / name, origins, tables)
     except DamagedFileError:
-        return Batch(rows, select_tables(frames, tables))
+        return CachedBatch(rows, select_tables(frames, tables))
 
 
 def _join(rows: list[CachedRow], tables: Sequence[Frames], runs: Sequence[str]) -> Frames:

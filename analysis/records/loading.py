@@ -38,7 +38,7 @@ def load(results: Path | str | None = None, tables: Collection[str] = TABLES) ->
     shipped = ROOT / "results" / "shipped"
     frames = concat_frames([*load_by_source(folder, shipped, tables, warnings.warn).values()])
     named = frames._replace(runs=add_items_and_sweeps(frames.runs, folder, shipped))
-    return fill_and_drop_empty(named)
+    return _fill_and_drop_empty(named)
 
 
 def load_by_source(
@@ -64,7 +64,7 @@ def load_own(results: Path, tables: Collection[str], say: Callable[[str], None])
     return frames
 
 
-def fill_and_drop_empty(frames: Frames) -> Frames:
+def _fill_and_drop_empty(frames: Frames) -> Frames:
     """Return the frames with the settings that older records imply, and without empty columns."""
     runs = frames.runs
     for name, value in IMPLIED_SETTINGS.items():

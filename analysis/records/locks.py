@@ -44,7 +44,7 @@ def supports_locks(path: Path) -> bool:
         return try_flock(path, file.fileno(), fcntl.LOCK_SH) is not None
 
 
-def find_holder(path: Path) -> str | None:
+def describe_lock_holder(path: Path) -> str | None:
     """Return who holds a file's lock, in words; None if nobody does, or there are no locks."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -95,7 +95,8 @@ class FileLock:
             if waited_s >= timeout_s:
                 return False
             if say is not None and waited_s >= REPORT_AFTER_S:
-                say(f"waiting for {find_holder(self.path) or 'another process'}, which holds {self.path}")
+                holder = describe_lock_holder(self.path) or "another process"
+                say(f"waiting for {holder}, which holds {self.path}")
                 say = None
             time.sleep(POLL_S)
         return True

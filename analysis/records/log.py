@@ -74,7 +74,7 @@ class RankLog:
         while locks.try_flock(path, self.file.fileno()) is False:
             if time.monotonic() > deadline or give_up():
                 self.file.close()
-                holder = locks.find_holder(path) or "another process"
+                holder = locks.describe_lock_holder(path) or "another process"
                 raise LogInUseError(f"{path} is being written by {holder}: wait for its end, or end it")
             time.sleep(locks.POLL_S)
         self.written_bytes = self.size()
@@ -142,15 +142,15 @@ class RankLog:
             raise InterferenceError(f"{self.path} was changed by another process while it was being written")
 
 
-def read_objects(path: Path) -> tuple[list[dict[str, Any]], int]:
+def read_json_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the JSON objects in a log, a line each, and the number of other lines.
 
     A killed writer may leave one broken line.
     """
-    return read_lines(path, dict)
+    return read_json_lines_as(path, dict)
 
 
-def read_lines(path: Path, schema: Any) -> tuple[list[Any], int]:
+def read_json_lines_as(path: Path, schema: Any) -> tuple[list[Any], int]:
     """Return the lines of a log that fit the schema, which may be a union, and the number of others.
 
     Raises:

@@ -48,7 +48,7 @@ SCHEMA_BY_JSON_COLUMN: dict[str, Any] = {
     "provenance_json": schema.Provenance,
     "rules_json": dict[str, str],
 }
-MOST_NAME = 80  # characters of a run's name in a sentence: a forged one may be long
+MAX_NAME = 80  # characters of a run's name in a sentence: a forged one may be long
 
 
 def write_parquet(frames: Frames, folder: Path) -> list[Path]:
@@ -118,7 +118,7 @@ def read_parquet(
     tables = list[pd.DataFrame]()
     for name in Frames._fields:
         tables.append(_read_table(folder / f"{name}.parquet") if name in names else empty_table(name))
-        release_memory()  # of what reading took, a third of the tables' size
+        release_arrow_memory()  # of what reading took, a third of the tables' size
     frames = Frames(*tables)
     if on_fault is None:
         return frames
@@ -152,7 +152,7 @@ def find_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | N
     Args:
         path: the file of the table, for sentences.
     """
-    name = str(cells.get("run_id"))[:MOST_NAME]
+    name = str(cells.get("run_id"))[:MAX_NAME]
     present = {column: cell for column, cell in cells.items() if not is_missing(cell)}
     try:
         convert_to_schema(present, schema.RunCells, path, f" in the row of {name}")
@@ -165,7 +165,7 @@ def find_row_fault(cells: Mapping[str, Any], path: Path) -> DamagedFileError | N
     return None
 
 
-def release_memory() -> None:
+def release_arrow_memory() -> None:
     """Give back to the system what tables took that are gone: the C library keeps it otherwise."""
     pa.default_memory_pool().release_unused()
 

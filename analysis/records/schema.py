@@ -79,7 +79,7 @@ class DataFacts(Struct, frozen=True):
     digest: str | None = None
 
 
-class HostName(Struct, frozen=True):
+class WorkerHost(Struct, frozen=True):
     """A worker's machine."""
 
     host: str | None = None
@@ -91,7 +91,7 @@ class MachineFacts(Struct, frozen=True):
     mismatch: list[str] = []
     crowded: list[str] = []  # workers that share cores
     hosts: list[str] = []
-    workers: list[HostName] = []
+    workers: list[WorkerHost] = []
 
 
 class Provenance(Struct, frozen=True):
@@ -378,8 +378,8 @@ class LookLine(Struct, frozen=True, tag_field="kind", tag="look"):
 LogLine = StepLine | EpochLine | LookLine
 
 
-class TableCopy(Struct, frozen=True):
-    """Content of copy.json: digests of the files of a cached batch."""
+class BatchDigests(Struct, frozen=True):
+    """Content of digests.json: digests of the files of a cached batch."""
 
     files: dict[Name, FileFacts]
 

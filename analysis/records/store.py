@@ -33,11 +33,11 @@ from analysis.records.files import (
     DamagedFileError,
     check_not_link,
     check_plain_file,
-    fingerprint,
     read_json_object,
     read_json_or_none,
     read_struct_or_none,
     read_verified,
+    size_and_digest,
     write_json,
 )
 from analysis.records.log import InterferenceError, check_logged_steps
@@ -228,7 +228,7 @@ class Attempt:
 
     def find_writer(self) -> str | None:
         """Return who holds the lock of one of its logs, in words; None where nobody writes any."""
-        return next(filter(None, map(locks.find_holder, self.rank_paths())), None)
+        return next(filter(None, map(locks.describe_lock_holder, self.rank_paths())), None)
 
     def finish(self, workers: int, steps: int, **summary: Any) -> None:
         """Mark the attempt as whole, in one replacement: state, `summary`, sizes and digests of its files.
@@ -256,13 +256,13 @@ class Attempt:
             check_logged_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
         kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
-        end = {"state": "ok", "ended": utc_now(), "files": self.fingerprints(), "steps": steps}
+        end = {"state": "ok", "ended": utc_now(), "files": self.size_and_digest_by_log(), "steps": steps}
         self._write({**kept, **self._identity_facts(), **end, **summary})
         shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
 
-    def fingerprints(self) -> dict[str, dict[str, Any]]:
+    def size_and_digest_by_log(self) -> dict[str, dict[str, Any]]:
         """Return size and digest of each log, by its name."""
-        return {path.name: fingerprint(path) for path in self.rank_paths()}
+        return {path.name: size_and_digest(path) for path in self.rank_paths()}
 
     def _closed_error(self) -> InterferenceError:
         manifest = self.manifest

@@ -1,77 +1,405 @@
-"""What the pages of benchmarks share: a device's records, and its picture and page drawn from them."""
+"""Pages of benchmarks: a picture and tables, drawn from the records of a device without torch.
+
+These pictures are no items of experiments/figures, which are drawn from runs; `python -m experiments figures`
+draws both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any
+
+import jinja2
+import pandas as pd
+from msgspec import Meta, Struct, ValidationError, convert
 
 from analysis import plots
 from analysis.pictures import style
 from analysis.pictures.captions import join_words
+from analysis.pictures.numbers import format_number, format_with_interval
 from analysis.records.files import DamagedFileError, write_atomic
-from analysis.records.log import read_objects
-from experiments.bench._runner import SCHEMA, Record, newest_stores
-from experiments.config.folders import Folders
+from analysis.records.log import read_json_lines
+from analysis.records.schema import Finite, WholeNumber
+from analysis.stats import Estimate
+from analysis.tables import Table
+from experiments.bench import _page_pictures as pictures
+from experiments.bench._compared_rows import AROUND_ROWS, SELECT_ROWS, STANDARD_SELECTION, STEP_ROWS
+from experiments.bench._runner import SCHEMA, Record, find_stores
+from experiments.bench._targets import to_estimate
+from experiments.config.folders import ResultFolders
 
 Say = Callable[[str], None]
+Positive = Annotated[float, Meta(gt=0, lt=1e12)]
+ElementCount = Annotated[int, Meta(ge=1, le=2**53)]
 
 
-class Page(NamedTuple):
-    """How a benchmark's records become a picture and a page."""
+class Spread(Struct, frozen=True):
+    """A median and the range of its samples."""
 
-    bench: str
-    read: Callable[[Path, Say], tuple[list[Record], list[Record]]]  # rows and invocations
-    draw: Callable[[Sequence[Record]], plots.Figure]
-    write: Callable[[Sequence[Record], Sequence[Record], str], str]
+    median: Positive
+    low: Finite
+    high: Finite
+    n: WholeNumber
 
-    def redraw(self, folders: Folders, say: Say = print) -> list[Path]:
-        """Every device's figure, from this checkout's records where there are any, else from the shipped
-        ones; says what had to be left out.
+
+class Invocation(Struct, frozen=True):
+    """One call of a benchmark."""
+
+    at: datetime
+
+
+class SelectInvocation(Invocation, frozen=True):
+    """One call of the benchmark of selections."""
+
+    flush_bytes: WholeNumber
+
+
+class StepInvocation(Invocation, frozen=True):
+    """One call of the benchmark of whole steps."""
+
+    launches: WholeNumber
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """The fields of each row of a case."""
+
+    at: datetime
+    name: str
+    torch: str
+    row: str
+    density: Annotated[float, Meta(gt=0, le=1)]
+    commit: str | None = None
+    dirty: str | None = None
+
+
+class SelectRow(Row, frozen=True, kw_only=True):
+    """A selection that was not run."""
+
+    device: str
+    n: ElementCount
+    distribution: str
+    k: WholeNumber
+    source: str
+    what: str
+    why: str | None
+
+
+class TimedSelectRow(SelectRow, frozen=True, kw_only=True):
+    """A selection that was timed."""
+
+    why: str | None = None
+    repeats: WholeNumber
+    median_ms: Positive
+    low_ms: Finite
+    high_ms: Finite
+    spread: str
+    host_syncs: Finite
+    bytes_words: str
+    kernel: str | None = None
+    cpu_ms: Spread | None = None
+    over_add: Spread | None = None
+    over_copy: Spread | None = None
+    eager_over: Spread | None = None
+    eager_hugepages_over: Spread | None = None
+    bytes_per_element: Finite | None = None
+    fallback_rate: Finite | None = None
+    selected_over_k: Finite | None = None
+
+
+class StepRow(Row, frozen=True, kw_only=True):
+    """A row of the benchmark of whole steps."""
+
+    network: str
+    workers: WholeNumber
+    layers: WholeNumber | None = None  # of linear ones
+
+
+class TimedStepRow(StepRow, frozen=True, kw_only=True):
+    """A training step, timed."""
+
+    batch: WholeNumber
+    shape: list[int]
+    turns: WholeNumber
+    cpu_ms: Spread
+    wall_ms: Spread
+    cpu_over_ddp: Spread
+    wall_over_ddp: Spread
+
+
+class CountedStepRow(StepRow, frozen=True, kw_only=True):
+    """A training step, counted."""
+
+    collectives: WholeNumber
+    ddp_buckets: WholeNumber
+    operations: WholeNumber | None = None
+    around_search: WholeNumber | None = None
+
+
+class AroundSearchRow(StepRow, frozen=True, kw_only=True):
+    """A step without a network, timed."""
+
+    n: ElementCount
+    turns: WholeNumber
+    cpu_ms: Spread
+    wall_ms: Spread
+    cpu_over_add: Spread
+    wall_over_add: Spread
+    candidates_over_k: Spread | None = None
+    bytes_by_time: Spread | None = None
+    bytes_per_element: Finite | None = None
+
+
+Cell = Estimate | float | str | None
+Columns = Mapping[str, str | Callable[[Record], Cell]]  # a table's column -> a row's field, or its cell
+
+
+def format_row_name(row: Record) -> str:
+    return f"{row['row']} ({row['kernel']})" if row.get("kernel") else str(row["row"])
+
+
+def estimate_time_ms(row: Record) -> Estimate:
+    return Estimate(row["median_ms"], row["low_ms"], row["high_ms"], row["repeats"])
+
+
+def gb_per_s(row: Record) -> float | None:
+    nbytes = row["bytes_per_element"]
+    return None if nbytes is None else 1e-6 * nbytes * row["n"] / row["median_ms"]
+
+
+def fallback_percent(row: Record) -> float | None:
+    return None if row["fallback_rate"] is None else 100 * row["fallback_rate"]
+
+
+SELECT_COLUMNS: Columns = {
+    "row": format_row_name, "time of a step": estimate_time_ms, "CPU time": "cpu_ms",
+    "repetitions": "repeats", "/ add": "over_add", "/ copy": "over_copy", "eager / it": "eager_over",
+    "eager in huge pages / it": "eager_hugepages_over", "bytes per element": "bytes_per_element",
+    "speed": gb_per_s, "fallbacks": fallback_percent, "host syncs": "host_syncs",
+    "sent / k": "selected_over_k",
+}  # fmt: skip
+STEP_COLUMNS: dict[str, Columns] = {
+    "time": {
+        "way": "row", "CPU time": "cpu_ms", "wall time": "wall_ms", "CPU time / ddp": "cpu_over_ddp",
+        "wall time / ddp": "wall_over_ddp",
+    },
+    "counts": {
+        "way": "row", "collectives": "collectives", "DDP's buckets": "ddp_buckets",
+        "tensor operations": "operations", "around the search": "around_search",
+    },
+    "around": {
+        "what": "row", "CPU time": "cpu_ms", "wall time": "wall_ms", "CPU time / add": "cpu_over_add",
+        "wall time / add": "wall_over_add", "candidates / k": "candidates_over_k",
+        "bytes per element": "bytes_per_element", "as many by time": "bytes_by_time",
+    },
+}  # fmt: skip
+STEP_SCHEMAS: dict[str, type[Struct]] = {
+    "time": TimedStepRow,
+    "counts": CountedStepRow,
+    "around": AroundSearchRow,
+}
+UNITS = {
+    "time of a step": "ms", "CPU time": "ms", "wall time": "ms", "fallbacks": "%", "speed": "GB/s",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Page:
+    """The picture and the page of a benchmark's records."""
+
+    benchmark: str
+    row_names: Sequence[str]  # in the order of tables
+    invocation_schema: type[Struct]
+    row_schema: Callable[[Record], type[Struct]]
+    case_order: Callable[[Record], tuple[Any, ...]]  # where the case of a row stands on the page
+    columns: Callable[[Record], Columns]  # of the table of a row's case
+    picture: Callable[[Sequence[Record]], plots.Figure]
+    content: Callable[[Sequence[Record]], Mapping[str, Any]]  # what the template is given besides
+
+    def redraw(self, folders: ResultFolders, say: Say = print) -> list[Path]:
+        """Draw every device's records, this checkout's or else the shipped ones, and return the pictures.
+
+        Says which records had to be left out.
         """
         drawn = []
-        for store in newest_stores(self.bench, folders):
+        for store in find_stores(self.benchmark, folders):
             try:
-                drawn.append(self.draw_one(store, folders.figures, say))
+                drawn.append(self.draw(store, folders.figures, say))
             except DamagedFileError as damage:
                 say(f"left out: {damage}")
         return drawn
 
-    def draw_one(self, store: Path, folder: Path, say: Say = print) -> Path:
-        """One device's picture (returned, PNG and PDF) and page; DamagedFileError where it lacks records."""
-        rows, starts = self.read(store, say)
+    def draw(self, store: Path, folder: Path, say: Say = print) -> Path:
+        """Draw one device's records, and return the picture; the page lies beside it.
+
+        Raises:
+            DamagedFileError: the file has no such records.
+        """
+        rows, invocations = self.read(store, say)
         if not rows:
             raise DamagedFileError(store, "has no row of a case")
         folder.mkdir(parents=True, exist_ok=True)
-        picture = style.save_figure(self.draw(rows), folder, store.stem)
-        write_atomic(folder / f"{store.stem}.md", self.write(rows, starts, store.stem))
+        picture = style.save_figure(self.picture(rows), folder, store.stem)
+        write_atomic(folder / f"{store.stem}.md", self.render(rows, invocations, store.stem))
         return picture
 
+    def read(self, store: Path, say: Say = print) -> tuple[list[Record], list[Record]]:
+        """Return the newest row of each case, where possible one with times, and all invocations.
 
-def of_schema(path: Path, fits: Callable[[Record], bool], say: Say) -> tuple[list[Record], list[Record]]:
-    """The rows and the invocations that are as they were written; says how many lines are not.
+        Leaves out damaged lines, and says how many.
 
-    Raises:
-        DamagedFileError: it is no file of records.
-    """
-    lines, broken = read_objects(path)
-    ours = [record for record in lines if record.get("schema") == SCHEMA]
-    records = [record for record in ours if fits(record)]
-    if damaged := broken + len(ours) - len(records):
-        say(f"left out {damaged} lines of {path}: they are not as they were written")
-    of = {kind: [each for each in records if each["kind"] == kind] for kind in ("row", "invocation")}
-    return of["row"], of["invocation"]
+        Raises:
+            DamagedFileError: it is no file of records.
+        """
+        lines, num_broken = read_json_lines(store)
+        records = [line for line in lines if line.get("schema") == SCHEMA]
+        valid = [record for record in records if self.is_valid(record)]
+        if num_damaged := num_broken + len(records) - len(valid):
+            say(f"left out {num_damaged} lines of {store}: they are not as they were written")
+        newest = dict[tuple[Any, ...], Record]()
+        for row in valid:
+            if row["kind"] == "row":
+                key = (*self.case_order(row), row["row"])
+                if not row.get("why") or newest.get(key, row).get("why"):
+                    newest[key] = row
+        return [*newest.values()], [record for record in valid if record["kind"] == "invocation"]
+
+    def is_valid(self, record: Record) -> bool:
+        """Tell whether a record has the fields of a row or an invocation."""
+        kind = record.get("kind")
+        try:
+            convert(record, self.invocation_schema if kind == "invocation" else self.row_schema(record))
+        except ValidationError:
+            return False
+        return kind == "invocation" or (kind == "row" and record["row"] in self.row_names)
+
+    def render(self, rows: Sequence[Record], invocations: Sequence[Record], name: str) -> str:
+        """Return the page: the picture, how it was measured, a table for each case, what the rows are."""
+        described = [row | {"day": row["at"][:10], "commit": describe_commit(row)} for row in rows]
+        ordered = sorted(described, key=lambda row: self.row_names.index(row["row"]))
+        ordered.sort(key=self.case_order)
+        times = {row["at"] for row in rows}
+        filters: dict[str, Callable[..., Any]] = {
+            "number": format_number, "ratio": format_ratio, "table": self.format_table,
+            "listed": list_values, "listed_mib": list_mib, "title": step_case_title,
+        }  # fmt: skip
+        return render_template(
+            f"{self.benchmark}.md.jinja", filters, name=name, rows=described,
+            cases=[[*case_rows] for _, case_rows in groupby(ordered, self.case_order)],
+            starts=[invocation for invocation in invocations if invocation["at"] in times],
+            **self.content(described),
+        )  # fmt: skip
+
+    def format_table(self, rows: Iterable[Record]) -> str:
+        """Return the rows of a case as Markdown; below them, why some were not run."""
+        cells = list[Record]()
+        names_by_reason = dict[str, list[str]]()
+        for row in rows:
+            if row.get("why"):
+                names_by_reason.setdefault(row["why"], []).append(row["row"])
+                continue
+            cells.append({column: make_cell(row, source) for column, source in self.columns(row).items()})
+        note = "; ".join(f"{join_words(names)} not run: {why}" for why, names in names_by_reason.items())
+        if not cells:
+            return f"{note}\n"
+        units = {column: unit for column, unit in UNITS.items() if column in cells[0]}
+        return Table("", pd.DataFrame(cells), units, note).to_markdown()
 
 
-def dated(rows: Iterable[Record]) -> list[Record]:
-    """The rows with their day and their commit in words."""
-    found = []
-    for row in rows:
-        commit = (row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "")
-        found.append(row | {"day": row["at"][:10], "commit": commit})
-    return found
+def make_cell(row: Record, source: str | Callable[[Record], Cell]) -> Cell:
+    """Return the cell of a column: of a spread, the estimate."""
+    value = row.get(source) if isinstance(source, str) else source(row)
+    return to_estimate(value) if isinstance(value, dict) else value
 
 
-def distinct(rows: Iterable[Record], field: str) -> str:
-    """The values of a field, in words."""
+def describe_commit(row: Record) -> str:
+    return (row["commit"] or "unknown")[:7] + (" with changes" if row["dirty"] else "")
+
+
+def format_ratio(ratio: Record) -> str:
+    return format_with_interval(to_estimate(ratio))
+
+
+def list_values(rows: Iterable[Record], field: str) -> str:
+    """Return the values of a field, in words."""
     return join_words(sorted({row[field] for row in rows if field in row}))
+
+
+def list_mib(rows: Iterable[Record], field: str) -> str:
+    """Return the values of a field of bytes, in words."""
+    return join_words(f"{nbytes >> 20} MiB" for nbytes in sorted({row[field] for row in rows}))
+
+
+def render_template(template: str, filters: Mapping[str, Callable[..., Any]], **content: Any) -> str:
+    """Return a page, by a template of this folder."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined,
+        trim_blocks=True, keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    environment.filters |= filters
+    return environment.get_template(template).render(content)
+
+
+def select_row_schema(record: Record) -> type[Struct]:
+    return TimedSelectRow if "median_ms" in record else SelectRow
+
+
+def select_case_order(row: Record) -> tuple[Any, ...]:
+    distribution = row["distribution"]
+    return distribution != STANDARD_SELECTION.distribution, distribution, row["n"], row["density"]
+
+
+def select_content(rows: Sequence[Record]) -> Mapping[str, Any]:
+    """Return the floor, the rows that the first sentence compares, and all rows by name."""
+    standard = {
+        row["row"]: row
+        for row in rows
+        if (row["n"], row["density"], row["distribution"]) == STANDARD_SELECTION
+    }
+    rows_by_name = {name: [row for row in rows if row["row"] == name] for name in SELECT_ROWS}
+    compared = [standard[name] for name in ("fused", "numpy") if name in standard]
+    return {
+        "floor": pictures.find_floor(rows),
+        "gains": [row for row in compared if row.get("eager_over")],
+        "by_row": [named_rows for named_rows in rows_by_name.values() if named_rows],
+    }
+
+
+def step_row_schema(record: Record) -> type[Struct]:
+    return STEP_SCHEMAS.get(str(record.get("part")), StepRow)
+
+
+def step_case_order(row: Record) -> tuple[Any, ...]:
+    return [*STEP_COLUMNS].index(row["part"]), *pictures.network_order(row["network"]), row["workers"]
+
+
+def step_case_title(case: Record) -> str:
+    """Return the title of a case of the benchmark of whole steps."""
+    workers = f"{case['workers']} worker{'s' if case['workers'] > 1 else ''}"
+    network = pictures.network_title(case)
+    if case["part"] == "time":
+        shape = " x ".join(map(str, case["shape"]))
+        return f"Whole steps: {network}, batch {case['batch']} of {shape}, {workers}"
+    if case["part"] == "counts":
+        return f"Counts of one step: {network}, {workers}"
+    return f"Around the search: {network}'s shapes, no network, one worker, density {case['density']:g}"
+
+
+def step_content(rows: Sequence[Record]) -> Mapping[str, Any]:
+    """Return what each row of the page is, in words."""
+    descriptions = {name: row["what"] for name, row in STEP_ROWS.items()} | AROUND_ROWS
+    names = {row["row"] for row in rows}
+    return {"descriptions": {name: words for name, words in descriptions.items() if name in names}}
+
+
+SELECT_PAGE = Page(
+    "select", [*SELECT_ROWS], SelectInvocation, select_row_schema, select_case_order,
+    lambda row: SELECT_COLUMNS, pictures.draw_selections, select_content,
+)  # fmt: skip
+STEP_PAGE = Page(
+    "step", [*STEP_ROWS, *AROUND_ROWS], StepInvocation, step_row_schema, step_case_order,
+    lambda row: STEP_COLUMNS[row["part"]], pictures.draw_steps, step_content,
+)  # fmt: skip
