@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from experiments.config import data_root
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from slurm import environment, images
 from tests.conftest import ROOT
 
@@ -60,8 +60,8 @@ def test_of_horovods_settings_those_are_recorded_that_are_not_about_hosts(
 @pytest.mark.parametrize(
     ("variable", "ask"),
     [
-        ("SPARSIFY_RESULTS", Folders),
-        ("DATA_ROOT", lambda: data_root.root_of(None)),
+        ("SPARSIFY_RESULTS", ResultFolders),
+        ("DATA_ROOT", lambda: data_root.resolve_data_root(None)),
         ("SPARSIFY_IMAGES", images.image_folder),
         ("SPARSIFY_CONF", environment.conf_folders),
     ],

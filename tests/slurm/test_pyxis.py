@@ -11,7 +11,6 @@ import pytest
 from experiments.config import compose
 from experiments.launch.attempt import container_config
 from slurm import container, pyxis
-from slurm.batch_script import UNPICKLE
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
 from slurm.worker_process import WorkerCommand, WorkerStart
@@ -51,7 +50,7 @@ def test_srun_is_told_in_documented_words_and_the_worker_s_command_is_itself(her
     *own, scratch = mounts.split(",")
     assert scratch == "/scratch:/data:ro"
     assert {len({*mount.split(":")}) for mount in own} == {1}  # each under its own path
-    assert told[told.index("/opt/python") :][1:4] == ["-u", "-c", UNPICKLE]
+    assert told[told.index("/opt/python") :][1:3] == ["-u", "-c"]
     assert "apptainer" not in said
 
 

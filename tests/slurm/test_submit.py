@@ -14,14 +14,9 @@ from slurm.task import RunTask
 from tests.slurm.programs import Programs, programs
 
 __all__ = ["programs"]  # a fixture is found by its name in this module
-OPTIONS: dict[str, str | int | None] = {
-    "job-name": "a",
-    "time": 5,
-    "partition": "gpu",
-    "gres": "gpu:2",
-    "requeue": True,
-}
-SCRIPT = BatchScript(OPTIONS, [], [], ["true"])
+SCRIPT = BatchScript(
+    {"job-name": "a", "time": 5, "partition": "gpu", "gres": "gpu:2", "requeue": True}, [], [], ["true"]
+)
 AROUND = {
     "SLURM_CONF": "/etc/slurm-b/slurm.conf", "SLURM_CLUSTERS": "b", "SLURM_JOB_ID": "12", "SLURM_NTASKS": "4",
     "RANK": "3",
