@@ -1,4 +1,4 @@
-"""How benchmarks take time: on which device, by which clock, calls in turn; on a GPU as CUDA graphs."""
+"""Timing of calls: the device and its description, clocks, calls in turns, and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -21,31 +21,36 @@ from experiments.worker.memory import free_bytes
 from experiments.worker.provenance import provenance
 from sparsify.core import host_sync
 
-TimedCall = Callable[[], object]
-Samples = dict[str, dict[int, float]]  # name -> repetition -> ms
-REPEATS = {"cpu": 11, "cuda": 50}
-WARM_UP = 3  # calls before a capture: the first allocate, and compile
-SHARE = 0.9  # of the free memory that may be used
-PUBLIC = (
+Call = Callable[[], object]
+TimesByTurn = dict[int, float]  # turn -> ms
+DEFAULT_REPEATS = {"cpu": 11, "cuda": 50}
+CAPTURE_WARM_UP = 3  # calls before a capture: the first allocate, and compile
+USABLE_SHARE = 0.9  # of the free memory
+PUBLIC_PROVENANCE = (
     "cpu", "cores", "memory_gib", "huge_pages", "gpu", "before", "platform", "versions", "commit", "dirty",
 )  # fmt: skip
 
 
-def device_of(asked: Device | None, threads: int | None = None) -> torch.device:
-    """The device that was asked for, or a GPU where there is one; a GPU that is not there is refused."""
+def choose_device(kind: Device | None, threads: int | None = None) -> torch.device:
+    """Return the device of this kind, by default a GPU where there is one, and set the number of CPU threads.
+
+    Raises:
+        ValueError: there is no GPU here.
+    """
     if threads is not None:
         torch.set_num_threads(threads)
-    if asked != "cpu" and torch.cuda.is_available():
+    if kind != "cpu" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
-    if asked == "cuda":
+    if kind == "cuda":
         raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
     return torch.device("cpu")
 
 
-def facts(device: torch.device, threads: int | None = None) -> Record:
-    """Facts that records tell of the machine and the code; no host's name."""
-    cuda, threads = device.type == "cuda", threads or torch.get_num_threads()
-    told = provenance("", "", device)
+def describe_machine(device: torch.device, threads: int | None = None) -> Record:
+    """Return what records say of the machine and the code, without the host's name."""
+    cuda = device.type == "cuda"
+    threads = threads or torch.get_num_threads()
+    facts = provenance("", "", device)
     return {
         "at": utc_now(),
         "device": device.type,
@@ -53,20 +58,22 @@ def facts(device: torch.device, threads: int | None = None) -> Record:
         "cpu": cpu_model(),
         "threads": threads,
         "torch": torch.__version__,
-        **code_version.origin(),
-        "provenance": {name: told[name] for name in PUBLIC},
+        **code_version.git_state(),
+        "provenance": {name: facts[name] for name in PUBLIC_PROVENANCE},
     }
 
 
-def lacking(needed: float, device: torch.device, besides: float = 0.0) -> str:
-    """The reason why so many bytes do not fit into memory, besides others; empty where they do."""
-    free = SHARE * free_bytes(device) - besides
-    return "" if needed <= free else f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+def explain_lack_of_memory(needed_bytes: float, device: torch.device, reserved_bytes: float = 0.0) -> str:
+    """Return why so many bytes do not fit into the free memory; empty where they do."""
+    free = USABLE_SHARE * free_bytes(device) - reserved_bytes
+    if needed_bytes <= free:
+        return ""
+    return f"needs {needed_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's garbage is collected outside of timed steps."""
+def garbage_collection_paused() -> Iterator[None]:
+    """Collect Python's garbage before the block, and none inside."""
     gc.collect()
     gc.disable()
     try:
@@ -80,96 +87,138 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+class TimedCall(NamedTuple):
+    """Milliseconds that a call took."""
+
+    name: str
+    wall_ms: float
+    cpu_ms: float | None = None  # of all threads of this process; None where the device's time was taken
+
+
 class Clock:
-    """Milliseconds of each call: on a GPU by events, read at the end of a repetition; else by the host's
-    clock, with the CPU time of all threads of this process.
+    """A clock that takes the time of each call.
+
+    On a GPU the time lies between two events, which are read at the end of a repetition. Otherwise it is the
+    host's wall clock, with the CPU time of all threads of this process.
 
     Args:
-        host: on a GPU too by the host's clock, from an idle device until the call returns ("call") or until
-            the device is idle again ("wall").
+        host: take the host's wall clock on a GPU too, from an idle device until the call returns ("call") or
+            until the device is idle again ("wall").
     """
 
     def __init__(self, device: torch.device, host: Literal["", "call", "wall"] = "") -> None:
-        self.device, self.cuda, self.host = device, device.type == "cuda", host
-        self.taken: list[tuple[str, Any, float | None]] = []
+        self.device = device
+        self.uses_events = device.type == "cuda" and not host
+        self.host = host
+        self.timed_calls = list[TimedCall]()
+        self.events = list[tuple[str, Any, Any]]()
 
     @contextmanager
     def timing(self, name: str) -> Iterator[None]:
-        if self.cuda and not self.host:
+        """Take the time of the block under this name."""
+        if self.uses_events:
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             before.record()
             yield
             after.record()
-            self.taken.append((name, (before, after), None))
+            self.events.append((name, before, after))
             return
         if self.host:
             synchronise(self.device)
-        worked, began = time.process_time(), time.perf_counter()
+        cpu_start = time.process_time()
+        wall_start = time.perf_counter()
         yield
         if self.host == "wall":
             synchronise(self.device)
-        ended = time.perf_counter()
-        self.taken.append((name, 1e3 * (ended - began), 1e3 * (time.process_time() - worked)))
+        wall_s = time.perf_counter() - wall_start
+        cpu_s = time.process_time() - cpu_start
+        self.timed_calls.append(TimedCall(name, 1e3 * wall_s, 1e3 * cpu_s))
 
-    def read(self) -> list[tuple[str, float, float | None]]:
-        """Times taken since the last call: row, wall time, CPU time."""
-        if self.cuda and not self.host:
+    def read(self) -> list[TimedCall]:
+        """Return the calls since the last reading, and forget them."""
+        if self.events:
             torch.cuda.synchronize()
-            self.taken = [(name, before.elapsed_time(after), None) for name, (before, after), _ in self.taken]
-        taken, self.taken = self.taken, []
-        return taken
+        timed_calls = self.timed_calls
+        timed_calls += [TimedCall(name, before.elapsed_time(after)) for name, before, after in self.events]
+        self.timed_calls = []
+        self.events = []
+        return timed_calls
 
 
-def in_turn(
-    calls: Mapping[str, TimedCall],
+class TurnTimes(NamedTuple):
+    """Milliseconds of each call in each turn, by the call's name."""
+
+    wall_ms: dict[str, TimesByTurn]
+    cpu_ms: dict[str, TimesByTurn]  # empty where the device's time was taken
+
+
+def time_in_turns(
+    calls: Mapping[str, Call],
     clock: Clock,
-    repeats: int,
+    turns: int,
     *,
-    before: TimedCall = lambda: None,
+    prepare: Callable[[str], object] = lambda name: None,
+    groups: Sequence[Sequence[str]] | None = None,
+    start_turn: Call = lambda: None,
     warm_up: int = 1,
-    least: int = 0,
+    min_turns: int = 0,
     seconds: float = math.inf,
-) -> Samples:
-    """Times of all calls, side by side: in each repetition all of them, in an order that is drawn.
+    seed: int = 0,
+) -> TurnTimes:
+    """Time all calls side by side. Each turn makes every call once, in a random order.
 
     Args:
-        before: restores data before each call, untimed.
-        warm_up: repetitions that are not counted.
-        least: repetitions that are made, whatever `seconds` says.
-        seconds: after which no repetition begins.
+        prepare: called with a call's name before the call, untimed.
+        groups: names of calls that follow each other directly; by default each call is alone.
+        start_turn: called before each turn.
+        warm_up: turns that are not counted.
+        min_turns: turns that are made even when `seconds` are over.
+        seconds: after which no turn begins.
     """
-    samples: Samples = {name: {} for name in calls}
-    order, began, turn = random.Random(0), time.perf_counter(), -warm_up
-    with no_collection():
-        while turn < min(least, repeats) or (turn < repeats and time.perf_counter() - began < seconds):
-            for name in order.sample(list(calls), len(calls)):
-                before()
-                with clock.timing(name):
-                    calls[name]()
-            for name, ms, _ in clock.read():
+    groups = [[name] for name in calls] if groups is None else groups
+    times = TurnTimes({name: {} for name in calls}, {name: {} for name in calls})
+    order = random.Random(seed)
+    start = time.perf_counter()
+    turn = -warm_up
+    with garbage_collection_paused():
+        while turn < min(min_turns, turns) or (turn < turns and time.perf_counter() - start < seconds):
+            start_turn()
+            for group in order.sample(groups, len(groups)):
+                for name in order.sample(group, len(group)):
+                    prepare(name)
+                    with clock.timing(name):
+                        calls[name]()
+            for name, wall_ms, cpu_ms in clock.read():
                 if turn >= 0:
-                    samples[name][turn] = ms
+                    times.wall_ms[name][turn] = wall_ms
+                    if cpu_ms is not None:
+                        times.cpu_ms[name][turn] = cpu_ms
             turn += 1
-    return samples
+    return times
 
 
-class Waits(Exception):
-    """A call whose host waits for the device can't be captured; to try would spoil torch's allocator."""
+class HostWaitError(Exception):
+    """A call waits for the device, so that no CUDA graph can be captured from it."""
 
 
-def captured(call: TimedCall) -> TimedCall:
-    """The same work as a CUDA graph: what is timed is the device's, whatever the host needs to launch it."""
-    waits = host_sync.num_syncs()
+def capture_graph(call: Call) -> Call:
+    """Return the replay of a CUDA graph of the call, whose time leaves out all launches by the host.
+
+    Raises:
+        HostWaitError: the call waits for the device. To try a capture would spoil torch's allocator.
+    """
+    num_syncs = host_sync.num_syncs()
     call()
-    if host_sync.num_syncs() > waits:
-        raise Waits("it waits for the device")
-    graph, beside = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):  # as torch wants it before a capture
-        for _ in range(WARM_UP):
+    if host_sync.num_syncs() > num_syncs:
+        raise HostWaitError("it waits for the device")
+    graph = torch.cuda.CUDAGraph()
+    side_stream = torch.cuda.Stream()
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):  # as torch wants it before a capture
+        for _ in range(CAPTURE_WARM_UP):
             call()
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(side_stream)
     with torch.cuda.graph(graph):
         call()
-    replay: TimedCall = graph.replay
+    replay: Call = graph.replay
     return replay

@@ -1,45 +1,113 @@
-"""A GPU's first minutes: a list of benchmarks, figures and trainings."""
+"""A GPU's first minutes: a list of benchmarks, figures and trainings, with targets of their results."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import ge, le
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct, convert
+from msgspec.structs import replace
+from omegaconf import OmegaConf
 
 from analysis.pictures.numbers import format_with_interval
-from analysis.records.files import write_atomic
+from analysis.records.files import read_json_or_none, write_atomic, write_json
 from analysis.records.store import utc_now
 from analysis.stats import Estimate
-from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart, GpuPromise
-from experiments.bench._runner import Bench, Record, Stopped, newest, rendered
-from experiments.config import code_version
-from experiments.config.folders import ROOT, Folders
+from experiments.bench._pages import render_template
+from experiments.bench._runner import Record
+from experiments.bench._targets import Target
+from experiments.config import code_version, data_root
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.launch.local import EndSignals
 from slurm import environment, gpus
 from slurm.worker_process import open_lifeline, prepare_child_process
 from sparsify.ranges import describe_unknown
 
 REHEARSAL = "rehearsal-cpu"
-BAD = ("failed", "too long")  # a part that ended so has not shown what it is there for
-MET, NOT_MET, NOT_MEASURED = "met", "not met", "not measured"
+REHEARSAL_LIMIT_MIN = 5.0  # of a part, on two idle cores
+FAILURES = ("failed", "too long")  # states of a part that has not shown its result
 GRACE_S = 20.0  # that a part gets to save, once it is told to end
-LEAST_S = 60.0  # that a part which resumes is worth starting for
+MIN_S_OF_RESUMABLE_PART = 60.0  # for less it is not worth starting
 TAIL_LINES = 12
 POLL_S = 0.1
 REUSED = "already measured; --force"  # says `python -m experiments run` of a run that it did not make
 DEVICE = "device=cpu"
+
+
+class GpuTarget(Target, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A bound on a number that a part prints last, or on `minutes`, of the whole part over all its calls."""
+
+    text: str
+    unit: str
+    predicted: str  # before the first GPU, from counts of bytes, launches and instructions
+
+
+class GpuPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A command that runs as a process of its own, and a small one for rehearsals."""
+
+    name: str
+    shows: str
+    command: str  # words of `python -m experiments`; or of Python, where they begin with -
+    rehearsal: str
+    expected_min: float  # estimated
+    limit_min: float  # after which it is told to end
+    rehearsal_min: float = 0.2
+    is_resumable: bool = False  # told to end, it saves, and goes on from there when it is run again
+    wrapper: str = ""  # a program that runs it, with its words
+    packages: tuple[str, ...] = ()  # of Python, that it needs
+    programs: tuple[str, ...] = ()  # that it needs
+    needs_cifar10: bool = False  # offline, nothing can be downloaded in a GPU's minutes
+    targets: tuple[GpuTarget, ...] = ()
+
+    def rehearse(self) -> GpuPart:
+        """Return the part at toy size."""
+        return replace(
+            self, command=self.rehearsal, expected_min=self.rehearsal_min, limit_min=REHEARSAL_LIMIT_MIN,
+            wrapper="", needs_cifar10=False,
+        )  # fmt: skip
+
+    @property
+    def command_words(self) -> list[str]:
+        """The command of the process."""
+        words = shlex.split(self.command)
+        module = words if words[0].startswith("-") else ["-m", "experiments", *words]
+        return [*shlex.split(self.wrapper), sys.executable, *module]
+
+    @property
+    def command_text(self) -> str:
+        """The command, with a short name for this Python."""
+        return shlex.join("python" if word == sys.executable else word for word in self.command_words)
+
+    def explain_missing(self) -> str:
+        """Return why the part can't be run here; empty where it can."""
+        for name in self.packages:
+            if not find_spec(name):
+                return f"the Python package {name} is not installed"
+        for name in self.programs:
+            if not shutil.which(name):
+                return f"{name} is not installed, or not on PATH"
+        if self.needs_cifar10 and not data_root.has_files(data_root.resolve_data_root(None), "cifar10"):
+            return "CIFAR-10 was not found: set DATA_ROOT to the folder that holds it"
+        return ""
+
+
+_file: Any = OmegaConf.to_container(OmegaConf.load(Path(__file__).with_name("gpu_first.yaml")), resolve=True)
+PARTS = convert(_file["parts"], tuple[GpuPart, ...])
 
 
 def gpu_first(
@@ -48,11 +116,11 @@ def gpu_first(
     plan: bool = False,
     parts: str = "",
     device: Literal["cuda", "cpu"] = "cuda",
-) -> Bench | int:
-    """A GPU's first minutes; with device=cpu a rehearsal of them on a CPU, at toy size.
+) -> GpuSession | int:
+    """Run a GPU's first minutes; with device=cpu a rehearsal of them on a CPU, at toy size.
 
     Parts that ended well are not run again, so several short calls go on where the last one stopped:
-    `make gpu-first ARGS="--minutes 9"`. What was found lies in results/gpu-first/<device>: a record of each
+    `make gpu-first ARGS="--minutes 9"`. The results lie in results/gpu-first/<device>: a record of each
     part, its log, and the summary.
 
     Args:
@@ -61,250 +129,276 @@ def gpu_first(
         parts: these only, with commas.
         device: cpu for a rehearsal, at toy size.
     """
-    if strangers := [word for word in settings if word != DEVICE]:
-        raise ValueError(f"gpu-first takes {DEVICE}, and no {strangers[0]}")
-    rehearsal, every = device == "cpu" or bool(settings), {part.name: part for part in PARTS}
-    named = parts.split(",") if parts else []
-    for name in named:
-        if name not in every:
-            raise ValueError(describe_unknown("part", name, list(every)))
+    if unknown := [word for word in settings if word != DEVICE]:
+        raise ValueError(f"gpu-first takes {DEVICE}, and no {unknown[0]}")
+    is_rehearsal = device == "cpu" or bool(settings)
+    names = [part.name for part in PARTS]
+    chosen = parts.split(",") if parts else []
+    for name in chosen:
+        if name not in names:
+            raise ValueError(describe_unknown("part", name, names))
+    all_parts = [part.rehearse() if is_rehearsal else part for part in PARTS]
     if plan:
-        print(planned([part for part in PARTS if not named or part.name in named], rehearsal))
+        planned = [part for part in all_parts if not chosen or part.name in chosen]
+        total_min = sum(part.expected_min for part in planned)
+        print(render_template("gpu_plan.md.jinja", {}, parts=planned, total_min=total_min).rstrip("\n"))
         return 0
-    names = (
-        ["CPU"] if rehearsal else [gpu.name for gpu in gpus.gpus_by_bus_id().values()]
-    )  # torch takes seconds
-    if not names:
+    # Not by torch, which takes seconds.
+    devices = ["CPU"] if is_rehearsal else [gpu.name for gpu in gpus.gpus_by_bus_id().values()]
+    if not devices:
         raise ValueError('there is no CUDA device here; rehearse with ARGS="device=cpu"')
-    name = names[0]
-    slug = REHEARSAL if rehearsal else "-".join(re.findall(r"[a-z0-9]+", name.lower()))
-    folder = Folders().results / "gpu-first" / slug
+    slug = REHEARSAL if is_rehearsal else "-".join(re.findall(r"[a-z0-9]+", devices[0].lower()))
+    folder = ResultFolders().results / "gpu-first" / slug
     variables = environment.all_variables()
-    if rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
+    if is_rehearsal:  # its records are toys and stay with it; a GPU that is here is not for it
         variables |= {"CUDA_VISIBLE_DEVICES": "", "SPARSIFY_RESULTS": str(folder / "results")}
-    return GpuCall(every, name, rehearsal, folder, variables, named).bench()
+    return GpuSession(all_parts, devices[0], folder, variables, chosen, is_rehearsal)
+
+
+class PartEnd(NamedTuple):
+    """The end of a part's process."""
+
+    exit_code: int | None  # negative for a signal; None if it was told to end
+    was_interrupted: bool  # by a signal to this process
 
 
 @dataclass
-class GpuCall:
-    """One call: which parts are due, which fit into its minutes, and what became of each."""
+class GpuSession:
+    """A call of `gpu-first`: it runs the parts that are due and fit into its minutes."""
 
-    parts: Mapping[str, GpuPart]
-    name: str
-    rehearsal: bool
+    all_parts: Sequence[GpuPart]
+    device_name: str
     folder: Path  # of this device's results
     variables: Mapping[str, str]  # of the parts' processes
-    named: Collection[str] = ()  # parts that were asked for alone: they are tried again where they failed
+    chosen: Collection[str] = ()  # these parts only; they are tried again where they failed
+    is_rehearsal: bool = False
     grace_s: float = GRACE_S
-    limit_s: float = 0.0  # of the part that begins
 
-    def bench(self) -> Bench:
-        """The parts as cases of a benchmark."""
-        return Bench(
-            about={"at": utc_now(), "device": "cpu" if self.rehearsal else "cuda", "name": self.name}
-            | code_version.origin(),
-            cases=[{"part": name} for name in self.parts if not self.named or name in self.named],
-            measure=self.measure,
-            text=lambda rows: "\n".join(map(ended, rows)),
-            settled=self.settled,
-            waits=self.waits,
-            draw=self.summarise,
-            public=lambda row: row | {"tail": "", "log": ""},  # what commands print may name this machine
-            not_shipped="a rehearsal on a CPU is no GPU's result" if self.rehearsal else "",
-            fails=lambda rows: has_failed(self.found().values()),
-            folder=os.path.relpath(self.folder, Folders().results),
-        )
+    def run(self, name: str, *, force: bool = False, ship: bool = False, minutes: float | None = None) -> int:
+        """Run the parts, write their records and the summary, print all of it, and return the exit code.
 
-    def settled(self, rows: Sequence[Record]) -> bool:
-        """Tell whether an earlier result stands: a success, or a failure of this very code."""
-        earlier = rows[-1]
-        is_final = earlier["state"] == "failed" or (
-            earlier["state"] == "too long" and not self.parts[earlier["part"]].resumable
-        )
-        return bool(earlier["state"] == "ok") or (
-            is_final and earlier["code"] == code_version.digest() and earlier["part"] not in self.named
-        )
-
-    def waits(self, case: Record, left_s: float) -> str:
-        """The reason why a part does not begin: what is left of this call's minutes does not do."""
-        part = self.parts[case["part"]]
-        expected_min, limit_min = part.minutes(self.rehearsal)
-        least_s = min(60 * expected_min, LEAST_S) if part.resumable else 60 * expected_min
-        self.limit_s = min(60 * limit_min, left_s - self.grace_s)
-        if left_s - self.grace_s >= least_s or part.missing(self.rehearsal):
-            return ""
-        return f"waits for the next call, for it takes about {expected_min:g} min"
-
-    def measure(self, case: Record) -> list[Record]:
-        """Carry a part out: what became of it.
-
-        Raises:
-            Stopped: a signal came.
+        Args:
+            name: of the benchmark.
+            force: run parts again that ended well.
+            ship: copy records and summary into results/shipped, without what commands printed.
+            minutes: of this call; parts that do not fit wait for the next one.
         """
-        part = self.parts[case["part"]]
-        row: Record = {"state": "skipped", "seconds": 0.0, "spent_s": 0.0, "reused": False, "found": {}}
-        if why := part.missing(self.rehearsal):
-            return [row | {"why": why}]
-        command, log, began = part.command(self.rehearsal), self.folder / f"{part.name}.log", time.monotonic()
-        print(f"{part.name}: {part.shows}\n  {shlex.join(command)}", file=sys.stderr, flush=True)
-        code, told = self.carry_out(command, log)
-        seconds = time.monotonic() - began
-        state, why = self.judged(part, code, told)
-        earlier = self.found().get(part.name, row)
-        before_s = 0.0 if earlier["state"] == "ok" else earlier["spent_s"]
-        lines = log.read_text(errors="replace").splitlines()
-        row |= {
-            "state": state,
-            "why": why,
-            "seconds": round(seconds, 2),
-            "spent_s": round(before_s + seconds, 2),  # over all calls, where it was resumed
-            "exit": code,
-            # Its run was measured before it began, so its seconds say nothing.
-            "reused": any(REUSED in line for line in lines),
-            "found": last_object(lines),
-            "tail": "" if state == "ok" else "\n".join(lines[-TAIL_LINES:]),
-            "log": log.name,
-        }
-        if told:
-            raise Stopped([row])
-        return [row]
+        if ship and self.is_rehearsal:
+            raise ValueError("--ship: a rehearsal on a CPU is no GPU's result")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        deadline_s = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        was_interrupted = False
+        for part in self.all_parts:
+            if was_interrupted or (self.chosen and part.name not in self.chosen):
+                continue
+            record = read_json_or_none(self.record_path(part.name))
+            if record is None or force or not self.is_settled(part, record):
+                limit_s = min(60 * part.limit_min, deadline_s - time.monotonic() - self.grace_s)
+                needed_s = 60 * part.expected_min
+                if part.is_resumable:
+                    needed_s = min(needed_s, MIN_S_OF_RESUMABLE_PART)
+                if limit_s < needed_s and not part.explain_missing():
+                    print(
+                        f"{part.name}: waits for the next call, for it takes about {part.expected_min:g} min"
+                    )
+                    continue
+                record = self.run_part(part, limit_s, record)
+                write_json(self.record_path(part.name), record)
+                was_interrupted = record["why"] == "told to end"
+            print(describe_record(record), flush=True)
+        records = self.read_records()
+        summary = summarise(records, self.all_parts, self.device_name, self.is_rehearsal)
+        write_atomic(self.folder / "summary.md", summary)
+        print(f"\n{self.folder}\n\n{summary}")
+        if ship:
+            self.ship(records, summary)
+        if was_interrupted:
+            raise KeyboardInterrupt
+        return 1 if has_failed(records, self.all_parts) else 0
 
-    def carry_out(self, command: Sequence[str], log: Path) -> tuple[int | None, bool]:
-        """Run a command, all that it prints in `log`, until it ends, its limit is reached or a signal comes:
-        its exit code, negative for a signal, None where it was told to end; and did a signal come?
+    def record_path(self, part: str) -> Path:
+        return self.folder / f"{part}.json"
+
+    def read_records(self) -> dict[str, Record]:
+        """Return the newest record of each part that has one, by its name."""
+        records = {part.name: read_json_or_none(self.record_path(part.name)) for part in self.all_parts}
+        return {name: record for name, record in records.items() if record is not None}
+
+    def is_settled(self, part: GpuPart, record: Record) -> bool:
+        """Tell whether an earlier result stands: a success, or a failure of this very code."""
+        if record["state"] == "ok":
+            return True
+        is_final = record["state"] == "failed" or (record["state"] == "too long" and not part.is_resumable)
+        return is_final and record["code"] == code_version.code_digest() and part.name not in self.chosen
+
+    def run_part(self, part: GpuPart, limit_s: float, earlier: Record | None) -> Record:
+        """Run a part, and return its record.
+
+        Args:
+            limit_s: seconds after which it is told to end.
+            earlier: its last record.
+        """
+        record: Record = {
+            "part": part.name, "at": utc_now(), "name": self.device_name,
+            "device": "cpu" if self.is_rehearsal else "cuda", "code": code_version.code_digest(),
+            **code_version.git_state(), "state": "skipped", "why": part.explain_missing(), "seconds": 0.0,
+            "spent_s": 0.0, "reused": False, "found": {},
+        }  # fmt: skip
+        if record["why"]:
+            return record
+        log = self.folder / f"{part.name}.log"
+        start_s = time.monotonic()
+        print(f"{part.name}: {part.shows}\n  {part.command_text}", file=sys.stderr, flush=True)
+        end = self.run_process(part.command_words, log, limit_s)
+        seconds = time.monotonic() - start_s
+        state, why = explain_end(part, end, limit_s)
+        earlier_s = earlier["spent_s"] if earlier and earlier["state"] != "ok" else 0.0
+        lines = log.read_text(errors="replace").splitlines()
+        return (
+            record
+            | {
+                "state": state,
+                "why": why,
+                "seconds": round(seconds, 2),
+                "spent_s": round(earlier_s + seconds, 2),  # over all calls, where it was resumed
+                "exit": end.exit_code,
+                # Its run was measured before it began, so its seconds say nothing.
+                "reused": any(REUSED in line for line in lines),
+                "found": find_last_object(lines),
+                "tail": "" if state == "ok" else "\n".join(lines[-TAIL_LINES:]),
+                "log": log.name,
+            }
+        )
+
+    def run_process(self, command: Sequence[str], log: Path, limit_s: float) -> PartEnd:
+        """Run a command with its output in `log`, until it ends, its limit is reached or a signal comes.
 
         It leads a process group of its own, so that nothing of it is left behind; and on Linux it ends with
         this process, whatever ends that.
         """
-        ends_at = time.monotonic() + self.limit_s
-        with EndSignals() as signals, log.open("wb") as out:
+        deadline_s = time.monotonic() + limit_s
+        with EndSignals() as signals, log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=self.variables,
                 stdin=open_lifeline(),
-                stdout=out,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=partial(prepare_child_process, os.getpid(), ()),
             )
             try:
-                while (code := process.poll()) is None:
-                    is_over = signals.was_received or time.monotonic() > ends_at
+                is_over = False
+                while (exit_code := process.poll()) is None and not is_over:
+                    is_over = signals.was_received or time.monotonic() > deadline_s
                     if is_over:
                         process.terminate()  # it may save; the leader alone is told, which tells its workers
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(self.grace_s if is_over else POLL_S)
-                    if is_over:
-                        break
+                if is_over:
+                    exit_code = None
             finally:  # what is left of it and of its group
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return code, signals.was_received
+        return PartEnd(exit_code, signals.was_received)
 
-    def judged(self, part: GpuPart, code: int | None, told: bool) -> tuple[str, str]:
-        """The state of a part whose process has ended, and why."""
-        _, limit_min = part.minutes(self.rehearsal)
-        if code == 0:
-            return "ok", ""
-        if code is not None:
-            return "failed", f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-        if told:
-            return "interrupted", "told to end"
-        if self.limit_s < 60 * limit_min:
-            return "interrupted", "this call's minutes were over"
-        return "too long", f"it was ended at its limit of {limit_min:g} min"
-
-    def found(self) -> dict[str, Record]:
-        """The newest record of each part."""
-        return {rows[-1]["part"]: rows[-1] for rows in newest(self.folder / "records.jsonl").values()}
-
-    def summarise(self, store: Path, folder: Path) -> Path:
-        """Print what became of all parts, and write it beside the records."""
-        text = summary(self.found(), self.name, self.rehearsal, self.parts.values())
-        write_atomic(folder / "summary.md", text)
-        print(text)
-        return folder / "summary.md"
+    def ship(self, records: Mapping[str, Record], summary: str) -> None:
+        """Copy records and summary into results/shipped; the output of commands may name this machine."""
+        folder = ResultFolders().shipped / "gpu-first" / self.folder.name
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, record in records.items():
+            write_json(folder / f"{name}.json", record | {"tail": "", "log": ""})
+        write_atomic(folder / "summary.md", summary)
+        print(f"shipped {folder}")
 
 
-def ended(row: Record) -> str:
-    """The result of a part, as it is printed."""
-    why = f": {row['why']}" if row["why"] else ""
-    hint = f"; --parts {row['part']} tries again" if row["state"] in BAD else ""
-    took = f" ({row['seconds']:.0f} s)" if row["seconds"] else ""
-    return f"{row['part']}: {row['state']}{why}{hint}{took}\n{row.get('tail', '')}".strip()
+def explain_end(part: GpuPart, end: PartEnd, limit_s: float) -> tuple[str, str]:
+    """Return the state of a part whose process has ended, and the reason."""
+    if end.exit_code == 0:
+        return "ok", ""
+    if end.exit_code is not None:
+        is_signal = end.exit_code < 0
+        return "failed", f"killed by signal {-end.exit_code}" if is_signal else f"exit code {end.exit_code}"
+    if end.was_interrupted:
+        return "interrupted", "told to end"
+    if limit_s < 60 * part.limit_min:
+        return "interrupted", "this call's minutes were over"
+    return "too long", f"it was ended at its limit of {part.limit_min:g} min"
 
 
-def last_object(lines: Sequence[str]) -> dict[str, Any]:
-    """The JSON object that was printed last, as every benchmark does; empty where there is none."""
+def describe_record(record: Record) -> str:
+    """Return the outcome of a part, as it is printed."""
+    why = f": {record['why']}" if record["why"] else ""
+    hint = f"; --parts {record['part']} tries again" if record["state"] in FAILURES else ""
+    seconds = f" ({record['seconds']:.0f} s)" if record["seconds"] else ""
+    return f"{record['part']}: {record['state']}{why}{hint}{seconds}\n{record.get('tail', '')}".strip()
+
+
+def find_last_object(lines: Sequence[str]) -> Record:
+    """Return the JSON object that was printed last, as every benchmark does; empty where there is none."""
     for line in reversed(lines):
         with contextlib.suppress(json.JSONDecodeError):
-            if line.startswith("{") and isinstance(found := json.loads(line), dict):
-                return found
+            if line.startswith("{") and isinstance(content := json.loads(line), dict):
+                return content
     return {}
 
 
-def planned(parts: Sequence[GpuPart], rehearsal: bool) -> str:
-    """Parts with their minutes, and the total; their command lines."""
-    total = sum(part.minutes(rehearsal)[0] for part in parts)
-    template, filters = "gpu_plan.md.jinja", {"said": said}
-    return rendered(template, filters, parts=parts, rehearsal=rehearsal, total=total).rstrip("\n")
+class TargetOutcome(NamedTuple):
+    """A target of a part, and what became of it."""
+
+    target: GpuTarget
+    value: Estimate | None
+    is_met: bool | None  # None if it was not measured
+    why_not_measured: str = ""
 
 
-def said(part: GpuPart, rehearsal: bool) -> str:
-    """A part's command line, with a short name for this Python."""
-    words = ("python" if word == sys.executable else word for word in part.command(rehearsal))
-    return f"{part.name}: {shlex.join(words)}"
+def judge_targets(part: GpuPart, record: Record | None) -> list[TargetOutcome]:
+    """Judge the targets of a part. In a rehearsal nothing is measured, though numbers can be read."""
+    return [judge_target(target, part.name, record) for target in part.targets]
 
 
-def summary(
-    found: Mapping[str, Record], device: str, rehearsal: bool, parts: Iterable[GpuPart] = PARTS
+def judge_target(target: GpuTarget, part: str, record: Record | None) -> TargetOutcome:
+    if record is None:
+        return TargetOutcome(target, None, None, f"{part} has not run yet")
+    if record["state"] != "ok":
+        return TargetOutcome(target, None, None, f"{part}: {record['state']}: {record['why']}")
+    minutes = {} if record["reused"] else {"minutes": record["spent_s"] / 60}
+    value = target.find(minutes | record["found"])
+    if value is None:
+        reason = "had measured its run before" if record["reused"] else "did not say it"
+        return TargetOutcome(target, None, None, f"{part} {reason}")
+    if record["device"] == "cpu":
+        return TargetOutcome(target, value, None, "a rehearsal")
+    return TargetOutcome(target, value, target.is_met(value))
+
+
+def summarise(
+    records: Mapping[str, Record], parts: Sequence[GpuPart], device_name: str, is_rehearsal: bool
 ) -> str:
-    """Results of the parts and of the promises, as Markdown."""
-    others: dict[str, list[str]] = {}  # the parts that this code has not measured, by commit
-    for name, row in found.items():
-        if row["code"] != code_version.digest():
-            others.setdefault((row["commit"] or "of no commit")[:7], []).append(name)
-    return rendered(
-        "gpu_first.md.jinja", {"measured": measured}, found=found, device=device, rehearsal=rehearsal,
-        parts=parts, others=others,
-        outcomes=[(promise, *outcome(promise, found, rehearsal)) for promise in PROMISES],
+    """Return the results of the parts and their targets, as Markdown."""
+    parts_by_commit = dict[str, list[str]]()  # parts that other code has measured
+    for name, record in records.items():
+        if record["code"] != code_version.code_digest():
+            parts_by_commit.setdefault((record["commit"] or "of no commit")[:7], []).append(name)
+    outcomes = [outcome for part in parts for outcome in judge_targets(part, records.get(part.name))]
+    return render_template(
+        "gpu_first.md.jinja", {"estimate": format_with_interval}, records=records, device=device_name,
+        is_rehearsal=is_rehearsal, parts=parts, others=parts_by_commit, outcomes=outcomes,
     )  # fmt: skip
 
 
-def measured(value: Record) -> str:
-    """A number with its spread."""
-    return format_with_interval(Estimate(value["median"], value.get("low"), value.get("high")))
-
-
-def outcome(
-    promise: GpuPromise, found: Mapping[str, Record], rehearsal: bool
-) -> tuple[Record | None, str, str]:
-    """The result of a promise: number, word, and why it was not measured. On a CPU nothing is measured,
-    though all can be read.
-    """
-    row, value = found.get(promise.part), None
-    if row is None:
-        why = f"{promise.part} has not run yet"
-    elif row["state"] != "ok":
-        why = f"{promise.part}: {row['state']}: {row['why']}"
-    elif (value := promise.read(row)) is None:
-        why = f"{promise.part} {'had measured its run before' if row['reused'] else 'did not say it'}"
-    elif rehearsal:
-        why = "a rehearsal"
-    else:
-        is_met = (ge if promise.at_least else le)(value["median"], promise.bound)
-        return value, MET if is_met else NOT_MET, ""
-    return value, NOT_MEASURED, f": {why}"
-
-
-def has_failed(rows: Collection[Record]) -> bool:
-    """Tell whether a part failed, missed a promise, or ended well without saying what it is there for."""
-    found = {row["part"]: row for row in rows}
-    rehearsal = any(row["device"] == "cpu" for row in rows)
-    outcomes = [(promise.part, *outcome(promise, found, rehearsal)) for promise in PROMISES]
-    ended_well = {name for name, row in found.items() if row["state"] == "ok" and not row["reused"]}
-    return any(row["state"] in BAD for row in rows) or any(
-        word == NOT_MET or (value is None and part in ended_well) for part, value, word, _ in outcomes
-    )
+def has_failed(records: Mapping[str, Record], parts: Sequence[GpuPart]) -> bool:
+    """Tell whether a part failed, missed a target, or ended well without the number of a target."""
+    for part in parts:
+        record = records.get(part.name)
+        if record is None:
+            continue
+        must_have_numbers = record["state"] == "ok" and not record["reused"]
+        for outcome in judge_targets(part, record):
+            if outcome.is_met is False or (must_have_numbers and outcome.value is None):
+                return True
+        if record["state"] in FAILURES:
+            return True
+    return False

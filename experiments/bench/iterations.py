@@ -11,10 +11,10 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from analysis.records.files import write_atomic
-from experiments.bench._runner import Bench, Record, formatted, heading, spread
-from experiments.bench._timing import facts
+from experiments.bench._runner import Benchmark, Record, format_header, format_row, summarise_spread
+from experiments.bench._timing import describe_machine
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import plan_runs
 from experiments.training.loop import Trainer
 from experiments.worker.build import Built, build, prepare_device
@@ -22,15 +22,19 @@ from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
 from sparsify.ranges import PositiveInt
 
-WARM_UP = 5  # iterations that are not counted
-WINDOWS = 4
-EPOCHS, STEPS_PER_EPOCH = 138, 49  # of the paper's training
-ROWS = 25  # of the profile's table
-COMPUTING = ("forward", "backward", "select")  # what an iteration can't do without
+WARM_UP_STEPS = 5
+NUM_WINDOWS = 4
+EPOCHS = 138  # of the paper's training
+STEPS_PER_EPOCH = 49
+PROFILE_ROWS = 25
+COMPUTING_PHASES = ("forward", "backward", "select")  # what an iteration can't do without
+RESULT_FIELDS = (
+    "data", "iteration_ms", "phases_ms", "compression_percent", "simulating", "epochs_138_min"
+)  # fmt: skip
 
 
-def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) -> Bench:
-    """A few iterations of a run, timed twice and profiled once; nothing of them is recorded as a run.
+def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) -> Benchmark:
+    """Time a few iterations of a run twice and profile one; nothing of them is recorded as a run.
 
     All workers are virtual, in this process. First in mode serialised, for the breakdown, and for what
     simulating costs: the time of an iteration of all workers over what they computed in it; then in mode
@@ -45,44 +49,47 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
     config = planned.config
     device = prepare_device(config, WorkerPlace(0, 1, 0))
     task = config["task"]
-    what = {
+    case = {
         "method": config["method"]["name"], "select": config["select"], "task": task["name"],
         "workers": config["workers"], "batch_size": task["batch_size"], "precision": config["precision"],
     }  # fmt: skip
 
     def measure(case: Record) -> list[Record]:
         run = build(config, planned.data_root, device)
-        found, one = breakdown(run, iterations), iteration_ms(run, iterations)
-        folder = Folders().results / "bench" / "iterations"
-        name = f"{what['task']}-{what['method']}-{what['select']}-{device.type}-{config['precision']}"
-        print(f"{profiled(run, folder, name)}\n{folder / name}")
+        phases = measure_phases(run, iterations)
+        iteration_ms = measure_iteration_ms(run, iterations)
+        folder = ResultFolders().results / "bench" / "iterations"
+        stem = f"{case['task']}-{case['method']}-{case['select']}-{device.type}-{case['precision']}"
+        print(f"{profile_iteration(run, folder, stem)}\n{folder / stem}")
         scale = EPOCHS * STEPS_PER_EPOCH / 6e4
-        minutes = {key: round(one[key] * scale, 3) for key in ("median", "low", "high")} | {"n": one["n"]}
-        return [{"data": run.data.name, "iteration_ms": one, **found, "epochs_138_min": minutes}]
+        minutes = {name: round(iteration_ms[name] * scale, 3) for name in ("median", "low", "high")}
+        minutes["n"] = iteration_ms["n"]
+        row = {"data": run.data.name, "iteration_ms": iteration_ms, **phases, "epochs_138_min": minutes}
+        return [row]
 
-    def text(rows: list[Record]) -> str:
-        phases = rows[0]["phases_ms"] | {"iteration, all workers": rows[0]["iteration_ms"]}
-        table = (formatted(f"| {phase} | {{value}} |", {"value": value}) for phase, value in phases.items())
-        said = (
+    def format_rows(rows: list[Record]) -> str:
+        row = rows[0]
+        phases = row["phases_ms"] | {"iteration, all workers": row["iteration_ms"]}
+        lines = [format_row("| {phase} | {ms} |", {"phase": name, "ms": ms}) for name, ms in phases.items()]
+        sentence = (
             "an iteration of all workers took {simulating} times their FP, BP and compression (n = "
             "{simulating[n]})"
         )
-        return "\n".join([heading("ms | median [spread]"), *table, formatted(said, rows[0])])
+        return "\n".join([format_header("ms | median [spread]"), *lines, format_row(sentence, row)])
 
-    shown = ("data", "iteration_ms", "phases_ms", "compression_percent", "simulating", "epochs_138_min")
-    return Bench(
-        about=facts(device),
-        head=", ".join(f"{name}={value}" for name, value in what.items()),
-        cases=[what],
-        setting={"iterations": iterations, "words": [*settings]},
+    return Benchmark(
+        machine=describe_machine(device),
+        description=", ".join(f"{name}={value}" for name, value in case.items()),
+        cases=[case],
+        settings={"iterations": iterations, "words": [*settings]},
         measure=measure,
-        text=text,
-        last=lambda rows: what | {name: rows[0][name] for name in shown},
+        format_rows=format_rows,
+        summarise=lambda rows: case | {field: rows[0][field] for field in RESULT_FIELDS},
     )
 
 
 class StepsInMemory(list[Record]):
-    """A log of one rank."""
+    """A log of one rank that keeps the steps."""
 
     def add(self, kind: str, **values: Any) -> None:
         if kind == "step":
@@ -91,76 +98,97 @@ class StepsInMemory(list[Record]):
     def flush(self) -> None: ...
 
 
-def trained(run: Built, mode: str, steps: int, progress: Callable[[int], None]) -> list[list[Record]]:
-    """The steps of every rank.
+def train(run: Built, mode: str, steps: int, on_step: Callable[[int], None]) -> list[list[Record]]:
+    """Train in this timing mode without validation, and return the steps of every rank.
 
     Args:
-        progress: told by rank 0 how many steps are done.
+        on_step: called on rank 0 with the number of finished steps.
     """
     train_settings = run.settings.train.having("validate", "never")
     settings = run.settings._replace(num_steps=steps, train=train_settings)
 
-    def body(comm: virtual.VirtualComm) -> list[Record]:
-        timer, log = run.timer(mode, comm), StepsInMemory()
-        told = progress if comm.rank == 0 else (lambda step: None)
-        Trainer(run.task, run.data, run.method, comm, timer, log, settings).run(told)
+    def train_rank(comm: virtual.VirtualComm) -> list[Record]:
+        log = StepsInMemory()
+        trainer = Trainer(run.task, run.data, run.method, comm, run.timer(mode, comm), log, settings)
+        trainer.run(on_step if comm.rank == 0 else (lambda step: None))
         return log
 
-    return virtual.run(run.config.workers, body, *run.simulated(mode))
+    return virtual.run(run.config.workers, train_rank, *run.simulated(mode))
 
 
-def breakdown(run: Built, iterations: int) -> dict[str, Any]:
-    """Milliseconds of each phase per rank and step; what compression takes of FP + BP, in %; and an
+def measure_phases(run: Built, iterations: int) -> Record:
+    """Measure steps in mode serialised.
+
+    Returns milliseconds of each phase per rank and step; compression as a percentage of FP + BP; and an
     iteration of all workers as a multiple of their FP, BP and compression.
     """
-    ends = list[float]()  # rank 0's, between two of which each worker computes as much as in a step
-    ranks = trained(run, "serialised", WARM_UP + iterations, lambda step: ends.append(time.perf_counter()))
-    steps = [step for rank in ranks for step in rank[WARM_UP:]]
-    of_steps = [step["phases"] for step in steps]
-    shares = [100 * each.get("select", 0.0) / (each["forward"] + each["backward"]) for each in of_steps]
-    names = dict.fromkeys(name for each in of_steps for name in each)
-    phases = {name: spread([1e3 * each.get(name, 0.0) for each in of_steps]) for name in names}
-    took = (after - before for before, after in pairwise(ends[WARM_UP - 1 :]))
-    computed = (
-        sum(rank["phases"].get(name, 0.0) for rank in of_ranks for name in COMPUTING)
-        for of_ranks in zip(*(rank[WARM_UP:] for rank in ranks), strict=True)
+    # The ends of rank 0's steps, between two of which each worker computes as much as in a step.
+    ends_s = list[float]()
+    ranks = train(
+        run, "serialised", WARM_UP_STEPS + iterations, lambda step: ends_s.append(time.perf_counter())
     )
-    ratios = [whole / part for whole, part in zip(took, computed, strict=True)]
-    return {"phases_ms": phases, "compression_percent": spread(shares), "simulating": spread(ratios)}
+    phases_by_iteration = [
+        [step["phases"] for step in steps] for steps in zip(*ranks, strict=True)
+    ][WARM_UP_STEPS:]  # fmt: skip
+    all_phases = [phases for of_ranks in phases_by_iteration for phases in of_ranks]
+    names = dict.fromkeys(name for phases in all_phases for name in phases)
+    shares = [
+        100 * phases.get("select", 0.0) / (phases["forward"] + phases["backward"]) for phases in all_phases
+    ]
+    ratios = list[float]()
+    durations_s = [end - start for start, end in pairwise(ends_s[WARM_UP_STEPS - 1 :])]
+    for duration_s, of_ranks in zip(durations_s, phases_by_iteration, strict=True):
+        computing_s = sum(phases.get(name, 0.0) for phases in of_ranks for name in COMPUTING_PHASES)
+        ratios.append(duration_s / computing_s)
+    return {
+        "phases_ms": {
+            name: summarise_spread([1e3 * phases.get(name, 0.0) for phases in all_phases]) for name in names
+        },
+        "compression_percent": summarise_spread(shares),
+        "simulating": summarise_spread(ratios),
+    }
 
 
-def iteration_ms(run: Built, iterations: int) -> dict[str, Any]:
-    """Time of all workers, one after the other, on the host's clock: means of windows, at whose ends alone
-    the host waits for the device.
+def measure_iteration_ms(run: Built, iterations: int) -> Record:
+    """Measure the time of all workers, one after the other, in mode production on the host's clock.
+
+    Samples are means of windows, at whose ends alone the host waits for the device.
     """
-    window, ends = max(1, iterations // WINDOWS), list[float]()
+    window = max(1, iterations // NUM_WINDOWS)
+    ends_s = list[float]()
 
-    def told(step: int) -> None:
-        if step >= WARM_UP and (step - WARM_UP) % window == 0:
+    def on_step(step: int) -> None:
+        if step >= WARM_UP_STEPS and (step - WARM_UP_STEPS) % window == 0:
             run.synchronise()
-            ends.append(time.perf_counter())
+            ends_s.append(time.perf_counter())
 
-    trained(run, "production", WARM_UP + iterations, told)
-    return spread([1e3 * (after - before) / window for before, after in pairwise(ends)])
+    train(run, "production", WARM_UP_STEPS + iterations, on_step)
+    return summarise_spread([1e3 * (end - start) / window for start, end in pairwise(ends_s)])
 
 
-def profiled(run: Built, folder: Path, name: str) -> str:
-    """One iteration of all workers under torch's profiler: its table; table and trace stay in `folder`."""
-    cuda = run.settings.device.type == "cuda"
-    seen = profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])])
+def profile_iteration(run: Built, folder: Path, stem: str) -> str:
+    """Profile one iteration of all workers, write the table and the trace, and return the table."""
+    is_cuda = run.settings.device.type == "cuda"
+    activities = [ProfilerActivity.CPU]
+    if is_cuda:
+        activities.append(ProfilerActivity.CUDA)
+    profiler = profile(activities=activities)
 
-    def told(step: int) -> None:
-        if step == WARM_UP:
+    def on_step(step: int) -> None:
+        if step == WARM_UP_STEPS:
             run.synchronise()
-            seen.start()
-        if step == WARM_UP + 1:
+            profiler.start()
+        if step == WARM_UP_STEPS + 1:
             run.synchronise()
-            seen.stop()
+            profiler.stop()
 
-    trained(run, "production", WARM_UP + 2, told)  # ranks work in turn: rank 0's end of a step is not theirs
-    by = "self_device_time_total" if cuda else "self_cpu_time_total"
-    table: str = seen.key_averages().table(sort_by=by, row_limit=ROWS, max_name_column_width=60)
+    train(
+        run, "production", WARM_UP_STEPS + 2, on_step
+    )  # one more: the other ranks' steps end after rank 0's
+    sort_by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    averages = profiler.key_averages()
+    table: str = averages.table(sort_by=sort_by, row_limit=PROFILE_ROWS, max_name_column_width=60)
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / f"{name}.txt", table)
-    seen.export_chrome_trace(str(folder / f"{name}.trace.json.gz"))
+    write_atomic(folder / f"{stem}.txt", table)
+    profiler.export_chrome_trace(str(folder / f"{stem}.trace.json.gz"))
     return table

@@ -34,10 +34,10 @@ from experiments.bench._runner import (
 from experiments.bench._timing import describe_machine, synchronise
 from experiments.config import compose
 from experiments.config.config import Config
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.config.run import Run
-from experiments.launch.local import emulation_request, acquire_emulation_lock, start_network
+from experiments.launch.local import acquire_emulation_lock, emulation_request, start_network
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
 from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
@@ -153,7 +153,7 @@ def measure_as_worker(
     """Return the rows of workers that a launcher has started; this process is one of them."""
     worker_process.exit_with_parent()
     device = prepare_device(config, group.place)
-    meeting_folder = Folders().scratch / "joined" / environment.step_name()
+    meeting_folder = ResultFolders().scratch / "joined" / environment.step_name()
     comm = connect.join(config, group, meeting_folder, device)
     rows = measure(comm, config, device, sizes, repeats)
     comm.close()

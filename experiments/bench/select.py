@@ -10,38 +10,57 @@ from pathlib import Path
 import torch
 
 from experiments.bench import Device
+from experiments.bench._compared_rows import (
+    BYTE_TERMS,
+    FLOORS,
+    SELECT_ROWS,
+    STANDARD_SELECTION,
+    Selection,
+)
 from experiments.bench._gradients import DISTRIBUTIONS, FIRST_TIED, NETWORKS
-from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
-from experiments.bench._select_page import ABOUT, DENSITY, FLOORS, LARGE_N, NORMAL, PAGE, TERMS, table
-from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, leave_out
-from experiments.bench._steps import ROWS
-from experiments.bench._timing import REPEATS, device_of, facts
-from experiments.config.folders import Folders
+from experiments.bench._pages import SELECT_PAGE
+from experiments.bench._runner import (
+    WRONG,
+    Benchmark,
+    Record,
+    round_to_digits,
+    summarise_spread,
+    summarise_turn_ratios,
+)
+from experiments.bench._select_comparison import (
+    RowTimes,
+    SelectionComparison,
+    cache_flush_bytes,
+    leave_out_large_rows,
+)
+from experiments.bench._select_steps import STEP_KINDS
+from experiments.bench._targets import Target
+from experiments.bench._timing import DEFAULT_REPEATS, choose_device, describe_machine
+from experiments.config.folders import ResultFolders
 from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, describe_unknown
 from sparsify.types import num_selected
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
 DENSITIES = (0.0001, 0.001, 0.01, 0.1)
 REAL = "real"  # all networks
-OTHERS_AT = 14_700_000  # elements, for the other distributions
-STANDARD = SelectCase(LARGE_N, DENSITY, NORMAL)  # of the last line
-NOT_MADE = "Not run"
+NUMEL_OF_OTHER_DISTRIBUTIONS = 14_700_000
 RATIOS = (
     ("eager", "fused"), ("eager_hugepages", "fused"), ("fused", "add"), ("fused", "copy"),
     ("threshold", "add"),
 )  # fmt: skip
-FLOAT = 4
+FLOAT_BYTES = 4
 CPU_ONLY = "eager_hugepages"
-EAGER = ("eager", CPU_ONLY)
-CLOCKS = {"": "samples", "cpu_": "cpu"}  # prefix of a ratio's name -> where its times are
-# What the standard case shall reach: device -> ratio -> (is it a lower bound?, number).
-TARGETS = {
-    "cpu": {
-        "eager_over_fused": (True, 30.0),
-        "eager_hugepages_over_fused": (True, 15.0),
-        "fused_over_add": (False, 1.2),
-    },
-    "cuda": {"eager_over_fused": (True, 6.0), "fused_over_add": (False, 1.35)},
+EAGER_ROWS = ("eager", CPU_ONLY)
+TARGETS = {  # of the standard case, by device
+    "cpu": (
+        Target(path=("eager_over_fused",), bound=30.0, is_lower_bound=True),
+        Target(path=("eager_hugepages_over_fused",), bound=15.0, is_lower_bound=True),
+        Target(path=("fused_over_add",), bound=1.2),
+    ),
+    "cuda": (
+        Target(path=("eager_over_fused",), bound=6.0, is_lower_bound=True),
+        Target(path=("fused_over_add",), bound=1.35),
+    ),
 }
 
 
@@ -57,8 +76,8 @@ def select(
     threads: PositiveInt | None = None,
     flush: NonNegativeInt | None = None,
     gradients: str | None = None,
-) -> Bench:
-    """Selecting k of n, whole steps side by side: acc += grad, select, indices and values out, zeros in acc.
+) -> Benchmark:
+    """Time whole steps side by side: acc += grad, select k of n, indices and values out, zeros in acc.
 
     Without options: every n at density 0.001, every density at 25.6 million, every distribution at 14.7
     million (real gradients: at their own size). In each case residual and gradients are the same for all
@@ -85,155 +104,174 @@ def select(
         gradients: folder where real ones are kept.
     """
     for name in rows:
-        if name not in ROWS:
-            raise ValueError(describe_unknown("row", name, list(ROWS)))
-    plan, names = cases(n, density, distribution), [name for name in ROWS if name in (rows or ROWS)]
-    on = device_of(device, threads)
-    kept = Path(gradients) if gradients else Folders().results / "bench" / "gradients"
-    nbytes, times = flush_bytes(on) if flush is None else flush * 2**20, repeats or REPEATS[on.type]
+        if name not in STEP_KINDS:
+            raise ValueError(describe_unknown("row", name, list(STEP_KINDS)))
+    names = [name for name in STEP_KINDS if name in (rows or STEP_KINDS)]
+    cases = plan_cases(n, density, distribution)
+    on = choose_device(device, threads)
+    folder = Path(gradients) if gradients else ResultFolders().results / "bench" / "gradients"
+    flush_bytes = cache_flush_bytes(on) if flush is None else flush * 2**20
+    repeats = repeats or DEFAULT_REPEATS[on.type]
 
     def measure(case: Record) -> Iterator[Record]:
-        chosen, lines = SelectCase(**case), {name: StepTimes() for name in names}
-        source, differ = NOT_MADE, dict[str, str]()
-        if leave_out(chosen, lines, on, nbytes):
-            source, differ = SideBySide(chosen, lines, set(rows), nbytes, kept, on).measured(times, seconds)
-        for name in lines:
-            yield record(chosen, name, lines, source, on.type) | {WRONG: differ.get(name)}
+        selection = Selection(**case)
+        times_by_row = {name: RowTimes() for name in names}
+        source = "Not run"
+        faults = dict[str, str]()
+        if leave_out_large_rows(selection, times_by_row, on, flush_bytes):
+            comparison = SelectionComparison(selection, times_by_row, set(rows), flush_bytes, folder, on)
+            faults = comparison.run(repeats, seconds)
+            source = comparison.inputs.source
+            del comparison  # and its memory
+        for name in names:
+            yield make_row(selection, name, times_by_row, source, on.type) | {WRONG: faults.get(name)}
         if on.type == "cuda":
             torch.cuda.empty_cache()
 
-    return Bench(
-        about=facts(on),
-        head=f"{times} repetitions, fewer of rows that take long; before each step "
-        f"{nbytes >> 20} MiB are read",
-        cases=[case._asdict() for case in plan],
-        setting={"rows": names, "repeats": times, "seconds": seconds, "flush_bytes": nbytes},
+    return Benchmark(
+        machine=describe_machine(on),
+        description=f"{repeats} repetitions, fewer of rows that take long; before each step "
+        f"{flush_bytes >> 20} MiB are read",
+        cases=[case._asdict() for case in cases],
+        settings={"rows": names, "repeats": repeats, "seconds": seconds, "flush_bytes": flush_bytes},
         measure=measure,
-        title=lambda case: str(SelectCase(**case)),
-        text=lambda found: f"{found[0]['source']}\n\n{table(found)}",
-        last=summary,
-        end=lambda line: verdicts(line, on.type),
-        draw=PAGE.draw_one,
+        case_title=lambda case: str(Selection(**case)),
+        format_rows=lambda case_rows: f"{case_rows[0]['source']}\n\n{SELECT_PAGE.format_table(case_rows)}",
+        summarise=summarise,
+        targets=lambda result: TARGETS[on.type] if case_of(result) == STANDARD_SELECTION else (),
+        draw=SELECT_PAGE.draw,
     )
 
 
-def cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str]) -> list[SelectCase]:
-    """Cases to be measured; every combination of the options, or the default plan without any.
+def case_of(record: Record) -> Selection:
+    return Selection(*(record[field] for field in Selection._fields))
+
+
+def plan_cases(n: Sequence[int], density: Sequence[float], distribution: Sequence[str]) -> list[Selection]:
+    """Return every combination of the options, or the default plan without any.
 
     Raises:
         ValueError: there is no such distribution.
     """
-    names = [name for each in distribution for name in (NETWORKS if each == REAL else [each])]
+    names = list[str]()
+    for name in distribution:
+        names += NETWORKS if name == REAL else [name]
     for name in names:
         if name not in DISTRIBUTIONS:
             raise ValueError(describe_unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
-    plan = [*product(n or (LARGE_N,), density or (DENSITY,), names or (NORMAL,))]
-    if not (n or density or names):
-        others = (name for name in DISTRIBUTIONS if name != NORMAL)
+    size, share, normal = STANDARD_SELECTION
+    if n or density or names:
+        plan = [*product(n or (size,), density or (share,), names or (normal,))]
+    else:
         plan = [
-            *product(SIZES, (DENSITY,), (NORMAL,)),
-            *product((LARGE_N,), DENSITIES, (NORMAL,)),
-            *product((OTHERS_AT,), (DENSITY,), others),
+            *product(SIZES, (share,), (normal,)),
+            *product((size,), DENSITIES, (normal,)),
+            *product((NUMEL_OF_OTHER_DISTRIBUTIONS,), (share,), DISTRIBUTIONS[1:]),
         ]
-    # Real gradients have a size of their own.
-    own = {name: size for name, (_, size) in NETWORKS.items()}
-    return list(dict.fromkeys(SelectCase(own.get(name, size), share, name) for size, share, name in plan))
+    cases = list[Selection]()
+    for size, share, name in plan:
+        real_size = NETWORKS[name].num_parameters if name in NETWORKS else size
+        cases.append(Selection(real_size, share, name))
+    return list(dict.fromkeys(cases))
 
 
-def record(case: SelectCase, name: str, lines: dict[str, StepTimes], source: str, device: str) -> Record:
-    """The record of a row."""
-    n, timed, kind = case.n, lines[name], ROWS[name]
+def make_row(
+    case: Selection, name: str, times_by_row: dict[str, RowTimes], source: str, device: str
+) -> Record:
+    """Return the record of a row."""
+    n = case.n
     k = num_selected(n, case.density)
-    found = {"k": k, "source": source, "row": name, "what": ABOUT[name]["what"], "exact": kind.exact}
-    if not timed.samples:
-        return found | {"why": timed.why}
-    repeats, steps, stats = len(timed.samples), max(1, timed.stats.steps), timed.stats
-    selected = statistics.mean(timed.selected) if timed.selected else None
-    moved, words = traffic(
-        name, device, 2 if case.distribution == FIRST_TIED else FLOAT, selected=(selected or 0) / n,
-        candidates=stats.candidates / steps / n, thresholds=timed.waits / repeats,
+    times = times_by_row[name]
+    row: Record = {
+        "k": k, "source": source, "row": name, "what": SELECT_ROWS[name]["what"],
+        "exact": STEP_KINDS[name].is_exact,
+    }  # fmt: skip
+    if not times.wall_ms:
+        return row | {"why": times.why_not_run}
+    repeats = len(times.wall_ms)
+    stats = times.stats
+    selected = statistics.mean(times.num_selected) if times.num_selected else None
+    candidates = stats.candidates / stats.steps if stats.steps else None
+    bytes_per_element, bytes_words = count_traffic(
+        name, device, 2 if case.distribution == FIRST_TIED else FLOAT_BYTES, selected=(selected or 0) / n,
+        candidates=(candidates or 0) / n, thresholds=times.num_host_syncs / repeats,
     )  # fmt: skip
-    time_ms = spread(list(timed.samples.values()))
-
-    def times(row: str, clock: str) -> dict[int, float] | None:
-        return getattr(lines[row], CLOCKS[clock]) if row in lines else None
-
-    return found | {
-        "kernel": timed.kernel,
+    spread = summarise_spread([*times.wall_ms.values()])
+    row |= {
+        "kernel": times.kernel,
         "repeats": repeats,
-        **{f"{key}_ms": time_ms[key] for key in ("median", "low", "high")},
-        "spread": time_ms["spread"],
-        "cpu_ms": spread(list(timed.cpu.values())) if timed.cpu else None,
-        **{
-            f"{of}over_{floor}": ratio(times(name, of), times(floor, of)) for of in CLOCKS for floor in FLOORS
-        },
-        **{f"{of}{above}_over": ratio(times(above, of), times(name, of)) for of in CLOCKS for above in EAGER},
-        "bytes_per_element": None if moved is None else round(moved, 3),
-        "bytes_words": words,
+        **{f"{number}_ms": spread[number] for number in ("median", "low", "high")},
+        "spread": spread["spread"],
+        "cpu_ms": summarise_spread([*times.cpu_ms.values()]) if times.cpu_ms else None,
+    }
+    others = {other: times_by_row.get(other, RowTimes()) for other in (*FLOORS, *EAGER_ROWS)}
+    for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):
+        for floor in FLOORS:
+            row[f"{clock}over_{floor}"] = summarise_turn_ratios(
+                vars(times)[field], vars(others[floor])[field]
+            )
+    for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):
+        for eager in EAGER_ROWS:
+            row[f"{clock}{eager}_over"] = summarise_turn_ratios(
+                vars(others[eager])[field], vars(times)[field]
+            )
+    return row | {
+        "bytes_per_element": None if bytes_per_element is None else round(bytes_per_element, 3),
+        "bytes_words": bytes_words,
         "fallback_rate": stats.fallbacks / stats.steps if stats.steps else None,
-        "candidates_over_k": round(stats.candidates / stats.steps / k, 4) if stats.steps else None,
-        "host_syncs": timed.waits / repeats,
+        "candidates_over_k": None if candidates is None else round(candidates / k, 4),
+        "host_syncs": times.num_host_syncs / repeats,
         "selected_over_k": None if selected is None else round(selected / k, 4),
-        "samples_ms": [rounded(ms) for ms in timed.samples.values()],
+        "samples_ms": [round_to_digits(ms) for ms in times.wall_ms.values()],
     }
 
 
-def traffic(row: str, device: str, gradient: int, **counts: float) -> tuple[float | None, str]:
-    """Bytes of memory traffic per element, counted from what a row's algorithm reads and writes; None where
-    they are not counted; and in words. The terms are in select_rows.yaml.
+def count_traffic(row: str, device: str, gradient_bytes: int, **counts: float) -> tuple[float | None, str]:
+    """Return the bytes of memory traffic per element that a row's algorithm causes, and their sum in words.
+
+    They are None where they are not counted. The terms are in select_rows.yaml.
 
     Args:
-        gradient: bytes of an element of the gradient.
+        gradient_bytes: of an element of the gradient.
         counts: selected, candidates and thresholds, per element.
     """
     if row == "sort" and device == "cpu":
         return None, "not counted: merges, as deep as log n"
-    of = {"element": 1, "adding": 2 * FLOAT + gradient, **counts}
-    terms = [(TERMS["any"] | TERMS[device])[name] for name in ABOUT[row]["bytes"]]
-    moved = sum(each * of[what] for each, what, _ in terms)
-    return moved, " + ".join(words.format(**of) for _, _, words in terms)
+    counts |= {"element": 1, "adding": 2 * FLOAT_BYTES + gradient_bytes}
+    terms = [(BYTE_TERMS["any"] | BYTE_TERMS[device])[name] for name in SELECT_ROWS[row]["bytes"]]
+    nbytes = sum(factor * counts[count] for factor, count, _ in terms)
+    return nbytes, " + ".join(words.format(**counts) for _, _, words in terms)
 
 
-def summary(rows: list[Record]) -> Record:
-    """The last line: the standard case, or the first where the words left that out."""
-    of_rows = [SelectCase(row["n"], row["density"], row["distribution"]) for row in rows]
-    case, first = STANDARD if STANDARD in of_rows else of_rows[0], rows[0]
-    lines = {row["row"]: row for row, own in zip(rows, of_rows, strict=True) if own == case}
-    line: Record = {"torch": first["torch"], **case._asdict()}
-    why, cpu_time = {}, {}
+def summarise(rows: list[Record]) -> Record:
+    """Return the ratios of the standard case, or of the first where that was not measured."""
+    cases = [case_of(row) for row in rows]
+    case = STANDARD_SELECTION if STANDARD_SELECTION in cases else cases[0]
+    row_by_name = {row["row"]: row for row in rows if case_of(row) == case}
+    is_cpu = rows[0]["device"] == "cpu"
+    ratios = Record()
+    cpu_ratios = Record()
+    reasons = Record()
     for above, below in RATIOS:
-        if first["device"] == "cuda" and CPU_ONLY in (above, below):
+        if not is_cpu and CPU_ONLY in (above, below):
             continue
         name = f"{above}_over_{below}"
         # A row knows how it compares with the floors, and with torch.topk.
-        at, field = (above, f"over_{below}") if below in FLOORS else (below, f"{above}_over")
-        line[name] = lines.get(at, {}).get(field)
-        cpu_time[name] = lines.get(at, {}).get(f"cpu_{field}")
-        if line[name] is None:
-            why[name] = "; ".join(filter(None, (missing(row, lines) for row in (above, below))))
-    if first["device"] == "cpu":
-        line["cpu_time"] = cpu_time  # the same ratios; of all threads together
-    return line | ({"why": why} if why else {})
+        owner, field = (above, f"over_{below}") if below in FLOORS else (below, f"{above}_over")
+        row = row_by_name.get(owner, {})
+        ratios[name] = row.get(field)
+        cpu_ratios[name] = row.get(f"cpu_{field}")
+        if ratios[name] is None:
+            why = [explain_missing_times(each, row_by_name) for each in (above, below)]
+            reasons[name] = "; ".join(filter(None, why))
+    result = {"torch": rows[0]["torch"], **case._asdict(), **ratios}
+    if is_cpu:
+        result["cpu_time"] = cpu_ratios  # of all threads together
+    return result | ({"why": reasons} if reasons else {})
 
 
-def verdicts(line: Record, kind: str) -> list[str]:
-    """A sentence for each target of a device of this kind, by the medians; of the standard case only."""
-    if (line["n"], line["density"], line["distribution"]) != STANDARD:
-        return []
-    said = []
-    for name, (is_least, target) in TARGETS[kind].items():
-        words = f"{name}: {'at least' if is_least else 'at most'} {target:g} wanted"
-        if (found := line.get(name)) is None:
-            said.append(f"{words}, not measured")
-            continue
-        met = found["median"] >= target if is_least else found["median"] <= target
-        range_ = f"[{found['low']:.4g}, {found['high']:.4g}], n = {found['n']}"
-        said.append(f"{words}, {found['median']:.4g} {range_} measured: {'met' if met else 'MISSED'}")
-    return said
-
-
-def missing(row: str, lines: dict[str, Record]) -> str:
-    """The reason why a row has no times; nothing where it has."""
-    if row not in lines:
+def explain_missing_times(row: str, row_by_name: dict[str, Record]) -> str:
+    """Return why a row has no times; empty where it has."""
+    if row not in row_by_name:
         return f"{row} was not asked for"
-    return "" if "median_ms" in lines[row] else f"{row} not run: {lines[row]['why']}"
+    return "" if "median_ms" in row_by_name[row] else f"{row} not run: {row_by_name[row]['why']}"

@@ -30,7 +30,7 @@ from pathlib import Path
 import sparsify
 from experiments.bench import REGISTRY as BENCHMARKS
 from experiments.commands._arguments import PROGRAM, CommandParser, format_two_columns, wrap_paragraphs
-from experiments.config.choices import meanings
+from experiments.config.choices import parameter_meanings
 from slurm import environment
 from sparsify.core.spec import BrokenFile, Registry, read_constant
 
@@ -89,7 +89,9 @@ def make_parser(name: str, words: Sequence[str] = (), has_meanings: bool = False
         description=wrap_paragraphs(registry.docstring(entry).partition("\nArgs:")[0]),
     )
     for registry, entry in sources:
-        parser.add_parameters(registry.parameters(entry), meanings(registry, entry) if has_meanings else {})
+        parser.add_parameters(
+            registry.parameters(entry), parameter_meanings(registry, entry) if has_meanings else {}
+        )
     return parser
 
 

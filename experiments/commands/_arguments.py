@@ -100,7 +100,7 @@ def convert_sbatch_options(words: Sequence[str]) -> list[str]:
     """Return the words with those behind `--`, which are options of sbatch, as one setting."""
     if "--" not in words:
         return [*words]
-    from experiments.config.grammar import written  # Hydra comes with it
+    from experiments.config.grammar import format_setting  # Hydra comes with it
 
     place = words.index("--")
     options = list[str]()
@@ -109,7 +109,7 @@ def convert_sbatch_options(words: Sequence[str]) -> list[str]:
             options[-1] += f"={word}"  # sbatch knows --account=research and --account research
         else:
             options.append(word)
-    return [*words[:place], *([f"cluster.more_sbatch={written(options)}"] if options else [])]
+    return [*words[:place], *([f"cluster.more_sbatch={format_setting(options)}"] if options else [])]
 
 
 def split_own_words(words: Sequence[str], type_by_key: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

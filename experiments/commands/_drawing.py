@@ -24,8 +24,8 @@ from analysis.tables import Table
 from experiments import figures
 from experiments.commands._messages import iterate_with_progress, say
 from experiments.commands._terminal import print_table
-from experiments.config.folders import ROOT, Folders
-from experiments.config.plan import remark
+from experiments.config.folders import ROOT, ResultFolders
+from experiments.config.plan import describe_code_changes
 from experiments.figures.figure import PUBLISHED, Figure
 from experiments.launch.local import usable_cores
 from sparsify.core.spec import BrokenFile
@@ -61,7 +61,9 @@ class FigureRecords:
     notes: tuple[str, ...] = ()  # for whoever reads the figure
 
 
-def draw_own_runs(figure: Figure, profile: str, runs: Sequence[str], folders: Folders) -> RenderedFigure:
+def draw_own_runs(
+    figure: Figure, profile: str, runs: Sequence[str], folders: ResultFolders
+) -> RenderedFigure:
     """Draw a figure from this checkout's own runs, and store their ids, so that `redraw_all` finds them."""
     frames, notes = load_newest_cached(folders.store, runs, folders.records)
     for note in notes:
@@ -81,7 +83,7 @@ def draw_own_runs(figure: Figure, profile: str, runs: Sequence[str], folders: Fo
     )
 
 
-def picture_sources(figure: Figure, profile: str, folders: Folders) -> list[Path]:
+def picture_sources(figure: Figure, profile: str, folders: ResultFolders) -> list[Path]:
     """Return the files that a picture is drawn from: its records, and the code."""
     index = folders.index / f"{figure.stem(profile)}.json"
     records = [index, *folders.store.root.glob("*/*/run.json")] if index.is_file() else []
@@ -93,7 +95,7 @@ def picture_sources(figure: Figure, profile: str, folders: Folders) -> list[Path
     return [*records, *folders.shipped.glob("*.parquet"), *code]
 
 
-def is_up_to_date(figure: Figure, profile: str, folders: Folders) -> bool:
+def is_up_to_date(figure: Figure, profile: str, folders: ResultFolders) -> bool:
     """Tell whether a picture is newer than all files that it is drawn from, as make compares them."""
     try:
         picture = folders.figures / f"{figure.stem(profile)}.svg"
@@ -169,7 +171,7 @@ def load_readable_figures() -> list[Figure]:
     return readable
 
 
-def redraw_all(folders: Folders, every_figure: Sequence[Figure]) -> tuple[list[RenderedFigure], bool]:
+def redraw_all(folders: ResultFolders, every_figure: Sequence[Figure]) -> tuple[list[RenderedFigure], bool]:
     """Draw all profiles of these figures for which complete records are stored.
 
     Returns:
@@ -259,7 +261,9 @@ def _return_os_error(function: Callable[..., T], *arguments: Any) -> T | OSError
         return error
 
 
-def find_records(figure: Figure, profile: str, folders: Folders, shipped: Frames) -> FigureRecords | None:
+def find_records(
+    figure: Figure, profile: str, folders: ResultFolders, shipped: Frames
+) -> FigureRecords | None:
     """Return the records of a figure, this checkout's first; None where no source has all of its runs."""
     path = folders.index / f"{figure.stem(profile)}.json"
     own = read_or_none(lambda: read_struct(path, RunIndex))
@@ -270,7 +274,7 @@ def find_records(figure: Figure, profile: str, folders: Folders, shipped: Frames
         missing = set(own.runs) - set(frames.runs["run_id"])
         if not missing:
             attempts = filter(None, map(folders.store.find_newest_valid, own.runs))
-            return FigureRecords(frames, OWN_RUNS, (*notes, *filter(None, [remark(attempts)])))
+            return FigureRecords(frames, OWN_RUNS, (*notes, *filter(None, [describe_code_changes(attempts)])))
         say(
             f"{figure.name}-{profile} is not drawn from {OWN_RUNS}: {len(missing)} of {len(own.runs)} are "
             "not here"
@@ -279,7 +283,7 @@ def find_records(figure: Figure, profile: str, folders: Folders, shipped: Frames
 
 
 def find_shipped_records(
-    figure: Figure, profile: str, folders: Folders, shipped: Frames
+    figure: Figure, profile: str, folders: ResultFolders, shipped: Frames
 ) -> FigureRecords | None:
     """Return the records of a figure that the repository carries; None where they do not suffice."""
     if profile == PUBLISHED:

@@ -46,7 +46,8 @@ def explain_words(command: str, words: Sequence[str]) -> str:
     if WordKind.SETTING in kinds:
         for group in choices.GROUPS:
             options = {
-                option: choices.describe_option(group, option).partition("\n\n")[0] for option in choices.options(group)
+                option: choices.describe_option(group, option).partition("\n\n")[0]
+                for option in choices.options(group)
             }
             parts.append(f"{group}=\n{format_two_columns(options, OPTION_COLUMNS)}")
         hint = f"`{command} method=NAME --help` explains a method and its settings; so for all groups."
@@ -93,7 +94,11 @@ def _explain_choices(command: str, option_by_group: Mapping[str, str]) -> str:
     for group, option in option_by_group.items():
         parts.append(f"{group}={option}\n\n{wrap_paragraphs(choices.describe_option(group, option))}")
         if group in OVERRIDING_GROUPS:
-            keys = [key for key in compose.settable_types_of(config) if config.leaf(key) != default_config.leaf(key)]
+            keys = [
+                key
+                for key in compose.settable_types_of(config)
+                if config.leaf(key) != default_config.leaf(key)
+            ]
         else:
             prefix = PREFIX_BY_GROUP.get(group, f"{group}.")
             keys = [key for key in compose.settable_types_of(config) if key.startswith(prefix)]

@@ -16,7 +16,7 @@ from analysis.records.schema import Sweep
 from analysis.records.store import DAMAGED, Attempt, explain_no_attempts
 from experiments.commands._messages import say
 from experiments.config import choices
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch import submission
 from experiments.launch.status import RunStatus, StatusView
@@ -29,7 +29,7 @@ OF_KEY = re.compile(r"[0-9a-f]{8,12}")
 LOG_LINES = 15  # of each log that a command shows
 
 
-def find_newest_attempt(words: Sequence[str], folders: Folders) -> Attempt:
+def find_newest_attempt(words: Sequence[str], folders: ResultFolders) -> Attempt:
     """The newest attempt of the one run that a word names; the refusal of none and of several lists them."""
     names = folders.store.run_ids()
     if len(words) != 1:
@@ -66,7 +66,7 @@ def strip_variant(word: str) -> str:
     return OF_VARIANT.sub(r"\1", word)
 
 
-def find_shipped_run(word: str, folders: Folders) -> str | None:
+def find_shipped_run(word: str, folders: ResultFolders) -> str | None:
     """The one shipped run that a word is part of, where it is part of no run of this machine."""
     part = strip_variant(word)
     if any(part in name for name in folders.store.run_ids()):
@@ -98,7 +98,9 @@ def is_whole_name(word: str, name: str) -> bool:
     return word == name or (OF_KEY.fullmatch(word) is not None and key.startswith(word))
 
 
-def find_sweeps(words: Sequence[str], folders: Folders, means: NameTest = is_part_of_name) -> list[Sweep]:
+def find_sweeps(
+    words: Sequence[str], folders: ResultFolders, means: NameTest = is_part_of_name
+) -> list[Sweep]:
     """The sweeps that a word names, or of which it names a run; all without words."""
     return [
         sweep
@@ -112,7 +114,10 @@ def runs_of(sweep: Sweep) -> Iterator[str]:
 
 
 def newest_attempts_in_sweeps(
-    sweeps: Iterable[Sweep], folders: Folders, words: Sequence[str] = (), means: NameTest = is_part_of_name
+    sweeps: Iterable[Sweep],
+    folders: ResultFolders,
+    words: Sequence[str] = (),
+    means: NameTest = is_part_of_name,
 ) -> list[Attempt]:
     """The newest attempt of each run of these sweeps that the words name; a sweep's name names all."""
     found = []
@@ -155,7 +160,7 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
     Raises:
         SlurmError: they have not.
     """
-    own = {*choices.named_by_clusters("slurm_conf"), *filter(None, [environment.slurm_conf()])}
+    own = {*choices.values_in_cluster_files("slurm_conf"), *filter(None, [environment.slurm_conf()])}
     if conf is not None and os.path.expanduser(conf) not in map(os.path.expanduser, own):
         raise commands.SlurmError(
             f"the sweep was submitted with slurm_conf={quote(conf)}, which is taken from results only if a "
@@ -165,7 +170,7 @@ def use_recorded_slurm_conf(conf: str | None) -> Iterator[None]:
         yield
 
 
-def query_statuses(attempts: Iterable[Attempt], folders: Folders) -> dict[Attempt, RunStatus]:
+def query_statuses(attempts: Iterable[Attempt], folders: ResultFolders) -> dict[Attempt, RunStatus]:
     """The status of the run of each attempt, as all commands and pages tell it: SLURM is asked once of each
     cluster that may still be at some of them.
     """
@@ -184,7 +189,7 @@ def query_statuses(attempts: Iterable[Attempt], folders: Folders) -> dict[Attemp
     return {attempt: views[conf].run_status(attempt) for conf, mine in by_conf.items() for attempt in mine}
 
 
-def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: Folders) -> StatusView:
+def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: ResultFolders) -> StatusView:
     """SLURM asked once of attempts of one cluster. Where it can't be asked, what lies on the disk is all
     there is, which is said.
     """
@@ -196,7 +201,7 @@ def query_cluster(conf: str | None, attempts: Sequence[Attempt], folders: Folder
         return StatusView(folders, None)
 
 
-def find_logs(attempt: Attempt, folders: Folders) -> list[Path]:
+def find_logs(attempt: Attempt, folders: ResultFolders) -> list[Path]:
     """Files of what an attempt's processes printed, by rank."""
     sweep = None if attempt.state == DAMAGED else attempt.manifest.get("sweep")
     if not sweep:

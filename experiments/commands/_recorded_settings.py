@@ -14,12 +14,12 @@ from analysis.records.frames import is_missing, to_dicts
 from analysis.records.store import Attempt
 from experiments.commands._named_runs import match_one_name
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 
 AGAIN = "again="
 
 
-def asked(words: Sequence[str], folders: Folders) -> list[str]:
+def expand_recorded_run(words: Sequence[str], folders: ResultFolders) -> list[str]:
     """The words, with the settings of the run that `again=` names before the others, which replace its own.
 
     Raises:
@@ -32,11 +32,11 @@ def asked(words: Sequence[str], folders: Folders) -> list[str]:
         raise ValueError(f"{AGAIN} names one run, and there are {len(names)}")
     others = [word for word in words if not word.startswith(AGAIN)]
     given = {word.partition("=")[0] for word in others}
-    own = compose.asked_again(*_recorded(names[0], folders)).words()
+    own = compose.recover_run(*_recorded(names[0], folders)).words()
     return [*(word for word in own if word.partition("=")[0] not in given), *others]
 
 
-def _recorded(word: str, folders: Folders) -> tuple[dict[str, dict[str, Any]], str]:
+def _recorded(word: str, folders: ResultFolders) -> tuple[dict[str, dict[str, Any]], str]:
     """The configurations of the variants of the run that a word names (its own, without a name, where it has
     none), and its key.
     """

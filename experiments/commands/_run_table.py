@@ -19,7 +19,7 @@ from analysis.records.store import Attempt, explain_no_attempts
 from analysis.tables import Table
 from experiments.commands._messages import say
 from experiments.commands._named_runs import query_statuses, strip_variant
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from sparsify.ranges import format_value, quote, suggest_similar
 
 MOST_LEAVES = 4  # that have a column of their own
@@ -30,7 +30,7 @@ OTHERS = {"state": "state", "source": "source", "sweep": "sweeps", "item": "item
 AGES = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
 
 
-def load_runs(folders: Folders) -> pd.DataFrame:
+def load_runs(folders: ResultFolders) -> pd.DataFrame:
     """A row per run, own and shipped, in any state: columns of `Frames.runs`, and `state`."""
     last = folders.store.last_number_by_run()
     for run in sorted({*folders.store.run_ids()} - {*last}):
@@ -115,7 +115,7 @@ def _is(value: Any, text: str) -> bool:
         return format_setting(value).lower() == text.replace(" ", "").lower()
 
 
-def table(runs: pd.DataFrame, in_order: bool = False) -> Table:
+def make_run_table(runs: pd.DataFrame, in_order: bool = False) -> Table:
     """These runs, the newest last unless they are `in_order` already."""
     if not len(runs):
         return Table("", pd.DataFrame())

@@ -25,7 +25,7 @@ from analysis.records.steps import mean_phase_seconds, warm_steps
 from analysis.stats import Estimate
 from experiments.bench._runner import read_rows_with_numbers
 from experiments.commands._messages import iterate_with_progress
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from sparsify.core.synthetic_selections import SelectionStatistics, SyntheticSelections, skewed_shares
 from sparsify.cost import Link, Network
 from sparsify.replay import ExchangeReplay
@@ -216,7 +216,7 @@ class Known:
     """Knowledge of one configuration: its task, and the machines of its cluster."""
 
     config: Mapping[str, Any]
-    folders: Folders
+    folders: ResultFolders
 
     @property
     def gpu(self) -> str:

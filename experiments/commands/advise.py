@@ -21,10 +21,10 @@ from experiments.commands._step_time_prediction import (
     Question,
     Range,
 )
-from experiments.commands._terminal import show
+from experiments.commands._terminal import print_table
 from experiments.config import compose
-from experiments.config.folders import Folders
-from experiments.config.machines import NamedLink
+from experiments.config.folders import ResultFolders
+from experiments.config.machines import LinkSettings
 from sparsify.comm.direct import DIRECT_ALGORITHM
 from sparsify.core.synthetic_selections import NUM_SLICES
 from sparsify.cost import Network
@@ -86,11 +86,11 @@ def advise(words: SettingWords, *, save: str | None = None) -> int:
         save: the name of the files that are written.
     """
     config, given = _split(words)
-    question, left_out = _question(given, known := Known(config, Folders()))
+    question, left_out = _question(given, known := Known(config, ResultFolders()))
     model = given.get("parameters")
     model = model if model in MODELS else str(config["task"]["name"])
     table = _table(_step_time_prediction.ranked(question), question, known, model, left_out)
-    show(table)
+    print_table(table)
     cluster = config["cluster"]
     name = save or f"advise-{cluster['name']}-{cluster['link']['name']}-{model}-{config['workers']}w"
     folder = known.folders.figures
@@ -173,8 +173,8 @@ def _network(config: Mapping[str, Any]) -> Network:
             f"cluster={cluster['name']}: link={link['name']} has no alpha and beta, so what communication "
             "takes can't be predicted; choose another link=, as ethernet_10g or nvlink3"
         )
-    between, inside = NamedLink.built(link).numbers("link"), cluster.get("inside")
-    fast = NamedLink.built(inside).numbers("inside") if inside else None
+    between, inside = LinkSettings.built(link).numbers("link"), cluster.get("inside")
+    fast = LinkSettings.built(inside).numbers("inside") if inside else None
     algorithm = DIRECT_ALGORITHM if between.propagation_s else "textbook"
     return Network(between, fast, int(cluster.get("workers_per_node") or 1), algorithm)
 

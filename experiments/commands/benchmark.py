@@ -14,9 +14,9 @@ from analysis.pictures import captions
 from analysis.pictures.numbers import format_brief
 from analysis.tables import Table
 from experiments.commands._messages import say
-from experiments.commands._terminal import show
+from experiments.commands._terminal import print_table
 from experiments.config import choices
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.figures.benchmark.entering import baseline, by_todays_rules, targets_of
 from experiments.figures.benchmark.entries import BASELINE
 from experiments.figures.benchmark.rules import OWN, digest, rules
@@ -33,7 +33,7 @@ def benchmark(*, profile: str = TIER, against: str | None = None) -> int:
         profile: the tier; those of two tiers are never in one table.
         against: a folder with files of another day's entries: no pages, but how alike both are.
     """
-    tier, folders = rules().tier(profile), Folders()
+    tier, folders = rules().tier(profile), ResultFolders()
     entered, notes = by_todays_rules(folders, profile)
     base = baseline(folders, profile)
     if base is None:
@@ -79,7 +79,7 @@ def _compare(found: Sequence[Cell], folder: Path, tier: str, base: EntryFile) ->
     if not theirs:
         raise ValueError(f"{folder} has no entries of tier {tier}")
     rows = compare_measurements(found, theirs)
-    show(
+    print_table(
         Table.from_rows(
             "Two measurements",
             [
@@ -117,7 +117,7 @@ def _checked(found: Sequence[ComposedTime]) -> str:
 
 def _about(link: str) -> str:
     """What a link's file says of it."""
-    return "The cluster's own link." if link == OWN else choices.about("link", link)
+    return "The cluster's own link." if link == OWN else choices.describe_option("link", link)
 
 
 def _found(found: Sequence[Cell], link: str) -> str:
@@ -136,7 +136,7 @@ def _found(found: Sequence[Cell], link: str) -> str:
     return f"Found while all workers send: {rate} Gbit/s a node{delay}."
 
 
-def _claimed(each: EntryFile, folders: Folders) -> Iterator[site.ClaimRow]:
+def _claimed(each: EntryFile, folders: ResultFolders) -> Iterator[site.ClaimRow]:
     """The claims of its paper that are shipped with a verdict."""
     rows = _verdicts(folders.shipped / "verdicts.csv")
     for name in each.statement.claims:

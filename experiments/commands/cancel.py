@@ -16,7 +16,7 @@ from experiments.commands._named_runs import (
     runs_of,
     use_recorded_slurm_conf,
 )
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch import submission
 from experiments.launch.diagnosis import CANCEL_FILE
 from experiments.launch.status import StatusView
@@ -33,7 +33,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
         words: the names of sweeps and runs whose jobs end, or runs' keys as `list` shows them.
         matching: also of those whose names have one of the words in them.
     """
-    folders, means = Folders(), is_part_of_name if matching else is_whole_name
+    folders, means = ResultFolders(), is_part_of_name if matching else is_whole_name
     if not words:
         names = ", ".join(sweep.name for sweep in submission.read_sweeps(folders, say))
         raise ValueError(f"cancel what? Sweeps: {names or 'none'}; or a run's name")
@@ -62,7 +62,7 @@ def cancel(words: SweepsAndRuns, *, matching: bool = False) -> int:
     return 0
 
 
-def _unknown(word: str, folders: Folders) -> str:
+def _unknown(word: str, folders: ResultFolders) -> str:
     """The refusal of a word that is no whole name."""
     near = find_sweeps([word], folders)
     names = [sweep.name for sweep in near if word in sweep.name]
@@ -83,7 +83,7 @@ class Cancelled(NamedTuple):
     refused: list[str]  # what SLURM said of those that go on
 
 
-def _cancel(attempts: Sequence[Attempt], folders: Folders) -> Cancelled:
+def _cancel(attempts: Sequence[Attempt], folders: ResultFolders) -> Cancelled:
     """Cancel the jobs of these attempts that are under way on one cluster, and close the unknown ones."""
     view = StatusView.query_settled(folders, attempts, say)
     states = {attempt: view.run_status(attempt) for attempt in attempts}

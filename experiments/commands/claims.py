@@ -11,10 +11,10 @@ from analysis.records import parquet
 from analysis.records.frames import Frames, empty_frames
 from analysis.tables import Table
 from experiments import figures
-from experiments.commands._drawing import read_or_none, stored
+from experiments.commands._drawing import find_records, read_or_none
 from experiments.commands._messages import iterate_with_progress
-from experiments.commands._terminal import show
-from experiments.config.folders import Folders
+from experiments.commands._terminal import print_table
+from experiments.config.folders import ResultFolders
 from experiments.figures import papers
 from experiments.figures.figure import Figure
 
@@ -38,20 +38,20 @@ def claims() -> int:
     """Every statement of the papers, and what became of it; the last line is JSON (make claims)."""
     import pandas as pd
 
-    folders = Folders()
+    folders = ResultFolders()
     shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     items = iterate_with_progress(figures.shipped_items(), "figures")
     judged = {item: judged_of(figures.load(item), folders, shipped) for item in items}
     lines = list(lines_of(papers.statements().values(), judged))
-    show(Table("", pd.DataFrame(lines, columns=Answer._fields)))
+    print_table(Table("", pd.DataFrame(lines, columns=Answer._fields)))
     print(json.dumps(counted(lines)))
     return 0
 
 
-def judged_of(figure: Figure, folders: Folders, shipped: Frames) -> list[Verdict]:
+def judged_of(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
     """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
     for profile in BEST_FIRST:
-        if profile in figure.profiles and (found := stored(figure, profile, folders, shipped)):
+        if profile in figure.profiles and (found := find_records(figure, profile, folders, shipped)):
             return figure.judge(found.frames)
     return figure.judge(empty_frames())
 

@@ -17,9 +17,9 @@ from experiments.commands import new
 from experiments.commands._arguments import Filters, split_own_words
 from experiments.commands._messages import say
 from experiments.commands._run_table import filter_runs, load_runs, run_configs
-from experiments.commands._terminal import show
+from experiments.commands._terminal import print_table
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 
 GROUP = "results"
 AXES = ("x", "y", "by", "ref")
@@ -38,7 +38,7 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     """
     given, filters = split_own_words(words, dict.fromkeys(AXES, str))
     axes = {name: given.get(name) for name in AXES}
-    folders = Folders()
+    folders = ResultFolders()
     runs = filter_runs(load_runs(folders), filters)
     whole = runs["state"].isin((DONE, DIVERGED))
     for run, state in runs.loc[~whole, ["run_id", "state"]].itertuples(index=False):
@@ -51,7 +51,7 @@ def compare(words: Filters, *, save: str | None = None) -> int:
     frames = empty_frames()._replace(runs=runs)
     table = compared.table(frames)
     path = None if save is None else _saved(save, compared, runs)
-    show(table)
+    print_table(table)
     for written in _written(compared, frames, folders, _file_name(filters, compared)):
         say(str(written))
     if path is not None:
@@ -67,7 +67,7 @@ def _saved(name: str, compared: Comparison, runs: pd.DataFrame) -> Path:
     ordered = runs.sort_values(order, kind="stable", na_position="first")
     if ordered["group"].notna().any():
         raise ValueError("of runs whose variants take turns no figure can be saved; choose ordinary runs")
-    wanted = [compose.asked_again({"": each}, run_key(each)).words() for each in run_configs(ordered)]
+    wanted = [compose.recover_run({"": each}, run_key(each)).words() for each in run_configs(ordered)]
     return new.write("figure", name, new.figure(name, compared.title, wanted, given))
 
 
@@ -86,7 +86,7 @@ def _only_axis(runs: pd.DataFrame, by: str) -> str:
     raise ValueError(f"compare over what? The runs differ in {differing}: say x=, as x=method.density")
 
 
-def _written(compared: Comparison, frames: Frames, folders: Folders, name: str) -> list[Path]:
+def _written(compared: Comparison, frames: Frames, folders: ResultFolders, name: str) -> list[Path]:
     table = compared.table(frames)
     style.save_figure(compared.picture(frames), folders.figures, name)
     tables.save_tables(

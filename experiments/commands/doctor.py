@@ -12,9 +12,9 @@ from experiments.commands._cluster_checks import VERDICTS, ClusterObservations, 
 from experiments.commands._messages import say
 from experiments.config import choices, compose
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import profile_of
+from experiments.config.plan import requested_profile
 from experiments.config.run import Run
 from experiments.launch.attempt import checked_image_provenance, container_config
 from experiments.launch.examination import ClusterExamination
@@ -44,7 +44,7 @@ def doctor(
     config = _resolve_full_node(words)
     name = config.cluster.name
     file = _find_own_file(name) if write else None
-    examination = partial(ClusterExamination, config, Folders(), 60 * wait_min, say)
+    examination = partial(ClusterExamination, config, ResultFolders(), 60 * wait_min, say)
     if isinstance(config.cluster, SlurmCluster):
         observed = _observe_cluster(config, config.cluster, examination, nodes)
     else:
@@ -70,7 +70,7 @@ def doctor(
 def _resolve_full_node(words: Sequence[str]) -> Config:
     """Return the config of a run that fills one node of the cluster."""
     asked = Run.of([word for word in words if not word.startswith("profile=")])
-    run = Run.of({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": profile_of(words)}
+    run = Run.of({"method": "dense", "task": "cnn_digits"}) | asked | {"profile": requested_profile(words)}
     config = compose.resolve(run)
     if "workers" not in run.settings and isinstance(config.cluster, SlurmCluster):
         config = compose.resolve(run | {"workers": config.cluster.workers_per_node})
@@ -130,7 +130,7 @@ def _find_own_file(cluster: str) -> Path:
     Raises:
         ValueError: the file comes with the repository.
     """
-    file = choices.files("cluster")[cluster]
+    file = choices.files_by_option("cluster")[cluster]
     if file.is_relative_to(choices.CONF) and not file.is_relative_to(choices.CONF / "local"):
         raise ValueError(
             f"--write changes a file of your own, and {file} comes with the repository; `new cluster NAME` "

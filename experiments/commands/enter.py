@@ -21,9 +21,9 @@ from experiments.commands._messages import exit_on_failed_run, say
 from experiments.commands._run_table import load_runs
 from experiments.config import code_version, compose
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, missing, other_code, plan_runs
+from experiments.config.plan import PlannedRun, changed_code_files, find_unmeasured_runs, plan_runs
 from experiments.config.run import Run
 from experiments.figures.benchmark import checking
 from experiments.figures.benchmark.entering import (
@@ -78,7 +78,7 @@ def enter(
         check: an entry's file that somebody else made: digests, rules, laws, and one of its trainings again.
         draw: the number from which that training is drawn; otherwise one that nobody knows.
     """
-    folders = Folders()
+    folders = ResultFolders()
     if check is not None:
         if words:
             raise ValueError(f"--check takes a file, and nothing beside it: leave {words[0]} out")
@@ -138,7 +138,7 @@ def _date(since: str | None) -> str | None:
     return day.isoformat()
 
 
-def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> EntryFile | None:
+def _first(own: Mapping[str, Entering], tier: str, folders: ResultFolders) -> EntryFile | None:
     """The baseline's file, which all are compared with; None where the baseline is among what is entered."""
     if BASELINE in own:
         return None
@@ -150,10 +150,10 @@ def _first(own: Mapping[str, Entering], tier: str, folders: Folders) -> EntryFil
     return found
 
 
-def _laws(each: Entrant, folders: Folders) -> list[Law]:
+def _laws(each: Entrant, folders: ResultFolders) -> list[Law]:
     """The laws of an entry, as they were found with this code."""
     kept = folders.records / "laws" / f"{each.name}.json"
-    made_from = hashlib.sha256(msgspec.json.encode([code_version.sources(), each])).hexdigest()
+    made_from = hashlib.sha256(msgspec.json.encode([code_version.digest_by_source(), each])).hexdigest()
     try:
         known = msgspec.json.decode(kept.read_bytes())
         if known["made_from"] == made_from:
@@ -259,7 +259,7 @@ class Stages:
         held: records of entries' files.
     """
 
-    folders: Folders
+    folders: ResultFolders
     since: str | None = None
     held: Frames = field(default_factory=empty_frames)
 
@@ -275,7 +275,11 @@ class Stages:
     def left(self, configs: Sequence[Config], in_real_time: bool = False) -> list[PlannedRun]:
         """What of a stage is not made, or is to be made again."""
         planned, since = plan_runs(configs, say), self.since if in_real_time else None
-        todo = [run for run in missing(planned, self.folders, say) if not self._is_held(run.config, since)]
+        todo = [
+            run
+            for run in find_unmeasured_runs(planned, self.folders, say)
+            if not self._is_held(run.config, since)
+        ]
         return todo + [run for run in planned if run not in todo and self._is_stale(run.config, since)]
 
     def is_made(self, config: Config) -> bool:
@@ -297,7 +301,7 @@ class Stages:
         methods = {config.method.name, *(each.config.method.name for each in config.variants)}
         files = {f"{FOLDER}/{path.name}" for name in methods for path in files_of(name)}
         began = str(attempt.manifest.get("started", ""))
-        return bool(since and began < since) or bool(files & {*other_code(attempt)})
+        return bool(since and began < since) or bool(files & {*changed_code_files(attempt)})
 
 
 def _show(entered: Sequence[EntryFile], first: EntryFile | None) -> None:
@@ -370,7 +374,7 @@ def _plan(own: Mapping[str, Entering], stages: Stages) -> Iterator[str]:
     )
 
 
-def _check(path: Path, folders: Folders, draw: int | None) -> int:
+def _check(path: Path, folders: ResultFolders, draw: int | None) -> int:
     """Somebody else's file."""
     if not path.is_file():
         raise ValueError(f"{path} is no file; --check takes what `enter` wrote, results/entries/NAME.entry")
@@ -382,7 +386,7 @@ def _check(path: Path, folders: Folders, draw: int | None) -> int:
     return 1 if faults else 0
 
 
-def _carry_one(folders: Folders) -> checking.CarryOut:
+def _carry_one(folders: ResultFolders) -> checking.CarryOut:
     def carry(configs: Sequence[Config]) -> None:
         planned = plan_runs(configs, say)
         with exit_on_failed_run():

@@ -21,7 +21,7 @@ from analysis.records.store import Attempt
 from experiments.commands._arguments import Filters
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
 from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_runs, run_configs
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.worker.errors import trouble_of_import
 
 GROUP = "results"
@@ -39,7 +39,7 @@ def export(words: Filters, *, out: str | None = None, follow: bool = False) -> i
         out: the folder of its event files; results/tensorboard by default.
         follow: go on until Ctrl-C, and add what runs that are under way measure meanwhile.
     """
-    folders = Folders()
+    folders = ResultFolders()
     folder = Path(out) if out else folders.results / "tensorboard"
     board = Board(folder, folders)
     shown = board.show(words)
@@ -63,7 +63,7 @@ class CurvePoint(NamedTuple):
 class Board:
     """A folder of event files, one run or variant each."""
 
-    def __init__(self, folder: Path, folders: Folders) -> None:
+    def __init__(self, folder: Path, folders: ResultFolders) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb

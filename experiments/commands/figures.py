@@ -3,9 +3,9 @@ from __future__ import annotations
 from experiments import figures as every
 from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from experiments.commands._arguments import Items
-from experiments.commands._drawing import load_readable_figures, redraw_all, show
+from experiments.commands._drawing import load_readable_figures, redraw_all, print_figure
 from experiments.commands._messages import say
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 
 GROUP = "results"
 BENCHED = {
@@ -22,12 +22,12 @@ def figures(words: Items) -> int:
     Args:
         words: the figures to draw; all without words.
     """
-    folders = Folders()
+    folders = ResultFolders()
     asked_figures = [every.load(every.find_item(word)) for word in words if word not in BENCHED]
     drawn, all_written = redraw_all(folders, asked_figures or ([] if words else load_readable_figures()))
     for figure in drawn:
         if asked_figures:
-            show(figure)
+            print_figure(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")
     named = [name for name in BENCHED if not words or name in words]

@@ -3,7 +3,7 @@ from __future__ import annotations
 from experiments.commands._arguments import Runs
 from experiments.commands._messages import say
 from experiments.commands._named_runs import find_logs, find_newest_attempt, read_last_lines
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 
 GROUP = "cluster"
 
@@ -14,7 +14,7 @@ def logs(words: Runs) -> int:
     Args:
         words: part of the run's name.
     """
-    folders = Folders()
+    folders = ResultFolders()
     attempt = find_newest_attempt(words, folders)
     paths = find_logs(attempt, folders)
     if not paths:

@@ -29,12 +29,20 @@ from analysis.report.content import (
 )
 from analysis.report.runs import SHIPPED, THIS_MACHINE, RunPage, page_id, run_pages
 from experiments import figures
-from experiments.commands._drawing import OWN, Stored, call_in_parallel, draw, is_up_to_date, sources, stored
+from experiments.commands._drawing import (
+    OWN_RUNS,
+    FigureRecords,
+    call_in_parallel,
+    draw,
+    find_records,
+    is_up_to_date,
+    picture_sources,
+)
 from experiments.commands._findings import findings
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
 from experiments.commands._named_runs import find_logs, query_statuses, read_last_lines
 from experiments.config import code_version
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.figure import Figure, file_prefix
 from experiments.launch.status import RunStatus
 from sparsify.core.spec import BrokenFile
@@ -42,7 +50,7 @@ from sparsify.methods import REGISTRY as METHODS
 
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
-SHIPPED_RUNS, OWN_RUNS = "runs-shipped", "runs-here"  # rows, as `Site.keep` keeps them
+SHIPPED_RUNS, OWN_RUN_ROWS = "runs-shipped", "runs-here"  # rows, as `Site.keep` keeps them
 
 
 def report(*, drawn: bool = False, follow: bool = False) -> int:
@@ -57,7 +65,7 @@ def report(*, drawn: bool = False, follow: bool = False) -> int:
     """
     # What is read stays, and none of it is in a circle: looking through it again and again takes a sixth.
     gc.set_threshold(100_000, 50, 100)
-    folders = Folders()
+    folders = ResultFolders()
     seen = _states(folders) if follow else []
     print(write_report(folders, draws=not drawn), flush=True)
 
@@ -72,7 +80,7 @@ def report(*, drawn: bool = False, follow: bool = False) -> int:
     return 0
 
 
-def _states(folders: Folders) -> list[object]:
+def _states(folders: ResultFolders) -> list[object]:
     """What changes when a run begins or ends, or a figure is drawn."""
     return [
         _stat(path)
@@ -81,7 +89,7 @@ def _states(folders: Folders) -> list[object]:
     ]
 
 
-def write_report(folders: Folders, draws: bool = True) -> Path:
+def write_report(folders: ResultFolders, draws: bool = True) -> Path:
     """Write all pages; returns the first one. What has not changed since the last report is not made again.
 
     Args:
@@ -132,7 +140,7 @@ def _keep(site: pages.ReportSite, name: str, made_from: str, rows: Sequence[tupl
 class Shipped:
     """The records that the repository carries, read when they are first asked for."""
 
-    def __init__(self, folders: Folders, notes: list[str]) -> None:
+    def __init__(self, folders: ResultFolders, notes: list[str]) -> None:
         self.folders, self.notes, self.is_whole = folders, notes, True
 
     @cached_property
@@ -148,7 +156,9 @@ class Shipped:
     @cached_property
     def made_from(self) -> str:
         """A digest that changes where they do, or the code."""
-        return _digest([code_version.digest(), *map(_stat, sorted(self.folders.shipped.glob("*.parquet")))])
+        return _digest(
+            [code_version.code_digest(), *map(_stat, sorted(self.folders.shipped.glob("*.parquet")))]
+        )
 
 
 def _written(
@@ -184,7 +194,7 @@ def _methods() -> Iterator[pages.MethodCard]:
         yield name, " ".join(summary.split()), why
 
 
-def _items(site: pages.ReportSite, folders: Folders, shipped: Shipped, draws: bool) -> list[ItemPage]:
+def _items(site: pages.ReportSite, folders: ResultFolders, shipped: Shipped, draws: bool) -> list[ItemPage]:
     """Every figure that can be drawn; of one that fails, why."""
     found = dict[tuple[str, str], list[ItemPage] | None]()  # None: to be made
     loaded = dict[str, Figure]()
@@ -210,7 +220,7 @@ def _items(site: pages.ReportSite, folders: Folders, shipped: Shipped, draws: bo
             found[item, profile] = rows if is_known else None
     todo = [(loaded[item], profile) for (item, profile), known in found.items() if known is None]
     calls = (
-        partial(_item_or_why, *picture, stored(*picture, folders, shipped.frames), folders, draws)
+        partial(_item_or_why, *picture, find_records(*picture, folders, shipped.frames), folders, draws)
         for picture in todo
     )
     pictures = iterate_with_progress(todo, "figures")
@@ -225,7 +235,7 @@ def _items(site: pages.ReportSite, folders: Folders, shipped: Shipped, draws: bo
     return [item for known in found.values() for item in known or ()]
 
 
-def _tell_links(stem: str, folders: Folders) -> None:
+def _tell_links(stem: str, folders: ResultFolders) -> None:
     """Say which files of a figure are links, and so are left out."""
     for kind in KINDS:
         path = folders.figures / f"{stem}.{kind}"
@@ -233,7 +243,7 @@ def _tell_links(stem: str, folders: Folders) -> None:
             say(f"{path} is left out: it {NO_LINK}")
 
 
-def _is_page_of(row: ItemPage, figure: Figure, profile: str, folders: Folders) -> bool:
+def _is_page_of(row: ItemPage, figure: Figure, profile: str, folders: ResultFolders) -> bool:
     """Tell whether a row that was kept is of this figure, and names its files: others are never copied."""
     stem = figure.stem(profile)
     places = (folders.figures, folders.shipped / "figures")
@@ -243,7 +253,7 @@ def _is_page_of(row: ItemPage, figure: Figure, profile: str, folders: Folders) -
 
 
 def _item_or_why(
-    figure: Figure, profile: str, found: Stored | None, folders: Folders, draws: bool
+    figure: Figure, profile: str, found: FigureRecords | None, folders: ResultFolders, draws: bool
 ) -> ItemPage | None:
     """A figure, or why it fails; None of one without records."""
     if found is None:
@@ -256,10 +266,12 @@ def _item_or_why(
         return ItemPage(figure.name, stem, figure.title, source=found.source, damage=why, paper=paper)
 
 
-def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: bool) -> ItemPage:
+def _item(
+    figure: Figure, profile: str, found: FigureRecords, folders: ResultFolders, draws: bool
+) -> ItemPage:
     frames, stem = found.frames, figure.stem(profile)
     is_drawn, theirs = is_up_to_date(figure, profile, folders), folders.shipped / "figures"
-    is_shipped = found.source != OWN and (theirs / f"{stem}.png").is_file()
+    is_shipped = found.source != OWN_RUNS and (theirs / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
         draw(figure, profile, frames, folders.figures, found.source, found.notes)
     folder = theirs if is_shipped and not is_drawn else folders.figures
@@ -281,7 +293,7 @@ def _item(figure: Figure, profile: str, found: Stored, folders: Folders, draws: 
     )
 
 
-def _made_from(figure: Figure, profile: str, folders: Folders, shipped: Shipped) -> str:
+def _made_from(figure: Figure, profile: str, folders: ResultFolders, shipped: Shipped) -> str:
     """A digest that changes where an item's page does: its records, its files, the code."""
     stem = figure.stem(profile)
     folders_of_files = (folders.figures, folders.shipped / "figures")
@@ -292,7 +304,9 @@ def _made_from(figure: Figure, profile: str, folders: Folders, shipped: Shipped)
         if is_plain_file(path := folder / f"{stem}.{kind}")
     ]
     index = folders.shipped / "figures" / f"{stem}.json"
-    return _digest([shipped.made_from, *map(_stat, [*sources(figure, profile, folders), *drawn, index])])
+    return _digest(
+        [shipped.made_from, *map(_stat, [*picture_sources(figure, profile, folders), *drawn, index])]
+    )
 
 
 def _files_of(run: Path) -> list[Path]:
@@ -321,7 +335,7 @@ def _making(item: str, profile: str) -> tuple[str, ...]:
     return drawn, f"python -m experiments reproduce {item} profile={profile}"
 
 
-def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
+def _own(folders: ResultFolders, every: Sequence[str]) -> Iterator[RunPage]:
     """These runs of this machine, many read together, which takes a fifth of the time of one by one."""
     for names in iterate_with_progress([*split_into_batches(folders.store, every)], "batches of runs"):
         valid = {name: attempt for name in names if (attempt := folders.store.find_newest_valid(name))}
@@ -353,7 +367,7 @@ def _own(folders: Folders, every: Sequence[str]) -> Iterator[RunPage]:
                 yield _unfinished(attempt, folders, status)
 
 
-def _unfinished(attempt: Attempt, folders: Folders, status: RunStatus) -> RunPage:
+def _unfinished(attempt: Attempt, folders: ResultFolders, status: RunStatus) -> RunPage:
     """One that does not count, or not yet: why, and the end of its logs."""
     manifest = {} if attempt.state == DAMAGED else attempt.manifest
     try:

@@ -9,7 +9,14 @@ from analysis.records.configs import run_id
 from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands._arguments import ItemsAndSettings
-from experiments.commands._drawing import TABLES, RenderedFigure, draw, draw_own_runs, show
+from experiments.commands._drawing import (
+    PUBLISHED_TABLES,
+    FigureRecords,
+    RenderedFigure,
+    draw_own_runs,
+    print_figure,
+    render_figure,
+)
 from experiments.commands._messages import exit_on_failed_run, is_forced, say
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
@@ -21,17 +28,17 @@ from experiments.launch.backends import execute_runs
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed
 
 GROUP = "here"
-EARLY_S = 60.0  # between two pictures of runs that go on
+EARLY_PICTURE_INTERVAL_S = 60.0
 
 
 def reproduce(
     words: ItemsAndSettings, *, all: bool = False, force: bool = False, report: bool = False
 ) -> int:
-    """Figures of a paper: their missing runs, pictures and verdicts (make reproduce-fig4).
+    """Make the missing runs of figures, then draw pictures and verdicts: `make reproduce-fig4`.
 
     Args:
         words: the figures, with settings for their runs: fig4 profile=laptop.
-        all: also the runs that make a figure firmer, mostly with more seeds.
+        all: also make the runs that make a figure firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
         report: then write the report, of the pictures that are there.
     """
@@ -39,19 +46,21 @@ def reproduce(
     overrides = [word for word in words if "=" in word]
     if not items:
         raise ValueError(f"reproduce what? There are: {', '.join(figures.files_by_item())}")
-    asked_figures = [figures.load(item) for item in items]
-    for figure in asked_figures:
+    requested_figures = [figures.load(item) for item in items]
+    for figure in requested_figures:
         figure.check_claims()  # before a run costs hours
         if overrides and not figure.has_runs:
             raise ValueError(
                 f"{figure.name} is drawn from published tables and has no runs, so that {overrides[0]} would "
                 "change nothing: leave it out"
             )
-    how = {"force": is_forced(force), "more": all}
+    force = is_forced(force)
     with exit_on_failed_run():
-        drawn = [reproduce_figure(figure, overrides, ResultFolders(), **how) for figure in asked_figures]
-    for drawn_figure in drawn:
-        show(drawn_figure)
+        rendered = [
+            reproduce_figure(figure, overrides, ResultFolders(), force, all) for figure in requested_figures
+        ]
+    for figure_on_disk in rendered:
+        print_figure(figure_on_disk)
     if report:
         from experiments.commands.report import write_report
 
@@ -62,53 +71,57 @@ def reproduce(
 def reproduce_figure(
     figure: Figure, overrides: Sequence[str], folders: ResultFolders, force: bool = False, more: bool = False
 ) -> RenderedFigure:
-    """Make what is missing, then draw, with the runs that make the figure firmer where they are there."""
-    item = figure.name
+    """Make a figure's missing runs, with `more` also its optional ones, and draw it from all that exist."""
     if not figure.has_runs:
-        return draw(figure, figures.PUBLISHED, empty_frames(), folders.figures, TABLES)
+        records = FigureRecords(empty_frames(), PUBLISHED_TABLES)
+        return render_figure(figure, figures.PUBLISHED, records, folders.figures)
     profile = requested_profile(overrides)
+    title = f"{figure.name} ({profile})"
     optional = additional_configs(figure, profile, overrides)
-    wanted = required_configs(figure, profile, overrides) + (optional if more else [])
-    planned = plan_runs(wanted, say)
+    planned = plan_runs(required_configs(figure, profile, overrides) + (optional if more else []), say)
     todo = planned if force else find_unmeasured_runs(planned, folders, say)
-    if due := _due(planned, folders):
-        later = {run_id(config) for config in optional if config.variants}
-        if postponed := [run for run in todo if run_id(run.config) in later and not force]:
+    if not force and (next_occasion := find_next_occasion(planned, folders)):
+        launch_ids = {run_id(config) for config in optional if config.variants}
+        postponed = [run for run in todo if run_id(run.config) in launch_ids]
+        if postponed:
             todo = [run for run in todo if run not in postponed]
             say(
-                f"{item} ({profile}): {len(postponed)} launches are for another occasion, for those of one "
-                f"resemble each other: call this again from {due:%H:%M} on (--force: now, and all again)"
+                f"{title}: {len(postponed)} launches are for another occasion, for those of one resemble "
+                f"each other: call this again from {next_occasion:%H:%M} on (--force: now, and all again)"
             )
-    say(f"{item} ({profile}): {len(planned)} runs, {len(todo)} missing")
-    if absent := [] if more else [config for config in optional if not folders.store.find_valid(config)]:
-        say(f"{item} ({profile}): {len(absent)} runs more make it firmer; --all makes them, too")
-    words = [item, *overrides]
-    rounds, failures = in_rounds(register_claim_rules(todo, words)), list[RunFailed]()
-    early = EarlyPictures(figure, profile, planned, optional, folders)
-    for number, begun in enumerate(rounds, 1):
+    say(f"{title}: {len(planned)} runs, {len(todo)} missing")
+    if not more and (absent := len(optional) - len(_existing_run_ids(optional, folders))):
+        say(f"{title}: {absent} runs more make it firmer; --all makes them, too")
+    words = [figure.name, *overrides]
+    rounds = split_into_rounds(register_claim_rules(todo, words))
+    failures = list[RunFailed]()
+    early_pictures = EarlyPictures(figure, profile, planned, optional, folders)
+    for number, round_runs in enumerate(rounds, 1):
         try:
-            after = early.draw if len(begun) > 1 else None
-            execute_runs(begun, folders, figure.stem(profile), words, force, after)
+            after = early_pictures.draw if len(round_runs) > 1 else None
+            execute_runs(round_runs, folders, figure.stem(profile), words, force, after)
         except Interrupted:
-            early.draw(at_once=True)
+            early_pictures.draw(at_once=True)
             raise
         except RunFailed as failure:
             if POLICIES[failure.kind].stops:
                 raise
             failures.append(failure)  # which stops no other
         if number < len(rounds) and not failures:
-            drawn = draw_own_runs(figure, profile, _present(planned, optional, folders), folders)
-            sure = f": {drawn.sure}" if drawn.sure else ""
-            say(f"{drawn.picture}, from {number} of {len(rounds)} launches{sure}")
+            rendered = draw_own_runs(figure, profile, early_pictures.existing_run_ids(), folders)
+            ratio = f": {rendered.least_certain_ratio}" if rendered.least_certain_ratio else ""
+            say(f"{rendered.picture}, from {number} of {len(rounds)} launches{ratio}")
     if failures:
         raise failures[0]
-    names = dict.fromkeys([*(run_id(run.config) for run in planned), *_present([], optional, folders)])
-    return draw_own_runs(figure, profile, list(names), folders)
+    required_ids = [run_id(run.config) for run in planned]
+    ids = dict.fromkeys([*required_ids, *_existing_run_ids(optional, folders)])
+    return draw_own_runs(figure, profile, list(ids), folders)
 
 
 class EarlyPictures:
-    """Pictures of an item while others of its runs go on: with the first that is done, then at most one in
-    `EARLY_S`. Where times are measured on this machine, the next run begins after it is drawn.
+    """Pictures of a figure while others of its runs go on: from the first run on, at most one a minute.
+
+    Where times are measured on this machine, the next run begins after the picture is drawn.
     """
 
     def __init__(
@@ -122,59 +135,70 @@ class EarlyPictures:
         self.figure = figure
         self.profile = profile
         self.folders = folders
-        self.planned, self.optional = planned, optional
-        self.drawn, self.at = len(self._there()), -EARLY_S
+        self.required = [run.config for run in planned]
+        self.optional = optional
+        self.num_drawn = len(_existing_run_ids(self.required, folders))
+        self.drawn_at_s = -EARLY_PICTURE_INTERVAL_S
 
-    def _there(self) -> list[PlannedRun]:
-        return [run for run in self.planned if self.folders.store.find_valid(run.config)]
+    def existing_run_ids(self) -> list[str]:
+        """Return the ids of the figure's runs that have a valid record, optional ones among them."""
+        return _existing_run_ids([*self.required, *self.optional], self.folders)
 
     def draw(self, at_once: bool = False) -> None:
-        """Draw, if there is more to draw than before and not yet all; or, at once, whatever there is more."""
-        there, now = self._there(), monotonic()
-        is_due = at_once or (len(there) < len(self.planned) and now >= self.at + EARLY_S)
-        if len(there) <= self.drawn or not is_due:
+        """Draw a picture if more runs are there than in the last one.
+
+        Args:
+            at_once: draw also within a minute of the last picture, and when all runs are there.
+        """
+        count = len(_existing_run_ids(self.required, self.folders))
+        now_s = monotonic()
+        is_due = count < len(self.required) and now_s >= self.drawn_at_s + EARLY_PICTURE_INTERVAL_S
+        if count <= self.num_drawn or not (at_once or is_due):
             return
-        self.drawn, self.at = len(there), now
-        of_all = f"{len(there)} of {len(self.planned)} runs"
-        names = _present(there, self.optional, self.folders)
+        self.num_drawn = count
+        self.drawn_at_s = now_s
+        fraction = f"{count} of {len(self.required)} runs"
         try:
-            drawn = draw_own_runs(self.figure, self.profile, names, self.folders)
+            rendered = draw_own_runs(self.figure, self.profile, self.existing_run_ids(), self.folders)
         except Exception as error:  # told now, and raised with the last picture: it ends no run
-            say(f"no picture of {of_all}: {str(error) or type(error).__name__}")
+            say(f"no picture of {fraction}: {str(error) or type(error).__name__}")
         else:
-            say(f"{drawn.picture}, from {of_all}; it is drawn again with more")
+            say(f"{rendered.picture}, from {fraction}; it is drawn again with more")
 
 
-def in_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """What is drawn after, in turn: what takes turns on this machine launch by launch, so that a picture is
-    there early and becomes surer. All else is carried out together, seed by seed.
+def split_into_rounds(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """Return runs in rounds, after each of which a picture is drawn.
+
+    On this machine, each launch in which variants take turns is a round, so that a picture is there early and
+    becomes more certain. All other runs are in the first round, seed by seed.
     """
     todo = sorted(todo, key=lambda run: run.config.seed)
     if any(isinstance(run.config.cluster, SlurmCluster) for run in todo):
         return [todo]
-    numbers = dict.fromkeys(run.config.seed for run in todo if run.config.variants)
-    first = next(iter(numbers), None)
-    rounds = [[run for run in todo if not run.config.variants or run.config.seed == first]]
-    later = (number for number in numbers if number != first)
-    return rounds + [[run for run in todo if run.config.variants and run.config.seed == n] for n in later]
+    seeds = [*dict.fromkeys(run.config.seed for run in todo if run.config.variants)]
+    first_round = [run for run in todo if not run.config.variants or run.config.seed in seeds[:1]]
+    later_launches = (
+        [run for run in todo if run.config.variants and run.config.seed == seed] for seed in seeds[1:]
+    )
+    return [first_round, *later_launches]
 
 
-def _present(planned: Iterable[PlannedRun], optional: Iterable[Config], folders: ResultFolders) -> list[str]:
-    """The names of those runs of an item that are there."""
-    configs = [*(run.config for run in planned), *optional]
+def _existing_run_ids(configs: Iterable[Config], folders: ResultFolders) -> list[str]:
+    """Return the ids of those of these runs that have a valid record, each once."""
     return [*dict.fromkeys(run_id(config) for config in configs if folders.store.find_valid(config))]
 
 
-def _due(planned: Iterable[PlannedRun], folders: ResultFolders) -> datetime | None:
-    """The time from which on launches are of another occasion than those that there are; None where they need
-    not be, or would be now.
+def find_next_occasion(planned: Iterable[PlannedRun], folders: ResultFolders) -> datetime | None:
+    """Return the time from which on launches are of another occasion than the recorded ones.
+
+    None where there are enough occasions, or where launches of now would be of another one.
     """
-    there = (folders.store.find_valid(run.config) for run in planned if run.config.variants)
-    began = occasion_starts(
+    attempts = (folders.store.find_valid(run.config) for run in planned if run.config.variants)
+    starts = occasion_starts(
         datetime.fromisoformat(started)
-        for attempt in there
+        for attempt in attempts
         if attempt is not None and (started := attempt.manifest.get("started"))
     )
     now = datetime.now().astimezone()
-    due = (began[-1] if began else now) + timedelta(minutes=OCCASION_GAP_MIN)
-    return due.astimezone() if len(began) < ENOUGH_OCCASIONS and due > now else None
+    next_start = (starts[-1] if starts else now) + timedelta(minutes=OCCASION_GAP_MIN)
+    return next_start.astimezone() if len(starts) < ENOUGH_OCCASIONS and next_start > now else None

@@ -7,15 +7,15 @@ from analysis.records.configs import run_id
 from experiments.commands._arguments import SettingWords
 from experiments.commands._messages import exit_on_failed_run, is_forced, say
 from experiments.commands._named_runs import query_statuses
-from experiments.commands._recorded_settings import asked
-from experiments.commands._run_table import OTHER_SETTINGS, load_runs, table
-from experiments.commands._terminal import show
+from experiments.commands._recorded_settings import expand_recorded_run
+from experiments.commands._run_table import OTHER_SETTINGS, load_runs, make_run_table
+from experiments.commands._terminal import print_table
 from experiments.commands.why import summary
 from experiments.config import grid
 from experiments.config.compose import config_as_yaml
 from experiments.config.config import Config
-from experiments.config.folders import Folders
-from experiments.config.plan import missing, plan_runs, profile_of
+from experiments.config.folders import ResultFolders
+from experiments.config.plan import find_unmeasured_runs, plan_runs, requested_profile
 from experiments.launch.backends import execute_runs
 from slurm import environment
 from slurm.environment import LauncherGroup
@@ -36,12 +36,12 @@ def run(
         yes: also more than 1,000 runs.
         cfg: job prints every setting of the runs as YAML, as Hydra does, and runs nothing.
     """
-    folders = Folders()
-    words = asked(words, folders)
-    sweep, settings = grid.sweep_of(words)
+    folders = ResultFolders()
+    words = expand_recorded_run(words, folders)
+    sweep, settings = grid.split_sweep_name(words)
     settings = [word for word in settings if not word.startswith("profile=")]
-    settings.append(f"profile={profile_of(words)}")
-    configs, force = grid.configs(settings, yes), is_forced(force)
+    settings.append(f"profile={requested_profile(words)}")
+    configs, force = grid.resolve_grid(settings, yes), is_forced(force)
     if cfg == "job":
         print("---\n".join(map(config_as_yaml, configs)), end="")
         return 0
@@ -49,8 +49,8 @@ def run(
         return _run_together(configs, group, folders, force)
     planned = plan_runs(configs, say)
     configs = [run.config for run in planned]  # of other data, where those asked for are not here
-    grid.note_sweep(folders, sweep, configs, say)
-    todo = planned if force else missing(planned, folders, say)
+    grid.add_runs_to_sweep(folders, sweep, configs, say)
+    todo = planned if force else find_unmeasured_runs(planned, folders, say)
     name = sweep or ("run" if len(planned) == 1 else "runs")
     if not todo:
         all_of_them = f"all {len(planned)} runs are " if len(planned) > 1 else ""
@@ -72,17 +72,19 @@ def run(
     return 0
 
 
-def _show(configs: Sequence[Config], sweep: str | None, folders: Folders) -> None:
+def _show(configs: Sequence[Config], sweep: str | None, folders: ResultFolders) -> None:
     """The runs of a grid as `list` has them, in its order, and what to do with them."""
     place = {run_id(config): number for number, config in enumerate(configs)}
     runs = load_runs(folders)
     runs = runs[runs["run_id"].isin(place)]
-    show(table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True), OTHER_SETTINGS)
+    print_table(make_run_table(runs.iloc[runs["run_id"].map(place).argsort(kind="stable")], in_order=True), OTHER_SETTINGS)
     if sweep:
         say(f"`python -m experiments compare sweep={sweep}` draws them")
 
 
-def _run_together(configs: Sequence[Config], group: LauncherGroup, folders: Folders, force: bool) -> int:
+def _run_together(
+    configs: Sequence[Config], group: LauncherGroup, folders: ResultFolders, force: bool
+) -> int:
     """Run as one of the processes that mpirun, horovodrun, torchrun or srun started."""
     from experiments.launch.external import run_as_worker  # torch comes with it
 

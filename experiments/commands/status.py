@@ -19,7 +19,7 @@ from experiments.commands._named_runs import (
     query_statuses,
     strip_variant,
 )
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch import submission
 from experiments.launch.diagnosis import POLICIES
 from experiments.launch.status import RunStatus
@@ -39,7 +39,7 @@ def status(words: SweepsAndRuns) -> int:
     Args:
         words: parts of the names of sweeps and runs; all sweeps without words.
     """
-    folders = Folders()
+    folders = ResultFolders()
     chosen = find_sweeps(words, folders)
     if not chosen:
         if here := [run for run in folders.store.run_ids() if any(strip_variant(w) in run for w in words)]:
@@ -58,7 +58,9 @@ def status(words: SweepsAndRuns) -> int:
     return 0
 
 
-def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, words: Sequence[str]) -> str:
+def _table(
+    sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: ResultFolders, words: Sequence[str]
+) -> str:
     counts = Counter(run.display_state for run in states.values())
     summary = ", ".join(f"{counts[word]} {word}" for word in ORDER if counts[word])
     spent = f"{_node_hours(sweep, states):.2f} node-hours spent"
@@ -78,7 +80,7 @@ def _table(sweep: Sweep, states: Mapping[Attempt, RunStatus], folders: Folders, 
     return "\n".join(lines)
 
 
-def _sentence(attempt: Attempt, run: RunStatus, folders: Folders) -> str:
+def _sentence(attempt: Attempt, run: RunStatus, folders: ResultFolders) -> str:
     if run.state == "running":
         return f"{run.display_state} {run.why}, step {run.step}" + (f" of {run.steps}" if run.steps else "")
     if run.state == "unknown":

@@ -11,9 +11,9 @@ from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from analysis.times.trace import build_trace as trace_of
 from experiments.commands._arguments import RunName
-from experiments.commands._drawing import runs_of
+from experiments.commands._drawing import select_run_ids
 from experiments.commands._named_runs import match_one_name
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 
 GROUP = "results"
 
@@ -26,7 +26,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
         out: the file to write, compressed where its name ends in .gz; by default the run's name with
             .trace.json in this folder.
     """
-    name, frames = _recorded(run, Folders())
+    name, frames = _recorded(run, ResultFolders())
     path = Path(out or f"{name}.trace.json")
     text = json.dumps(trace_of(frames, list(frames.runs["key"]), name), allow_nan=False)
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
@@ -34,7 +34,7 @@ def trace(run: RunName, *, out: str | None = None) -> int:
     return 0
 
 
-def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
+def _recorded(word: str, folders: ResultFolders) -> tuple[str, Frames]:
     shipped = parquet.read_parquet(folders.shipped)
     own, carried = set(folders.store.run_ids()), set(shipped.runs["run_id"])
     name = match_one_name(word, [*sorted(own), *sorted(carried - own)])
@@ -45,4 +45,4 @@ def _recorded(word: str, folders: Folders) -> tuple[str, Frames]:
     if name not in carried:
         call = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
         raise ValueError(f"{name} has no valid attempt: `{call}` says why")
-    return name, runs_of(shipped, [name])
+    return name, select_run_ids(shipped, [name])

@@ -22,7 +22,7 @@ from experiments.commands._named_runs import (
     query_statuses,
     read_last_lines,
 )
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch.status import RunStatus
 
 GROUP = "results"
@@ -35,7 +35,7 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
         words: part of the run's name.
         against: compare it instead with another run: what both came to, and what differed between them.
     """
-    folders = Folders()
+    folders = ResultFolders()
     if against is not None:
         print(_compared(find_newest_attempt(words, folders), find_newest_attempt([against], folders)))
         return 0
@@ -51,16 +51,16 @@ def why(words: Runs, *, against: RunName | None = None) -> int:
     return 0
 
 
-def _show_shipped(word: str, folders: Folders) -> bool:
+def _show_shipped(word: str, folders: ResultFolders) -> bool:
     """Show the one shipped run that a word is part of, where it is part of no run of this machine."""
     if (name := find_shipped_run(word, folders)) is None:
         return False
-    from experiments.commands._run_table import load_runs, table  # pandas comes with it
-    from experiments.commands._terminal import show
+    from experiments.commands._run_table import load_runs, make_run_table  # pandas comes with it
+    from experiments.commands._terminal import print_table
 
     runs = load_runs(folders)
     print(name)
-    show(table(runs[runs["run_id"] == name]))
+    print_table(make_run_table(runs[runs["run_id"] == name]))
     print("shipped with the repository; its logs stayed on the machine that made it")
     return True
 

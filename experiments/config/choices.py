@@ -20,22 +20,25 @@ from sparsify.methods import REGISTRY as METHODS
 
 CONF = ROOT / "conf"
 GROUPS = ("method", "task", "cluster", "link", "inside", "container", "profile", "recipe")
-FOLDERS = {"inside": "link"}  # of a group's files, where they are another group's
-COMMON = {"method": "topk", "task": "cnn_cifar10"}  # whose docstring explains what others have, too
+FOLDER_BY_GROUP = {"inside": "link"}  # of a group's files, where they are another group's
+COMMON_ENTRY_BY_NOUN = {
+    "method": "topk",
+    "task": "cnn_cifar10",
+}  # whose docstring explains what others have, too
 REGISTRIES: dict[str, Registry] = {registry.noun: registry for registry in (METHODS, TASKS)}
 # Set by choosing a group's option, not by hand.
-FIXED = (
+KEYS_SET_BY_CHOICE = (
     "method.name", "task.name", "cluster.name", "cluster.where", "cluster.link.name", "cluster.inside",
     "cluster.inside.name", "container.name",
 )  # fmt: skip
 
 
-def settable(allowed: Mapping[str, Any]) -> dict[str, Any]:
+def settable_types(allowed: Mapping[str, Any]) -> dict[str, Any]:
     """The types of those leaves that a word can set; groups are chosen, not set."""
-    return {name: kind for name, kind in allowed.items() if name not in (*FIXED, *GROUPS)}
+    return {name: kind for name, kind in allowed.items() if name not in (*KEYS_SET_BY_CHOICE, *GROUPS)}
 
 
-def folders() -> list[Path]:
+def conf_folders() -> list[Path]:
     """The folders that configurations are found in: conf/, conf/local/ where it is, those of $SPARSIFY_CONF.
 
     Raises:
@@ -48,15 +51,15 @@ def folders() -> list[Path]:
     return [CONF, *(folder for folder in [CONF / "local", *given] if folder.is_dir())]
 
 
-def files(group: str) -> dict[str, Path]:
+def files_by_option(group: str) -> dict[str, Path]:
     """The files of a group by the name of their option.
 
     Raises:
         ValueError: two files for one option.
     """
     found: dict[str, Path] = {}
-    for folder in folders():
-        for path in sorted((folder / FOLDERS.get(group, group)).glob("*.yaml")):
+    for folder in conf_folders():
+        for path in sorted((folder / FOLDER_BY_GROUP.get(group, group)).glob("*.yaml")):
             if path.is_file() and (other := found.setdefault(path.stem, path)) is not path:
                 raise ValueError(f"{group}={path.stem} is in two files, {other} and {path}; rename one")
     return found
@@ -67,13 +70,13 @@ def is_task_file(path: Path) -> bool:
     return path.parent == CONF / "task"
 
 
-def named_by_clusters(field: str) -> set[str]:
+def values_in_cluster_files(field: str) -> set[str]:
     """The values that the files of conf/cluster give to a field, as they stand there."""
     found = set[str]()
-    for path in files("cluster").values():
+    for path in files_by_option("cluster").values():
         # A file that can't be read can't be chosen either, and names nothing.
         with contextlib.suppress(yaml.YAMLError, OSError, AttributeError, ValueError):
-            if value := yaml.safe_load(conf_files.text_of(path)).get(field):
+            if value := yaml.safe_load(conf_files.read_yaml_text(path)).get(field):
                 found.add(str(value))
     return found
 
@@ -81,10 +84,10 @@ def named_by_clusters(field: str) -> set[str]:
 def options(group: str) -> list[str]:
     """The options that can follow `group=`: files of conf/<group>/, and every registered method or task."""
     registered = REGISTRIES[group].names() if group in REGISTRIES else []
-    return sorted({*registered, *files(group)})
+    return sorted({*registered, *files_by_option(group)})
 
 
-def about(group: str, option: str) -> str:
+def describe_option(group: str, option: str) -> str:
     """The description of an option: its function's docstring, or the comment at the beginning of its file."""
     if group in REGISTRIES and option in REGISTRIES[group].names():
         try:
@@ -92,7 +95,7 @@ def about(group: str, option: str) -> str:
         except BrokenFile as broken:
             return f"can't be read: {broken}"
     lines = []
-    for line in files(group)[option].read_text(errors="replace").splitlines():
+    for line in files_by_option(group)[option].read_text(errors="replace").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith("# @package"):
@@ -100,19 +103,21 @@ def about(group: str, option: str) -> str:
     return "\n".join(lines)
 
 
-def meanings(registry: Registry, name: str) -> dict[str, str]:
-    """The meaning of each parameter, by the docstring: its own, else that of `COMMON`, which describes what
+def parameter_meanings(registry: Registry, name: str) -> dict[str, str]:
+    """The meaning of each parameter, by the docstring: its own, else that of `COMMON_ENTRY_BY_NOUN`, which describes what
     several entries have in common. `a, b: ...` describes both.
 
     Raises:
         BrokenFile: the entry's file can't be read.
     """
-    known, common = registry.parameters(name), COMMON.get(registry.noun, "")
-    shared = _said(registry, common) if common in registry.names() else {}
-    return {key: said for key, said in shared.items() if key in known} | _said(registry, name)
+    known, common = registry.parameters(name), COMMON_ENTRY_BY_NOUN.get(registry.noun, "")
+    shared = _documented_parameters(registry, common) if common in registry.names() else {}
+    return {key: said for key, said in shared.items() if key in known} | _documented_parameters(
+        registry, name
+    )
 
 
-def _said(registry: Registry, name: str) -> dict[str, str]:
+def _documented_parameters(registry: Registry, name: str) -> dict[str, str]:
     """The meanings in an entry's own docstring."""
     import griffe  # a tenth of a second, which only help takes
 

@@ -26,73 +26,83 @@ FOLDERS = ("analysis", "conf", "experiments", "slurm", "sparsify")
 # What decides a result: a changed README or a new figure makes no measurement doubtful.
 CODE = (*FOLDERS, "constraints.txt", "pyproject.toml", "requirements")
 # What the numbers of a run rest on: of LISTS, what the run has chosen by name.
-MEASURING = ("sparsify", "conf/task", "experiments/tasks", "experiments/training", "experiments/worker")
-LISTS = ("sparsify/methods", "conf/task", "experiments/tasks", "experiments/training/datasets")
-NOTE = "code.json"  # in a copy of the code: its `origin`, for there is no git, and the digests of its files
+MEASURING_FOLDERS = (
+    "sparsify",
+    "conf/task",
+    "experiments/tasks",
+    "experiments/training",
+    "experiments/worker",
+)
+REGISTRY_FOLDERS = ("sparsify/methods", "conf/task", "experiments/tasks", "experiments/training/datasets")
+NOTE_FILE = (
+    "code.json"  # in a copy of the code: its `git_state`, for there is no git, and the digests of its files
+)
 # A line of jobs' scripts: bytecode beside the code would be one more thing that Python runs from there.
 WITHOUT_BYTECODE = "export PYTHONDONTWRITEBYTECODE=1"
-NAMED = 3  # of the files that are missing or changed
+MAX_NAMED_FILES = 3  # of the files that are missing or changed
 
 
-def files(root: Path) -> list[Path]:
+def list_files(root: Path) -> list[Path]:
     """The code's files, relative to the checkout: all that its folders hold, whatever its kind, without what
     Python and editors leave there.
     """
     found = (path for folder in FOLDERS for path in (root / folder).rglob("*") if path.is_file())
-    return sorted(path for path in (path.relative_to(root) for path in found) if not _is_left(path))
+    return sorted(path for path in (path.relative_to(root) for path in found) if not _is_leftover(path))
 
 
-def _is_left(path: Path) -> bool:
+def _is_leftover(path: Path) -> bool:
     # What conf/local holds is in the configuration of each run that was made of it.
     is_hidden = any(part == "__pycache__" or part[0] == "." for part in path.parts)
     return is_hidden or path.name.endswith("~") or path.is_relative_to("conf/local")
 
 
-def _digests(root: Path, paths: Iterable[Path]) -> dict[str, str]:
+def _digest_by_path(root: Path, paths: Iterable[Path]) -> dict[str, str]:
     """12 digits of a hash of each file, by its path in the checkout."""
-    return {str(path): _digest_of_file((root / path).read_bytes()) for path in paths}
+    return {str(path): _digest_bytes((root / path).read_bytes()) for path in paths}
 
 
-def _digest_of_file(content: bytes) -> str:
+def _digest_bytes(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def _digest_of(digests: object) -> str:
+def _digest_json(digests: object) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()[:12]
 
 
 @cache
-def digest() -> str:
+def code_digest() -> str:
     """12 digits of a hash over the code's files, names and contents."""
-    return _digest_of(_digests(ROOT, files(ROOT)))
+    return _digest_json(_digest_by_path(ROOT, list_files(ROOT)))
 
 
 @cache
-def sources() -> dict[str, str]:
+def digest_by_source() -> dict[str, str]:
     """The digest of each file that a run's numbers may rest on."""
-    paths = files(ROOT)
-    return _digests(ROOT, (path for path in paths if any(path.is_relative_to(room) for room in MEASURING)))
+    paths = list_files(ROOT)
+    return _digest_by_path(
+        ROOT, (path for path in paths if any(path.is_relative_to(room) for room in MEASURING_FOLDERS))
+    )
 
 
-def changed(then: Mapping[str, str], chosen: Collection[str]) -> list[str]:
-    """The files of `then`, which were `sources`, that are not what they were.
+def changed_sources(then: Mapping[str, str], chosen: Collection[str]) -> list[str]:
+    """The files of `then`, which were `digest_by_source`, that are not what they were.
 
     Args:
         chosen: names of the run's method, task and data set: it does not rest on the files of others.
     """
-    now = sources()
-    return [path for path, sha in then.items() if now.get(path) != sha and _concerns(Path(path), chosen)]
+    now = digest_by_source()
+    return [path for path, sha in then.items() if now.get(path) != sha and _affects(Path(path), chosen)]
 
 
-def _concerns(path: Path, chosen: Collection[str]) -> bool:
-    is_choice = str(path.parent) in LISTS and not path.stem.startswith("_")
+def _affects(path: Path, chosen: Collection[str]) -> bool:
+    is_choice = str(path.parent) in REGISTRY_FOLDERS and not path.stem.startswith("_")
     return not is_choice or path.stem in chosen
 
 
 @cache
-def origin() -> dict[str, str | None]:
+def git_state() -> dict[str, str | None]:
     """The commit, and 12 digits of a hash over the differences from it; None where there are none."""
-    if (noted := read_json_or_none(ROOT / NOTE)) is not None:
+    if (noted := read_json_or_none(ROOT / NOTE_FILE)) is not None:
         return {"commit": noted.get("commit"), "dirty": noted.get("dirty")}
     changed = _git("status", "--porcelain", "--", *CODE)
     difference = (_git("diff", "HEAD", "--", *CODE) or "") if changed else ""
@@ -111,7 +121,7 @@ def _git(*words: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def copy_into(folder: Path) -> Path:
+def copy_code_into(folder: Path) -> Path:
     """A copy of the code, named by its digest: what is edited after submission changes no job.
 
     Copies are shared by all that submit the same code, and lie in a results folder, which may come from
@@ -121,78 +131,84 @@ def copy_into(folder: Path) -> Path:
     Raises:
         ValueError: the code is being edited.
     """
-    copy = folder / digest()
-    wanted = {str(path): (ROOT / path).read_bytes() for path in files(ROOT)}
+    copy = folder / code_digest()
+    wanted = {str(path): (ROOT / path).read_bytes() for path in list_files(ROOT)}
     if copy.is_symlink() or not copy.is_dir():
         remove_path(copy)
-    remove_strays(copy, wanted)
+    remove_extra_files(copy, wanted)
     for name, content in wanted.items():
         path = copy / name
         if not path.is_file() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, content, durable=False)
-    note = {**origin(), "files": {name: _digest_of_file(content) for name, content in wanted.items()}}
-    if read_json_or_none(copy / NOTE) != note:
-        write_json(copy / NOTE, note)
-    if why := damage(copy):
+    note = {**git_state(), "files": {name: _digest_bytes(content) for name, content in wanted.items()}}
+    if read_json_or_none(copy / NOTE_FILE) != note:
+        write_json(copy / NOTE_FILE, note)
+    if why := describe_damage(copy):
         raise ValueError(f"the code was edited while it was being copied: submit again ({why})")
     return copy
 
 
-def remove_strays(copy: Path, wanted: Collection[str] | None = None) -> list[str]:
+def remove_extra_files(copy: Path, wanted: Collection[str] | None = None) -> list[str]:
     """Remove what lies in a copy of the code and is no part of it; returns the names.
 
     Args:
         wanted: the copy's files; None: those of its note, and nothing is removed where that was changed.
     """
-    names = (_noted(copy) or {}) if wanted is None else wanted
-    found = [*_strays(copy, names)] if names else []
+    names = (_read_noted_digests(copy) or {}) if wanted is None else wanted
+    found = [*_find_extra_files(copy, names)] if names else []
     for path in found:
         with contextlib.suppress(FileNotFoundError):  # another job of this code has removed it
             remove_path(path)
     return [str(path.relative_to(copy)) for path in found]
 
 
-def _noted(copy: Path) -> dict[str, str] | None:
+def _read_noted_digests(copy: Path) -> dict[str, str] | None:
     """The digests of a copy's files, by the note in it; None where that is not the one that the copy had."""
-    files_then: Any = (read_json_or_none(copy / NOTE) or {}).get("files")
-    is_own = not copy.is_symlink() and _digest_of(files_then) == copy.name
+    files_then: Any = (read_json_or_none(copy / NOTE_FILE) or {}).get("files")
+    is_own = not copy.is_symlink() and _digest_json(files_then) == copy.name
     return files_then if is_own else None
 
 
-def damage(copy: Path) -> str:
+def describe_damage(copy: Path) -> str:
     """Return a sentence on what is wrong with a copy of the code; empty where it is as it was submitted."""
-    then = _noted(copy)
+    then = _read_noted_digests(copy)
     if then is None:
-        return f"{copy} is no whole copy of the code, its {NOTE} is missing or changed: submit again"
+        return f"{copy} is no whole copy of the code, its {NOTE_FILE} is missing or changed: submit again"
     try:
-        faults = [f"{name} {fault}" for name, sha in then.items() if (fault := _fault(copy / name, sha))]
+        faults = [
+            f"{name} {fault}" for name, sha in then.items() if (fault := _describe_fault(copy / name, sha))
+        ]
     except OSError as error:
         return f"{error.filename} can't be read ({error.strerror}): make it readable, and submit again"
-    faults += sorted(f"{path.relative_to(copy)} was added" for path in _strays(copy, then))
+    faults += sorted(f"{path.relative_to(copy)} was added" for path in _find_extra_files(copy, then))
     if not faults:
         return ""
-    listed = ", ".join(faults[:NAMED]) + f" and {len(faults) - NAMED} more" * (len(faults) > NAMED)
+    listed = ", ".join(faults[:MAX_NAMED_FILES]) + f" and {len(faults) - MAX_NAMED_FILES} more" * (
+        len(faults) > MAX_NAMED_FILES
+    )
     return f"the code in {copy} is not what was submitted ({listed}): submit again, which copies it anew"
 
 
-def _fault(path: Path, sha: str) -> str:
+def _describe_fault(path: Path, sha: str) -> str:
     """Return what is wrong with a file of a copy; empty where nothing is."""
     if not os.path.lexists(path):
         return "is missing"
-    is_same = path.is_file() and _digest_of_file(path.read_bytes()) == sha
+    is_same = path.is_file() and _digest_bytes(path.read_bytes()) == sha
     return "" if is_same else "was changed"
 
 
-def _strays(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
+def _find_extra_files(copy: Path, wanted: Collection[str]) -> Iterator[Path]:
     """Yield what lies in a copy of the code and is no part of it: Python would take a module, or bytecode,
     from wherever it is. Links are no part of any copy.
     """
     folders = {str(parent) for name in wanted for parent in Path(name).parents}
     for path in walk_entries(copy):
         name = str(path.relative_to(copy))
-        is_ours = name in folders if _is_folder(path) else name in (*wanted, NOTE) and not path.is_symlink()
-        if not is_ours and not _is_passing(path):
+        is_ours = (
+            name in folders if _is_folder(path) else name in (*wanted, NOTE_FILE) and not path.is_symlink()
+        )
+        if not is_ours and not _is_temporary(path):
             yield path
 
 
@@ -200,7 +216,7 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _is_passing(path: Path) -> bool:
+def _is_temporary(path: Path) -> bool:
     """Tell whether it is a file that another process replaces by a whole one, or that NFS keeps a while."""
     is_hidden_file = path.is_file() and not path.is_symlink()
     return (

@@ -29,28 +29,35 @@ from yaml import YAMLError
 from analysis.records.columns import IMPLIED_SETTINGS
 from analysis.records.configs import find_unmeasured_leaves, flatten, measured_config, run_key
 from experiments.config.choices import (
-    FIXED,
     GROUPS,
+    KEYS_SET_BY_CHOICE,
     REGISTRIES,
-    files,
-    folders,
+    conf_folders,
+    files_by_option,
     is_task_file,
     options,
-    settable,
+    settable_types,
 )
-from experiments.config.conf_files import check_references, text_of, unusable
-from experiments.config.config import Config, NamedVariant, check_together, check_variants, types, types_of
-from experiments.config.machines import AnyCluster, NoContainer, SlurmCluster
+from experiments.config.conf_files import check_number_of_references, make_file_error, read_yaml_text
+from experiments.config.config import (
+    Config,
+    VariantConfig,
+    check_compatibility,
+    check_variants,
+    setting_types_for,
+    setting_types_of,
+)
+from experiments.config.machines import AnyCluster, AnyContainer, SlurmCluster
 from experiments.config.run import Run, RunOrWords
 from sparsify.core.spec import REQUIRED
 from sparsify.ranges import check_value, describe_unknown, format_value, is_allowed
 
-DECIDED = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
-VARIANTS = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
+KEYS_SET_BY_ALTERNATION = ("train.steps", "train.epochs")  # by `alternate`, in a run of variants
+VARIANTS_ADVICE = "give two or more, as variants={dense:'method=dense',sparse:'method=topk'}"
 
 
 @dataclass(frozen=True)
-class Composed:
+class ComposedConfig:
     """The config that choices of groups come to, before any setting is given."""
 
     config: Config
@@ -59,7 +66,7 @@ class Composed:
     needed: tuple[str, ...]  # leaves without a default
 
 
-class Values(NamedTuple):
+class ComposedTree(NamedTuple):
     """What Hydra makes of choices."""
 
     said: dict[str, Any]
@@ -77,14 +84,14 @@ def resolve(asked: RunOrWords) -> Config:
         return _resolve_variants(run)
     if idle := next((key for key in run.settings if key.startswith("alternate.")), None):
         raise ValueError(
-            f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS}"
+            f"{idle} is of runs whose variants take turns, and there are no variants; {VARIANTS_ADVICE}"
         )
-    return _resolve_one(run.settings)
+    return _resolve_settings(run.settings)
 
 
 def _resolve_variants(run: Run) -> Config:
     """The config of a run whose variants take turns: that of the first, and each."""
-    if idle := next((key for key in DECIDED if key in run.settings), None):
+    if idle := next((key for key in KEYS_SET_BY_ALTERNATION if key in run.settings), None):
         raise ValueError(
             f"{idle}: how long variants take turns is said by alternate.blocks, .until and .limit_min; "
             "leave it out"
@@ -92,19 +99,19 @@ def _resolve_variants(run: Run) -> Config:
     configs = dict[str, Config]()
     for name, own in run.variants.items():
         try:
-            configs[name] = _resolve_one({**run.settings, **own})
+            configs[name] = _resolve_settings({**run.settings, **own})
         except ValueError as error:
             raise ValueError(f"variant {name}: {error}") from error
     check_variants(configs)
-    variants = [NamedVariant(name, config.having("train.steps", None)) for name, config in configs.items()]
+    variants = [VariantConfig(name, config.having("train.steps", None)) for name, config in configs.items()]
     return replace(variants[0].config, variants=tuple(variants))
 
 
-def _resolve_one(settings: Mapping[str, Any]) -> Config:
+def _resolve_settings(settings: Mapping[str, Any]) -> Config:
     for key in settings:
         check_settable(key)
     chosen = {key: str(value) for key, value in settings.items() if key in GROUPS}
-    composed = _composed(tuple(chosen.items()), *folders())
+    composed = _compose_choices(tuple(chosen.items()), *conf_folders())
     given = {key: value for key, value in settings.items() if key not in GROUPS}
     config = composed.config
     for key, value in given.items():
@@ -114,27 +121,31 @@ def _resolve_one(settings: Mapping[str, Any]) -> Config:
                 raise ValueError(
                     f"{key} is of SLURM clusters, and cluster={config.cluster.name} is none; add cluster=NAME"
                 )
-            raise ValueError(describe_unknown("key", key, related(key, [*GROUPS, *settable(composed.types)])))
-        check_leaf(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
+            raise ValueError(
+                describe_unknown(
+                    "key", key, keys_of_same_part(key, [*GROUPS, *settable_types(composed.types)])
+                )
+            )
+        check_setting(key, value, composed.types[key], "in the shell, as KEY=\"'010'\"")
         config = config.having(key, value)
     if config.device == "cuda":
         for key, value in composed.on_gpu.items():
             config = config if key in given else config.having(key, value)
     if lacking := next((key for key in composed.needed if key not in given), None):
         raise ValueError(f"{lacking} has no default: give it a value")
-    check_together(config)
-    return _with_momentum_once(config, "task.momentum" in given)
+    check_compatibility(config)
+    return _apply_momentum_once(config, "task.momentum" in given)
 
 
 def check_settable(key: str) -> None:
     """Refuse a key that only a choice may set."""
-    if key in FIXED:
+    if key in KEYS_SET_BY_CHOICE:
         group = next((name for name in ("link", "inside") if key.startswith(f"cluster.{name}")), None)
         group = group or key.partition(".")[0]
         raise ValueError(f"{key!r} comes with the choice of {group}=, it can't be set")
 
 
-def check_leaf(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
+def check_setting(key: str, value: Any, allowed: Any, how_quoted: str) -> None:
     """Check a value as `ranges.check_value` does; say how to quote text that was read as something else."""
     try:
         check_value(key, value, allowed)
@@ -164,25 +175,25 @@ def check_choice(key: str, value: str) -> None:
         raise ValueError(why)
 
 
-def leaves(config: Config) -> dict[str, Any]:
+def settable_types_of(config: Config) -> dict[str, Any]:
     """Every key that a word can set, dotted, and its type."""
-    return settable(types(config))
+    return settable_types(setting_types_of(config))
 
 
 def config_as_yaml(config: Config) -> str:
     """Return every setting of a run as nested YAML, in the way of Hydra's `--cfg job`."""
     tree = OmegaConf.create({"method": {}, "task": {}})  # which come first
-    for key in types(config):
+    for key in setting_types_of(config):
         OmegaConf.update(tree, key, config.leaf(key))
     return OmegaConf.to_yaml(tree)
 
 
-def related(dotted: str, known: list[str]) -> list[str]:
+def keys_of_same_part(dotted: str, known: list[str]) -> list[str]:
     """The keys of the part that this one belongs to; all that are known, where there is no such part."""
     return [name for name in known if name.partition(".")[0] == dotted.partition(".")[0]] or known
 
 
-def _with_momentum_once(config: Config, is_given: bool) -> Config:
+def _apply_momentum_once(config: Config, is_given: bool) -> Config:
     """Momentum is applied once: by the method, where it has some (DGC), else by the optimiser."""
     # That of an outer step, after local ones, is of the drift.
     own = None if config.method.leaf("every") else config.method.leaf("momentum")
@@ -202,13 +213,13 @@ def _with_momentum_once(config: Config, is_given: bool) -> Config:
 
 
 @cache
-def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
+def _compose_choices(choices: tuple[tuple[str, str], ...], *folders: Path) -> ComposedConfig:
     """The config of these choices: what conf/ says, else the defaults of fields and signatures."""
     for group, option in choices:
         check_choice(group, option)
-    said = _said({key: value for key, value in choices if key != "inside"}, folders)
+    said = _compose_tree({key: value for key, value in choices if key != "inside"}, folders)
     on_gpu, of_methods = said.pop("on_gpu", {}), said.pop("method_defaults", {})
-    said["cluster"] = _joined_in_nodes(said["cluster"], dict(choices).get("inside"), folders)
+    said["cluster"] = _add_link_inside_nodes(said["cluster"], dict(choices).get("inside"), folders)
     needed = list[str]()
     for noun, registry in REGISTRIES.items():
         defaults = registry.defaults(said[noun]["name"])
@@ -216,53 +227,55 @@ def _composed(choices: tuple[tuple[str, str], ...], *folders: Path) -> Composed:
         if noun == "method":
             said[noun] |= {key: value for key, value in of_methods.items() if key in defaults}
         needed += [f"{noun}.{key}" for key, value in said[noun].items() if value == REQUIRED]
-    allowed = types_of(
+    allowed = setting_types_for(
         said["method"]["name"],
         said["task"]["name"],
         AnyCluster.kind(said["cluster"]),
-        NoContainer.kind(said["container"]),
+        AnyContainer.kind(said["container"]),
         bool(said["cluster"].get("inside")),
     )
     there = dict(_leaves(said))
     for dotted, value in [*there.items(), *on_gpu.items()]:
         if dotted not in allowed:
-            why = describe_unknown("key", dotted, related(dotted, list(allowed)))
+            why = describe_unknown("key", dotted, keys_of_same_part(dotted, list(allowed)))
             raise ValueError(f"{why} (a file of conf/ sets it)")
         if dotted not in needed:
-            check_leaf(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
+            check_setting(dotted, value, allowed[dotted], "in its file of conf/, as KEY: '010'")
     for dotted in ("cluster.where", "container.image"):
         if dotted in allowed and dotted not in there:
             raise ValueError(
                 f"{dotted} is missing: a file of conf/ leaves it out, or sets what it belongs to"
             )
-    return Composed(Config.built(said), allowed, on_gpu, tuple(needed))
+    return ComposedConfig(Config.built(said), allowed, on_gpu, tuple(needed))
 
 
-def _said(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
+def _compose_tree(choices: Mapping[str, str], folders: tuple[Path, ...]) -> dict[str, Any]:
     """What Hydra composes. Methods and tasks without a file differ in their name alone, if nothing refers to
     it: one stands for all, and the name is put in afterwards.
     """
-    names = {noun: choices[noun] for noun in REGISTRIES if choices.get(noun, "") in _without_file(noun)}
-    firsts = {noun: _without_file(noun)[0] for noun in names}
+    names = {
+        noun: choices[noun] for noun in REGISTRIES if choices.get(noun, "") in _names_without_preset(noun)
+    }
+    firsts = {noun: _names_without_preset(noun)[0] for noun in names}
     with contextlib.suppress(ValueError):  # which names what was asked for
-        values = _hydras(_words({**choices, **firsts}), *folders)
+        values = _compose_with_hydra(_format_overrides({**choices, **firsts}), *folders)
         said = values.said
         if not values.refer and all(said[noun]["name"] == first for noun, first in firsts.items()):
             return {**said, **{noun: {**said[noun], "name": name} for noun, name in names.items()}}
-    return dict(_hydras(_words(choices), *folders).said)
+    return dict(_compose_with_hydra(_format_overrides(choices), *folders).said)
 
 
-def _words(choices: Mapping[str, str]) -> tuple[str, ...]:
+def _format_overrides(choices: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"{key}={value}" for key, value in choices.items())
 
 
-def _without_file(noun: str) -> list[str]:
+def _names_without_preset(noun: str) -> list[str]:
     """Return the entries of a registry that Hydra knows by their names alone."""
-    presets = {name for name, path in files(noun).items() if not is_task_file(path)}
+    presets = {name for name, path in files_by_option(noun).items() if not is_task_file(path)}
     return sorted({*REGISTRIES[noun].names()} - presets)
 
 
-def _joined_in_nodes(
+def _add_link_inside_nodes(
     cluster: dict[str, Any], inside: str | None, folders: tuple[Path, ...]
 ) -> dict[str, Any]:
     """The cluster with the link that joins virtual ranks of one node, by the name of its file."""
@@ -275,7 +288,7 @@ def _joined_in_nodes(
     if name is None or cluster.get("where") != "virtual":
         return cluster
     check_choice("inside", str(name))
-    return {**cluster, "inside": _hydras((f"link={name}",), *folders).said["cluster"]["link"]}
+    return {**cluster, "inside": _compose_with_hydra((f"link={name}",), *folders).said["cluster"]["link"]}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -287,30 +300,30 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-class CheckedFiles(FileConfigSource):
+class BoundedConfigSource(FileConfigSource):
     """Hydra's way to files, each within the bounds of `conf_files`."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The content of a file; a ValueError where it can't be used."""
-        text_of(path := Path(self.path, self._normalize_file_name(config_path)))
+        read_yaml_text(path := Path(self.path, self._normalize_file_name(config_path)))
         try:
             loaded = super().load_config(config_path)
         except (YAMLError, ValueError) as error:  # a key twice, a set, a number of 5,000 digits
-            raise unusable(path, error) from error
+            raise make_file_error(path, error) from error
         if is_task_file(path):  # its values are defaults, which the registry of tasks knows
             loaded.config = OmegaConf.create({"name": path.stem})
         return loaded
 
 
 @cache
-def _hydras(choices: tuple[str, ...], *folders: Path) -> Values:
+def _compose_with_hydra(choices: tuple[str, ...], *folders: Path) -> ComposedTree:
     """The values that Hydra composes from these choices of groups, in a sixth of a second."""
     store = ConfigStore.instance()
     for noun, registry in REGISTRIES.items():
-        for name in {*registry.names()} - {*files(noun)}:
+        for name in {*registry.names()} - {*files_by_option(noun)}:
             store.store(group=noun, name=name, node={"name": name})
     Plugins.instance()  # its own, of which ours replaces one
-    SourcesRegistry.instance().types["file"] = CheckedFiles
+    SourcesRegistry.instance().types["file"] = BoundedConfigSource
     GlobalHydra.instance().clear()
     paths = ",".join(QuotedString(f"file://{folder}", Quote.single).with_quotes() for folder in folders[1:])
     try:
@@ -321,7 +334,7 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> Values:
         names = {group: str(chosen[group]) for group in ("cluster", "link", "container", "profile", "recipe")}
         with open_dict(composed):
             del composed["hydra"]
-        check_references(raw := OmegaConf.to_container(composed, resolve=False))
+        check_number_of_references(raw := OmegaConf.to_container(composed, resolve=False))
         plain = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         why = next(filter(None, map(str.strip, str(error).splitlines())), "")
@@ -331,10 +344,12 @@ def _hydras(choices: tuple[str, ...], *folders: Path) -> Values:
             f"{' '.join(choices)}: files of conf/ include each other without end; look at their `defaults`"
         ) from None
     assert isinstance(plain, dict)  # the root of a composed config is a mapping
-    return Values(_named({str(key): value for key, value in plain.items()}, names), "${" in str(raw))
+    return ComposedTree(
+        _add_option_names({str(key): value for key, value in plain.items()}, names), "${" in str(raw)
+    )
 
 
-def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _add_option_names(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The config with the names of chosen files, so that a copy of a file shares no keys of runs with it."""
     config = {"cluster": {}, "container": {}, **config}
     for dotted in ("cluster", "cluster.link", "container"):
@@ -348,7 +363,7 @@ def _named(config: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {**config, "profile": names["profile"], "recipe": names["recipe"]}
 
 
-def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
+def recover_run(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     """The run that asks for a measured one again: its choices, and what some profile would give other values.
 
     Args:
@@ -365,9 +380,9 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
             "of a run does: where and how a run is started is for you to say, not for its record; ask for "
             "the run in words of your own, as `list` and `why` show it"
         )
-    asked = {name: _asked(config) for name, config in configs.items()}
-    found = Run(asked[""]) if set(asked) == {""} else _in_turns(asked, next(iter(configs.values())))
-    profiles = [name for name in options("profile") if _means(found | {"profile": name}, key)]
+    asked = {name: _recover_settings(config) for name, config in configs.items()}
+    found = Run(asked[""]) if set(asked) == {""} else _combine_variants(asked, next(iter(configs.values())))
+    profiles = [name for name in options("profile") if _resolves_to_key(found | {"profile": name}, key)]
     if not profiles:
         raise ValueError(
             f"no words mean this run any more: {format_value(' '.join(found.words()))} mean another one"
@@ -375,22 +390,23 @@ def asked_again(configs: Mapping[str, Mapping[str, Any]], key: str) -> Run:
     return found if len(profiles) == len(options("profile")) else found | {"profile": profiles[0]}
 
 
-def _in_turns(asked: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
+def _combine_variants(asked: Mapping[str, Mapping[str, Any]], config: Mapping[str, Any]) -> Run:
     """The run whose variants have these settings, and take turns as this configuration of one says."""
     shared = {
         leaf: value
         for leaf, value in next(iter(asked.values())).items()
-        if leaf not in DECIDED and all(leaf in own and own[leaf] == value for own in asked.values())
+        if leaf not in KEYS_SET_BY_ALTERNATION
+        and all(leaf in own and own[leaf] == value for own in asked.values())
     }
     turns = flatten(config.get("alternate", {}), "alternate.")
     variants = {
-        name: {leaf: value for leaf, value in own.items() if leaf not in (*shared, *DECIDED)}
+        name: {leaf: value for leaf, value in own.items() if leaf not in (*shared, *KEYS_SET_BY_ALTERNATION)}
         for name, own in asked.items()
     }
     return Run({**shared, **turns}, variants)
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
+def _recover_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that ask for one configuration again, whatever the profile."""
     chosen = {
         "method": config["method"]["name"], "task": config["task"]["name"],
@@ -411,7 +427,7 @@ def _asked(config: Mapping[str, Any]) -> dict[str, Any]:
     return chosen | settings
 
 
-def _means(run: Run, key: str) -> bool:
+def _resolves_to_key(run: Run, key: str) -> bool:
     try:
         return run_key(resolve(run).as_dict()) == key
     except ValueError:

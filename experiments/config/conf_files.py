@@ -13,50 +13,50 @@ from analysis.records.files import read_bytes
 from sparsify.ranges import format_value
 
 # The largest of ours has 1 KB, 40 values, and lists in a section of a section; none refers to another.
-MOST_BYTES, MOST_VALUES, DEEPEST, MOST_REFERENCES = 2**16, 2000, 20, 20
+MAX_BYTES, MAX_VALUES, MAX_DEPTH, MAX_REFERENCES = 2**16, 2000, 20, 20
 # What YAML reads in base 8 or 60: 010 is 8, and 1:30:00 is 5400.
-OF_OTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+NON_DECIMAL_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-class Extent(NamedTuple):
+class YamlSize(NamedTuple):
     """How much a part of a file comes to, where each alias is replaced by what it stands for."""
 
     values: int = 1
     height: int = 0  # of lists and sections within each other
 
 
-def text_of(path: Path) -> str:
+def read_yaml_text(path: Path) -> str:
     """The text of a file, which is YAML of a size that is soon read.
 
     Raises:
         ValueError: it is not.
     """
     try:
-        text = read_bytes(path, MOST_BYTES).decode()
-        _measure(yaml.parse(text, Loader=LOADER), path)
+        text = read_bytes(path, MAX_BYTES).decode()
+        _check_size(yaml.parse(text, Loader=LOADER), path)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise unusable(path, error) from error
+        raise make_file_error(path, error) from error
     return text
 
 
-def unusable(path: Path, error: Exception) -> ValueError:
+def make_file_error(path: Path, error: Exception) -> ValueError:
     """What somebody who reads a file found wrong with it, as a sentence."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return ValueError(f"{path}, line {error.problem_mark.line + 1}: {error.problem}")
     return ValueError(f"{path} can't be read: {str(error).strip().partition(chr(10))[0]}")
 
 
-def _measure(events: Iterable[Any], path: Path) -> None:
+def _check_size(events: Iterable[Any], path: Path) -> None:
     """Add up a file's values from the parser's events, which build nothing."""
-    sizes = dict[str | None, Extent | None]()  # of what has an anchor; None: it has not ended yet
-    parts: list[tuple[str | None, Extent]] = [
-        (None, Extent(0))
+    sizes = dict[str | None, YamlSize | None]()  # of what has an anchor; None: it has not ended yet
+    parts: list[tuple[str | None, YamlSize]] = [
+        (None, YamlSize(0))
     ]  # that have not ended, each in the one before
     for event in events:
         opens = isinstance(event, yaml.CollectionStartEvent)
         is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
-        if is_plain and OF_OTHER_BASE.fullmatch(event.value):
+        if is_plain and NON_DECIMAL_NUMBER.fullmatch(event.value):
             line = event.start_mark.line + 1
             meant = yaml.safe_load(event.value)
             raise ValueError(
@@ -67,34 +67,34 @@ def _measure(events: Iterable[Any], path: Path) -> None:
             anchor, part = parts.pop()
             sizes[anchor] = part
         elif isinstance(event, yaml.AliasEvent):
-            found = sizes.get(event.anchor, Extent())
+            found = sizes.get(event.anchor, YamlSize())
             if found is None:
                 line = event.start_mark.line + 1
                 raise ValueError(f"{path}, line {line}: *{event.anchor} stands for a part that contains it")
             part = found
         elif opens or isinstance(event, yaml.ScalarEvent):
-            part = Extent(0, 1) if opens else Extent()
+            part = YamlSize(0, 1) if opens else YamlSize()
             sizes[event.anchor] = None if opens else part
         else:
             continue
         above, whole = parts[-1]
-        whole = Extent(whole.values + part.values, max(whole.height, 1 + part.height))
+        whole = YamlSize(whole.values + part.values, max(whole.height, 1 + part.height))
         parts[-1] = above, whole
-        if whole.values > MOST_VALUES:
-            raise ValueError(f"{path} comes to more than {MOST_VALUES} values, aliases replaced: split it")
-        if len(parts) - 1 + part.height > DEEPEST:
-            raise ValueError(f"{path} has lists or sections within each other more than {DEEPEST} deep")
+        if whole.values > MAX_VALUES:
+            raise ValueError(f"{path} comes to more than {MAX_VALUES} values, aliases replaced: split it")
+        if len(parts) - 1 + part.height > MAX_DEPTH:
+            raise ValueError(f"{path} has lists or sections within each other more than {MAX_DEPTH} deep")
         if opens:
-            parts.append((event.anchor, Extent(1, 1)))
+            parts.append((event.anchor, YamlSize(1, 1)))
 
 
-def check_references(tree: Any) -> None:
+def check_number_of_references(tree: Any) -> None:
     """Check that resolving a composed tree ends soon: each ${...} may double what another one comes to.
 
     Raises:
         ValueError: there are too many.
     """
-    if (found := str(tree).count("${")) > MOST_REFERENCES:
+    if (found := str(tree).count("${")) > MAX_REFERENCES:
         raise ValueError(
-            f"the files of conf/ refer {found} times to others as ${{...}}, of at most {MOST_REFERENCES}"
+            f"the files of conf/ refer {found} times to others as ${{...}}, of at most {MAX_REFERENCES}"
         )

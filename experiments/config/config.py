@@ -19,16 +19,24 @@ from analysis.records.columns import IMPLIED_SETTINGS
 from analysis.records.configs import configs_by_variant, flatten
 from experiments.config.machines import (
     AnyCluster,
+    AnyContainer,
     EmulatedCluster,
-    NamedLink,
-    NoContainer,
+    LinkSettings,
     SlurmCluster,
     Text,
     Threads,
     VirtualCluster,
 )
 from experiments.tasks import REGISTRY as TASKS
-from experiments.training.settings import Alternate, Fields, Late, Train, leaves, plain, setting
+from experiments.training.settings import (
+    AlternationSettings,
+    LatenessSettings,
+    Settings,
+    TrainSettings,
+    iterate_setting_types,
+    setting,
+    to_plain,
+)
 from sparsify.methods import REGISTRY as METHODS
 from sparsify.ranges import Constraint, NonNegativeInt, PositiveFloat
 
@@ -39,28 +47,28 @@ VARIANT_WORDS = Constraint(
 
 
 @dataclass(frozen=True)
-class Entry(Fields):
+class EntryConfig(Settings):
     """A method or a task: its name, and the arguments of its function."""
 
     name: str
     arguments: Mapping[str, Any]
 
     @classmethod
-    def built(cls, given: Mapping[str, Any]) -> Entry:
-        return cls(given["name"], {key: plain(value) for key, value in given.items() if key != "name"})
+    def built(cls, given: Mapping[str, Any]) -> EntryConfig:
+        return cls(given["name"], {key: to_plain(value) for key, value in given.items() if key != "name"})
 
     def as_dict(self) -> dict[str, Any]:
-        return {"name": self.name, **{key: plain(value) for key, value in self.arguments.items()}}
+        return {"name": self.name, **{key: to_plain(value) for key, value in self.arguments.items()}}
 
     def leaf(self, dotted: str) -> Any:
         return self.as_dict().get(dotted)
 
-    def having(self, dotted: str, value: Any) -> Entry:
-        return replace(self, arguments={**self.arguments, dotted: plain(value)})
+    def having(self, dotted: str, value: Any) -> EntryConfig:
+        return replace(self, arguments={**self.arguments, dotted: to_plain(value)})
 
 
 @dataclass(frozen=True)
-class Timing(Fields):
+class TimingSettings(Settings):
     """The clocks by which steps are timed; see sparsify/core/timer.py."""
 
     mode: Literal["serialised", "production", "as_published"] = setting(
@@ -75,7 +83,7 @@ class Timing(Fields):
 
 
 @dataclass(frozen=True)
-class DataFolder(Fields):
+class DataSettings(Settings):
     """The folder of data sets."""
 
     root: Text | None = setting(
@@ -87,7 +95,7 @@ class DataFolder(Fields):
 
 
 @dataclass(frozen=True)
-class Launching(Fields):
+class LaunchSettings(Settings):
     """The way in which runs are started and kept; no part of their key."""
 
     block: bool = setting(
@@ -110,7 +118,7 @@ class Launching(Fields):
 
 
 @dataclass(frozen=True)
-class NamedVariant(Fields):
+class VariantConfig(Settings):
     """One of those that take turns in a run."""
 
     name: str
@@ -123,10 +131,10 @@ class NamedVariant(Fields):
         """The name, and this variant's parts of MAY_DIFFER, without what records leave out."""
         parts: dict[str, Any] = {"name": self.name}
         recorded = self.config.as_dict()
-        for dotted in MAY_DIFFER:
+        for dotted in KEYS_OF_VARIANTS:
             above, _, name = dotted.rpartition(".")
             value = self.config.leaf(dotted)
-            if dotted in FROM_THE_FIRST and value == first.leaf(dotted):
+            if dotted in RECORDED_IF_DIFFERENT and value == first.leaf(dotted):
                 continue
             if value is not None and (above or name in recorded):
                 (parts.setdefault(above, {}) if above else parts)[name] = value
@@ -134,12 +142,12 @@ class NamedVariant(Fields):
 
 
 # Which settings each draw of lateness has a use for.
-USED_OF_LATE = {
+PARAMETERS_BY_DRAW = {
     "none": (), "constant": ("s", "rank"), "uniform": ("s", "rank"), "lognormal": ("s", "spread", "rank"),
     "published": (),
 }  # fmt: skip
 # In what variants may differ: all else belongs to the group of processes and to its data, which they share.
-MAY_DIFFER = (
+KEYS_OF_VARIANTS = (
     "method",
     "select",
     "collectives",
@@ -152,17 +160,19 @@ MAY_DIFFER = (
     "task.optimiser",
     "task.weight_decay",
 )
-FROM_THE_FIRST = MAY_DIFFER[-3:]  # recorded only of a variant that has another value than the first
+RECORDED_IF_DIFFERENT = KEYS_OF_VARIANTS[
+    -3:
+]  # recorded only of a variant that has another value than the first
 
 
 @dataclass(frozen=True)
-class Config(Fields):
+class Config(Settings):
     """One run, resolved by `compose.resolve`, or read from what is recorded by `Config.of`."""
 
     cluster: AnyCluster
-    container: NoContainer
-    method: Entry
-    task: Entry
+    container: AnyContainer
+    method: EntryConfig
+    task: EntryConfig
     workers: Annotated[int, Constraint(ge=1, le=100_000)] = setting(
         2, "processes of the group, or virtual ranks in one process"
     )
@@ -200,18 +210,18 @@ class Config(Fields):
         "tf32: NVIDIA's reduced products, where the GPU has them, which change the numbers; bf16: products "
         "in bfloat16 (torch.autocast), parameters and gradients in fp32",
     )
-    train: Train = Train()
-    timing: Timing = Timing()
-    late: Late = Late()
+    train: TrainSettings = TrainSettings()
+    timing: TimingSettings = TimingSettings()
+    late: LatenessSettings = LatenessSettings()
     variants: Annotated[
-        tuple[NamedVariant, ...],
+        tuple[VariantConfig, ...],
         "what takes turns in one group of processes, so that whatever drifts meets all alike; the others are "
         "compared with the first",
         VARIANT_WORDS,
     ] = ()
-    alternate: Alternate = Alternate()
-    data: DataFolder = DataFolder()
-    launch: Launching = Launching()
+    alternate: AlternationSettings = AlternationSettings()
+    data: DataSettings = DataSettings()
+    launch: LaunchSettings = LaunchSettings()
     profile: Text = setting("laptop", "the file of conf/profile")
     recipe: Text = setting("none", "the file of conf/recipe")
 
@@ -246,27 +256,27 @@ class Config(Fields):
         if isinstance(container := taken.get("container", "none"), str):
             taken["container"] = {"name": container}
         variants = tuple(
-            NamedVariant(name, cls.of(of_one)) for name, of_one in configs_by_variant(recorded).items()
+            VariantConfig(name, cls.of(of_one)) for name, of_one in configs_by_variant(recorded).items()
         )
         return replace(cls.built({key: taken[key] for key in taken if key != "variants"}), variants=variants)
 
 
-def types(config: Config) -> dict[str, Any]:
+def setting_types_of(config: Config) -> dict[str, Any]:
     """The type of every leaf of a config like this one, by its dotted key."""
     inside = isinstance(config.cluster, VirtualCluster) and config.cluster.inside is not None
     kinds = type(config.cluster), type(config.container)
-    return types_of(config.method.name, config.task.name, *kinds, inside)
+    return setting_types_for(config.method.name, config.task.name, *kinds, inside)
 
 
-def types_of(
-    method: str, task: str, cluster: type[Fields], container: type[Fields], inside: bool = False
+def setting_types_for(
+    method: str, task: str, cluster: type[Settings], container: type[Settings], inside: bool = False
 ) -> dict[str, Any]:
     """The same of any config with this method and task, and these kinds of cluster and container.
 
     Args:
         inside: have nodes a link of their own inside?
     """
-    found = dict(_common(cluster, container, inside))
+    found = dict(_common_setting_types(cluster, container, inside))
     if cluster is VirtualCluster and not inside:
         found["cluster.inside"] = type(None)
     for registry, name in ((METHODS, method), (TASKS, task)):
@@ -277,15 +287,17 @@ def types_of(
 
 
 @cache
-def _common(cluster: type[Fields], container: type[Fields], inside: bool) -> tuple[tuple[str, Any], ...]:
+def _common_setting_types(
+    cluster: type[Settings], container: type[Settings], inside: bool
+) -> tuple[tuple[str, Any], ...]:
     kinds = {
-        "cluster": cluster, "container": container, "inside": NamedLink if inside else None,
+        "cluster": cluster, "container": container, "inside": LinkSettings if inside else None,
         METHODS.noun: None, TASKS.noun: None,
     }  # fmt: skip
-    return tuple(leaves(Config, kinds))
+    return tuple(iterate_setting_types(Config, kinds))
 
 
-def check_together(config: Config) -> None:
+def check_compatibility(config: Config) -> None:
     """Refuse values that exclude each other.
 
     Raises:
@@ -352,8 +364,8 @@ def _check_emulated(config: Config, cluster: EmulatedCluster) -> None:
         )
 
 
-def _check_late(late: Late, workers: int) -> None:
-    used = USED_OF_LATE[late.draw]
+def _check_late(late: LatenessSettings, workers: int) -> None:
+    used = PARAMETERS_BY_DRAW[late.draw]
     for name, value in (("s", late.s), ("spread", late.spread)):
         if bool(value) != (name in used):
             wants = "needs it: give it a number above 0" if not value else "makes no use of it; leave it out"
@@ -371,19 +383,19 @@ def check_variants(configs: Mapping[str, Config]) -> None:
         ValueError: which ones, and in what.
     """
     (name, first), *_ = configs.items()
-    shared, chosen = _shared_leaves(first), dict[str, str]()
+    shared, chosen = _shared_settings(first), dict[str, str]()
     for other, config in configs.items():
-        own = _shared_leaves(config)
+        own = _shared_settings(config)
         for dotted in own.keys() | shared.keys():
             if own.get(dotted) != shared.get(dotted):
                 raise ValueError(
                     f"variants {name} and {other} differ in {dotted}, and variants may differ in "
-                    f"{', '.join(MAY_DIFFER)}; give {dotted} for all of them, or make two runs"
+                    f"{', '.join(KEYS_OF_VARIANTS)}; give {dotted} for all of them, or make two runs"
                 )
     if len(configs) < 2:
         raise ValueError(f"variants={','.join(configs)}: to take turns there must be two or more")
     for other, config in configs.items():
-        parts = repr([config.leaf(dotted) for dotted in MAY_DIFFER])
+        parts = repr([config.leaf(dotted) for dotted in KEYS_OF_VARIANTS])
         if (same := chosen.setdefault(parts, other)) != other:
             raise ValueError(f"variants {same} and {other} are the same; leave one of them out")
     modes = {config.timing.mode for config in configs.values()}
@@ -394,6 +406,6 @@ def check_variants(configs: Mapping[str, Config]) -> None:
         )
 
 
-def _shared_leaves(config: Config) -> dict[str, Any]:
+def _shared_settings(config: Config) -> dict[str, Any]:
     flat = flatten(config.as_dict())
-    return {key: flat[key] for key in flat if key not in MAY_DIFFER and not key.startswith("method.")}
+    return {key: flat[key] for key in flat if key not in KEYS_OF_VARIANTS and not key.startswith("method.")}

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.config.config import Config, Entry
+from experiments.config.config import Config, EntryConfig
 from experiments.config.folders import ROOT
 from experiments.tasks import REGISTRY as TASKS
 from slurm import environment
@@ -24,7 +24,7 @@ DATASETS = ROOT / "experiments" / "training" / "datasets"
 DOWNLOAD_TIMEOUT_S = 20  # of silence on the line, not of the whole download
 
 # A data set's own function downloads it; run apart, it keeps torch out of this process.
-DOWNLOAD = """
+DOWNLOAD_SCRIPT = """
 import importlib, pathlib, socket, sys
 socket.setdefaulttimeout(float(sys.argv[3]))
 importlib.import_module(f"experiments.training.datasets.{sys.argv[1]}").download(pathlib.Path(sys.argv[2]))
@@ -32,18 +32,18 @@ importlib.import_module(f"experiments.training.datasets.{sys.argv[1]}").download
 
 
 @dataclass(frozen=True)
-class Files:
+class DatasetFiles:
     """The files of a data set, as the literal FILES in its own file, or in that of small ones, has them."""
 
     title: str  # the data set as a sentence names it
     folder: str  # what the folder of all data sets must contain
-    host: str | None = None  # its function `download` needs this host; None: it has no such function
+    host: str | None = None  # its function `try_download` needs this host; None: it has no such function
     size: str = ""  # of the download
     instead: str = ""  # a data set without files, on which the same networks can be timed
 
 
 @cache
-def files_of(dataset: str) -> Files | None:
+def required_files(dataset: str) -> DatasetFiles | None:
     """The files that a data set needs; None where it needs none.
 
     Its file is executed lightly (see `sparsify.core.spec`): importing a data set would import torch.
@@ -52,22 +52,24 @@ def files_of(dataset: str) -> Files | None:
         BrokenFile: its file can't be read.
     """
     source = DATASETS / f"{dataset}.py"
-    described = read_constant(source, "FILES") if source.exists() else _presets("FILES").get(dataset)
+    described = (
+        read_constant(source, "FILES") if source.exists() else _read_preset_table("FILES").get(dataset)
+    )
     try:
-        return None if described is None else Files(**described)
+        return None if described is None else DatasetFiles(**described)
     except TypeError as error:
-        fields = ", ".join(field.name for field in dataclasses.fields(Files))
+        fields = ", ".join(field.name for field in dataclasses.fields(DatasetFiles))
         raise BrokenFile(f"{source}: FILES must be a dict with {fields} ({error})") from error
 
 
-def dataset_of(task: str) -> str:
+def dataset_of_task(task: str) -> str:
     """The data set that a task is named after: <network>_<data set>.
 
     Raises:
         ValueError: there is none of that name.
     """
     dataset = task.rpartition("_")[2]
-    known = datasets(DATASETS)
+    known = dataset_names(DATASETS)
     if dataset not in known:
         raise ValueError(
             f"{describe_unknown('data set', dataset, known)}; task {task!r} is named <network>_<data set>"
@@ -76,13 +78,13 @@ def dataset_of(task: str) -> str:
 
 
 @cache
-def datasets(folder: Path) -> list[str]:
+def dataset_names(folder: Path) -> list[str]:
     """All data sets: the files of this folder, and those of the repository that have none."""
-    return sorted({*(path.stem for path in folder.glob("[!_]*.py")), *_presets("PRESETS")})
+    return sorted({*(path.stem for path in folder.glob("[!_]*.py")), *_read_preset_table("PRESETS")})
 
 
 @cache
-def _presets(name: str) -> dict[str, Any]:
+def _read_preset_table(name: str) -> dict[str, Any]:
     """One of the tables of data sets without a file of their own."""
     found: dict[str, Any] = read_constant(
         ROOT / "experiments" / "training" / "datasets" / "_presets.py", name
@@ -90,7 +92,7 @@ def _presets(name: str) -> dict[str, Any]:
     return found
 
 
-def root_of(given: str | None) -> Path:
+def resolve_data_root(given: str | None) -> Path:
     """The folder that should hold all data sets: `given` by data.root, else $DATA_ROOT, else data/ of the
     checkout.
     """
@@ -98,13 +100,13 @@ def root_of(given: str | None) -> Path:
     return environment.require_utf8(named.expanduser().resolve(), "the folder of data (DATA_ROOT)")
 
 
-def has(root: Path, dataset: str) -> bool:
+def has_files(root: Path, dataset: str) -> bool:
     """Tell whether the files of this data set are there; True where it needs none."""
-    files = files_of(dataset)
+    files = required_files(dataset)
     return files is None or (root / files.folder).is_dir()
 
 
-def find(config: Config, say: Callable[[str], None]) -> tuple[Config, Path | None]:
+def ensure_dataset(config: Config, say: Callable[[str], None]) -> tuple[Config, Path | None]:
     """A config whose data set is on this machine, and the folder of its files; None where it needs none.
 
     Where the files are neither found nor downloadable, a config that allows it is changed to a data set that
@@ -113,56 +115,56 @@ def find(config: Config, say: Callable[[str], None]) -> tuple[Config, Path | Non
     Raises:
         ValueError: no data, and no substitute allowed.
     """
-    dataset = dataset_of(config.task.name)
-    files = files_of(dataset)
+    dataset = dataset_of_task(config.task.name)
+    files = required_files(dataset)
     if files is None:
         return config, None
-    root = root_of(config.data.root)
-    if has(root, dataset):
+    root = resolve_data_root(config.data.root)
+    if has_files(root, dataset):
         return config, root
     if config.data.root is not None:
         raise ValueError(
             f"data.root={root} has no {files.folder}; point it at the folder that holds {files.folder}"
-            f"{_or_timed(config, files)}"
+            f"{_suggest_timing_task(config, files)}"
         )
-    if download(dataset, files, root, say):
+    if try_download(dataset, files, root, say):
         return config, root
     fallback = config.data.fallback
-    changed = None if fallback == "refuse" else substituted(config, fallback)
+    changed = None if fallback == "refuse" else replace_dataset(config, fallback)
     if changed is None:
         raise ValueError(
             f"{files.title} is not in {root} and could not be downloaded: put {files.folder} there, or say "
-            f"where it is with data.root=FOLDER or $DATA_ROOT{_or_timed(config, files)}"
+            f"where it is with data.root=FOLDER or $DATA_ROOT{_suggest_timing_task(config, files)}"
         )
     name = changed.task.name
     say(f"{files.title} was not found (see DATA_ROOT): using scikit-learn's digits instead, task {name}")
     return changed, None
 
 
-def substituted(config: Config, dataset: str) -> Config | None:
+def replace_dataset(config: Config, dataset: str) -> Config | None:
     """The same config on another data set; None where its network has no task on that."""
     task = config.task
-    name = task.name.removesuffix(dataset_of(task.name)) + dataset
+    name = task.name.removesuffix(dataset_of_task(task.name)) + dataset
     if name not in TASKS.names():
         return None
     known = TASKS.defaults(name)
     kept = {key: value for key, value in task.arguments.items() if key in known}
-    return replace(config, task=Entry(name, kept))
+    return replace(config, task=EntryConfig(name, kept))
 
 
-def _or_timed(config: Config, files: Files) -> str:
+def _suggest_timing_task(config: Config, files: DatasetFiles) -> str:
     """The end of a sentence: which task needs no files."""
-    changed = substituted(config, files.instead) if files.instead else None
+    changed = replace_dataset(config, files.instead) if files.instead else None
     return f"; task={changed.task.name}, which is for timing only, needs none" if changed else ""
 
 
-def download(dataset: str, files: Files, root: Path, say: Callable[[str], None]) -> bool:
+def try_download(dataset: str, files: DatasetFiles, root: Path, say: Callable[[str], None]) -> bool:
     """Let the data set download itself to `root`; False where that fails."""
-    if files.host is None or not reachable(files.host):
+    if files.host is None or not is_reachable(files.host):
         return False
     say(f"downloading {files.title} ({files.size}) to {root}")
     part = root / "download.part"
-    words = [sys.executable, "-c", DOWNLOAD, dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
+    words = [sys.executable, "-c", DOWNLOAD_SCRIPT, dataset, str(part), str(DOWNLOAD_TIMEOUT_S)]
     try:
         part.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(words, cwd=ROOT, capture_output=True, check=False)
@@ -173,7 +175,7 @@ def download(dataset: str, files: Files, root: Path, say: Callable[[str], None])
         shutil.rmtree(part, ignore_errors=True)
 
 
-def reachable(host: str) -> bool:
+def is_reachable(host: str) -> bool:
     """Tell whether anybody answers there: torch is not started only to learn that there is no network."""
     try:
         socket.create_connection((host, 443), timeout=5).close()

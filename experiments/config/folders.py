@@ -11,7 +11,7 @@ from slurm import environment
 ROOT = Path(__file__).parent.parent.parent
 
 
-class Folders:
+class ResultFolders:
     """The folders of results. `shipped` comes with the repository; the others are this checkout's own."""
 
     shipped = ROOT / "results" / "shipped"

@@ -18,23 +18,25 @@ from experiments.config.config import VARIANT_WORDS
 from experiments.config.machines import Text
 from sparsify.ranges import Constraint, check_value, format_value, quote
 
-LONGEST = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
-WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")  # in lists of seeds; read a thousand times faster than by Hydra
+MAX_CHARACTERS = 4000  # characters of a word, and of a path; Hydra's grammar takes half a second to read them
+PLAIN_INTEGER = re.compile(
+    r"0|[1-9][0-9]{0,14}"
+)  # in lists of seeds; read a thousand times faster than by Hydra
 VariantName = Annotated[str, Constraint(pattern=r"^[A-Za-z0-9][\w-]{0,39}\Z")]
 VariantWords = Annotated[dict[VariantName, Text], VARIANT_WORDS]
 
 
-def pair(word: str) -> tuple[str, str]:
+def split_word(word: str) -> tuple[str, str]:
     """key=value as its two parts."""
     key, equals, text = word.partition("=")
-    if len(word) > LONGEST:
-        raise ValueError(f"{format_value(word)} has {len(word)} characters, and {LONGEST} is the most")
+    if len(word) > MAX_CHARACTERS:
+        raise ValueError(f"{format_value(word)} has {len(word)} characters, and {MAX_CHARACTERS} is the most")
     if not equals or not key:
         raise ValueError(f"{quote(word)} is not of the form key=value; for example method=topk or workers=4")
     return key, text
 
 
-def value(key: str, text: str) -> Any:
+def parse_value(key: str, text: str) -> Any:
     """The one value that stands behind a key; of a group, the option's name.
 
     Raises:
@@ -42,9 +44,9 @@ def value(key: str, text: str) -> Any:
     """
     if key in choices.GROUPS:
         return text
-    if WHOLE.fullmatch(text):
+    if PLAIN_INTEGER.fullmatch(text):
         return int(text)
-    override = _read(key, text)
+    override = _parse_override(key, text)
     if override.is_sweep_override():
         raise ValueError(
             f"{key}={format_value(text)} is several values, and this is about one run; "
@@ -53,15 +55,15 @@ def value(key: str, text: str) -> Any:
     return override.value()
 
 
-def values(key: str, text: str, most: int) -> list[Any]:
-    """Each of the values that stand behind a key, a,b,c or range(1,5); of a longer list `most` + 1 suffice.
+def parse_values(key: str, text: str, max_count: int) -> list[Any]:
+    """Each of the values that stand behind a key, a,b,c or range(1,5); of a longer list `max_count` + 1 suffice.
 
     Raises:
         ValueError: they can't be read, or are none.
     """
-    override = _read(key, text)
+    override = _parse_override(key, text)
     if not override.is_sweep_override():
-        return [variants(text) if key == "variants" else value(key, text)]
+        return [parse_variants(text) if key == "variants" else parse_value(key, text)]
     listed: Any = override.value()
     if isinstance(listed, RangeSweep):
         listed.shuffle = False  # it would list all of a range first, and the order changes no run
@@ -69,7 +71,7 @@ def values(key: str, text: str, most: int) -> list[Any]:
         if isinstance(listed, Glob) and key in choices.GROUPS:
             found = listed.filter(choices.options(key))
         else:
-            found = [*islice(override.sweep_string_iterator(), most + 1)]
+            found = [*islice(override.sweep_string_iterator(), max_count + 1)]
     except (HydraException, ArithmeticError, ValueError) as error:
         raise ValueError(
             f"{format_value(key)}={format_value(text)} lists no values; values are listed as "
@@ -77,16 +79,16 @@ def values(key: str, text: str, most: int) -> list[Any]:
         ) from error
     if not found:
         raise ValueError(f"{format_value(key)}={format_value(text)} lists nothing")
-    return found if len(found) > most else [value(key, one) for one in found]
+    return found if len(found) > max_count else [parse_value(key, one) for one in found]
 
 
-def variants(text: str) -> dict[str, dict[str, Any]]:
+def parse_variants(text: str) -> dict[str, dict[str, Any]]:
     """The settings of each variant, from {dense:'method=dense',sparse:'method=topk select=fused'}."""
-    check_value("variants", named := value("variants", text), VariantWords)
-    return {name: _variant(name, words) for name, words in named.items()}
+    check_value("variants", named := parse_value("variants", text), VariantWords)
+    return {name: _parse_variant(name, words) for name, words in named.items()}
 
 
-def _variant(name: str, words: str) -> dict[str, Any]:
+def _parse_variant(name: str, words: str) -> dict[str, Any]:
     try:
         split = shlex.split(words)
     except ValueError as error:
@@ -94,13 +96,13 @@ def _variant(name: str, words: str) -> dict[str, Any]:
             f"variants.{name}={format_value(words)} can't be read: a quotation does not end"
         ) from error
     try:
-        return {key: value(key, text) for key, text in map(pair, split)}
+        return {key: parse_value(key, text) for key, text in map(split_word, split)}
     except ValueError as error:
         raise ValueError(f"variant {name}: {error}") from error
 
 
 @lru_cache(maxsize=20_000)
-def _read(key: str, text: str) -> Override:
+def _parse_override(key: str, text: str) -> Override:
     if "${" in text:
         raise ValueError(
             f"{key}={format_value(text)} refers to something else, which only the files of conf/ may do"
@@ -109,13 +111,13 @@ def _read(key: str, text: str) -> Override:
         return OverridesParser.create().parse_override(f"value={text}")
     except Exception as error:  # its functions, such as int() and sort(), raise whatever Python does
         raise ValueError(
-            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.why(text, error)}; text "
+            f"{format_value(key)}={format_value(text)} can't be read: {unreadable.explain_parse_error(text, error)}; text "
             "with other signs than letters, digits and -_./:+%@ stands in quotes, as in "
             f"'{format_value(key)}=\"a;b\"'"
         ) from error
 
 
-def written(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A value in this grammar."""
     match value:
         case None:
@@ -123,16 +125,16 @@ def written(value: Any) -> str:
         case bool():
             return str(value).lower()
         case list() | tuple():
-            return f"[{','.join(map(written, value))}]"
+            return f"[{','.join(map(format_setting, value))}]"
         case Mapping():
-            return f"{{{','.join(f'{key}:{written(one)}' for key, one in value.items())}}}"
-        case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _as_read(value):
+            return f"{{{','.join(f'{key}:{format_setting(one)}' for key, one in value.items())}}}"
+        case str() if not re.fullmatch(r"[\w./:+%@~-]+", value) or value != _parse_or_none(value):
             return str(QuotedString(value, Quote.double).with_quotes())
     return str(value)
 
 
-def _as_read(text: str) -> Any:
+def _parse_or_none(text: str) -> Any:
     try:
-        return value("", text)
+        return parse_value("", text)
     except ValueError:
         return None

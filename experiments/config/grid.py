@@ -18,28 +18,28 @@ from analysis.records.locks import FileLock
 from analysis.records.schema import RunIndex
 from experiments.config import choices, compose, grammar
 from experiments.config.config import Config
-from experiments.config.folders import Folders
-from experiments.config.plan import profile_of
+from experiments.config.folders import ResultFolders
+from experiments.config.plan import requested_profile
 from experiments.config.run import Run
 from sparsify.ranges import format_value, quote
 
-MOST_RUNS = 10_000
-ASKED_FOR = 1_000  # more are made on request only
+MAX_RUNS = 10_000
+MAX_UNCONFIRMED_RUNS = 1_000  # more are made on request only
 SWEEP = "sweep="
 SWEEP_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,39}")
 
 
-def expand(words: Sequence[str]) -> list[Run]:
+def expand_grid(words: Sequence[str]) -> list[Run]:
     """A run for each point of the grid, in Hydra's grammar: a,b,c or range(1,5).
 
     Raises:
         ValueError: a word that can't be read, or more points than anybody would queue.
     """
-    axes = [(key, grammar.values(key, text, MOST_RUNS)) for key, text in map(grammar.pair, words)]
-    if math.prod(len(listed) for _, listed in axes) > MOST_RUNS:
+    axes = [(key, grammar.parse_values(key, text, MAX_RUNS)) for key, text in map(grammar.split_word, words)]
+    if math.prod(len(listed) for _, listed in axes) > MAX_RUNS:
         longest = max(range(len(axes)), key=lambda place: len(axes[place][1]))
         raise ValueError(
-            f"these words mean more than {MOST_RUNS} runs, the most at a time; the longest list is "
+            f"these words mean more than {MAX_RUNS} runs, the most at a time; the longest list is "
             f"{format_value(words[longest])}"
         )
     keys, found = [key for key, _ in axes], list[Run]()
@@ -49,7 +49,7 @@ def expand(words: Sequence[str]) -> list[Run]:
     return found
 
 
-def configs(words: Sequence[str], many: bool = True) -> list[Config]:
+def resolve_grid(words: Sequence[str], many: bool = True) -> list[Config]:
     """The config of each point of the grid that the words span.
 
     A point at which a method lacks a hyperparameter that others have (`method=dense,topk
@@ -61,15 +61,15 @@ def configs(words: Sequence[str], many: bool = True) -> list[Config]:
     Raises:
         ValueError: a word that can't be read, or too many points.
     """
-    profile = profile_of(words)
-    points = expand([word for word in words if not word.startswith("profile=")])
+    profile = requested_profile(words)
+    points = expand_grid([word for word in words if not word.startswith("profile=")])
     methods = {_method(point.settings) for point in points}
     having = {method: _hyperparameters(method) for method in methods} if len(methods) > 1 else {}
     of_any = frozenset().union(*having.values())
     lacking = {method: [f"method.{key}" for key in of_any - own] for method, own in having.items()}
     fitting = [point.without(*lacking.get(_method(point.settings), ())) for point in points]
     different = list({repr(point): point for point in fitting}.values())
-    if len(different) > ASKED_FOR and not many:
+    if len(different) > MAX_UNCONFIRMED_RUNS and not many:
         raise ValueError(
             f"these words mean {len(different):,} runs; --yes makes them all, `plan` lists them, and fewer "
             "values mean fewer runs"
@@ -88,7 +88,7 @@ def _hyperparameters(method: str) -> frozenset[str]:
     return frozenset(compose.resolve({"method": method} if method else {}).method.arguments)
 
 
-def sweep_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+def split_sweep_name(words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The sweep that the words name, and the other words.
 
     Raises:
@@ -106,8 +106,8 @@ def sweep_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
     return names[0], rest
 
 
-def note_sweep(
-    folders: Folders, name: str | None, configs: Iterable[Config], say: Callable[[str], None]
+def add_runs_to_sweep(
+    folders: ResultFolders, name: str | None, configs: Iterable[Config], say: Callable[[str], None]
 ) -> None:
     """Add these runs to the sweep; without a name nothing happens."""
     if name is None:

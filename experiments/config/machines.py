@@ -6,40 +6,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from experiments.training.settings import Fields, setting
+from experiments.training.settings import Settings, setting
 from slurm.emulated.network import LONG_DELAY_S
 from sparsify.cost import Link, Network
 from sparsify.ranges import Constraint, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-START_S = 5e-5  # that starting a message takes where alpha is the way: as link=ethernet_1g has it
+MESSAGE_START_S = 5e-5  # that starting a message takes where alpha is the way: as link=ethernet_1g has it
 # A line break would be a second line of a batch script; a lone surrogate is no character, and in no record.
-SHOWN = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
+PRINTABLE = r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*\Z"
 Text = Annotated[
-    str, Constraint(pattern=rf"^(?=.*\S){SHOWN}", description="some text without control characters")
+    str, Constraint(pattern=rf"^(?=.*\S){PRINTABLE}", description="some text without control characters")
 ]
-LongOption = Annotated[str, Constraint(pattern=rf"^--\w{SHOWN}", description="a long option such as --x=y")]
+LongOption = Annotated[
+    str, Constraint(pattern=rf"^--\w{PRINTABLE}", description="a long option such as --x=y")
+]
 PortRange = Annotated[
     str, Constraint(pattern=r"^[0-9]{1,5}-[0-9]{1,5}\Z", description="two numbers, such as 50000-50100")
 ]
-LostShare = Annotated[float, Constraint(ge=0, lt=1)]  # if all is lost, nothing is joined
+LossShare = Annotated[float, Constraint(ge=0, lt=1)]  # if all is lost, nothing is joined
 Threads = Annotated[int, Constraint(ge=1, le=1024)]
 Minutes = Annotated[int, Constraint(ge=1, le=366 * 24 * 60)]
 ArraySize = Annotated[int, Constraint(ge=1, le=4_000_001)]  # SLURM's own limit
 
 
 @dataclass(frozen=True)
-class NoContainer(Fields):
+class AnyContainer(Settings):
     """The container that workers run in, or none."""
 
     name: Text = setting("none", "the file of conf/container")
 
     @classmethod
-    def kind(cls, given: Mapping[str, Any]) -> type[NoContainer]:
-        return NoContainer if given.get("name", "none") == "none" else Container
+    def kind(cls, given: Mapping[str, Any]) -> type[AnyContainer]:
+        return AnyContainer if given.get("name", "none") == "none" else Container
 
 
 @dataclass(frozen=True, kw_only=True)
-class Container(NoContainer):
+class Container(AnyContainer):
     """An image, and what starts workers in it."""
 
     image: Annotated[Text, "its file in $SPARSIFY_IMAGES, else singularity/images; or a path in the checkout"]
@@ -58,7 +60,7 @@ class Container(NoContainer):
 
 
 @dataclass(frozen=True)
-class NamedLink(Fields):
+class LinkSettings(Settings):
     """The link that joins workers; where it is simulated, a message takes alpha + beta x bytes. From 1 ms on
     alpha is a way that several messages travel at once.
     """
@@ -76,7 +78,7 @@ class NamedLink(Fields):
     jitter_s: NonNegativeFloat = setting(
         0.0, "seconds that a packet takes longer at most, at random (emulated links)", since="2026-11-27"
     )
-    loss: LostShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
+    loss: LossShare = setting(0.0, "share of packets that get lost (emulated links)", since="2026-11-27")
 
     def numbers(self, group: str) -> Link:
         """The model of this link, for simulated runs and predictions.
@@ -91,7 +93,7 @@ class NamedLink(Fields):
             slower = max(self.beta_s_per_byte, self.down_s_per_byte or 0.0)
             if self.alpha_s < LONG_DELAY_S:
                 return Link(self.alpha_s, slower)
-            return Link(START_S, slower, propagation_s=self.alpha_s)
+            return Link(MESSAGE_START_S, slower, propagation_s=self.alpha_s)
         missing = [name for name in ("alpha_s", "beta_s_per_byte") if getattr(self, name) is None]
         raise ValueError(
             f"{group}={self.name} has no {' and no '.join(missing)}, and virtual ranks need a link "
@@ -106,13 +108,13 @@ GpuModel = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnyCluster(Fields):
+class AnyCluster(Settings):
     """The cluster that workers run on."""
 
     name: Annotated[Text, "the file of conf/cluster"]
     where: Text
     gpu: GpuModel = "none"
-    link: NamedLink
+    link: LinkSettings
 
     @classmethod
     def kind(cls, given: Mapping[str, Any]) -> type[AnyCluster]:
@@ -149,7 +151,7 @@ class VirtualCluster(AnyCluster):
     """Virtual ranks of one process, as if they were on a cluster."""
 
     where: Annotated[Literal["virtual"], "as virtual ranks of one process"]
-    inside: NamedLink | None = setting(
+    inside: LinkSettings | None = setting(
         None, "what joins the workers of one node, as inside=nvlink; null: link joins all"
     )
     workers_per_node: Threads = setting(8, "that `inside` joins; without it, it makes no difference")

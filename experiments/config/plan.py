@@ -15,13 +15,13 @@ from analysis.records.configs import configs_by_variant, run_id
 from analysis.records.store import Attempt
 from experiments.config import choices, code_version, compose, data_root
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import EmulatedCluster, SlurmCluster
 from experiments.config.run import Run
 from slurm.gpus import has_gpu
 from sparsify.ranges import describe_unknown
 
-NAMED = 3  # files in a sentence
+MAX_NAMED_FILES = 3  # files in a sentence
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def default_profile(cluster: str | None) -> str:
     return "paper" if has_gpu() else "laptop"
 
 
-def profile_of(asked: Run | Sequence[str]) -> str:
+def requested_profile(asked: Run | Sequence[str]) -> str:
     """The profile that is asked for, else this machine's default; words may give others several values."""
     words = [] if isinstance(asked, Run) else [word.partition("=") for word in asked]
     given = asked.settings if isinstance(asked, Run) else {key: text for key, _, text in words}
@@ -95,42 +95,46 @@ def plan_runs(wanted: Sequence[Config], say: Callable[[str], None]) -> list[Plan
         raise ValueError(f"{what} needs an NVIDIA GPU, and there is none; take {instead}")
     say_once = cache(say)
     distinct = {run_id(config): config for config in wanted}
-    return [PlannedRun(*data_root.find(config, say_once)) for config in distinct.values()]
+    return [PlannedRun(*data_root.ensure_dataset(config, say_once)) for config in distinct.values()]
 
 
-def missing(planned: Sequence[PlannedRun], folders: Folders, say: Callable[[str], None]) -> list[PlannedRun]:
+def find_unmeasured_runs(
+    planned: Sequence[PlannedRun], folders: ResultFolders, say: Callable[[str], None]
+) -> list[PlannedRun]:
     """The runs without a valid attempt. Says which attempts are damaged, and which are of other code."""
     by_id = {run_id(run.config): run for run in planned}
     for name in by_id:
         for fault in folders.store.describe_damaged(name):
             say(fault)
     found = {name: folders.store.find_newest_valid(name) for name in by_id}
-    if told := remark(filter(None, found.values())):
+    if told := describe_code_changes(filter(None, found.values())):
         say(told)
     return [run for run in planned if found[run_id(run.config)] is None]
 
 
-def remark(attempts: Iterable[Attempt]) -> str:
+def describe_code_changes(attempts: Iterable[Attempt]) -> str:
     """A sentence on those that were made with other code than this; empty where none was."""
-    differing = {attempt: files for attempt in attempts if (files := other_code(attempt))}
+    differing = {attempt: files for attempt in attempts if (files := changed_code_files(attempt))}
     if not differing:
         return ""
     files = sorted({file for changed in differing.values() for file in changed})
     who = next(iter(differing)).run_id if len(differing) == 1 else f"{len(differing)} runs"
-    return f"{who}: {with_other(files)}"
+    return f"{who}: {format_changed_files(files)}"
 
 
-def with_other(files: Sequence[str]) -> str:
-    listed = ", ".join(files[:NAMED]) + (f" and {len(files) - NAMED} more" if len(files) > NAMED else "")
+def format_changed_files(files: Sequence[str]) -> str:
+    listed = ", ".join(files[:MAX_NAMED_FILES]) + (
+        f" and {len(files) - MAX_NAMED_FILES} more" if len(files) > MAX_NAMED_FILES else ""
+    )
     return f"measured with other code ({listed}); --force measures again"
 
 
-def other_code(attempt: Attempt) -> list[str]:
+def changed_code_files(attempt: Attempt) -> list[str]:
     """The files that its numbers rest on and that have changed since; older records do not say."""
     config = attempt.config
     methods = {each["method"]["name"] for each in (config, *configs_by_variant(config).values())}
     task = config["task"]["name"]
     # A data set that is not found is replaced by the digits.
-    return code_version.changed(
-        attempt.manifest.get("sources", {}), {*methods, task, data_root.dataset_of(task), "digits"}
+    return code_version.changed_sources(
+        attempt.manifest.get("sources", {}), {*methods, task, data_root.dataset_of_task(task), "digits"}
     )

@@ -42,9 +42,9 @@ class Run:
             return cls(dict(asked))
         from experiments.config import grammar  # Hydra takes its time, and who makes a Run needs none of it
 
-        texts = dict(map(grammar.pair, asked))
-        variants = grammar.variants(texts.pop("variants", "{}"))
-        return cls({key: grammar.value(key, text) for key, text in texts.items()}, variants)
+        texts = dict(map(grammar.split_word, asked))
+        variants = grammar.parse_variants(texts.pop("variants", "{}"))
+        return cls({key: grammar.parse_value(key, text) for key, text in texts.items()}, variants)
 
     def __or__(self, more: RunOrWords) -> Run:
         """This run with more settings, which replace its own; variants are replaced as a whole."""
@@ -62,10 +62,10 @@ class Run:
         from experiments.config import choices, grammar
 
         words = [
-            f"{key}={value if key in choices.GROUPS else grammar.written(value)}"
+            f"{key}={value if key in choices.GROUPS else grammar.format_setting(value)}"
             for key, value in self.settings.items()
         ]
         if self.variants:
             named = {name: " ".join(Run(own).words()) for name, own in self.variants.items()}
-            words.append(f"variants={grammar.written(named)}")
+            words.append(f"variants={grammar.format_setting(named)}")
         return words

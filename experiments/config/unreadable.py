@@ -13,7 +13,7 @@ LONELY = re.compile(r"(^|[\[({,])\s*,|,\s*([\])}]|$)")
 EVALUATED = re.compile(r"while evaluating '(\w+)")
 
 
-def why(text: str, error: Exception) -> str:
+def explain_parse_error(text: str, error: Exception) -> str:
     """What is wrong with a text that Hydra's grammar has refused with this error."""
     if isinstance(error, RecursionError):
         return "it has too many brackets within each other"

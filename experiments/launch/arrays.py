@@ -15,7 +15,7 @@ from typing import NamedTuple
 from analysis.records.configs import run_id
 from experiments.config import code_version
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import worker_command
@@ -218,12 +218,12 @@ def shuffle_runs(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     return sorted((run_by_id[name] for name in ids), key=lambda run: run.config.seed)
 
 
-def sbatch_texts(arrays: Sequence[JobArray], folders: Folders, name: str) -> list[str]:
+def sbatch_texts(arrays: Sequence[JobArray], folders: ResultFolders, name: str) -> list[str]:
     """Return the scripts that `submit` would hand to sbatch, each with comments below it.
 
     These name what a person has exported for sbatch, and what each task starts as a worker.
     """
-    code = folders.code / code_version.digest()
+    code = folders.code / code_version.code_digest()
     texts = []
     for number, array in enumerate(arrays):
         folder = folders.sweeps / name / f"a{number}"

@@ -20,7 +20,7 @@ from analysis.records.schema import JobNote
 from analysis.records.store import DAMAGED, Attempt, Store
 from experiments.config import code_version
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import Container, SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.diagnosis import CANCEL_FILE, POLICIES
@@ -56,7 +56,7 @@ class StartedAttempt(NamedTuple):
 
 def start_attempt(
     planned: PlannedRun,
-    folders: Folders,
+    folders: ResultFolders,
     *,
     force_new: bool = False,
     exclusive: bool = True,
@@ -116,7 +116,7 @@ def start_attempt(
     return started
 
 
-def run_lock(folders: Folders, name: str) -> FileLock:
+def run_lock(folders: ResultFolders, name: str) -> FileLock:
     """Return the lock that a process holds while it makes a run on this machine."""
     return FileLock(folders.scratch / "locks" / f"{name}.lock")
 
@@ -146,7 +146,9 @@ def resume_or_create_attempt(
     if not force_new and last is not None and _can_resume(last):
         return last
     attempt = store.begin_attempt(config)
-    attempt.update_manifest(code=code_version.digest(), sources=code_version.sources(), rules=dict(rules))
+    attempt.update_manifest(
+        code=code_version.code_digest(), sources=code_version.digest_by_source(), rules=dict(rules)
+    )
     return attempt
 
 
@@ -170,7 +172,7 @@ def _can_resume(attempt: Attempt) -> bool:
     policy = POLICIES.get(manifest.get("failure", ""))
     # Nobody is writing it: who asks holds the run's lock, or knows that its job is gone.
     ended_early = manifest["state"] in UNFINISHED_STATES or (policy is not None and policy.resumes)
-    if not ended_early or manifest.get("code") != code_version.digest():
+    if not ended_early or manifest.get("code") != code_version.code_digest():
         return False
     attempt.check_no_links()
     return attempt.newest_checkpoint_step() > 0
@@ -213,7 +215,7 @@ def missing_requirements(planned: Sequence[PlannedRun]) -> list[str]:
     return [*sentences]
 
 
-def worker_command(planned: PlannedRun, folders: Folders, code: Path) -> WorkerCommand:
+def worker_command(planned: PlannedRun, folders: ResultFolders, code: Path) -> WorkerCommand:
     """Return the command that starts the workers of this run, and of all runs of its shape.
 
     Args:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.local import LocalBackend
@@ -18,7 +18,7 @@ POLL_S = 0.1
 
 def execute_runs(
     missing: Sequence[PlannedRun],
-    folders: Folders,
+    folders: ResultFolders,
     name: str,
     words: Sequence[str],
     force: bool = False,

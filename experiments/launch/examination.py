@@ -24,7 +24,7 @@ from analysis.records import locks
 from analysis.records.files import read_json_or_none, write_atomic
 from experiments.config import code_version
 from experiments.config.config import Config
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.machines import SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, JobShape, job_shape
@@ -86,14 +86,16 @@ class ClusterExamination:
         wait_s: for probes; those that have not begun by then are cancelled.
     """
 
-    def __init__(self, config: Config, folders: Folders, wait_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, folders: ResultFolders, wait_s: float, say: Callable[[str], None]
+    ) -> None:
         self.config = config
         self.say = say
         self.wait_s = wait_s
         self.folder = folders.scratch / "doctor" / time.strftime(f"%Y%m%d-%H%M%S-{time.time_ns() % 1000:03d}")
         self.folder.mkdir(parents=True)
         cluster = config.cluster if isinstance(config.cluster, SlurmCluster) else None
-        self.code = code_version.copy_into(folders.code) if cluster else ROOT
+        self.code = code_version.copy_code_into(folders.code) if cluster else ROOT
         self.command = worker_command(PlannedRun(config, None), folders, self.code)
         ports = cluster.open_ports() if cluster else None
         self.request = ProbeRequest(container_config(config), (ports.start, ports.stop) if ports else None)

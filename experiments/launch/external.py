@@ -18,8 +18,8 @@ from analysis.records.configs import run_id
 from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
 from experiments.config.config import Config
-from experiments.config.folders import Folders
-from experiments.config.plan import missing, plan_runs
+from experiments.config.folders import ResultFolders
+from experiments.config.plan import find_unmeasured_runs, plan_runs
 from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock
 from experiments.launch.diagnosis import Interrupted, diagnose
 from experiments.training.stop import Preempted, Stop
@@ -44,7 +44,11 @@ STOPPED_EARLY = "told to end while it waited for other processes: nothing was be
 
 
 def run_as_worker(
-    config: Config, group: LauncherGroup, folders: Folders, say: Callable[[str], None], force: bool = False
+    config: Config,
+    group: LauncherGroup,
+    folders: ResultFolders,
+    say: Callable[[str], None],
+    force: bool = False,
 ) -> Attempt:
     """Make this run, as one process of the group, and return the attempt that holds its record.
 
@@ -98,7 +102,7 @@ def run_as_worker(
 
 def _prepare(
     config: Config,
-    folders: Folders,
+    folders: ResultFolders,
     held_lock: contextlib.ExitStack,
     say: Callable[[str], None],
     force: bool,
@@ -112,7 +116,7 @@ def _prepare(
         if not wait_for_lock(lock, name, say, lambda: stop.told):
             raise ValueError(STOPPED_EARLY)
         force = False  # what it measured meanwhile is as fresh as anything we could measure
-    if not force and not missing([planned], folders, say):
+    if not force and not find_unmeasured_runs([planned], folders, say):
         valid = folders.store.find_valid(planned.config)
         assert valid is not None
         return {"attempt": str(valid.path)}

@@ -82,9 +82,9 @@ def _check_code(spec: JobSpec) -> bool:
     """Remove files that are no part of the code; where it is damaged, mark all runs as failed."""
     code = Path(spec.command.cwd)
     with contextlib.suppress(OSError):  # where it may not be removed, it is damage
-        if strays := code_version.remove_strays(code):
+        if strays := code_version.remove_extra_files(code):
             print(f"removed from {code}, for it is no part of the code: {', '.join(strays)}", file=sys.stderr)
-    damage = code_version.damage(code)
+    damage = code_version.describe_damage(code)
     if damage:
         print(damage, file=sys.stderr, flush=True)
         _fail_all(spec, damage, "code")

@@ -18,7 +18,7 @@ from analysis.records.configs import run_id
 from analysis.records.files import WatchedFolder, read_struct_or_none
 from analysis.records.locks import FileLock
 from analysis.records.store import Attempt
-from experiments.config.folders import ROOT, Folders
+from experiments.config.folders import ROOT, ResultFolders
 from experiments.config.machines import EmulatedCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock, worker_command
@@ -122,7 +122,11 @@ class LocalBackend:
     """
 
     def __init__(
-        self, planned: Sequence[PlannedRun], folders: Folders, progress: ProgressBar, force: bool = False
+        self,
+        planned: Sequence[PlannedRun],
+        folders: ResultFolders,
+        progress: ProgressBar,
+        force: bool = False,
     ) -> None:
         requests = {request for run in planned if (request := emulation_request(run))}
         for request in requests:

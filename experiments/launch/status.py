@@ -15,8 +15,8 @@ from analysis.records.files import DamagedFileError, read_struct_or_none
 from analysis.records.schema import DIVERGED
 from analysis.records.store import DAMAGED, NEWER, Attempt, NewerRecordError
 from experiments.config import code_version
-from experiments.config.folders import Folders
-from experiments.config.plan import other_code, with_other
+from experiments.config.folders import ResultFolders
+from experiments.config.plan import changed_code_files, format_changed_files
 from experiments.launch import diagnosis
 from experiments.launch.attempt import UNFINISHED_STATES, run_lock
 from experiments.launch.bad_nodes import LEDGER_FILE, explain_missing_python
@@ -59,11 +59,11 @@ class RunStatus(NamedTuple):
 class StatusView:
     """SLURM's answers on the jobs of attempts, and what follows from them for the runs."""
 
-    folders: Folders
+    folders: ResultFolders
     reports: Mapping[Attempt, JobReport] | None  # None: SLURM can't be asked
 
     @classmethod
-    def query(cls, folders: Folders, attempts: Iterable[Attempt]) -> StatusView:
+    def query(cls, folders: ResultFolders, attempts: Iterable[Attempt]) -> StatusView:
         """Ask SLURM, once, about the jobs of the attempts that have not ended by their records.
 
         Raises:
@@ -79,7 +79,7 @@ class StatusView:
 
     @classmethod
     def query_settled(
-        cls, folders: Folders, attempts: Sequence[Attempt], say: Callable[[str], None]
+        cls, folders: ResultFolders, attempts: Sequence[Attempt], say: Callable[[str], None]
     ) -> StatusView:
         """Ask SLURM until no job of these attempts can be about to come back.
 
@@ -142,8 +142,8 @@ class StatusView:
 
     def _done_status(self, attempt: Attempt, manifest: Mapping[str, Any]) -> RunStatus:
         warnings = diagnosis.contention_warnings(manifest)
-        if files := other_code(attempt):
-            warnings.insert(0, with_other(files))
+        if files := changed_code_files(attempt):
+            warnings.insert(0, format_changed_files(files))
         divergence = manifest.get("diverged")
         if divergence:
             why = "; ".join([divergence["why"], *warnings])
@@ -171,7 +171,7 @@ class StatusView:
             return result
         # Of damaged code too little may be left to say so, and nobody can leave a note without a Python.
         if manifest["state"] == "submitted" and manifest.get("sweep") and manifest.get("code"):
-            damage = code_version.damage(self.folders.code / Path(str(manifest["code"])).name)
+            damage = code_version.describe_damage(self.folders.code / Path(str(manifest["code"])).name)
             if damage:
                 result = Diagnosis("code", damage)
         ledger = self.folders.scratch / LEDGER_FILE
@@ -212,7 +212,7 @@ class StatusView:
         return f" (its last sign of life is {(time.time() - notes[-1].stat().st_mtime) / 60:.0f} min old)"
 
 
-def _submitted_job(attempt: Attempt, folders: Folders) -> SubmittedJob:
+def _submitted_job(attempt: Attempt, folders: ResultFolders) -> SubmittedJob:
     """Return the job of an attempt: by id, or by script where the submitting process died too early."""
     job = attempt.job
     manifest = attempt.manifest

@@ -22,9 +22,9 @@ from analysis.records.files import DamagedFileError, read_struct, write_json
 from analysis.records.schema import DIVERGED, Sweep
 from analysis.records.store import Attempt, utc_now
 from experiments.config import code_version
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.machines import SlurmCluster
-from experiments.config.plan import PlannedRun, missing
+from experiments.config.plan import PlannedRun, find_unmeasured_runs
 from experiments.launch.arrays import JobArray, JobShape, group_into_arrays
 from experiments.launch.attempt import (
     UNFINISHED_STATES,
@@ -55,7 +55,7 @@ class SlurmBackend:
     def __init__(
         self,
         planned: Sequence[PlannedRun],
-        folders: Folders,
+        folders: ResultFolders,
         progress: ProgressBar,
         name: str,
         words: Sequence[str],
@@ -151,7 +151,7 @@ class SlurmBackend:
 
 def submit_missing(
     planned: Sequence[PlannedRun],
-    folders: Folders,
+    folders: ResultFolders,
     name: str,
     words: Sequence[str],
     say: Callable[[str], None],
@@ -177,7 +177,7 @@ def submit_missing(
         avoided = sorted({node for array in arrays for node in unreliable_nodes(ledger, array.python)})
         if avoided:
             say(f"avoiding {', '.join(avoided)}, which failed before; without {ledger} they are used again")
-        code = code_version.copy_into(folders.code)
+        code = code_version.copy_code_into(folders.code)
         sweep = SweepFile(_make_numbered_folder(folders.sweeps, name), words, conf)
         say_once = cache(say)
         for number, array in enumerate(arrays):
@@ -233,7 +233,7 @@ def _submit_array(
     array: JobArray,
     sweep: SweepFile,
     array_name: str,
-    folders: Folders,
+    folders: ResultFolders,
     code: Path,
     force: bool,
     say: Callable[[str], None],
@@ -284,7 +284,7 @@ def _submit_array(
             run.attempt.store_job(structs.replace(note, id=job_id, cluster=queued.cluster or note.cluster))
 
 
-def job_spec(runs: Sequence[StartedAttempt], folders: Folders, code: Path) -> JobSpec:
+def job_spec(runs: Sequence[StartedAttempt], folders: ResultFolders, code: Path) -> JobSpec:
     """Return the work of one SLURM job: runs that have the shape of the first, one after the other.
 
     Args:
@@ -307,7 +307,7 @@ def slurm_cluster(planned: PlannedRun) -> SlurmCluster:
 
 def select_runs_to_submit(
     planned: Sequence[PlannedRun],
-    folders: Folders,
+    folders: ResultFolders,
     say: Callable[[str], None],
     force: bool = False,
     own_job: str | None = None,
@@ -323,7 +323,7 @@ def select_runs_to_submit(
     newest = (folders.store.find_last(run.config) for run in planned)
     others = [last for last in newest if last and (own_job is None or last.job.id != own_job)]
     view = StatusView.query_settled(folders, others, say)  # after that, what has ended is known as such
-    wanted = planned if force else missing(planned, folders, say)
+    wanted = planned if force else find_unmeasured_runs(planned, folders, say)
     wanted_by_id = {run_id(run.config): run for run in wanted}
     left_out = set[str]()
     reason_by_unknown_run = dict[str, str]()
@@ -359,7 +359,7 @@ def _make_numbered_folder(root: Path, name: str) -> Path:
             return folder
 
 
-def _acquire_submission_lock(folders: Folders, say: Callable[[str], None]) -> locks.FileLock:
+def _acquire_submission_lock(folders: ResultFolders, say: Callable[[str], None]) -> locks.FileLock:
     """Return the lock, which this process now holds, of who submits."""
     lock = locks.FileLock(folders.scratch / "submit.lock")
     if not lock.acquire(LOCK_TIMEOUT_S, say):
@@ -373,7 +373,7 @@ def _acquire_submission_lock(folders: Folders, say: Callable[[str], None]) -> lo
     return lock
 
 
-def read_sweeps(folders: Folders, say: Callable[[str], None]) -> list[Sweep]:
+def read_sweeps(folders: ResultFolders, say: Callable[[str], None]) -> list[Sweep]:
     """Return all sweeps that were submitted, the oldest first; say which files can't be read."""
     sweeps = []
     for path in folders.sweeps.glob("*/sweep.json"):

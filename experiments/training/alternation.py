@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from experiments.training.loop import Trainer
-from experiments.training.settings import Alternate
+from experiments.training.settings import AlternationSettings
 from experiments.training.step_log import Log
 from experiments.training.stop import Preempted
 from sparsify.comm import Comm, gather_json
@@ -30,7 +30,7 @@ LAST_ROUND_S = 30.0  # that a round may take once a worker was told to stop: SLU
 class Turns(NamedTuple):
     """The rules of taking turns."""
 
-    rules: Alternate
+    rules: AlternationSettings
     warmup_steps: int  # of each variant, before the first round
     seed: int  # of the order in each round
 

@@ -21,7 +21,7 @@ from experiments.training.graph import CudaRecorder, RecordedWork
 from experiments.training.looks import CapturedEnergy, Looks, both
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.replicas.shared import replica
-from experiments.training.settings import Late, Train
+from experiments.training.settings import LatenessSettings, TrainSettings
 from experiments.training.step_log import STEPS_PER_WRITE, Log, StepLog
 from experiments.training.task import Metrics, Task
 from sparsify.comm import Comm, InstrumentedComm
@@ -53,13 +53,13 @@ class LoopSettings(NamedTuple):
 
     seed: int
     num_steps: int | None  # None: until `Trainer.finish`
-    train: Train
+    train: TrainSettings
     device: torch.device
     dtype: torch.dtype
     select: str = "auto"  # see sparsify.kernels
     overlap: bool = False  # buckets are aggregated while backpropagation goes on
     recorder: CudaRecorder | None = None  # of forward and backward, to repeat them where nothing looks in
-    late: Late = Late()
+    late: LatenessSettings = LatenessSettings()
     mixed: bool = False  # see `in_bf16`
 
 
@@ -304,7 +304,7 @@ def searched(aggregator: Aggregator | LocalReplica) -> dict[str, Any]:
     return {"kernel": " and ".join(found) or None, **asdict(total)}
 
 
-def seconds_late(late: Late, seed: int, step: int, rank: int, size: int) -> float:
+def seconds_late(late: LatenessSettings, seed: int, step: int, rank: int, size: int) -> float:
     """Seconds by which a worker is late in a step: the same whoever asks, and in whatever order.
 
     constant: `s`. uniform: between 0 and `s`. lognormal: with median `s`, `spread` being the standard
@@ -317,7 +317,7 @@ def seconds_late(late: Late, seed: int, step: int, rank: int, size: int) -> floa
     return float(_of_all(late, np.random.default_rng([STREAM, seed, step]), size)[rank])
 
 
-def _of_all(late: Late, draws: np.random.Generator, size: int) -> np.ndarray:
+def _of_all(late: LatenessSettings, draws: np.random.Generator, size: int) -> np.ndarray:
     """(size,) seconds."""
     if late.draw == "constant":
         return np.full(size, late.s)

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-Some = TypeVar("Some", bound="Fields")
+SettingsT = TypeVar("SettingsT", bound="Settings")
 
 
 def setting(default: Any, meaning: str, since: str = "") -> Any:
-    """A field of `Fields`: a setting, its default and what help says of it.
+    """A field of `Settings`: a setting, its default and what help says of it.
 
     Args:
         since: the date when it was added, if runs had been recorded before. Records leave it out where it
@@ -28,34 +28,34 @@ def setting(default: Any, meaning: str, since: str = "") -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning, "since": since})
 
 
-class Fields(Mapping[str, Any]):
+class Settings(Mapping[str, Any]):
     """Several settings: a frozen dataclass.
 
     As a mapping it is what `as_dict` records, for `analysis`, which knows records and none of these classes.
     """
 
     @classmethod
-    def kind(cls, given: Mapping[str, Any]) -> type[Fields]:
+    def kind(cls, given: Mapping[str, Any]) -> type[Settings]:
         """The subclass whose fields these values are for."""
         return cls
 
     @classmethod
-    def built(cls: type[Some], given: Mapping[str, Any]) -> Some:
+    def built(cls: type[SettingsT], given: Mapping[str, Any]) -> SettingsT:
         """One with these values, nested, and the defaults of all others; names that it lacks are ignored."""
         kind, values = cls.kind(given), {}
-        for name, allowed in hints(kind).items():
+        for name, allowed in field_types(kind).items():
             if name in given:
-                value, inner = given[name], part_of(allowed)
-                values[name] = inner.built(value) if inner and isinstance(value, Mapping) else _frozen(value)
-        made: Some = kind(**values)  # type: ignore[assignment]  # `kind` is a subclass
+                value, inner = given[name], nested_settings_class(allowed)
+                values[name] = inner.built(value) if inner and isinstance(value, Mapping) else _freeze(value)
+        made: SettingsT = kind(**values)  # type: ignore[assignment]  # `kind` is a subclass
         return made
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as they are recorded: nested dicts, lists, numbers, words."""
-        added = _added(type(self))
+        added = _defaults_of_added_fields(type(self))
         return {
-            name: plain(value)
-            for name in hints(type(self))
+            name: to_plain(value)
+            for name in field_types(type(self))
             if (value := getattr(self, name)) != added.get(name, MISSING)
         }
 
@@ -64,14 +64,14 @@ class Fields(Mapping[str, Any]):
         name, _, rest = dotted.partition(".")
         value = getattr(self, name, None)
         if rest:
-            return value.leaf(rest) if isinstance(value, Fields) else None
-        return plain(value)
+            return value.leaf(rest) if isinstance(value, Settings) else None
+        return to_plain(value)
 
-    def having(self: Some, dotted: str, value: Any) -> Some:
+    def having(self: SettingsT, dotted: str, value: Any) -> SettingsT:
         """The same with another value for a dotted key."""
         name, _, rest = dotted.partition(".")
-        changed: Some = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
-            self, **{name: getattr(self, name).having(rest, value) if rest else _frozen(value)}
+        changed: SettingsT = replace(  # type: ignore[type-var]  # each kind of Fields is a dataclass
+            self, **{name: getattr(self, name).having(rest, value) if rest else _freeze(value)}
         )
         return changed
 
@@ -89,28 +89,28 @@ class Fields(Mapping[str, Any]):
         return len(self._recorded)
 
 
-def leaves(kind: Any, kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iterate_setting_types(kind: Any, kinds: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every dotted key and its type, annotated with its meaning.
 
     Args:
         kinds: of a part, by its name, the class that it has; None where it is left out.
     """
-    for key, allowed in hints(kind).items():
-        inner = part_of(allowed)
+    for key, allowed in field_types(kind).items():
+        inner = nested_settings_class(allowed)
         if inner is None:
             yield prefix + key, allowed
         elif (described := kinds.get(key, inner)) is not None:
-            yield from leaves(described, kinds, f"{prefix}{key}.")
+            yield from iterate_setting_types(described, kinds, f"{prefix}{key}.")
 
 
-def meaning(allowed: Any) -> str:
+def setting_meaning(allowed: Any) -> str:
     """The meaning of a leaf, which its type is annotated with."""
     said = get_args(allowed) if get_origin(allowed) is Annotated else ()
     return next((part for part in said if isinstance(part, str)), "")
 
 
 @cache
-def hints(kind: Any) -> dict[str, Any]:
+def field_types(kind: Any) -> dict[str, Any]:
     """The fields and their types, annotated with their meanings."""
     found = get_type_hints(kind, include_extras=True)
     return {
@@ -121,32 +121,32 @@ def hints(kind: Any) -> dict[str, Any]:
     }
 
 
-def part_of(allowed: Any) -> type[Fields] | None:
+def nested_settings_class(allowed: Any) -> type[Settings] | None:
     """The class of a part, from the type of its field; None where the field is a leaf."""
     if get_origin(allowed) in (Annotated, Union, UnionType):
-        return next(filter(None, map(part_of, get_args(allowed))), None)
-    return allowed if isinstance(allowed, type) and issubclass(allowed, Fields) else None
+        return next(filter(None, map(nested_settings_class, get_args(allowed))), None)
+    return allowed if isinstance(allowed, type) and issubclass(allowed, Settings) else None
 
 
 @cache
-def _added(kind: Any) -> dict[str, Any]:
+def _defaults_of_added_fields(kind: Any) -> dict[str, Any]:
     """The defaults of those that were added after runs had been recorded."""
     return {each.name: each.default for each in fields(kind) if each.metadata.get("since")}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """A value as it is recorded."""
-    if isinstance(value, Fields):
+    if isinstance(value, Settings):
         return value.as_dict()
-    return list(map(plain, value)) if isinstance(value, list | tuple) else value
+    return list(map(to_plain, value)) if isinstance(value, list | tuple) else value
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+def _freeze(value: Any) -> Any:
+    return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
 @dataclass(frozen=True)
-class Train(Fields):
+class TrainSettings(Settings):
     """The length of the training, and when it is validated."""
 
     epochs: PositiveInt = setting(10, "epochs of the schedule's clock")
@@ -182,7 +182,7 @@ class Train(Fields):
 
 
 @dataclass(frozen=True)
-class Late(Fields):
+class LatenessSettings(Settings):
     """Workers that come late on purpose, idle at the end of backward."""
 
     draw: Literal["none", "constant", "uniform", "lognormal", "published"] = setting(
@@ -197,7 +197,7 @@ class Late(Fields):
 
 
 @dataclass(frozen=True)
-class Alternate(Fields):
+class AlternationSettings(Settings):
     """The turns that variants take."""
 
     blocks: PositiveInt = setting(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from analysis.records.files import read_struct_or_none
-from experiments.config.machines import NamedLink
+from experiments.config.machines import LinkSettings
 from experiments.worker.hardware_claims import OTHERWISE
 from slurm.emulated import counters
 from slurm.emulated.network import LONG_DELAY_S
@@ -72,7 +72,7 @@ class ProbedLink(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def probe(comm: Comm, link: NamedLink, per_node: int, collectives: bool = True) -> ProbedLink:
+def probe(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = True) -> ProbedLink:
     """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
 
     Args:

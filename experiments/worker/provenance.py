@@ -36,7 +36,7 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {"python": platform.python_version(), **versions()},
-        **code_version.origin(),
+        **code_version.git_state(),
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.recorded_variables("SLURM"),
         "horovod": environment.recorded_variables("HOROVOD"),

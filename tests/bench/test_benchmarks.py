@@ -11,7 +11,7 @@ import pytest
 from experiments.bench import auto, local
 from experiments.commands._step_time_prediction import Known
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from tests.bench.conftest import Record, RunBench, last_of, lines_of
 from tests.conftest import ROOT, environment_for, fine, process, python
 
@@ -23,7 +23,7 @@ def test_auto_records_every_case_and_says_where_fused_pays(bench: RunBench, tmp_
     assert [row["k"] for row in rows] == [6, 2000]
     for row in rows:
         assert (row["kernels"]["auto"] == "torch") == (row["n"] == 64 or row["why_not_fused"] is not None)
-        assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.LEAST
+        assert row["torch_over_auto"]["n"] == len(row["samples_ms"]["auto"]) == auto.MIN_REPEATS
     assert (layers["n"], layers["buckets"]) == (14_728_266, 54)
 
 
@@ -32,8 +32,8 @@ def test_fused_pays_from_the_least_size_above_which_it_was_never_slower() -> Non
         return [{"n": n, "buckets": buckets, "torch_over_fused": {"median": median}} for n, median in ratios]
 
     measured = rows((64, 1.2), (1000, 0.8), (1000, 3.0), (5000, 1.1), (9000, 2.0))
-    assert auto.crossing([*measured, *rows((10**6, 0.9), buckets=54)]) == 5000
-    assert auto.crossing([*measured, *rows((9000, 0.9))]) is None
+    assert auto.find_crossing([*measured, *rows((10**6, 0.9), buckets=54)]) == 5000
+    assert auto.find_crossing([*measured, *rows((9000, 0.9))]) is None
 
 
 @pytest.mark.extended
@@ -79,7 +79,7 @@ def test_methods_are_timed_beside_topk_for_advise_to_read(
     assert min(parts_ms) >= 0
     monkeypatch.setenv("SPARSIFY_RESULTS", str(tmp_path))
     config = compose.resolve(["cluster=local", "link=ethernet_1g", "workers=4"]).as_dict()
-    benched = Known(config, Folders())._benched(40_000)  # stored runs, where there are any, come first
+    benched = Known(config, ResultFolders())._benched(40_000)  # stored runs, where there are any, come first
     assert benched["dgc"].middle == pytest.approx(2e-3 * sum(parts_ms))
     assert benched["dgc"].source == "make bench BENCH=methods, n = 20,000"
 
@@ -100,12 +100,12 @@ def test_operators_is_run_by_its_path(tmp_path: Path) -> None:
 
 ONE_BLOCK = """
 import torch
-from experiments.bench import _one_block
+from experiments.bench import _single_block_topk
 torch.manual_seed(0)
 for numbers, k in (
     (torch.randn(2500).abs(), 7), (torch.randint(0, 3, (1500,)).float(), 900), (torch.zeros(1024), 1)
 ):
-    chosen = _one_block.largest(numbers, k)
+    chosen = _single_block_topk.find_largest(numbers, k)
     assert len(set(chosen.tolist())) == k
     assert torch.equal(numbers[chosen].sort().values, numbers.topk(k).values.sort().values)
 """
@@ -122,8 +122,8 @@ def test_local_steps_are_timed_beside_what_they_replace(bench: RunBench, tmp_pat
     small = ("--layers", "1", "--width", "40", "--vocabulary", "50", "--launches", "1", "--turns", "3")
     last = bench("local", *small)
     _, *rows = lines_of(tmp_path, "local")
-    assert [(row["row"], row["beside"]) for row in rows] == [pair[:2] for pair in local.TARGETS]
+    assert [(row["row"], row["beside"]) for row in rows] == [*local.COMPARED_PAIRS]
     for row in rows:
         assert last[f"{row['row']} / {row['beside']}"] == row["ratio"]
         ((ours, theirs),) = row["samples_ms"]
-        assert len(ours["cpu"]) == len(theirs["cpu"]) == 3 * local.MORE[row["part"]]
+        assert len(ours["cpu"]) == len(theirs["cpu"]) == 3 * local.TURNS_FACTOR[row["part"]]

@@ -1,11 +1,12 @@
 """A GPU's first minutes: the plan names what there is; parts that sleep, fail and will not end, as real
-processes; what was promised, and when it counts as met.
+processes; targets, and when they count as met.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import json
 import os
 import shlex
 import signal
@@ -18,12 +19,11 @@ from typing import Any
 
 import psutil
 import pytest
-from experiments.bench._gpu_parts import PARTS, PROMISES, GpuPart
 
 from experiments import commands, figures
 from experiments.bench import gpu_first
-from experiments.bench._runner import Record, newest, run
-from experiments.bench.gpu_first import has_failed
+from experiments.bench._runner import Record
+from experiments.bench.gpu_first import PARTS, GpuPart, GpuSession, has_failed, judge_targets
 from experiments.commands import run as run_command
 from experiments.config import code_version, compose
 from experiments.config.folders import ResultFolders
@@ -41,24 +41,25 @@ Started = Callable[[], list[str]]
 def fake(name: str, script: str, expected_min: float = 0.01, limit_min: float = 1.0, **how: Any) -> GpuPart:
     """Return a part whose command is a script that runs in the results folder."""
     folder = "import os; os.chdir(os.environ['SPARSIFY_RESULTS'])\n"
-    return GpuPart(name, "fake", f"-c {shlex.quote(folder + script)}", expected_min, limit_min, "", **how)
+    return GpuPart(
+        name=name, shows="fake", command=f"-c {shlex.quote(folder + script)}", rehearsal="",
+        expected_min=expected_min, limit_min=limit_min, **how,
+    )  # fmt: skip
 
 
 def call(folder: Path, *parts: GpuPart, named: Sequence[str] = (), **how: Any) -> dict[str, Record]:
     """Call it once in this folder, and return what became of each part."""
     folder.mkdir(parents=True, exist_ok=True)
     variables = {**os.environ, "SPARSIFY_RESULTS": str(folder)}
-    one = gpu_first.GpuCall(
-        {part.name: part for part in parts}, "A GPU", False, folder, variables, named, grace_s=0.2
-    )
+    session = GpuSession(parts, "A GPU", folder, variables, named, grace_s=0.2)
     with contextlib.suppress(KeyboardInterrupt):
-        run("gpu_first", one.bench(), **how)
+        session.run("gpu_first", **how)
     return records_of(folder)
 
 
 def records_of(folder: Path) -> dict[str, Record]:
     """Return the newest record of each part."""
-    return {rows[-1]["part"]: rows[-1] for rows in newest(folder / "records.jsonl").values()}
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ IGNORES = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('
 OK = fake("ok", "print('{\"one\": 1}')")
 FAILS = fake("fails", "print('so it was'); raise SystemExit(3)")
 SLEEPS = fake("sleeps", SLEEP, limit_min=SHORT)
-GOES_ON = fake("goes_on", SLEEP, limit_min=SHORT, resumable=True)
+GOES_ON = fake("goes_on", SLEEP, limit_min=SHORT, is_resumable=True)
 DEAF = fake("deaf", IGNORES + SLEEP, limit_min=SHORT)
 ABSENT = fake("absent", "pass", programs=("no-such-program",))
 LONG = fake("long", "pass", expected_min=5)
@@ -96,21 +97,21 @@ def test_every_part_is_planned_and_names_what_there_is_and_a_rehearsal_needs_no_
     planned = here("bench", "gpu_first", "--plan").stdout
     assert f"| all | | {sum(part.expected_min for part in PARTS):.3g} |" in planned
     for part in PARTS:
-        for rehearsal in (False, True):
-            process = part.command(rehearsal)
+        for variant in (part, part.rehearse()):
+            process = variant.command_words
             module, *words = process[process.index("-m") + 1 :]
             assert find_spec(module), module
             if module == "experiments":
                 command = words.pop(0)
-                given = commands.parser_of(command, words).parsed(words)
+                given = commands.make_parser(command, words).parsed(words)
                 assert {word for word in given.get("words", ()) if "=" not in word} <= {
                     *figures.files_by_item()
                 }
                 for point in expand_grid([word for word in words if "=" in word]):
                     compose.resolve(point)
         assert f"| {part.name} |" in planned
-        assert not {"profile=paper", "cuda", "device=cuda", "precision=tf32"} & set(part.toy.split())
-    assert sum(part.toy_min for part in PARTS) < 5
+        assert not {"profile=paper", "cuda", "device=cuda", "precision=tf32"} & set(part.rehearsal.split())
+    assert sum(part.rehearsal_min for part in PARTS) < 5
 
 
 # Parts as processes.
@@ -139,10 +140,10 @@ def test_each_end_of_a_part_is_told_apart_and_shipped_without_what_was_printed(
     assert [name for name, row in found.items() if row["reused"]] == ["training-fp32"]
     reused = records_of_gpu() | {"training-fp32": found["training-fp32"]}
     assert words(reused)["138 epochs of VGG-16, fp32, the whole command"] == "not measured"
-    shipped = records_of(tmp_path / "shipped" / "a-gpu")
+    shipped = records_of(tmp_path / "shipped" / "gpu-first" / "a-gpu")
     assert shipped["ok"]["found"] == {"one": 1}
     assert not any(row["tail"] or row["log"] for row in shipped.values())
-    assert "| fails | failed |" in (tmp_path / "shipped" / "a-gpu" / "summary.md").read_text()
+    assert "| fails | failed |" in (tmp_path / "shipped" / "gpu-first" / "a-gpu" / "summary.md").read_text()
 
 
 def test_a_second_call_repeats_only_what_can_become_better(
@@ -169,7 +170,7 @@ def test_a_part_that_does_not_fit_waits_and_one_that_resumes_gets_what_is_left(
 ) -> None:
     assert "long" not in call(tmp_path, LONG, OK, minutes=0.5)
     assert started() == ["ok"]
-    found = call(tmp_path, fake("resumes", SLEEP, resumable=True), minutes=0.05)
+    found = call(tmp_path, fake("resumes", SLEEP, is_resumable=True), minutes=0.05)
     assert outcome(found, "resumes") == ("interrupted", "this call's minutes were over")
     assert found["resumes"]["seconds"] < 10
 
@@ -238,7 +239,7 @@ def test_a_rehearsal_keeps_its_records_apart_and_says_what_it_is(here: Command, 
     assert [*(written / "results" / "bench").glob("auto-*.jsonl")]
 
 
-# What was promised.
+# Targets.
 
 
 def record(found: Record, **how: Any) -> Record:
@@ -266,15 +267,17 @@ def records_of_gpu(ratio: float = 1.0, eager: float = 7.0, host_us: float = 3.0)
 
 
 def words(found: dict[str, Record]) -> dict[str, str]:
-    """Return what became of each promise, by its text."""
-    return {promise.text: gpu_first.outcome(promise, found, False)[1] for promise in PROMISES}
+    """Return what became of each target, by its text."""
+    word_by_verdict = {True: "met", False: "not met", None: "not measured"}
+    outcomes = [outcome for part in PARTS for outcome in judge_targets(part, found.get(part.name))]
+    return {outcome.target.text: word_by_verdict[outcome.is_met] for outcome in outcomes}
 
 
-def test_a_promise_is_met_or_not_by_its_median_and_decides_the_exit_code() -> None:
+def test_a_target_is_met_or_not_by_its_median_and_decides_the_exit_code() -> None:
     assert set(words(records_of_gpu()).values()) == {"met"}
-    assert not has_failed(records_of_gpu().values())
+    assert not has_failed(records_of_gpu(), PARTS)
     for missed in (records_of_gpu(ratio=1.4), records_of_gpu(eager=5.0), records_of_gpu(host_us=31.0)):
-        assert has_failed(missed.values())
-    assert has_failed([record({}, part="kernels")])
+        assert has_failed(missed, PARTS)
+    assert has_failed({"kernels": record({}, part="kernels")}, PARTS)
     at_middle = words(records_of_gpu(ratio=1.4))  # what is enough at 14.7 M elements is not at 25.6
     assert [at_middle[f"fused step / in-place add, {n}M"] for n in (14.7, 25.6)] == ["met", "not met"]

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from experiments.bench import REGISTRY
-from experiments.bench._runner import WRONG, Bench, Record, ratio, run, spread
-from experiments.bench._timing import Clock, in_turn
+from experiments.bench._runner import WRONG, Benchmark, Record, summarise_spread, summarise_turn_ratios
+from experiments.bench._timing import Clock, time_in_turns
 from experiments.config import code_version
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from tests.bench.conftest import lines_of
 from tests.conftest import Command, fine, refused
 
@@ -30,7 +30,7 @@ class Toy:
         self.results = results
         self.measured = list[int]()
         self.fails_at: int | None = None
-        self.rows: list[Record] = [{"row": row, "ms": spread([1.0, 2.0])} for row in ("a", "b")]
+        self.rows: list[Record] = [{"row": row, "ms": summarise_spread([1.0, 2.0])} for row in ("a", "b")]
 
     def measure(self, case: Record) -> Iterator[Record]:
         self.measured.append(case["n"])
@@ -40,12 +40,12 @@ class Toy:
 
     def __call__(self, *n: int, at: str = "1", setting: int = 0, **how: Any) -> int:
         """Call it once, for these cases."""
-        bench = Bench(
-            about=ABOUT | {"at": at}, cases=[{"n": size} for size in n], measure=self.measure,
-            setting={"repeats": setting}, heading="n | row | ms", row="{n:,} | {row} | {ms}",
-            last=lambda rows: {"rows": len(rows)},
+        benchmark = Benchmark(
+            machine=ABOUT | {"at": at}, cases=[{"n": size} for size in n], measure=self.measure,
+            settings={"repeats": setting}, header="n | row | ms", row_format="{n:,} | {row} | {ms}",
+            summarise=lambda rows: {"rows": len(rows)},
         )  # fmt: skip
-        return run("toy", bench, **how)
+        return benchmark.run("toy", **how)
 
 
 @pytest.fixture
@@ -71,12 +71,12 @@ def test_a_second_call_measures_only_what_is_missing(toy: Toy, capsys: pytest.Ca
 def test_another_setting_other_code_and_force_measure_again_and_the_newest_rows_are_shipped(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Folders, "shipped", tmp_path / "shipped")
+    monkeypatch.setattr(ResultFolders, "shipped", tmp_path / "shipped")
     toy(1)
     toy(1, force=True, ship=True, at="2")
     assert [line["at"] for line in lines_of(tmp_path / "shipped", "toy")] == ["2", "2", "2"]
     toy(1, setting=1)
-    monkeypatch.setattr(code_version, "digest", lambda: "another")
+    monkeypatch.setattr(code_version, "code_digest", lambda: "another")
     toy(1, at="3")
     toy(1, at="4")
     assert toy.measured == [1] * 4
@@ -98,19 +98,28 @@ def test_a_row_that_must_not_be_fails_the_benchmark(toy: Toy, capsys: pytest.Cap
 
 
 def test_a_spread_is_of_percentiles_where_there_are_enough_samples_and_a_ratio_of_shared_ones() -> None:
-    found = spread([float(i) for i in range(101)])
+    found = summarise_spread([float(i) for i in range(101)])
     assert (found["median"], found["low"], found["high"], found["spread"]) == (50, 5, 95, "5 to 95 %")
     slow, fast = {2: 8.0, 3: 8.0}, {1: 1.0, 2: 2.0, 3: 4.0}
-    assert ratio(slow, fast) == {"median": 3.0, "low": 2.0, "high": 4.0, "n": 2, "spread": "min to max"}
-    assert ratio(None, fast) is None
+    assert summarise_turn_ratios(slow, fast) == {
+        "median": 3.0,
+        "low": 2.0,
+        "high": 4.0,
+        "n": 2,
+        "spread": "min to max",
+    }
+    assert summarise_turn_ratios(None, fast) is None
 
 
 def test_calls_take_turns_and_stop_when_their_seconds_are_over() -> None:
     made = list[str]()
     calls = {name: lambda name=name: made.append(name) for name in "abc"}
     clock = Clock(torch.device("cpu"), "wall")
-    samples = in_turn(calls, clock, 9, before=lambda: made.append("-"), warm_up=2, least=3, seconds=0)
-    assert [len(taken) for taken in samples.values()] == [3, 3, 3]
+    times = time_in_turns(
+        calls, clock, 9, prepare=lambda name: made.append("-"), warm_up=2, min_turns=3, seconds=0
+    )
+    assert [len(by_turn) for by_turn in times.wall_ms.values()] == [3, 3, 3]
+    assert [len(by_turn) for by_turn in times.cpu_ms.values()] == [3, 3, 3]
     rounds = "".join(made)
     turns = [rounds[at : at + 6].replace("-", "") for at in range(0, len(rounds), 6)]
     assert {*map("".join, map(sorted, turns))} == {"abc"}

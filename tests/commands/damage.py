@@ -428,7 +428,9 @@ def kinds() -> dict[str, Damage]:
     return found
 
 
-def _act_on(templates: Sequence[str], act: Callable[..., object], word: object, folders: ResultFolders) -> None:
+def _act_on(
+    templates: Sequence[str], act: Callable[..., object], word: object, folders: ResultFolders
+) -> None:
     for template in templates:
         for path in paths(folders, template):
             act(path=path, word=word)

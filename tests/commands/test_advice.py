@@ -67,7 +67,7 @@ def test_tables_of_advice_name_commands_and_settings_that_there_are() -> None:
 
 @cache
 def settings() -> set[str]:
-    return {key for words in EVERY for key in compose.leaves(compose.resolve(words))}
+    return {key for words in EVERY for key in compose.settable_types_of(compose.resolve(words))}
 
 
 def test_the_settings_that_sentences_advise_are_read() -> None:
@@ -76,7 +76,7 @@ def test_the_settings_that_sentences_advise_are_read() -> None:
     assert ("cluster.sbatch", "['--wckey=yours']") in pairs
     for key, value in pairs:
         assert key in settings(), key
-        grammar.values(key, value, most=9)
+        grammar.parse_values(key, value, max_count=9)
 
 
 def test_messages_of_the_documentation_are_still_said() -> None:

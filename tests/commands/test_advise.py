@@ -50,7 +50,10 @@ def test_a_step_is_the_sum_of_its_parts_and_the_quickest_comes_first() -> None:
 
 
 def test_local_steps_select_and_communicate_once_a_round_and_are_compared_with_dense_in_every_step() -> None:
-    found = {(advice.method, advice.every): advice for advice in _step_time_prediction.ranked(question(every=(10,)))}
+    found = {
+        (advice.method, advice.every): advice
+        for advice in _step_time_prediction.ranked(question(every=(10,)))
+    }
     plain = by_method()
     assert set(found) == {("dense", 1), ("dense", 10), ("topk", 10)}
     assert found["dense", 1] == plain["dense"]
@@ -72,7 +75,9 @@ def test_overlap_moves_what_is_exchanged_by_regions_alone() -> None:
     moved = {}
     for name in exact:
         step = _step_time_prediction.StepTime(question(select_s=exact), name)
-        moved[name] = step.seconds({_step_time_prediction.SHARED: 1}) - step.seconds({_step_time_prediction.SHARED: -1})
+        moved[name] = step.seconds({_step_time_prediction.SHARED: 1}) - step.seconds(
+            {_step_time_prediction.SHARED: -1}
+        )
     assert moved["topk"] == 0
     assert moved["sparcml"] < 0  # the more they share, the smaller is the union
 
@@ -143,7 +148,9 @@ def test_what_it_predicts_over_a_link_with_distance_is_what_was_measured(here: C
     printed = fine(here("advise", "cluster=netns", *words)).stdout
     folders = ResultFolders()
     shipped = there(
-        _drawing.stored(figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped))
+        _drawing.find_records(
+            figures.load("internet-loss"), "laptop", folders, parquet.read_parquet(folders.shipped)
+        )
     )
     for name, every, label in (
         ("dense", None, "dense, every step"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import commands
-from experiments.config.choices import meanings
+from experiments.config.choices import parameter_meanings
 from sparsify.core.spec import read_constant
 from tests.conftest import Command, fine, python, refused
 
@@ -105,7 +105,9 @@ def test_each_command_says_what_it_takes_and_where_lists_have_it(here: Command) 
     for name in commands.names():
         assert read_constant(commands.REGISTRY.folder / f"{name}.py", "GROUP") in commands.GROUPS, name
         assert len(commands.REGISTRY.summary(name)) > 10, name
-        assert set(meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), name
+        assert set(parameter_meanings(commands.REGISTRY, name)) == set(commands.REGISTRY.parameters(name)), (
+            name
+        )
     refused(here("run", "method=topk", "--ship"), "run has no option '--ship'", "there are: --force")
     refused(here("collect", "--force"), "collect has no option '--force'")
     refused(here("collect", "everything"), "everything")

@@ -25,7 +25,7 @@ def methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         shutil.copy(METHODS.folder / f"{name}.py", tmp_path)
     (tmp_path / "comb.py").write_text("def comb(density: float = 0.1\n")
     monkeypatch.setitem(vars(METHODS), "folder", tmp_path)
-    cached = (compose._composed, compose._hydras)
+    cached = (compose._compose_choices, compose._compose_with_hydra)
     for function in cached:
         function.cache_clear()
     yield tmp_path
@@ -73,9 +73,9 @@ def test_a_broken_data_set_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "\nFILES = dict(title=name)\n": "line 2: NameError: name 'name' is not defined",
     }.items():
         path.write_text(source)
-        data_root.files_of.cache_clear()
+        data_root.required_files.cache_clear()
         with pytest.raises(ValueError, match=why) as refusal:
-            data_root.files_of("broken")
+            data_root.required_files("broken")
         assert str(path) in str(refusal.value)
 
 
@@ -84,4 +84,4 @@ def test_an_unknown_data_set_is_refused_with_the_list() -> None:
     with pytest.raises(ValueError, match=known):
         Task("svhn", small_cnn, 16, 0.1, 0.9, 0.0, 1, (), False)
     with pytest.raises(ValueError, match=rf"{known}(, \w+)*; task 'mlp_svhn' is named"):
-        data_root.dataset_of("mlp_svhn")
+        data_root.dataset_of_task("mlp_svhn")

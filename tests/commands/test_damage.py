@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from tests.commands import damage
 
 KINDS = damage.kinds()
@@ -39,11 +39,11 @@ WALKING = ("collect", "list", "status", "report", "why", "logs")  # commands tha
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> ResultFolders:
     return damage.make(tmp_path_factory.mktemp("whole") / "results")
 
 
-def carry_out_all(whole: Folders, kind: str, names: Collection[str], folder: Path) -> Folders:
+def carry_out_all(whole: ResultFolders, kind: str, names: Collection[str], folder: Path) -> ResultFolders:
     """Carry out commands, one after the other, on a copy of the results that has this damage."""
     folders = damage.damage_copy(whole, folder / ascii(kind).replace("/", " "), KINDS[kind])
     for name in sorted(names):
@@ -51,24 +51,26 @@ def carry_out_all(whole: Folders, kind: str, names: Collection[str], folder: Pat
     return folders
 
 
-def test_a_bad_attempt_is_named_and_left_out_and_the_others_are_used(whole: Folders, tmp_path: Path) -> None:
+def test_a_bad_attempt_is_named_and_left_out_and_the_others_are_used(
+    whole: ResultFolders, tmp_path: Path
+) -> None:
     for kind in SAMPLE:
         carry_out_all(whole, kind, damage.COMMANDS.keys() - SLOW, tmp_path)
 
 
 @pytest.mark.extended
-def test_commands_that_take_longer_end_well_as_well(whole: Folders, tmp_path: Path) -> None:
+def test_commands_that_take_longer_end_well_as_well(whole: ResultFolders, tmp_path: Path) -> None:
     for kind in SAMPLE:
         carry_out_all(whole, kind, SLOW, tmp_path)
 
 
-def test_what_lies_beside_records_stops_nobody(whole: Folders, tmp_path: Path) -> None:
+def test_what_lies_beside_records_stops_nobody(whole: ResultFolders, tmp_path: Path) -> None:
     for thing in damage.THINGS:
         folders = carry_out_all(whole, f"beside everything: {thing}", WALKING, tmp_path)
         subprocess.run(["rm", "-rf", str(folders.results)], check=True)  # pytest removes none that deep
 
 
-def test_what_is_damaged_stops_no_figure(whole: Folders, tmp_path: Path) -> None:
+def test_what_is_damaged_stops_no_figure(whole: ResultFolders, tmp_path: Path) -> None:
     for kind, name in DRAWN.items():
         folders = damage.damage_copy(whole, tmp_path / kind, KINDS[kind])
         ended = damage.carry_out(folders, damage.COMMANDS[name])
@@ -77,7 +79,7 @@ def test_what_is_damaged_stops_no_figure(whole: Folders, tmp_path: Path) -> None
         assert ended.code == (1 if drawn.is_dir() else 0), ended
 
 
-def test_what_is_whole_is_used_and_nothing_is_said(whole: Folders, tmp_path: Path) -> None:
+def test_what_is_whole_is_used_and_nothing_is_said(whole: ResultFolders, tmp_path: Path) -> None:
     folders = damage.damage_copy(whole, tmp_path / "results", KINDS["none"])
     for name, words in damage.COMMANDS.items():
         ended = damage.carry_out(folders, words)
@@ -103,7 +105,9 @@ sys.addaudithook(_remove_when_read)
 
 
 @pytest.mark.parametrize("name", ["collect", "status", "run"])
-def test_results_may_be_removed_while_a_command_reads_them(whole: Folders, name: str, tmp_path: Path) -> None:
+def test_results_may_be_removed_while_a_command_reads_them(
+    whole: ResultFolders, name: str, tmp_path: Path
+) -> None:
     for opened in range(1, 1_000, 7):
         folders = damage.damage_copy(whole, tmp_path / f"{opened}", KINDS["none"])
         REMOVED_AT[str(folders.results)] = opened

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.records.attempts import load_attempt
 from experiments.commands.export import Board
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, refused
 
@@ -32,11 +32,11 @@ def read(folder: Path) -> Curves:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path / "results")
+def folders(tmp_path: Path) -> ResultFolders:
+    return ResultFolders(tmp_path / "results")
 
 
-def test_a_run_has_the_curves_that_it_logged(here: Command, folders: Folders) -> None:
+def test_a_run_has_the_curves_that_it_logged(here: Command, folders: ResultFolders) -> None:
     board = folders.results / "tensorboard"
     refused(here("export", "method=none-such"), "no run is meant")
     attempt = synthetic.timed(folders.store, synthetic.config("topk"))
@@ -52,7 +52,9 @@ def test_a_run_has_the_curves_that_it_logged(here: Command, folders: Folders) ->
     assert points == pytest.approx(logged.to_numpy().ravel())
 
 
-def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(folders: Folders, tmp_path: Path) -> None:
+def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(
+    folders: ResultFolders, tmp_path: Path
+) -> None:
     attempt = synthetic.alternated(folders.store, ["dense", "topk"], blocks=3, block_steps=2)
     ended = attempt.manifest
     attempt.update_manifest(state="running")
@@ -65,7 +67,7 @@ def test_what_takes_turns_has_a_folder_for_each_once_it_has_ended(folders: Folde
     assert sorted(name.partition(" ")[0] for name in curves) == ["dense", "topk"]
 
 
-def test_what_goes_on_is_added_and_nothing_twice(folders: Folders, tmp_path: Path) -> None:
+def test_what_goes_on_is_added_and_nothing_twice(folders: ResultFolders, tmp_path: Path) -> None:
     attempt = synthetic.timed(folders.store, synthetic.config("topk"))
     log = attempt.rank_path(0)
     whole = log.read_bytes().splitlines(keepends=True)

@@ -9,16 +9,16 @@ import pytest
 
 from analysis.records.files import write_json
 from experiments.commands import _run_table
-from experiments.commands._run_table import filter_runs, load_runs, table
-from experiments.config.folders import Folders
+from experiments.commands._run_table import filter_runs, load_runs, make_run_table
+from experiments.config.folders import ResultFolders
 from tests.analysis import synthetic
 from tests.conftest import Command, fine, refused
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
+def folders(tmp_path: Path) -> ResultFolders:
     """Provide two densities, three seeds; one run failed, one is damaged."""
-    folders = Folders(tmp_path / "results")
+    folders = ResultFolders(tmp_path / "results")
     for density in (0.01, 0.1):
         for seed in range(3):
             synthetic.timed(folders.store, with_density(density, seed))
@@ -32,13 +32,13 @@ def with_density(density: float, seed: int) -> dict[str, object]:
     return config | {"method": config["method"] | {"density": density}}
 
 
-def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders: Folders) -> None:
-    found = table(filter_runs(load_runs(folders), ["method=topk"]))
+def test_a_table_has_a_column_for_each_leaf_that_varies_and_for_no_other(folders: ResultFolders) -> None:
+    found = make_run_table(filter_runs(load_runs(folders), ["method=topk"]))
     assert found.header() == ["run", "method", "density", "seed", "step (ms)", "sent (kB/step)", "age"]
     assert {row[2] for row in found.rows()} == {"0.01", "0.1"}
 
 
-def test_filters_mean_what_they_say_and_all_of_them_count(folders: Folders) -> None:
+def test_filters_mean_what_they_say_and_all_of_them_count(folders: ResultFolders) -> None:
     runs = load_runs(folders)
     for words, count in {
         "": 8, "method=topk": 6, "method.density=1e-2": 3, "seed=0,2 method=topk": 4, "state=failed": 1,
@@ -52,7 +52,7 @@ def test_filters_mean_what_they_say_and_all_of_them_count(folders: Folders) -> N
         assert len(filter_runs(load_runs(folders), ["method=topk", words])) == count, words
 
 
-def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folders) -> None:
+def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: ResultFolders) -> None:
     runs = folders.store.run_ids()[:2]
     for folder, name in ((folders.sweep_index, "thesis"), (folders.index, "fig4-laptop")):
         folder.mkdir(parents=True)
@@ -61,21 +61,21 @@ def test_a_sweep_and_an_item_are_found_by_the_runs_that_they_note(folders: Folde
         assert sorted(filter_runs(load_runs(folders), [word, "source=own"])["run_id"]) == runs
 
 
-def test_shipped_runs_are_meant_where_no_own_one_is(folders: Folders, tmp_path: Path) -> None:
+def test_shipped_runs_are_meant_where_no_own_one_is(folders: ResultFolders, tmp_path: Path) -> None:
     for word, source in {"fig3": "shipped", "method=topk": "own"}.items():
         assert set(filter_runs(load_runs(folders), [word])["source"]) == {source}
-    shipped = load_runs(Folders(tmp_path / "empty"))
+    shipped = load_runs(ResultFolders(tmp_path / "empty"))
     assert len(filter_runs(shipped, [])) == len(shipped) > 0
 
 
-def test_the_command_lists_a_line_per_run(here: Command, folders: Folders) -> None:
+def test_the_command_lists_a_line_per_run(here: Command, folders: ResultFolders) -> None:
     done = fine(here("list", "method=topk", "method.density=0.01", "seed=0,1"))
     assert done.stdout.count("\n| ") == 3  # the line below the header, and two runs
     refused(here("list", "sed=0"), "did you mean 'seed'")
     assert here("list", "method=dgc", "source=own").returncode == 1
 
 
-def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, folders: Folders) -> None:
+def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, folders: ResultFolders) -> None:
     shipped = load_runs(folders)
     run = shipped[shipped["variant"].eq("dense")]["run_id"].iloc[0]
     key = run.rpartition("-")[2]
@@ -89,10 +89,10 @@ def test_what_a_table_calls_a_run_is_a_name_for_every_command(here: Command, fol
     refused(here("status", own.key[:8]), f"{own.run_id}: made on this machine, not submitted")
 
 
-def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folders: Folders) -> None:
+def test_cells_are_in_the_largest_unit_or_say_the_loss_and_are_not_obeyed(folders: ResultFolders) -> None:
     runs = load_runs(folders)
     runs.loc[0, "state"] = "[red]ok[/red] | \x1b[31m"
-    assert "\\|" in table(runs).to_markdown()
+    assert "\\|" in make_run_table(runs).to_markdown()
     trained = pd.DataFrame({"val_top1": [71.0, None], "val_loss": [0.9, 1.25], "key": ["a", "b"]})
     outcomes = _run_table._outcomes(trained.to_dict("records"))
     assert outcomes == {"top-1": [71.0, None], "loss": [None, 1.25]}

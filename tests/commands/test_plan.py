@@ -14,8 +14,8 @@ from analysis.records.store import Store
 from experiments.commands._durations import TURNS, DurationModel, Machine, StepCounts
 from experiments.commands.plan import Expected, hours
 from experiments.config import compose
-from experiments.config.config import Config, NamedVariant
-from experiments.config.folders import Folders
+from experiments.config.config import Config, VariantConfig
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch.arrays import JobArray, group_into_arrays
 from tests.analysis import synthetic
@@ -32,7 +32,7 @@ def asked(*methods: str, **changes: Any) -> Config:
     """Return the config of a run, in which methods may take turns."""
     usual = {"task": "cnn_cifar10", "task.batch_size": 16, "cluster": "virtual", "method": "topk"}
     config = compose.resolve({**usual, "workers": 2, "train.steps": STEPS, "device": "cpu", **changes})
-    variants = [NamedVariant(name, compose.resolve({**usual, "method": name})) for name in methods]
+    variants = [VariantConfig(name, compose.resolve({**usual, "method": name})) for name in methods]
     return replace(config, variants=tuple(variants)) if methods else config
 
 
@@ -134,7 +134,7 @@ def test_minutes_are_told_by_runs_like_these_or_said_to_be_unknown(here: Command
     ]
     train = {"epochs": 1, "steps": 20, "epoch_steps": None, "validate": "epoch"}
     config = compose.resolve([*words, "method=topk"]).as_dict() | {"train": train}
-    made = synthetic.timed(Folders(tmp_path / "results").store, config)
+    made = synthetic.timed(ResultFolders(tmp_path / "results").store, config)
     made.update_manifest(
         started="2026-01-01T00:00:00Z", ended="2026-01-01T01:00:00Z", memory={"host_gib": 0.75}
     )
@@ -190,7 +190,7 @@ def test_what_nothing_is_known_of_is_said(runs: pd.DataFrame) -> None:
     for other in ({"workers": 4}, {"device": "cuda"}):
         assert Expected(runs).like(planned(**other).config) is None
     assert "; of 1 run not known" in Expected(runs).sentence(array(RUN, planned("dense")))
-    turns = replace(RUN.config, variants=(NamedVariant("a", RUN.config),))
+    turns = replace(RUN.config, variants=(VariantConfig("a", RUN.config),))
     assert "not known" in Expected(runs).sentence(array(replace(RUN, config=turns)))
     for known in (pd.DataFrame(), runs.assign(simulated=True)):
         assert "not known" in Expected(known).sentence(array(RUN))

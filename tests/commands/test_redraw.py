@@ -68,8 +68,8 @@ def text_of(path: Path) -> str:
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let figures be drawn by two processes, however few they are."""
-    monkeypatch.setattr(_drawing, "cores", lambda: 2)
-    monkeypatch.setattr(_drawing, "WORTH_A_PROCESS", 1)
+    monkeypatch.setattr(_drawing, "usable_cores", lambda: 2)
+    monkeypatch.setattr(_drawing, "FIGURES_PER_PROCESS", 1)
 
 
 @pytest.mark.usefixtures("two_cores")
@@ -77,7 +77,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_that_can_not_be_written_are_named_and_stop_no_others(
     here: Command, drawn: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(_drawing, "cores", lambda: processes)
+    monkeypatch.setattr(_drawing, "usable_cores", lambda: processes)
     (drawn / "fig3-logs.csv").mkdir(parents=True)  # a folder where a file belongs
     done = here("figures", "fig3-logs", "eghlidi-table1-published")
     refused(done, f"fig3-logs-published can't be written: {drawn / 'fig3-logs.csv'}", code=1)
@@ -93,16 +93,18 @@ def test_processes_that_are_killed_leave_their_figures_to_the_first(tmp_path: Pa
     folders = ResultFolders(tmp_path / "results")
     killed = []
 
-    def stored() -> Iterator[_drawing.Stored | None]:
+    def stored() -> Iterator[_drawing.FigureRecords | None]:
         for name in names:
             for process in multiprocessing.active_children():
                 process.kill()
                 killed.append(process)
-            yield _drawing.stored(*name, folders, empty_frames())
+            yield _drawing.find_records(*name, folders, empty_frames())
 
     found = [*_drawing.draw_in_parallel(names, stored(), tmp_path)]
     assert killed
-    assert [isinstance(each, _drawing.RenderedFigure) and each.picture.exists() for each in found] == [True] * len(names)
+    assert [isinstance(each, _drawing.RenderedFigure) and each.picture.exists() for each in found] == [
+        True
+    ] * len(names)
 
 
 def test_a_bad_line_of_a_benchmark_is_left_out_and_a_bad_file_too(

@@ -108,7 +108,9 @@ def test_shipped_records_make_a_whole_report_and_the_same_again(
     assert tree(report) == first
 
 
-def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(here: Command, folders: ResultFolders) -> None:
+def test_failed_and_damaged_runs_are_shown_as_such_and_stop_nothing(
+    here: Command, folders: ResultFolders
+) -> None:
     whole = synthetic.timed(folders.store, synthetic.config("topk"))
     failed = folders.store.begin_attempt(synthetic.config("dense"))
     failed.fail(f"out of memory {HOSTILE}", "out_of_memory")

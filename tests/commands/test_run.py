@@ -23,9 +23,9 @@ from analysis.records.configs import run_id
 from analysis.records.files import read_json_or_none
 from analysis.records.parquet import read_parquet
 from analysis.records.store import Attempt, Store
-from experiments.commands._recorded_settings import asked
+from experiments.commands._recorded_settings import expand_recorded_run
 from experiments.config import grid
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch import progress_bar
 from tests.analysis import synthetic
 from tests.conftest import Command, environment_for, fine, process, refused, there
@@ -107,11 +107,11 @@ def test_a_run_is_recorded_reused_and_measured_again_when_forced(
 
 
 def test_words_mean_a_shipped_run_again(results: Path) -> None:
-    folders = Folders(results)
+    folders = ResultFolders(results)
     runs = read_parquet(folders.shipped, ["runs"]).runs["run_id"]
     for kind in ("cnn_cifar10", "alternating-slimvgg_cifar10-2w-netns"):
         name = runs[runs.str.contains(kind)].iloc[-1]
-        (config,) = grid.configs(asked([f"again={name}"], folders))
+        (config,) = grid.resolve_grid(expand_recorded_run([f"again={name}"], folders))
         assert run_id(config) == name
 
 

@@ -49,7 +49,9 @@ def test_a_complete_figure_is_shipped_without_the_names_of_its_hosts(
     hosts = ["secret-n1", "secret-n2"]
     machine = {"hosts": hosts, "mismatch": [f"the workers are on {' and '.join(hosts)}"]}
     for config in required_configs(figures.load("fig3"), "laptop"):
-        synthetic.learned(ResultFolders(tmp_path / "results").store, config, host="secret-n1", machine=machine)
+        synthetic.learned(
+            ResultFolders(tmp_path / "results").store, config, host="secret-n1", machine=machine
+        )
     done = fine(here("collect", "--ship"))
     assert "fig3-laptop: " in done.stdout
     assert len(read_parquet(elsewhere).runs) == len(required_configs(figures.load("fig3"), "laptop"))

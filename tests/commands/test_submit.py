@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from slurm import jobs
 from tests.conftest import Command, fine, refused
 from tests.slurm.programs import Programs, programs
@@ -55,11 +55,11 @@ def test_options_that_can_not_be_sbatchs_are_refused(here: Command) -> None:
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Folders:
-    return Folders(tmp_path / "results")
+def folders(tmp_path: Path) -> ResultFolders:
+    return ResultFolders(tmp_path / "results")
 
 
-def states(folders: Folders) -> list[str]:
+def states(folders: ResultFolders) -> list[str]:
     """Return the states of all attempts, by run and number."""
     return [attempt.state for run in folders.store.run_ids() for attempt in folders.store.attempts(run)]
 
@@ -73,7 +73,7 @@ def speak_to(programs: Programs, name: str, job: str) -> None:
 
 
 def test_what_is_missing_is_told_before_anything_is_submitted(
-    programs: Programs, here: Command, folders: Folders
+    programs: Programs, here: Command, folders: ResultFolders
 ) -> None:
     speak_to(programs, "here", "12")
     no_image = (*ANY_SLURM, "container=thin", "container.image=/no/such.sif")
@@ -85,7 +85,7 @@ def test_what_is_missing_is_told_before_anything_is_submitted(
 
 
 def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
-    programs: Programs, here: Command, folders: Folders
+    programs: Programs, here: Command, folders: ResultFolders
 ) -> None:
     speak_to(programs, "here", "12")
     done = here("submit", *ANY_SLURM, "workers=1,2", "sweep=odd")
@@ -94,7 +94,7 @@ def test_where_a_later_array_is_refused_it_is_told_what_is_queued(
 
 
 @pytest.fixture
-def submitted(programs: Programs, here: Command, folders: Folders) -> Folders:
+def submitted(programs: Programs, here: Command, folders: ResultFolders) -> ResultFolders:
     """Provide one run, job 12 of the cluster there; SLURM is now asked on another one."""
     speak_to(programs, "there", "12")
     fine(here("submit", *ANY_SLURM))
@@ -102,7 +102,9 @@ def submitted(programs: Programs, here: Command, folders: Folders) -> Folders:
     return folders
 
 
-def test_a_run_whose_job_is_not_shown_is_left_alone_unless_forced(submitted: Folders, here: Command) -> None:
+def test_a_run_whose_job_is_not_shown_is_left_alone_unless_forced(
+    submitted: ResultFolders, here: Command
+) -> None:
     told = fine(here("status")).stdout
     assert "1 runs: 1 unknown" in told
     assert "its job is on the cluster there, and SLURM here is here" in told
@@ -115,7 +117,7 @@ def test_a_run_whose_job_is_not_shown_is_left_alone_unless_forced(submitted: Fol
 
 
 def test_cancel_gives_it_up_and_touches_no_job_of_this_cluster(
-    submitted: Folders, here: Command, programs: Programs
+    submitted: ResultFolders, here: Command, programs: Programs
 ) -> None:
     assert "gave up 1 runs" in fine(here("cancel", "runs-001")).stdout
     assert not programs.words("scancel")
@@ -124,7 +126,9 @@ def test_cancel_gives_it_up_and_touches_no_job_of_this_cluster(
     assert states(submitted) == ["failed", "submitted"]
 
 
-def test_on_its_own_cluster_it_is_known_again(submitted: Folders, here: Command, programs: Programs) -> None:
+def test_on_its_own_cluster_it_is_known_again(
+    submitted: ResultFolders, here: Command, programs: Programs
+) -> None:
     speak_to(programs, "there", "14")
     assert "1 failed" in fine(here("status")).stdout
     (run,) = submitted.store.run_ids()

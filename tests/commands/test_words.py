@@ -54,7 +54,9 @@ FEW = settings(
 def keys(groups: dict[str, str]) -> list[str]:
     """Return all that can be set where these groups are chosen."""
     with contextlib.suppress(ValueError):
-        return sorted(compose.leaves(compose.resolve([f"{key}={value}" for key, value in groups.items()])))
+        return sorted(
+            compose.settable_types_of(compose.resolve([f"{key}={value}" for key, value in groups.items()]))
+        )
     return ["seed"]
 
 
@@ -108,7 +110,9 @@ def check_is_sound(words: Sequence[str]) -> None:
     config = compose.resolve(words).as_dict()
     chosen = {group: config[group]["name"] for group in ("task", "cluster", "container", "method")}
     chosen |= {"link": config["cluster"]["link"]["name"], "recipe": config["recipe"]}
-    check_is_alike(config, compose._composed(tuple(chosen.items()), *choices.folders()).config.as_dict())
+    check_is_alike(
+        config, compose._compose_choices(tuple(chosen.items()), *choices.conf_folders()).config.as_dict()
+    )
     json.dumps(config).encode()
     name = run_id(config)
     assert Path(name).name == name
@@ -144,9 +148,9 @@ def check_is_alike(value: Any, usual: Any, key: str = "") -> None:
 @given(text=st.text(SIGNS, max_size=12))
 @pytest.mark.parametrize("key", ["seed", "variants"])
 def test_what_can_not_be_read_is_told_without_the_words_of_a_grammar(key: str, text: str) -> None:
-    refusal_of(lambda: grammar.values(key, text, most=5))
+    refusal_of(lambda: grammar.parse_values(key, text, max_count=5))
     if "${" not in text:  # as the sentence advises
-        assert grammar.value("task.text", grammar.written(text)) == text
+        assert grammar.parse_value("task.text", grammar.format_setting(text)) == text
 
 
 @FEW
@@ -154,7 +158,7 @@ def test_what_can_not_be_read_is_told_without_the_words_of_a_grammar(key: str, t
 def test_commands_end_with_lines_that_a_terminal_can_show(
     words: list[str], here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_root, "reachable", lambda host: False)
+    monkeypatch.setattr(data_root, "is_reachable", lambda host: False)
     done = here(*words)
     assert done.returncode in (0, 1, 2), done
     assert "Traceback" not in done.stderr

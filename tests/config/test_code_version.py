@@ -11,7 +11,13 @@ import pytest
 
 from analysis.records.files import remove_path
 from experiments.config import code_version
-from experiments.config.code_version import FOLDERS, NOTE, copy_into, damage, remove_strays
+from experiments.config.code_version import (
+    FOLDERS,
+    NOTE_FILE,
+    copy_code_into,
+    describe_damage,
+    remove_extra_files,
+)
 from tests.conftest import fine, process, python
 
 DIGEST = "from experiments.config.code_version import digest; print(digest())"
@@ -20,7 +26,7 @@ NATIVE = "sparsify/kernels/native.cpp"
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return copy_into(tmp_path / "code")
+    return copy_code_into(tmp_path / "code")
 
 
 def digest_in(copy: Path) -> str:
@@ -33,8 +39,8 @@ def test_a_copy_holds_all_that_the_packages_hold_and_every_file_counts_for_its_d
     assert NATIVE in copied
     assert copied >= set(tracked)
     assert not any("__pycache__" in name for name in copied)
-    assert code_version._is_left(Path("conf/local/cluster/mine.yaml"))  # which belongs to one machine
-    assert digest_in(copy) == code_version.digest() == copy.name
+    assert code_version._is_leftover(Path("conf/local/cluster/mine.yaml"))  # which belongs to one machine
+    assert digest_in(copy) == code_version.code_digest() == copy.name
     (copy / NATIVE).open("a").close()
     assert digest_in(copy) == copy.name  # although it has been run meanwhile
     (copy / NATIVE).write_text("// all that there was is gone")
@@ -45,24 +51,24 @@ DAMAGES = [  # a file, what it is made to hold (None: it is removed), and what i
     (NATIVE, None, f"{NATIVE} is missing"),
     ("conf/config.yaml", "", "conf/config.yaml was changed"),
     ("sparsify/methods/other.py", "", "sparsify/methods/other.py was added"),
-    (NOTE, None, f"its {NOTE} is missing or changed"),
-    (NOTE, '{"files": {}}', f"its {NOTE} is missing or changed"),
+    (NOTE_FILE, None, f"its {NOTE_FILE} is missing or changed"),
+    (NOTE_FILE, '{"files": {}}', f"its {NOTE_FILE} is missing or changed"),
     ("experiments", None, "experiments/__init__.py is missing"),
 ]
 
 
 def test_damage_of_a_copy_is_told_and_mended(copy: Path) -> None:
-    assert damage(copy) == ""
+    assert describe_damage(copy) == ""
     for name, content, told in DAMAGES:
         if content is None:
             remove_path(copy / name)
         else:
             (copy / name).write_text(content)
-        why = damage(copy)
+        why = describe_damage(copy)
         for words in (told, str(copy), "submit again"):
             assert words in why
-        assert copy_into(copy.parent) == copy
-        assert damage(copy) == ""
+        assert copy_code_into(copy.parent) == copy
+        assert describe_damage(copy) == ""
 
 
 # What Python, or a shell, would take from a copy of the code.
@@ -82,24 +88,24 @@ def test_strays_in_a_copy_are_told_and_removed_at_submission_and_as_a_job_begins
         for removes in ("submission", "job"):
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             make(copy / name)
-            assert f"{name} was added" in damage(copy)
+            assert f"{name} was added" in describe_damage(copy)
             if removes == "submission":
-                assert copy_into(copy.parent) == copy
+                assert copy_code_into(copy.parent) == copy
             else:
-                assert any(name.startswith(stray) for stray in remove_strays(copy))
-            assert damage(copy) == ""
+                assert any(name.startswith(stray) for stray in remove_extra_files(copy))
+            assert describe_damage(copy) == ""
             assert not os.path.lexists(copy / name)
 
 
 def test_jobs_keep_no_bytecode_in_the_copy(copy: Path) -> None:
     script = f"{code_version.WITHOUT_BYTECODE}\n{sys.executable} -c 'import experiments.launch.job_hooks'"
     fine(process("sh", "-c", script, cwd=copy))
-    assert damage(copy) == ""
+    assert describe_damage(copy) == ""
 
 
 def test_by_a_note_that_was_changed_nothing_is_removed(copy: Path) -> None:
-    (copy / NOTE).write_text('{"files": {"analysis/claims.py": "0"}}')
-    assert remove_strays(copy) == []
+    (copy / NOTE_FILE).write_text('{"files": {"analysis/claims.py": "0"}}')
+    assert remove_extra_files(copy) == []
     assert (copy / "sparsify" / "__init__.py").is_file()
 
 
@@ -110,9 +116,9 @@ def test_a_copy_that_leads_elsewhere_is_made_anew_and_the_rest_left_alone(copy: 
         mine = elsewhere / "own.py" if elsewhere.is_dir() else elsewhere
         mine.write_text("mine")
         (copy / part).symlink_to(elsewhere)
-        assert damage(copy) != ""
-        assert copy_into(copy.parent) == copy
-        assert damage(copy) == ""
+        assert describe_damage(copy) != ""
+        assert copy_code_into(copy.parent) == copy
+        assert describe_damage(copy) == ""
         assert mine.read_text() == "mine"
         assert not (copy / part).is_symlink()
 
@@ -120,6 +126,6 @@ def test_a_copy_that_leads_elsewhere_is_made_anew_and_the_rest_left_alone(copy: 
 def test_code_that_is_edited_while_it_is_copied_is_not_submitted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_version, "digest", lambda: "0" * 12)  # as it was some moments ago
+    monkeypatch.setattr(code_version, "code_digest", lambda: "0" * 12)  # as it was some moments ago
     with pytest.raises(ValueError, match="was edited while it was being copied: submit again"):
-        copy_into(tmp_path)
+        copy_code_into(tmp_path)

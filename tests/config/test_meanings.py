@@ -7,9 +7,9 @@ from pathlib import Path
 
 from experiments.config import choices, machines
 from experiments.config import config as fields
-from experiments.config.choices import meanings
+from experiments.config.choices import parameter_meanings
 from experiments.tasks import FILES
-from experiments.training.settings import meaning as meaning_of
+from experiments.training.settings import setting_meaning as meaning_of
 from sparsify.core.spec import Registry
 from tests.analysis.shipped import shipped
 
@@ -18,7 +18,7 @@ def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
     for noun, registry in choices.REGISTRIES.items():
         task_files = FILES if noun == "task" else ()
         for name in {*shipped(registry.folder), *task_files}:
-            said = meanings(registry, name)
+            said = parameter_meanings(registry, name)
             assert set(said) == set(registry.parameters(name)), name
             for key, meaning in said.items():
                 assert len(meaning) > 10, (name, key)
@@ -26,15 +26,19 @@ def test_docstrings_say_what_each_parameter_means_and_of_no_other() -> None:
 
 
 def test_every_other_setting_has_a_meaning_beside_its_type() -> None:
-    for cluster, container in product(machines.CLUSTERS.values(), (machines.NoContainer, machines.Container)):
-        for key, allowed in fields._common(cluster, container, inside=cluster is machines.VirtualCluster):
+    for cluster, container in product(
+        machines.CLUSTERS.values(), (machines.AnyContainer, machines.Container)
+    ):
+        for key, allowed in fields._common_setting_types(
+            cluster, container, inside=cluster is machines.VirtualCluster
+        ):
             assert meaning_of(allowed), key
 
 
 def test_each_option_of_a_group_says_what_it_is() -> None:
     for group in choices.GROUPS:
         for option in choices.options(group):
-            assert len(choices.about(group, option)) > 10, (group, option)
+            assert len(choices.describe_option(group, option)) > 10, (group, option)
 
 
 def test_defaults_may_be_computed_and_parameters_explained_together(tmp_path: Path) -> None:
@@ -45,4 +49,4 @@ def test_defaults_may_be_computed_and_parameters_explained_together(tmp_path: Pa
     )
     registry = Registry("method", "none", tmp_path)
     assert registry.defaults("comb") == {"density": 0.001, "a": 0.5, "b": 2}
-    assert meanings(registry, "comb") == {"density": "k/n: at most.", "a": "both.", "b": "both."}
+    assert parameter_meanings(registry, "comb") == {"density": "k/n: at most.", "a": "both.", "b": "both."}

@@ -10,7 +10,7 @@ from analysis.records.store import Attempt
 from experiments import figures
 from experiments.config import code_version, compose
 from experiments.config.folders import ResultFolders
-from experiments.config.plan import PlannedRun, find_unmeasured_runs, describe_code_changes
+from experiments.config.plan import PlannedRun, describe_code_changes, find_unmeasured_runs
 from experiments.figures.runs import required_configs
 from experiments.launch.attempt import resume_or_create_attempt
 from tests.analysis import synthetic
@@ -73,7 +73,10 @@ def test_a_new_attempt_notes_its_code_and_an_older_one_says_nothing(tmp_path: Pa
     new = resume_or_create_attempt(compose.resolve([*WORDS]), folders.store)
     assert new.manifest["sources"] == code_version.digest_by_source()
     assert "sparsify/kernels/native.cpp" in new.manifest["sources"]
-    assert describe_code_changes([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))]) == ""
+    assert (
+        describe_code_changes([new, synthetic.timed(folders.store, compose.resolve([*WORDS, "seed=1"]))])
+        == ""
+    )
 
 
 def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Path) -> None:
@@ -84,7 +87,9 @@ def test_a_record_of_other_code_is_used_and_told_of(here: Command, tmp_path: Pat
     assert "already measured" in done.stderr
     assert told in here("why", attempt.run_id).stdout
     other = of_other_code(tmp_path / "results", "seed=1")
-    assert describe_code_changes([attempt, other]).startswith("2 runs: measured with other code (sparsify/methods/topk.py)")
+    assert describe_code_changes([attempt, other]).startswith(
+        "2 runs: measured with other code (sparsify/methods/topk.py)"
+    )
 
 
 def test_a_figure_says_which_of_its_runs_are_of_other_code(here: Command, tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ import yaml
 
 from analysis.records.configs import measured_config, run_key
 from experiments.config import choices, compose
-from experiments.config.machines import NamedLink, VirtualCluster
+from experiments.config.machines import LinkSettings, VirtualCluster
 from sparsify.cost import Link, Network
 from tests.config.refusals import check_refusals, read_answers
 from tests.conftest import ROOT
 
-LINKS: dict[str, NamedLink] = {
+LINKS: dict[str, LinkSettings] = {
     name: compose.resolve({"link": name}).cluster.link for name in ("ethernet", "nvlink")
 }
 ETHERNET, NVLINK = (link.numbers("link") for link in LINKS.values())

@@ -52,7 +52,7 @@ def test_launches_of_another_occasion_wait_for_it(
     for run, ago in zip(runs, ago_min, strict=False):
         attempt = synthetic.made(folders.store, run.config.as_dict())
         attempt.update_manifest(started=f"{pd.Timestamp.now('UTC') - pd.Timedelta(minutes=ago):%FT%TZ}")
-    due = reproduce._due(runs, folders)
+    due = reproduce.find_next_occasion(runs, folders)
     assert (due is not None) == is_due
     if due:
         wait = (due - datetime.now().astimezone()).total_seconds() / 60
@@ -61,13 +61,13 @@ def test_launches_of_another_occasion_wait_for_it(
 
 def test_launches_are_spread_and_drawn_after_each_and_all_else_is_carried_out_together() -> None:
     timed = planned("slow-links")
-    rounds = reproduce.in_rounds(timed)
+    rounds = reproduce.split_into_rounds(timed)
     assert [set(seeds(each)) for each in rounds] == [{0}, {1}, {2}]
     assert [run for each in rounds for run in each] == timed
     queued = planned("fig4", "laptop", "cluster=generic_slurm")  # jobs are submitted at once
     trained = planned("fig3")
     for runs in (trained, queued, []):
-        assert reproduce.in_rounds(runs) == [runs]
+        assert reproduce.split_into_rounds(runs) == [runs]
     assert seeds(trained) == sorted(seeds(trained))
 
 

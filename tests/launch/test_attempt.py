@@ -8,7 +8,7 @@ from typing import Any
 from analysis.records.store import Attempt
 from experiments.config import compose
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import resume_or_create_attempt, start_attempt, worker_command
 from experiments.launch.diagnosis import CANCEL_FILE
@@ -31,7 +31,7 @@ def end_with_checkpoint(attempt: Attempt, **changes: Any) -> None:
 
 def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Path) -> None:
     run = planned("train.validate=never")
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     begun = start_attempt(run, folders)
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
@@ -47,7 +47,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
 
 
 def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_path: Path) -> None:
-    run, folders = planned(), Folders(tmp_path)
+    run, folders = planned(), ResultFolders(tmp_path)
     first = start_attempt(run, folders, job="12_3", sweep="runs-001", array="runs-001-a0:3").attempt
     end_with_checkpoint(first, state="failed", failure="killed", why="worker 1 was killed by SIGKILL")
     again = start_attempt(run, folders).attempt
@@ -58,7 +58,7 @@ def test_an_attempt_that_goes_on_forgets_its_job_its_sweep_and_why_it_ended(tmp_
 
 
 def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
-    run, folders = planned(), Folders(tmp_path)
+    run, folders = planned(), ResultFolders(tmp_path)
     assert start_attempt(run, folders).attempt.number == 1
     second = resume_or_create_attempt(run.config, folders.store)
     assert second.number == 2  # the first has no checkpoint
@@ -69,7 +69,7 @@ def test_what_can_not_go_on_begins_anew(tmp_path: Path) -> None:
 
 
 def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> None:
-    run, folders = planned(), Folders(tmp_path)
+    run, folders = planned(), ResultFolders(tmp_path)
     first = start_attempt(run, folders, job="12", sweep="a")
     end_with_checkpoint(first.attempt, state="preempted")
     (first.folder / "start-12-0").mkdir()
@@ -84,7 +84,7 @@ def test_starts_of_a_job_are_kept_but_a_cancellation_is_not(tmp_path: Path) -> N
 
 def test_a_container_sees_code_results_python_and_data(tmp_path: Path) -> None:
     run = PlannedRun(compose.resolve([*WORDS]), tmp_path / "data")
-    command = worker_command(run, Folders(tmp_path), tmp_path / "code")
+    command = worker_command(run, ResultFolders(tmp_path), tmp_path / "code")
     assert {str(tmp_path / "code"), str(tmp_path), str(tmp_path / "data")} <= set(command.binds)
     assert command.cwd == str(tmp_path / "code")
     assert command.command[-2:] == ["-m", "experiments.worker"]

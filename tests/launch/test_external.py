@@ -11,7 +11,7 @@ import pytest
 
 from analysis.records import locks
 from experiments.commands import run
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch import external
 from experiments.launch.attempt import run_lock, wait_for_lock
 from slurm import worker_process
@@ -59,8 +59,8 @@ def test_the_only_process_of_a_terminals_step_says_what_to_do(
 
 def test_a_signal_ends_the_wait_for_another_process_that_makes_the_run(tmp_path: Path) -> None:
     said = list[str]()
-    with run_lock(Folders(tmp_path), "topk-1") as held:
+    with run_lock(ResultFolders(tmp_path), "topk-1") as held:
         assert held.acquire()
-        lock = run_lock(Folders(tmp_path), "topk-1")
+        lock = run_lock(ResultFolders(tmp_path), "topk-1")
         assert not wait_for_lock(lock, "topk-1", said.append, lambda: True)
     assert said == ["topk-1: another process is measuring this run; waiting for it"]

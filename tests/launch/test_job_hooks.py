@@ -48,7 +48,7 @@ def test_a_job_runs_no_code_but_what_was_submitted(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
-    copy = code_version.copy_into(tmp_path / "code")
+    copy = code_version.copy_code_into(tmp_path / "code")
     (copy / "yaml.py").write_text("raise SystemExit('owned')")
     assert job_hooks.prepare_job(spec_of(run, copy)) == job_hooks.GO_ON
     assert not (copy / "yaml.py").exists()

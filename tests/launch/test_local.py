@@ -12,7 +12,7 @@ import pytest
 
 from analysis.records.log import LogInUseError, RankLog
 from experiments.config import compose
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch import attempt as attempts
 from experiments.launch import local
@@ -82,7 +82,7 @@ def test_an_attempt_that_somebody_writes_is_not_taken_up_or_measured_beside(
 ) -> None:
     """Not even where its starter is gone, and with it the lock of those who start."""
     monkeypatch.setattr(attempts, "LEAVE_S", 0.2)
-    run, folders = PlannedRun(compose.resolve([*RUN]), None), Folders(tmp_path)
+    run, folders = PlannedRun(compose.resolve([*RUN]), None), ResultFolders(tmp_path)
     first = start_attempt(run, folders).attempt
     for force_new in (False, True):
         with (
@@ -123,7 +123,7 @@ def test_workers_that_can_not_save_are_ended_some_time_after_the_signal(
     monkeypatch.setattr(LocalBackend, "_begin", begin_and_stop_one)
     done = here("run", "method=topk", "task=vector", "profile=smoke", "cluster=local", "workers=2")
     refused(done, "no step for 0 s", "interrupted: ", code=1)
-    store = Folders(tmp_path / "results").store
+    store = ResultFolders(tmp_path / "results").store
     (run,) = store.run_ids()
     (attempt,) = store.attempts(run)
     assert (attempt.state, attempt.manifest["failure"]) == ("failed", "interrupted")

@@ -17,7 +17,7 @@ import pytest
 from analysis.records.files import write_json
 from analysis.records.schema import SCHEMA, JobNote, Progress
 from analysis.records.store import Attempt
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch.diagnosis import CANCEL_FILE
 from experiments.launch.progress_bar import LINE_S, ProgressBar, RunProgress, format_duration
 from experiments.launch.status import StatusView, stuck_reasons
@@ -31,7 +31,7 @@ from tests.slurm.programs import Programs, programs
 __all__ = ["programs"]  # a fixture is found by its name in this module
 
 
-def begun(folders: Folders, **changes: object) -> Attempt:
+def begun(folders: ResultFolders, **changes: object) -> Attempt:
     """Return an attempt of job 7."""
     attempt = folders.store.begin_attempt(synthetic.config())
     attempt.update_manifest(**changes)
@@ -40,7 +40,7 @@ def begun(folders: Folders, **changes: object) -> Attempt:
 
 
 def test_a_job_that_will_not_begin_by_itself_is_told(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     attempt = begun(folders, state="submitted")
     for reason, said, is_stuck in [
         ("Priority", "Priority", False),
@@ -73,7 +73,7 @@ SEEN: list[tuple[str, jobs.JobStatus, str, bool, str, str]] = [
 
 def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
     for number, (state, known, job_state, is_by_us, word, why) in enumerate(SEEN):
-        folders = Folders(tmp_path / str(number))
+        folders = ResultFolders(tmp_path / str(number))
         attempt = begun(folders, state=state, step=5)
         if is_by_us:
             folders.launch(attempt).mkdir(parents=True)
@@ -86,7 +86,7 @@ def test_a_run_is_what_somebody_has_done_to_its_job(tmp_path: Path) -> None:
 
 
 def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     attempt = begun(folders)
     known = {**attempt.manifest, "schema": SCHEMA + 1}
     for changes in ({"state": "of_tomorrow"}, {"state": "ok", "steps": {"made": 8}}, {"started": [1]}):
@@ -100,7 +100,7 @@ def test_a_record_of_a_newer_version_is_called_so(tmp_path: Path) -> None:
 def test_a_controller_that_is_down_for_a_while_ends_no_watching_and_nobody_is_blamed(
     tmp_path: Path, programs: Programs, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folders = Folders(tmp_path)
+    folders = ResultFolders(tmp_path)
     attempt = begun(folders, state="submitted")
     heading = "JOBID|STATE|REASON|NODELIST|END_TIME|NAME|COMMAND"
     programs.prints("squeue", f"{heading}\n7|PENDING|Priority||N/A|a|/a")

@@ -18,7 +18,7 @@ import pytest
 
 from analysis.records.files import read_json_or_none
 from analysis.records.store import Attempt
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.launch.attempt import UNFINISHED_STATES
 from experiments.launch.status import StatusView
 from slurm import environment, jobs
@@ -58,8 +58,8 @@ class Bench:
         return f"cluster.slurm_conf={self.slurm_conf}"
 
     @property
-    def folders(self) -> Folders:
-        return Folders(self.results)
+    def folders(self) -> ResultFolders:
+        return ResultFolders(self.results)
 
     @classmethod
     def reached(cls, results: Path, surroundings: dict[str, str], patch: pytest.MonkeyPatch) -> Bench:

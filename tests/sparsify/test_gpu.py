@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from sparsify.comm import virtual
 from sparsify.core.timer import TIMING_MODES, PhaseTimer, record_cuda_event
 from sparsify.wrappers.aggregator import Aggregator
@@ -38,7 +38,7 @@ def train(device: torch.device, method: str, mode: str) -> list[torch.Tensor]:
             method,
             task={"lr": 0.05},
             steps=10,
-            train=Train(),
+            train=TrainSettings(),
             device=device,
             dtype=torch.float64,
         )

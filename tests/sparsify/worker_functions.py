@@ -98,11 +98,11 @@ def updates_of_every_method(comm: Comm, now: Callable[[], float]) -> dict[str, t
 
 def late_and_wait(comm: Comm, now: Callable[[], float]) -> dict[str, torch.Tensor]:
     """Median seconds of a step's phases `late` and `wait` where rank 1 is late on purpose by 40 ms."""
-    from experiments.training.settings import Late
+    from experiments.training.settings import LatenessSettings
     from tests.training.digits import Lines, trainer
 
     torch.set_num_threads(1)
-    log, late = Lines(), Late("constant", 0.04, rank=1)
+    log, late = Lines(), LatenessSettings("constant", 0.04, rank=1)
     timer, method = PhaseTimer("serialised", now), build("topk", density=0.1)
     trainer(comm, timer, method, log, steps=9, late=late).run()
     return {name: torch.tensor(log.seconds(name)).median() for name in ("late", "wait")}

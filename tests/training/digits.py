@@ -10,7 +10,7 @@ import torch
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.loop import LoopSettings, Trainer
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from experiments.training.step_log import Log
 from sparsify.comm import Comm
 from sparsify.core.timer import PhaseTimer
@@ -18,7 +18,7 @@ from sparsify.method import Method
 from tests.sparsify import laws
 
 CPU = torch.device("cpu")
-NEVER = Train(validate="never")
+NEVER = TrainSettings(validate="never")
 
 
 class Lines:
@@ -43,7 +43,7 @@ class Lines:
 def trainer(
     comm: Comm, timer: PhaseTimer, method: str | Method, log: Log | None = None, *,
     name: str = "cnn_digits", data: datasets.Dataset | None = None, task: Mapping[str, Any] | None = None,
-    steps: int | None = None, train: Train = NEVER, device: torch.device = CPU,
+    steps: int | None = None, train: TrainSettings = NEVER, device: torch.device = CPU,
     dtype: torch.dtype = torch.float32, **settings: Any,
 ) -> Trainer:  # fmt: skip
     """One worker's trainer.

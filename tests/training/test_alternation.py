@@ -24,7 +24,7 @@ from experiments.training.alternation import (
     block_seconds,
     half_width,
 )
-from experiments.training.settings import Alternate
+from experiments.training.settings import AlternationSettings
 from experiments.training.stop import Preempted
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -32,7 +32,9 @@ from tests.conftest import there
 from tests.training.digits import CPU, Lines, trainer
 
 METHODS = ("dense", "topk", "randomk")
-TURNS = Turns(Alternate(blocks=3, block_steps=2, until=np.inf, limit_min=60), warmup_steps=1, seed=0)
+TURNS = Turns(
+    AlternationSettings(blocks=3, block_steps=2, until=np.inf, limit_min=60), warmup_steps=1, seed=0
+)
 
 
 def alternated(

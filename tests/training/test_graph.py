@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.training.graph import RECORDED, WARMUPS, CudaRecorder, RecordedWork
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from sparsify.comm import virtual
 from sparsify.core.gradients import FlatGradients
 from sparsify.core.timer import PhaseTimer
@@ -56,7 +56,7 @@ def trained(
 
     def body(comm: virtual.VirtualComm) -> tuple[list[Tensor], str | None]:
         timer = PhaseTimer(mode, comm.now_s)
-        found = trainer(comm, timer, "topk", train=Train(), task={"lr": 0.05}, **how).run()
+        found = trainer(comm, timer, "topk", train=TrainSettings(), task={"lr": 0.05}, **how).run()
         return [tensor.cpu() for tensor in found.model.state_dict().values()], found.graph
 
     return virtual.run(RANKS, body)[1]

@@ -154,7 +154,7 @@ def test_a_file_that_is_no_image_is_named_when_it_is_opened(root: Path) -> None:
 def test_without_the_folder_the_task_on_synthetic_images_is_named(tmp_path: Path) -> None:
     config = compose.resolve(["task=resnet50_imagenet", f"data.root={tmp_path}"])
     with pytest.raises(ValueError, match=r"has no imagenet; .* task=resnet50_images224, .* for timing only"):
-        data_root.find(config, print)
+        data_root.ensure_dataset(config, print)
     with pytest.raises(ValueError, match=r"ImageNet has no folder: .*_images224 time"):
         datasets.load("imagenet", None, CPU)
 

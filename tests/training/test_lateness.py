@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from experiments.training.loop import published, seconds_late
-from experiments.training.settings import Late
+from experiments.training.settings import LatenessSettings
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from tests.config.refusals import check_refusals
@@ -19,7 +19,7 @@ from tests.sparsify import laws
 from tests.sparsify.worker_functions import late_and_wait, on_processes
 from tests.training.digits import Lines, trainer, weights
 
-EVERY = Late("lognormal", 0.02, 0.5)
+EVERY = LatenessSettings("lognormal", 0.02, 0.5)
 LATE_MS = 40.0
 
 
@@ -63,7 +63,7 @@ def test_workers_are_as_late_as_in_the_published_iterations(size: int) -> None:
     of_all(1, 3, draw="published")  # fewer than eight are some of them
 
 
-def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, Lines, float]]:
+def trained(mode: str, late: LatenessSettings) -> list[tuple[torch.Tensor, Lines, float]]:
     """Weights, the log and the time lived of three virtual ranks after four steps."""
 
     def body(comm: virtual.VirtualComm) -> tuple[torch.Tensor, Lines, float]:
@@ -76,8 +76,8 @@ def trained(mode: str, late: Late) -> list[tuple[torch.Tensor, Lines, float]]:
 
 def test_lateness_changes_no_number_and_costs_a_virtual_rank_no_time() -> None:
     """Of 1,000 s, beside which what they compute is nothing: it is in its phase, and in the others' wait."""
-    late = trained("serialised", Late("constant", 1000.0, rank=1))
-    plain = trained("serialised", Late())
+    late = trained("serialised", LatenessSettings("constant", 1000.0, rank=1))
+    plain = trained("serialised", LatenessSettings())
     for rank, (end, log, lived) in enumerate(late):
         assert torch.equal(end, plain[rank][0])
         assert lived == pytest.approx(4000, rel=0.05)  # all wait for rank 1 in each step

@@ -12,7 +12,7 @@ import sparsify
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.datasets import Dataset
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from tests.training.digits import CPU, Lines, trainer
@@ -25,7 +25,7 @@ def digits() -> Dataset:
 
 def trained(data: Dataset, method: str = "topk", every: int = 1, **choices: Any) -> list[Lines]:
     """Return the logs of two virtual ranks, with epochs of three steps, validated every so many."""
-    train = Train(epoch_steps=3, validate_every=every)
+    train = TrainSettings(epoch_steps=3, validate_every=every)
 
     def body(comm: virtual.VirtualComm) -> Lines:
         log = Lines()
@@ -106,7 +106,7 @@ def test_in_bf16_products_alone_are_short_and_a_training_goes_nearly_the_same_wa
 
         def body(comm: virtual.VirtualComm) -> None:
             timer = PhaseTimer("production", comm.now_s)
-            train = Train(epoch_steps=6)
+            train = TrainSettings(epoch_steps=6)
             worker = trainer(comm, timer, "topk", log, data=digits, steps=6, mixed=mixed, train=train)
             for layer in worker.model.modules():
                 if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from experiments.training.task import Metrics, Task
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(mode: str, ranks: int, steps: int, method: str = "topk") -> list[Lines]:
     def body(comm: virtual.VirtualComm) -> Lines:
         log, timer = Lines(), PhaseTimer(mode, comm.now_s, keep_spans=lambda step: True)
-        trainer(comm, timer, method, log, steps=steps, train=Train(epoch_steps=3)).run()
+        trainer(comm, timer, method, log, steps=steps, train=TrainSettings(epoch_steps=3)).run()
         return log
 
     return virtual.run(ranks, body)

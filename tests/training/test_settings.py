@@ -13,13 +13,13 @@ from analysis.records.parquet import read_parquet
 from experiments.config import compose
 from experiments.config.config import Config
 from experiments.config.run import Run
-from experiments.training.settings import Train, leaves, meaning, setting
+from experiments.training.settings import TrainSettings, iterate_setting_types, setting, setting_meaning
 from tests.conftest import ROOT
 
 
 @dataclass(frozen=True)
-class Later(Train):
-    """As `Train` would be with one setting more."""
+class Later(TrainSettings):
+    """As `TrainSettings` would be with one setting more."""
 
     shuffle: Literal["epoch", "never"] = setting("epoch", "when the order is drawn anew", since="2026-11-23")
 
@@ -32,7 +32,9 @@ def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
     assert given.as_dict()["train"]["shuffle"] == "never"
     assert run_key(given.as_dict()) != run_key(unset.as_dict()) == run_key(today.as_dict())
     assert Later.built(unset.train.as_dict()) == unset.train
-    assert meaning(dict(leaves(Later, {}))["shuffle"]) == "when the order is drawn anew"
+    assert (
+        setting_meaning(dict(iterate_setting_types(Later, {}))["shuffle"]) == "when the order is drawn anew"
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,7 +49,7 @@ def test_what_is_added_leaves_older_keys_alone_until_it_is_set() -> None:
 def test_what_is_recorded_is_read_as_it_was(words: list[str]) -> None:
     config = compose.resolve(words)
     assert Config.of(config.as_dict()) == config
-    for dotted in compose.leaves(config):
+    for dotted in compose.settable_types_of(config):
         if dotted != "variants":
             assert config.having(dotted, config.leaf(dotted)) == config
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from experiments.config.machines import NamedLink
+from experiments.config.machines import LinkSettings
 from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
 from experiments.worker.link_probe import Meter, ProbedLink, mismatches
@@ -86,7 +86,7 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
             routes.add(tuple(route))
             return super().permute(data, route)
 
-    link = NamedLink("slow", alpha_s, 1e-6)
+    link = LinkSettings("slow", alpha_s, 1e-6)
     first, *others = virtual.run(
         6, lambda comm: link_probe.probe(Noting(comm), link, per_node=2, collectives=False)
     )

@@ -21,7 +21,7 @@ from analysis.records.files import DamagedFileError
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import laws
 from experiments.figures.benchmark.entering import (
@@ -60,7 +60,7 @@ class Line(NamedTuple):
     is_fault: bool = False
 
 
-def check(path: Path, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
+def check(path: Path, folders: ResultFolders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
     """Every check, in the order of their cost; it ends with the first kind that finds faults."""
     try:
         entered = read_entry(path)
@@ -85,7 +85,7 @@ def entry_of(said: EntryStatement) -> Entrant:
     return Entrant(said.name, said.settings, said.about, said.search, said.on, said.timed, said.claims)
 
 
-def _of_rules(entered: EntryFile, folders: Folders) -> Iterator[Line]:
+def _of_rules(entered: EntryFile, folders: ResultFolders) -> Iterator[Line]:
     """Every run is one that the rules ask for, and none is missing or twice."""
     said, frames = entered.statement, entered.frames
     try:
@@ -220,7 +220,7 @@ def _is_as_said(key: str, row: pd.Series[Any], turns: Mapping[str, Config]) -> b
     return run_key(recorded) == (run_key(turns[key]) if "/" in key else key)
 
 
-def _of_tuning(entered: EntryFile, _: Folders) -> Iterator[Line]:
+def _of_tuning(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     """What was chosen is the best of the trials, and all seeds and launches are there."""
     said, frames = entered.statement, entered.frames
     own, tier = entry_of(said), rules().tier(said.tier)
@@ -255,7 +255,7 @@ def _short(task: TaskStatement, frames: Frames) -> str:
     return ""
 
 
-def _of_bytes(entered: EntryFile, _: Folders) -> Iterator[Line]:
+def _of_bytes(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     """Interfaces sent what the meter counted, and headers."""
     said, workers = entered.statement, dict[str, int]()
     for task in said.tasks.values():
@@ -272,7 +272,7 @@ def _of_bytes(entered: EntryFile, _: Folders) -> Iterator[Line]:
     yield Line(f"interfaces sent what was counted, and headers, in {len(workers)} launches")
 
 
-def _of_laws(entered: EntryFile, _: Folders) -> Iterator[Line]:
+def _of_laws(entered: EntryFile, _: ResultFolders) -> Iterator[Line]:
     """The method is here, as it was entered, and its laws hold."""
     said = entered.statement
     if not laws.is_code_of_today(said.method, said.code):
@@ -295,7 +295,9 @@ def _of_laws(entered: EntryFile, _: Folders) -> Iterator[Line]:
     yield Line(f"{len(found)} laws, {len(broken_now)} of them excused")
 
 
-def _again(entered: EntryFile, folders: Folders, draw: int | None, carry_out: CarryOut) -> Iterator[Line]:
+def _again(
+    entered: EntryFile, folders: ResultFolders, draw: int | None, carry_out: CarryOut
+) -> Iterator[Line]:
     """A training, drawn, once more: the curve must be the same but for rounding. Then its first epochs by
     processes, which share no memory.
     """

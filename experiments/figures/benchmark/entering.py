@@ -18,7 +18,7 @@ from analysis.records.frames import Frames, empty_frames, is_missing, merge_fram
 from analysis.records.store import Attempt
 from experiments.config import compose
 from experiments.config.config import Config
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark.entries import (
     BestSettings,
@@ -56,7 +56,7 @@ class Entering:
         held: records that are there besides the checkout's runs.
     """
 
-    def __init__(self, entry: Entrant, tier: str, folders: Folders, held: Frames | None = None) -> None:
+    def __init__(self, entry: Entrant, tier: str, folders: ResultFolders, held: Frames | None = None) -> None:
         self.entry, self.name, self.tier, self.folders = entry, tier, rules().tier(tier), folders
         self.held = empty_frames() if held is None else held
         self.trials = trials(entry, self.tier)
@@ -242,12 +242,12 @@ def targets_of(tier: str, base: EntryFile) -> dict[str, dict[int, float]]:
     return {name: {**derived[name], **fixed[name].targets} for name in fixed}
 
 
-def by_todays_rules(folders: Folders, tier: str) -> tuple[list[EntryFile], list[str]]:
+def by_todays_rules(folders: ResultFolders, tier: str) -> tuple[list[EntryFile], list[str]]:
     """The entries of a tier, the newest of each name, and a line on each file that can't be shown."""
     return read_entries(folders_of_entries(folders), tier, digest(tier))
 
 
-def file_of(folders: Folders, tier: str, name: str) -> Path:
+def file_of(folders: ResultFolders, tier: str, name: str) -> Path:
     """Where an entry's file is written."""
     return folders.results / ENTRIES / f"{name}-{tier}-v{rules().version}{ENTRY_SUFFIX}"
 
@@ -274,7 +274,7 @@ def _workers_of_launches(found: EntryStatement) -> Iterator[tuple[str, int]]:
                 yield from ((key, workers) for key in keys)
 
 
-def baseline(folders: Folders, tier: str) -> EntryFile | None:
+def baseline(folders: ResultFolders, tier: str) -> EntryFile | None:
     """The baseline's file by the rules of today; None where there is none."""
     entered, _ = by_todays_rules(folders, tier)
     return next((each for each in entered if each.statement.name == BASELINE), None)

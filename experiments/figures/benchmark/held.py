@@ -8,19 +8,19 @@ from analysis.benchmark.files import ENTRY_SUFFIX, read_entry
 from analysis.benchmark.statement import EntryStatement
 from analysis.records.files import DamagedFileError
 from analysis.records.frames import Frames, empty_frames, merge_frames, select_runs
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.benchmark.laws import is_code_of_today
 from experiments.figures.benchmark.rules import digest
 
 ENTRIES = "entries"  # a folder of results/ and of results/shipped/
 
 
-def folders_of_entries(folders: Folders) -> list[Path]:
+def folders_of_entries(folders: ResultFolders) -> list[Path]:
     """Where entries' files lie: the repository's, and this checkout's own."""
     return [folders.shipped / ENTRIES, folders.results / ENTRIES]
 
 
-def held(folders: Folders, tier: str) -> Frames:
+def held(folders: ResultFolders, tier: str) -> Frames:
     """The records in a tier's files that are by today's rules and of methods as they are today: trainings of
     all files, times of this checkout's own, as another machine has others.
 

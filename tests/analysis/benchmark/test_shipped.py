@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from analysis.benchmark.files import EntryFile, read_entries
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.benchmark.entries import shipped
 from experiments.figures.benchmark.held import ENTRIES
 from experiments.figures.benchmark.laws import is_code_of_today
@@ -18,7 +18,7 @@ TIER = "laptop"
 
 @pytest.fixture(scope="module")
 def entered() -> list[EntryFile]:
-    found, notes = read_entries([Folders().shipped / ENTRIES], TIER, digest(TIER))
+    found, notes = read_entries([ResultFolders().shipped / ENTRIES], TIER, digest(TIER))
     assert not notes
     return found
 

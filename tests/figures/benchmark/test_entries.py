@@ -14,7 +14,7 @@ import pytest
 
 from analysis.records.store import Store
 from experiments.commands.enter import sentence
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.config.run import Run
 from experiments.figures.benchmark import entries
 from experiments.figures.benchmark.entering import Entering, Unfair, resolved
@@ -143,7 +143,7 @@ def test_a_tier_of_clusters_needs_one_and_others_take_none() -> None:
 
 
 def test_trainings_beyond_the_trials_are_refused(tmp_path: Path) -> None:
-    entering = Entering(shipped()["topk"], "laptop", Folders(tmp_path))
+    entering = Entering(shipped()["topk"], "laptop", ResultFolders(tmp_path))
     trial = entering.trials[0].run.settings
     for changed in (
         {},  # one of its trials

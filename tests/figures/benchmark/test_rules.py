@@ -9,7 +9,7 @@ import pytest
 from analysis.benchmark.cells import BASELINE, target_losses
 from analysis.benchmark.files import read_entry
 from experiments.config import choices
-from experiments.config.folders import Folders
+from experiments.config.folders import ResultFolders
 from experiments.figures.benchmark.rules import OWN, digest, rules
 
 
@@ -21,7 +21,7 @@ def test_tiers_have_links_and_workers_that_there_are() -> None:
 
 
 def test_targets_are_the_shipped_baseline_s_rounded_up() -> None:
-    base = read_entry(Folders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
+    base = read_entry(ResultFolders.shipped / "entries" / f"{BASELINE}-laptop-v1.entry")
     assert base.statement.rules == digest("laptop")
     found = target_losses(base, rules().share)
     for name, task in rules().tier("laptop").tasks.items():

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 
 from experiments.training import datasets
-from experiments.training.settings import Train
+from experiments.training.settings import TrainSettings
 from sparsify.comm import virtual
 from sparsify.core.timer import TIMING_MODES, PhaseTimer
 from tests.training.digits import CPU, Lines, trainer
@@ -113,6 +113,6 @@ def test_serialised_phases_add_up_to_the_step() -> None:
 
 
 def test_as_published_communication_is_one_unsplit_wait() -> None:
-    logs = trained("as_published", "topk", steps=6, train=Train(validate="epoch"))
+    logs = trained("as_published", "topk", steps=6, train=TrainSettings(validate="epoch"))
     phases = [set(step["phases"]) for log in logs for step in log.of("step")]
     assert set.union(*phases) <= {*EXPLAINED, "synchronize", "validate"}
