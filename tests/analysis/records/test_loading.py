@@ -117,22 +117,15 @@ def forge(folder: Path, **cells: Any) -> None:
     write_json(folder / DIGESTS, {"files": {**files, ROWS: size_and_digest(path)}})
 
 
-def own_runs(results: Path, tables: tuple[str, ...] = ("runs",)) -> tuple[set[str], list[str]]:
-    """Return the runs of a folder, and what is said of those that are left out."""
-    notes = list[str]()
-    runs = loading.load_own(results, tables, notes.append).runs
-    return set(runs["run_id"]), notes
-
-
 def test_a_forged_row_of_the_cache_is_read_again_and_adds_no_run_that_the_folder_lacks(results: Path) -> None:
     runs = {*measure(results, "dense", "topk")}
     for column, value in [*FORGED, ("attempt", None), ("seed", "x")]:
-        for tables in (("runs",), analysis.TABLES):
-            shutil.rmtree(results / "records" / "cache", ignore_errors=True)
-            own_runs(results)
-            (folder,) = (results / "records" / "cache").glob("*/*")
-            forge(folder, **{column: value})
-            assert own_runs(results, tables) == (runs, []), (column, value)
+        shutil.rmtree(results / "records" / "cache", ignore_errors=True)
+        loading.load_own(results, ["runs"], pytest.fail)
+        (folder,) = (results / "records" / "cache").glob("*/*")
+        forge(folder, **{column: value})
+        own = loading.load_own(results, analysis.TABLES, pytest.fail).runs
+        assert {*own["run_id"]} == runs, (column, value)
 
 
 def test_many_processes_collect_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
