@@ -126,8 +126,8 @@ class ProgressBar:
         elapsed_s = self.clock() - self.last_shown_s
         if self.is_live and elapsed_s >= DRAW_S:
             self.last_shown_s = self.clock()
-            others = f"and {len(running) - LISTED} more running; " if len(running) > LISTED else ""
-            self.table.summary = others + summary
+            unlisted = f"and {len(running) - LISTED} more running; " if len(running) > LISTED else ""
+            self.table.summary = unlisted + summary
             with contextlib.suppress(OSError):
                 self.table.refresh()
         elif not self.is_live and running and elapsed_s > LINE_S:
