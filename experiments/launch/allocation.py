@@ -72,7 +72,7 @@ def run_in_allocation(words: Sequence[str], say: Callable[[str], None], more: bo
         folders=folders,
         job=job,
         sweep=folder.name,
-        slurm=environment.cluster_name(),
+        cluster=environment.cluster_name(),
         exclusive=commands.has_exclusive_nodes(job),
     )
     started = [start(run) for run in selected]

@@ -24,7 +24,7 @@ from experiments.config.folders import ResultFolders
 from experiments.config.machines import Container, SlurmCluster
 from experiments.config.plan import PlannedRun
 from experiments.launch.diagnosis import CANCEL_FILE, POLICIES
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from slurm import container as containers
 from slurm import images, pyxis
 from slurm.emulated.network import EmulatedNetwork
@@ -63,7 +63,7 @@ def start_attempt(
     job: str | None = None,
     sweep: str | None = None,
     array: str | None = None,
-    slurm: str | None = None,
+    cluster: str | None = None,
     network: EmulatedNetwork | None = None,
 ) -> StartedAttempt:
     """Start a new attempt, or take up the last one where it can go on, and write its workers' orders.
@@ -75,7 +75,7 @@ def start_attempt(
         exclusive: will nothing else run on the same machines?
         job, sweep, array: SLURM's name of the job, and where `submit` noted it. Each start of a run of a
             sweep has a folder of its own, for its job may be requeued; what earlier ones left stays.
-        slurm: the name of the cluster that the job is submitted to.
+        cluster: the name of the SLURM cluster that the job is submitted to.
         network: the emulated one.
 
     Raises:
@@ -94,7 +94,7 @@ def start_attempt(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CANCEL_FILE).unlink(missing_ok=True)
     started = StartedAttempt(planned, attempt, folder)
-    Orders(
+    RunOrders(
         config=config.as_dict(),
         attempt=str(attempt.path),
         data_root=str(planned.data_root) if planned.data_root else None,
@@ -104,7 +104,7 @@ def start_attempt(
         network=network.facts if network else None,
         relay=str(network.statistics) if network and network.statistics else None,
     ).write(Path(started.orders))
-    attempt.store_job(JobNote(job, slurm, os.getuid() if sweep else None))
+    attempt.store_job(JobNote(job, cluster, os.getuid() if sweep else None))
     attempt.update_manifest(
         state="submitted",
         alone=planned.is_timing and exclusive,

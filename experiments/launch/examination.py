@@ -32,7 +32,7 @@ from experiments.launch.attempt import container_config, worker_command
 from experiments.launch.bad_nodes import LEDGER_FILE
 from experiments.launch.diagnosis import diagnose
 from experiments.launch.probe import LOCK_FILE, REQUEST_FILE, NodeFacts, ProbeRequest, collect_facts
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from slurm import commands, environment, jobs
 from slurm.local import LocalWorkers
 from slurm.reasons import explain_waiting
@@ -281,7 +281,7 @@ class ClusterExamination:
         config = replace(self.config, workers=size)
         interface = getattr(config.cluster, "interface", None)
         path = self.folder / ORDERS_FILE
-        Orders(config.as_dict(), str(self.folder), same_host=same_host, interface=interface).write(path)
+        RunOrders(config.as_dict(), str(self.folder), same_host=same_host, interface=interface).write(path)
         return str(path)
 
     def _read_group_test(

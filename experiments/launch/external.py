@@ -25,9 +25,9 @@ from experiments.launch.diagnosis import Interrupted, diagnose
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import connect
 from experiments.worker.build import prepare_device
-from experiments.worker.errors import leave_reason
-from experiments.worker.orders import Orders
-from experiments.worker.run import execute
+from experiments.worker.errors import write_failure
+from experiments.worker.orders import RunOrders
+from experiments.worker.run import execute_run
 from slurm import environment, worker_process
 from slurm.environment import LauncherGroup, WorkerPlace
 from sparsify.comm import WorkerLost, gather_json
@@ -70,7 +70,7 @@ def run_as_worker(
         return stop.told or time.monotonic() > gives_up_at
 
     try:
-        comm = connect.join(config, group, meeting, device, give_up, say)
+        comm = connect.join_launched_group(config, group, meeting, device, give_up, say)
     except WorkerLost as lost:
         if stop.told:
             raise Interrupted(STOPPED_EARLY) from lost
@@ -93,7 +93,7 @@ def run_as_worker(
             return attempt
         orders = Path(plan["orders"])
         with _exit_with_reason(orders.parent, attempt, place, say_once):
-            execute(Orders.read(orders), place, orders.parent, stop, comm)
+            execute_run(RunOrders.read(orders), place, orders.parent, stop, comm)
         if place.rank == 0:
             shutil.rmtree(orders.parent, ignore_errors=True)
             shutil.rmtree(meeting, ignore_errors=True)
@@ -140,7 +140,7 @@ def _exit_with_reason(
         say(f"{attempt.run_id}: {preempted}; run again to go on")
         sys.exit(worker_process.STOPPED)
     except BaseException as error:
-        kind, why = leave_reason(error, place.rank, start_folder)
+        kind, why = write_failure(error, place.rank, start_folder)
         with contextlib.suppress(OSError):  # a full disk may refuse even this
             time.sleep(SETTLE_S)
             kind, why = diagnose(folder, dict.fromkeys(range(place.size), 1), place.size)

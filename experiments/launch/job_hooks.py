@@ -30,7 +30,7 @@ from experiments.launch.bad_nodes import (
     unreliable_nodes,
 )
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, CANCEL_FILE, POLICIES, diagnose
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from slurm import commands, environment
 from slurm.worker_process import ORDERS_FILE, STOPPED, JobSpec, read_exit_codes, start_folder
 
@@ -158,7 +158,7 @@ def _judge_run(folder: str, size: int, has_begun: bool = True) -> int:
 
 
 def _read_attempt(folder: str) -> Attempt:
-    return Attempt(Path(Orders.read(Path(folder, ORDERS_FILE)).attempt))
+    return Attempt(Path(RunOrders.read(Path(folder, ORDERS_FILE)).attempt))
 
 
 def _write_end(start: Path, end: str) -> None:

@@ -25,7 +25,7 @@ from experiments.launch.attempt import run_lock, start_attempt, wait_for_lock, w
 from experiments.launch.diagnosis import POLICIES, Interrupted, RunFailed, diagnose
 from experiments.launch.fork_server import forking_starter
 from experiments.launch.progress_bar import ProgressBar, RunProgress, UnfinishedRuns
-from experiments.worker.cores import spare
+from experiments.worker.cores import spare_core_cpus
 from slurm.emulated.network import DelayMethod, EmulatedLink, EmulatedNetwork, check_emulation
 from slurm.local import LocalWorkers
 
@@ -372,4 +372,6 @@ def start_network(planned: PlannedRun) -> EmulatedNetwork | None:
     """
     request = emulation_request(planned)
     config = planned.config
-    return EmulatedNetwork(*request, spare(config.num_processes * config.threads)) if request else None
+    return (
+        EmulatedNetwork(*request, spare_core_cpus(config.num_processes * config.threads)) if request else None
+    )

@@ -18,7 +18,7 @@ import msgspec
 from analysis.records import locks
 from analysis.records.files import write_atomic
 from experiments.worker import addresses
-from experiments.worker.cores import siblings
+from experiments.worker.cores import sibling_cpus
 from slurm import container, environment, gpus, images
 from slurm.environment import WorkerPlace
 from slurm.images import ContainerConfig
@@ -76,10 +76,10 @@ def collect_facts(folder: Path, request: ProbeRequest, place: WorkerPlace) -> No
         node=environment.node_name(),
         rank=place.rank,
         python=platform.python_version(),
-        name=addresses.of_name(),
-        interfaces=addresses.by_interface(),
-        closed=addresses.beyond(range(*request.ports) if request.ports else None),
-        cores=[siblings(cpu) for cpu in sorted(os.sched_getaffinity(0))],
+        name=addresses.addresses_of_hostname(),
+        interfaces=addresses.addresses_by_interface(),
+        closed=addresses.warn_of_closed_ports(range(*request.ports) if request.ports else None),
+        cores=[sibling_cpus(cpu) for cpu in sorted(os.sched_getaffinity(0))],
         gpus={bus_id: gpu.name for bus_id, gpu in gpus.gpus_by_bus_id().items()},
         visible_gpus=environment.visible_gpus(),
         lock=lock_state(folder / LOCK_FILE),

@@ -253,7 +253,7 @@ def _submit_array(
         force_new=force,
         exclusive=cluster.exclusive,
         sweep=sweep.folder.name,
-        slurm=jobs.cluster_name(),
+        cluster=jobs.cluster_name(),
     )
     for index, job in enumerate(array.jobs):
         runs = [start(planned, folders, array=f"{name}:{index}") for planned in job]
