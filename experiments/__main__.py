@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TextIO, cast
 
 from analysis.records.terminal_escapes import EscapingStream
-from experiments.worker.errors import NO_SPACE, trouble_of_import
+from experiments.worker.errors import NO_SPACE, explain_import_error
 from slurm import environment
 from sparsify.ranges import describe_unknown
 
 OK, FAILED, BAD_INPUT, NOBODY_READS = 0, 1, 2, 141  # as a shell counts a program that SIGPIPE ended
 # Of a results folder that something else has changed.
-IN_THE_WAY = {
+FILE_ERRORS = {
     errno.ENOENT: "is not there, or not any more: was it removed meanwhile?",
     errno.ESTALE: "is not there any more: it was removed meanwhile",
     errno.EISDIR: "is a folder where a file belongs: move it away",
@@ -36,46 +36,46 @@ def main(words: Sequence[str]) -> int:
     """Carry out a command; returns its exit code. Nothing that it prints makes a terminal do something."""
     out, err = (cast(TextIO, EscapingStream(stream)) for stream in (sys.stdout, sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):
-        code = _ended(words)
+        code = _run_command(words)
     if code == NOBODY_READS:
         sys.stdout = io.StringIO()  # what is still buffered must not fail once more
     return code
 
 
-def _ended(words: Sequence[str]) -> int:
+def _run_command(words: Sequence[str]) -> int:
     is_traced = "--traceback" in words
     try:
-        code = _command(words)()
+        code = _parse_command(words)()
         print(end="", flush=True)
         return code
     except BrokenPipeError:  # `plan ... | head`
         return NOBODY_READS
     except KeyboardInterrupt as error:
         told = str(error) or "interrupted; what was finished is kept, run again to go on"
-        return _end(error, told, FAILED, is_traced)
+        return _report_error(error, told, FAILED, is_traced)
     except ValueError as error:
-        return _end(error, str(error), BAD_INPUT, is_traced)
+        return _report_error(error, str(error), BAD_INPUT, is_traced)
     except ImportError as error:
-        if (trouble := trouble_of_import(error)) is None:
+        if (trouble := explain_import_error(error)) is None:
             raise
-        return _end(error, trouble[1], BAD_INPUT, is_traced)
+        return _report_error(error, trouble[1], BAD_INPUT, is_traced)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return _end(error, _forbidden(error), BAD_INPUT, is_traced)
+            return _report_error(error, _explain_permission(error), BAD_INPUT, is_traced)
         if error.errno in NO_SPACE:
             where = "" if error.filename is None else f"{error.filename}: "
-            return _end(error, f"{where}{NO_SPACE[error.errno]}", FAILED, is_traced)
+            return _report_error(error, f"{where}{NO_SPACE[error.errno]}", FAILED, is_traced)
         if error.errno == errno.ELOOP:
-            return _end(error, _link_in_the_way(error), FAILED, is_traced)
-        if error.errno in IN_THE_WAY:
-            what = f"{error.filename2 or error.filename or 'a file'} {IN_THE_WAY[error.errno]}"
-            return _end(error, what, FAILED, is_traced)
+            return _report_error(error, _explain_link(error), FAILED, is_traced)
+        if error.errno in FILE_ERRORS:
+            what = f"{error.filename2 or error.filename or 'a file'} {FILE_ERRORS[error.errno]}"
+            return _report_error(error, what, FAILED, is_traced)
         if error.filename is not None:
-            return _end(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
+            return _report_error(error, f"{error.filename}: {error.strerror}", FAILED, is_traced)
         raise
 
 
-def _link_in_the_way(error: OSError) -> str:
+def _explain_link(error: OSError) -> str:
     """Return the sentence for a link that leads to itself, or for one where no link is followed."""
     path = os.fsdecode(error.filename2 or error.filename or "a file")
     try:
@@ -88,7 +88,7 @@ def _link_in_the_way(error: OSError) -> str:
     return f"{path} is a link to {target}, and no link is followed here: remove it"
 
 
-def _forbidden(error: OSError) -> str:
+def _explain_permission(error: OSError) -> str:
     """Return the sentence for a file or a folder that this user may not read, enter or write."""
     from analysis.records.store import is_unreadable
 
@@ -102,14 +102,14 @@ def _forbidden(error: OSError) -> str:
     return f"{named or 'a file'} {what}: make it writable, or set SPARSIFY_RESULTS to a folder that is"
 
 
-def _end(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:
+def _report_error(error: BaseException, sentence: str, code: int, is_traced: bool) -> int:
     if is_traced:
         traceback.print_exception(error)
     print("experiments:", sentence.replace("\n", "\\n"), file=sys.stderr)  # a line, whatever it quotes
     return code
 
 
-def _command(words: Sequence[str]) -> Callable[[], int]:
+def _parse_command(words: Sequence[str]) -> Callable[[], int]:
     """The command that words mean, with what it is given; help is printed at once.
 
     Options may stand before a command; what all commands import is not imported for help.
@@ -118,7 +118,7 @@ def _command(words: Sequence[str]) -> Callable[[], int]:
 
     at = next((number for number, word in enumerate(words) if not word.startswith("-")), None)
     if at is None:
-        return partial(_without_command, words)
+        return partial(_run_without_command, words)
     command, rest = words[at], [*words[:at], *words[at + 1 :]]
     if command not in commands.names():
         raise ValueError(describe_unknown("command", command, commands.names()))
@@ -135,7 +135,7 @@ def _command(words: Sequence[str]) -> Callable[[], int]:
     return partial(commands.import_command(command), **given)
 
 
-def _without_command(options: Sequence[str]) -> int:
+def _run_without_command(options: Sequence[str]) -> int:
     """What options mean alone: all commands, or the version."""
     from experiments import commands
 

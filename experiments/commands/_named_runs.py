@@ -232,11 +232,11 @@ def read_last_lines(log: Path) -> list[str]:
         return [f"{log.name} is not there any more"]
 
 
-def check_on_slurm(planned: Sequence[PlannedRun]) -> Sequence[PlannedRun]:
+def check_slurm_cluster(planned: Sequence[PlannedRun]) -> None:
+    """Refuse runs that are not for a SLURM cluster."""
     if {run.config["cluster"]["where"] for run in planned} != {"slurm"}:
         raise ValueError(
             "these runs are not for a SLURM cluster: add cluster=NAME, a file of conf/cluster (`run "
             "cluster=generic_slurm --help` explains the fields); `run` and `reproduce` make runs on this "
             "machine"
         )
-    return planned

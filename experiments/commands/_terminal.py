@@ -18,7 +18,7 @@ UNBROKEN = 12  # characters of a text that is not broken at its spaces, such as 
 CLIPPED = 24  # characters of a column that is cut, at least
 
 
-def show(table: Table, clipped: str = "") -> None:
+def print_table(table: Table, clipped: str = "") -> None:
     """Print a table. NO_COLOR is honoured, and what texts hold is shown, never obeyed.
 
     Args:

@@ -1,5 +1,3 @@
-"""Benchmarks, by name."""
-
 from __future__ import annotations
 
 import os
@@ -21,16 +19,16 @@ def bench(
     minutes: PositiveFloat | None = None,
     **options: Any,
 ) -> int:
-    """A benchmark: medians with their spread, recorded; called again, it goes on where it was stopped.
+    """Measure a benchmark and record medians with their spread; go on where it was stopped.
 
-    `bench NAME --help` says what each takes. What this code has measured is shown as it was recorded, in
-    results/bench. The last line is one JSON object.
+    `bench NAME --help` says which options each benchmark has. Cases that this code has measured already are
+    shown from the records in results/bench. The last line is one JSON object.
 
     Args:
-        benchmark: its name.
+        benchmark: the name of the benchmark.
         force: measure again what is measured already.
-        ship: copy the newest records, and what is drawn of them, into results/shipped.
-        minutes: of this call; what does not fit waits for the next one.
+        ship: copy the newest records, and what is drawn from them, into results/shipped.
+        minutes: the longest time for this call; cases that do not fit wait for the next call.
     """
     REGISTRY.check_name(benchmark)
     if force := is_forced(force):

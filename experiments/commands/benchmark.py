@@ -108,7 +108,7 @@ def _checked(found: Sequence[ComposedTime]) -> str:
     if not found:
         return ""
     each = captions.join_words(
-        f"{format_brief(one.off, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
+        f"{format_brief(one.error_percent, 2)} % ({one.entry}, {one.task}, {one.workers} workers, {one.link}: "
         f"{format_brief(one.real_min)} minutes, {format_brief(one.composed_min)} composed)"
         for one in found
     )

@@ -20,7 +20,7 @@ from experiments.figures.figure import Figure
 
 GROUP = "results"
 NOT_JUDGED = "not judged"
-BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # whose verdicts count; smoke shows that it runs
+PROFILES_BEST_FIRST = ("paper", "laptop", figures.PUBLISHED)  # smoke only shows that everything runs
 
 
 class Answer(NamedTuple):
@@ -35,56 +35,58 @@ class Answer(NamedTuple):
 
 
 def claims() -> int:
-    """Every statement of the papers, and what became of it; the last line is JSON (make claims)."""
+    """List every statement of the papers with the verdicts on it: `make claims`.
+
+    The last line of the output is JSON.
+    """
     import pandas as pd
 
     folders = ResultFolders()
     shipped = read_or_none(lambda: parquet.read_parquet(folders.shipped)) or empty_frames()
     items = iterate_with_progress(figures.shipped_items(), "figures")
-    judged = {item: judged_of(figures.load(item), folders, shipped) for item in items}
-    lines = list(lines_of(papers.statements().values(), judged))
-    print_table(Table("", pd.DataFrame(lines, columns=Answer._fields)))
-    print(json.dumps(counted(lines)))
+    verdicts_by_item = {item: judge_best_profile(figures.load(item), folders, shipped) for item in items}
+    answers = list(list_answers(papers.statements().values(), verdicts_by_item))
+    print_table(Table("", pd.DataFrame(answers, columns=Answer._fields)))
+    print(json.dumps(count_answers(answers)))
     return 0
 
 
-def judged_of(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
+def judge_best_profile(figure: Figure, folders: ResultFolders, shipped: Frames) -> list[Verdict]:
     """Return verdicts on a figure by its best profile that is stored; without one, by no runs."""
-    for profile in BEST_FIRST:
-        if profile in figure.profiles and (found := find_records(figure, profile, folders, shipped)):
-            return figure.judge(found.frames)
+    for profile in PROFILES_BEST_FIRST:
+        if profile in figure.profiles and (records := find_records(figure, profile, folders, shipped)):
+            return figure.judge(records.frames)
     return figure.judge(empty_frames())
 
 
-def lines_of(
-    statements: Iterable[papers.Statement], judged: Mapping[str, Sequence[Verdict]]
+def list_answers(
+    statements: Iterable[papers.Statement], verdicts_by_item: Mapping[str, Sequence[Verdict]]
 ) -> Iterator[Answer]:
-    """The claims of all items that answer each statement; of one that is left open, why."""
+    """Yield the claims of all items that answer each statement; of one without an answer, the reason."""
     for statement in statements:
-        items = [*statement.first, *sorted(set(judged) - set(statement.first))]
-        answers = [
-            (item, verdict)
-            for item in items
-            for verdict in judged[item]
-            if statement.id in verdict.claim.answers
-        ]
-        for item, verdict in answers:
-            yield Answer(
-                statement.number,
-                verdict.word,
-                f"{item}: {verdict.claim.text}",
-                verdicts.published_text(verdict.claim),
-                verdicts.measured_text(verdict),
-                verdict.explanation or verdict.reason,
-            )
-        if statement.why or not answers:
+        is_answered = False
+        other_items = sorted(set(verdicts_by_item) - set(statement.first))
+        for item in (*statement.first, *other_items):
+            for verdict in verdicts_by_item[item]:
+                if statement.id in verdict.claim.answers:
+                    is_answered = True
+                    yield Answer(
+                        statement.number,
+                        verdict.word,
+                        f"{item}: {verdict.claim.text}",
+                        verdicts.published_text(verdict.claim),
+                        verdicts.measured_text(verdict),
+                        verdict.explanation or verdict.reason,
+                    )
+        if statement.why or not is_answered:
             yield Answer(statement.number, NOT_JUDGED, statement.says, "", "", statement.why)
 
 
-def counted(lines: Sequence[Answer]) -> dict[str, object]:
+def count_answers(answers: Sequence[Answer]) -> dict[str, object]:
+    """Return the numbers of statements, of answers, and of each verdict."""
     return {
-        "statements": len({line.number for line in lines}),
-        "rows": len(lines),
-        "measured or re-derived": sum(line.word not in (NOT_JUDGED, *UNDECIDED) for line in lines),
-        "verdicts": dict(Counter(line.word for line in lines).most_common()),
+        "statements": len({answer.number for answer in answers}),
+        "rows": len(answers),
+        "measured or re-derived": sum(answer.word not in (NOT_JUDGED, *UNDECIDED) for answer in answers),
+        "verdicts": dict(Counter(answer.word for answer in answers).most_common()),
     }

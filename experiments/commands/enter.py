@@ -320,12 +320,12 @@ def sentence(cell: Cell) -> str:
     """A cell in a line."""
     is_late = cell.word == "misses the target"
     gain = (
-        f": {format_with_interval(cell.sooner)} times as soon as {BASELINE}"
-        if cell.sooner and not is_late
+        f": {format_with_interval(cell.speedup)} times as soon as {BASELINE}"
+        if cell.speedup and not is_late
         else ""
     )
     where = f"{cell.task}, {cell.workers} workers, {cell.link}"
-    reached = f" ({cell.reached} of {cell.seeds} seeds at the target)" if cell.reached < cell.seeds else ""
+    reached = f" ({cell.seeds_at_target} of {cell.seeds} seeds at the target)" if cell.seeds_at_target < cell.seeds else ""
     return f"{cell.entry} on {where}: {cell.word}{gain}{reached}"
 
 

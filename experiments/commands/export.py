@@ -22,7 +22,7 @@ from experiments.commands._arguments import Filters
 from experiments.commands._messages import iterate_with_progress, repeat_until_interrupted, say
 from experiments.commands._run_table import KEY_DIGITS, filter_runs, load_runs, run_configs
 from experiments.config.folders import ResultFolders
-from experiments.worker.errors import trouble_of_import
+from experiments.worker.errors import explain_import_error
 
 GROUP = "results"
 KINDS: dict[str, type[StepLine | EpochLine]] = {
@@ -69,7 +69,7 @@ class Board:
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
         except ImportError as error:
-            raise ValueError((trouble_of_import(error) or ("", str(error)))[1]) from error
+            raise ValueError((explain_import_error(error) or ("", str(error)))[1]) from error
         self.folder, self.folders = folder, folders
         self.open, self.event, self.summary = EventFileWriter, event_pb2.Event, summary_pb2.Summary
         self.settings = hparams_pb

@@ -1,40 +1,44 @@
 from __future__ import annotations
 
-from experiments import figures as every
+from experiments import figures as all_figures
 from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from experiments.commands._arguments import Items
-from experiments.commands._drawing import load_readable_figures, redraw_all, print_figure
+from experiments.commands._drawing import load_readable_figures, print_figure, redraw_all
 from experiments.commands._messages import say
 from experiments.config.folders import ResultFolders
 
 GROUP = "results"
-BENCHED = {
-    "select": SELECT_PAGE.redraw,
-    "step": STEP_PAGE.redraw,
-}  # drawn from a benchmark's records
+# The figures that are drawn from a benchmark's records.
+DRAW_BY_BENCHMARK = {"select": SELECT_PAGE.redraw, "step": STEP_PAGE.redraw}
 
 
 def figures(words: Items) -> int:
-    """Draw again from stored records; needs no torch (make figures).
+    """Draw figures again from stored records: `make figures`.
 
-    From this checkout's records where they are complete, else from those that the repository ships.
+    The records are this checkout's where they are complete, else those that the repository ships. Drawing
+    needs no torch.
 
     Args:
         words: the figures to draw; all without words.
     """
     folders = ResultFolders()
-    asked_figures = [every.load(every.find_item(word)) for word in words if word not in BENCHED]
-    drawn, all_written = redraw_all(folders, asked_figures or ([] if words else load_readable_figures()))
+    items = [all_figures.find_item(word) for word in words if word not in DRAW_BY_BENCHMARK]
+    chosen_figures = [all_figures.load(item) for item in items]
+    drawn, are_all_written = redraw_all(folders, chosen_figures or ([] if words else load_readable_figures()))
     for figure in drawn:
-        if asked_figures:
+        if chosen_figures:
             print_figure(figure)
         else:
             print(f"{figure.picture} (from {figure.source})")
-    named = [name for name in BENCHED if not words or name in words]
-    benched = [picture for name in named for picture in BENCHED[name](folders, say)]
-    for picture in benched:
+    benchmark_pictures = [
+        picture
+        for name, draw in DRAW_BY_BENCHMARK.items()
+        if not words or name in words
+        for picture in draw(folders, say)
+    ]
+    for picture in benchmark_pictures:
         print(picture)
-    if not drawn and not benched:
+    if not drawn and not benchmark_pictures:
         say("no stored records suffice for any figure; make some with `make reproduce-fig4`")
         return 1
-    return 0 if all_written else 1
+    return 0 if are_all_written else 1

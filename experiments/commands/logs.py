@@ -9,7 +9,7 @@ GROUP = "cluster"
 
 
 def logs(words: Runs) -> int:
-    """The end of each log of a run's newest attempt.
+    """Print the end of each log of a run's newest attempt.
 
     Args:
         words: part of the run's name.

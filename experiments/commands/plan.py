@@ -17,7 +17,7 @@ from experiments.commands._durations import (
     basis,
 )
 from experiments.commands._messages import say
-from experiments.commands._named_runs import check_on_slurm
+from experiments.commands._named_runs import check_slurm_cluster
 from experiments.commands._run_table import load_runs
 from experiments.config.config import Config
 from experiments.config.folders import ResultFolders
@@ -55,7 +55,8 @@ def plan(words: ItemsAndSettings, *, sbatch: bool = False, all: bool = False) ->
     if not sbatch and not any(isinstance(run.config.cluster, SlurmCluster) for run in planned):
         _print_here(name, planned, find_unmeasured_runs(planned, folders, say), folders)
         return 0
-    found = group_into_arrays(check_on_slurm(planned), block)
+    check_slurm_cluster(planned)
+    found = group_into_arrays(planned, block)
     if sbatch:
         print("\n".join(sbatch_texts(found, folders, f"{name}-001")))
         return 0

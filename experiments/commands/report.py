@@ -33,7 +33,6 @@ from experiments.commands._drawing import (
     OWN_RUNS,
     FigureRecords,
     call_in_parallel,
-    draw,
     find_records,
     is_up_to_date,
     picture_sources,
@@ -50,7 +49,8 @@ from sparsify.methods import REGISTRY as METHODS
 
 GROUP = "results"
 KINDS = ("svg", "pdf", "png", "csv", "tex", "md")  # of a figure's files, in the order of their links
-SHIPPED_RUNS, OWN_RUN_ROWS = "runs-shipped", "runs-here"  # rows, as `Site.keep` keeps them
+SHIPPED_RUN_ROWS = "runs-shipped"  # names of rows that the report's folder keeps
+OWN_RUN_ROWS = "runs-here"
 
 
 def report(*, drawn: bool = False, follow: bool = False) -> int:
@@ -106,8 +106,10 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
         name: _digest([*map(_stat, _files_of(folders.store.root / name))]) for name in folders.store.run_ids()
     }
     # Of what this machine has made, too, the pages are of its own records.
-    known = [(digest, run) for digest, run in _known(site, SHIPPED_RUNS, made_from) if run.run not in own]
-    whole = [(digest, run) for digest, run in _known(site, OWN_RUNS, made_from) if own.get(run.run) == digest]
+    known = [(digest, run) for digest, run in _known(site, SHIPPED_RUN_ROWS, made_from) if run.run not in own]
+    whole = [
+        (digest, run) for digest, run in _known(site, OWN_RUN_ROWS, made_from) if own.get(run.run) == digest
+    ]
     known, whole = (rows if site.has_runs([run.id for _, run in rows]) else [] for rows in (known, whole))
     site.begin([run.id for _, run in (*known, *whole)])
     here, seen = [run for _, run in whole], {run.id for _, run in whole}
@@ -121,9 +123,11 @@ def write_report(folders: ResultFolders, draws: bool = True) -> Path:
         _written(site, run, of_runs, seen) for run in run_pages(shipped.frames, SHIPPED)
     ]
     if shipped.is_whole and not known:
-        _keep(site, SHIPPED_RUNS, made_from, [("", run) for run in theirs])
+        _keep(site, SHIPPED_RUN_ROWS, made_from, [("", run) for run in theirs])
     # Of the others the logs may tell more, which lie elsewhere.
-    _keep(site, OWN_RUNS, made_from, [(own[run.run], run) for run in here if run.state in (DONE, DIVERGED)])
+    _keep(
+        site, OWN_RUN_ROWS, made_from, [(own[run.run], run) for run in here if run.state in (DONE, DIVERGED)]
+    )
     runs = [*here, *(run for run in theirs if run.id not in seen)]
     return pages.write_pages(site, items, [*_methods()], notes, runs, [*_found(items)])
 
@@ -273,7 +277,7 @@ def _item(
     is_drawn, theirs = is_up_to_date(figure, profile, folders), folders.shipped / "figures"
     is_shipped = found.source != OWN_RUNS and (theirs / f"{stem}.png").is_file()
     if draws and not (is_drawn or is_shipped):
-        draw(figure, profile, frames, folders.figures, found.source, found.notes)
+        render_figure(figure, profile, found, folders.figures)
     folder = theirs if is_shipped and not is_drawn else folders.figures
     return ItemPage(
         name=figure.name,

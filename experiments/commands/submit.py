@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from experiments.commands._arguments import ItemsAndSettings
 from experiments.commands._messages import say
-from experiments.commands._named_runs import check_on_slurm
+from experiments.commands._named_runs import check_slurm_cluster
 from experiments.config import grid
 from experiments.config.folders import ResultFolders
 from experiments.config.plan import plan_runs
@@ -13,17 +13,21 @@ GROUP = "cluster"
 
 
 def submit(words: ItemsAndSettings, *, all: bool = False, force: bool = False, yes: bool = False) -> int:
-    """Queue what is neither measured nor queued, return at once: submit method=topk,dgc cluster=NAME
+    """Queue runs that are neither measured nor queued: `submit method=topk,dgc cluster=NAME`.
+
+    The command does not wait for them.
 
     Args:
         words: figures, with settings for their runs; or the settings of one run, or of a grid. sweep=NAME
             names them for `list` and `compare`.
-        all: of a figure, also the runs that make it firmer, mostly with more seeds.
+        all: also make the runs that make a figure firmer, mostly with more seeds.
         force: measure again what is already measured (earlier attempts are kept).
-        yes: also a grid of more than 1,000 runs.
+        yes: accept a grid of more than 1,000 runs.
     """
     name, configs = requested_runs(words, all, yes)
-    planned, folders = check_on_slurm(register_claim_rules(plan_runs(configs, say), words)), ResultFolders()
+    planned = register_claim_rules(plan_runs(configs, say), words)
+    check_slurm_cluster(planned)
+    folders = ResultFolders()
     grid.add_runs_to_sweep(folders, grid.split_sweep_name(words)[0], configs, say)
     sweep = submission.submit_missing(planned, folders, name, words, say, force)
     if sweep is None:

@@ -8,10 +8,10 @@ GROUP = "cluster"
 
 
 def sweep(words: ItemsAndSettings, *, all: bool = False) -> int:
-    """Make the missing runs here, inside an allocation of SLURM's; slurm/sweep.sbatch calls it.
+    """Make missing runs inside this allocation of SLURM's; slurm/sweep.sbatch calls this command.
 
     Args:
         words: figures, with settings for their runs; or the settings of one run, or of a grid.
-        all: of a figure, also the runs that make it firmer, mostly with more seeds.
+        all: also make the runs that make a figure firmer, mostly with more seeds.
     """
     return run_in_allocation(words, say, all)

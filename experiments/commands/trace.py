@@ -9,7 +9,7 @@ from analysis.records import parquet
 from analysis.records.files import write_atomic
 from analysis.records.frame_cache import load_newest_cached
 from analysis.records.frames import Frames
-from analysis.times.trace import build_trace as trace_of
+from analysis.times.trace import build_trace
 from experiments.commands._arguments import RunName
 from experiments.commands._drawing import select_run_ids
 from experiments.commands._named_runs import match_one_name
@@ -19,30 +19,32 @@ GROUP = "results"
 
 
 def trace(run: RunName, *, out: str | None = None) -> int:
-    """A run's recorded spans as a timeline for Perfetto (ui.perfetto.dev) and chrome://tracing.
+    """Write a run's recorded spans as a timeline for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
     Args:
-        run: part of the run's name, of this checkout or of what is shipped.
+        run: part of the run's name; it may be a shipped run.
         out: the file to write, compressed where its name ends in .gz; by default the run's name with
             .trace.json in this folder.
     """
-    name, frames = _recorded(run, ResultFolders())
+    name, frames = _load_run(run, ResultFolders())
     path = Path(out or f"{name}.trace.json")
-    text = json.dumps(trace_of(frames, list(frames.runs["key"]), name), allow_nan=False)
+    text = json.dumps(build_trace(frames, list(frames.runs["key"]), name), allow_nan=False)
     write_atomic(path, gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text)
     print(path)
     return 0
 
 
-def _recorded(word: str, folders: ResultFolders) -> tuple[str, Frames]:
+def _load_run(word: str, folders: ResultFolders) -> tuple[str, Frames]:
+    """Return the name and the frames of the run that a word names, this checkout's or a shipped one."""
     shipped = parquet.read_parquet(folders.shipped)
-    own, carried = set(folders.store.run_ids()), set(shipped.runs["run_id"])
-    name = match_one_name(word, [*sorted(own), *sorted(carried - own)])
-    if name in own:
+    own_names = set(folders.store.run_ids())
+    shipped_names = set(shipped.runs["run_id"])
+    name = match_one_name(word, [*sorted(own_names), *sorted(shipped_names - own_names)])
+    if name in own_names:
         frames = load_newest_cached(folders.store, [name], folders.records).frames
         if len(frames.runs):
             return name, frames
-    if name not in carried:
-        call = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
-        raise ValueError(f"{name} has no valid attempt: `{call}` says why")
+    if name not in shipped_names:
+        command = f"python -m experiments why {shlex.quote(name)}"  # a folder may have any name
+        raise ValueError(f"{name} has no valid attempt: `{command}` says why")
     return name, select_run_ids(shipped, [name])

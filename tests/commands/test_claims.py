@@ -9,7 +9,7 @@ import pytest
 from analysis.records.frames import empty_frames
 from experiments import figures
 from experiments.commands import claims as command
-from experiments.commands._drawing import TABLES, Stored
+from experiments.commands._drawing import PUBLISHED_TABLES, FigureRecords
 from experiments.figures import papers
 
 EVERY = list(papers.statements().values())
@@ -38,7 +38,7 @@ def test_each_claim_is_printed_with_a_verdict_and_the_last_line_counts_them(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By published facts alone: what shipped runs decide, test_readme.py compares."""
-    published = Stored(empty_frames(), TABLES)
+    published = FigureRecords(empty_frames(), PUBLISHED_TABLES)
     monkeypatch.setattr(
         command, "stored", lambda _, profile, *rest: published if profile == figures.PUBLISHED else None
     )
