@@ -1,9 +1,9 @@
 """Benchmarks: one file each, with a function of its own name; the folder is the list.
 
 `make bench BENCH=NAME ARGS="..."` is `python -m experiments bench NAME ...`. As of a command, the function's
-signature is the options and its docstring the help. It returns a `Bench` (`_runner`): cases, how one is
-measured, and what its rows show; the runner measures, records, goes on and prints for all of them. Files that
-start with _ are what several benchmarks share.
+signature is the options and its docstring the help. It returns a `Benchmark` (`_runner`): cases, how one is
+measured, and how its rows are shown; the runner measures, records, goes on and prints for all of them.
+Several benchmarks share the files that start with _.
 """
 
 from __future__ import annotations

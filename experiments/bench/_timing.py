@@ -18,7 +18,7 @@ from experiments.bench._runner import Record
 from experiments.config import code_version
 from experiments.worker.cores import cpu_model
 from experiments.worker.memory import free_bytes
-from experiments.worker.provenance import provenance
+from experiments.worker.provenance import collect_provenance
 from sparsify.core import host_sync
 
 Call = Callable[[], object]
@@ -50,7 +50,7 @@ def describe_machine(device: torch.device, threads: int | None = None) -> Record
     """Return what records say of the machine and the code, without the host's name."""
     cuda = device.type == "cuda"
     threads = threads or torch.get_num_threads()
-    facts = provenance("", "", device)
+    facts = collect_provenance("", "", device)
     return {
         "at": utc_now(),
         "device": device.type,

@@ -1,4 +1,4 @@
-"""Which searches `select=auto` takes."""
+"""The kernels that `select=auto` chooses."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ import torch
 from torch import Tensor
 
 from experiments.bench import Device
-from experiments.bench._runner import Bench, Record, ratio, rounded, spread
-from experiments.bench._side_by_side import turns
-from experiments.bench._timing import Clock, TimedCall, device_of, facts, in_turn, lacking
+from experiments.bench._runner import (
+    Benchmark,
+    Record,
+    round_to_digits,
+    summarise_spread,
+    summarise_turn_ratios,
+)
+from experiments.bench._select_comparison import num_gradients
+from experiments.bench._timing import (
+    Call,
+    Clock,
+    choose_device,
+    describe_machine,
+    explain_lack_of_memory,
+    time_in_turns,
+)
 from experiments.training import networks
 from sparsify.kernels import GroupKernel, SelectionKernel, make_group_kernel, make_kernel, min_fused_numel
 from sparsify.ranges import NonNegativeFloat, PositiveFraction, PositiveInt
@@ -21,10 +34,11 @@ from sparsify.types import num_selected
 
 SIZES = (64, 1024, 4096, 8192, 16_384, 32_768, 131_072, 1_048_576, 4_194_304, 25_600_000)
 DENSITIES = (0.001, 0.01, 0.1)
-KERNELS = ("torch", "auto", "fused")
-LEAST, MOST = 5, 200  # repetitions
-SETTLING = 2  # untimed repetitions: buffers are made, kernels compiled
-HELD = 11  # floats per element: residual, gradients, sum; magnitudes and what torch.topk allocates
+CHOICES = ("torch", "auto", "fused")  # of select=
+MIN_REPEATS = 5
+MAX_REPEATS = 200
+SETTLING_TURNS = 2  # untimed: buffers are made, kernels compiled
+HELD_FLOATS = 11  # per element: residual, gradients, sum; magnitudes and what torch.topk allocates
 
 Search = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[int]], object]  # of sums, gradients, ks
 
@@ -37,8 +51,8 @@ def auto(
     seconds: NonNegativeFloat = 2.5,
     device: Device | None = None,
     threads: PositiveInt | None = None,
-) -> Bench:
-    """Searches of tiny to very large buckets, side by side: is `select=auto` ever slower than torch's?
+) -> Benchmark:
+    """Time the searches of `select=auto`, torch and `select=fused` side by side, in tiny to large buckets.
 
     In every case torch, auto and fused search the same sums, in random order, and ratios are taken within
     each repetition. A time is the wall clock's, from an idle device until it is idle again: so a launch costs
@@ -56,83 +70,104 @@ def auto(
         device: cuda where there is one.
         threads: CPU threads; torch's by default.
     """
-    on = device_of(device, threads)
-    sizes: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]
+    on = choose_device(device, threads)
+    groups: list[tuple[int, ...]] = [(size,) for size in n or (() if layers else SIZES)]
     if layers or not n:
         with torch.device("meta"):
-            sizes.append(tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters()))
-    buckets = {(sum(each), len(each)): each for each in sizes}
-    return Bench(
-        about=facts(on),
-        head="medians [spread]",
-        cases=[{"n": size, "buckets": count, "density": each} for size, count in buckets for each in density],
-        setting={"seconds": seconds},
-        measure=lambda case: [measure(buckets[case["n"], case["buckets"]], case["density"], on, seconds)],
-        heading="n | buckets | density | auto is | torch, ms | auto, ms | fused, ms | torch / auto | "
+            groups.append(tuple(p.numel() for p in networks.vgg16(3, 32, 10).parameters()))
+    bucket_sizes = {(sum(sizes), len(sizes)): sizes for sizes in groups}
+    return Benchmark(
+        machine=describe_machine(on),
+        description="medians [spread]",
+        cases=[
+            {"n": size, "buckets": count, "density": share}
+            for size, count in bucket_sizes
+            for share in density
+        ],
+        settings={"seconds": seconds},
+        measure=lambda case: [
+            measure(bucket_sizes[case["n"], case["buckets"]], case["density"], on, seconds)
+        ],
+        header="n | buckets | density | auto is | torch, ms | auto, ms | fused, ms | torch / auto | "
         "torch / fused | repetitions",
-        row="{n:,} | {buckets} | {density:g} | {kernels[auto]} | {torch_ms[median]:.3g} | "
+        row_format="{n:,} | {buckets} | {density:g} | {kernels[auto]} | {torch_ms[median]:.3g} | "
         "{auto_ms[median]:.3g} | {fused_ms[median]:.3g} | {torch_over_auto:.2f} | {torch_over_fused:.2f} | "
         "{torch_ms[n]}",
-        last=lambda rows: summary(
+        summarise=lambda rows: summarise(
             [row for row in rows if "kernels" in row], min_fused_numel(torch.empty(0, device=on))
         ),
     )
 
 
 def measure(sizes: Sequence[int], density: float, device: torch.device, seconds: float) -> Record:
-    """The samples of one case, their medians, and ratios within repetitions."""
+    """Return the samples of one case, their medians, and ratios within repetitions."""
     n = sum(sizes)
-    if why := lacking(4 * HELD * n, device):
+    if why := explain_lack_of_memory(4 * HELD_FLOATS * n, device):
         return {"why": why}
     gc.collect()
-    generator = torch.Generator(device).manual_seed(0)
+    rng = torch.Generator(device).manual_seed(0)
     # Several gradients take turns: a processor that meets the same one again has learnt where it branches.
-    residual, *grads = (
-        [torch.randn(size, generator=generator, device=device) for size in sizes] for _ in range(1 + turns(n))
+    residual, *gradients = (
+        [torch.randn(size, generator=rng, device=device) for size in sizes]
+        for _ in range(1 + num_gradients(n))
     )
     accs = list(map(torch.empty_like, residual))
     ks = [num_selected(size, density) for size in sizes]
-    searches, names, why_not = ready(residual)
+    searches, kernel_names, why_not_fused = make_searches(residual)
 
-    def call(search: Search) -> TimedCall:
-        taken = cycle(grads)
-        return lambda: search(accs, next(taken), ks)
+    def make_call(search: Search) -> Call:
+        turns = cycle(gradients)
+        return lambda: search(accs, next(turns), ks)
 
-    def restore() -> None:
-        for acc, owed in zip(accs, residual, strict=True):
-            acc.copy_(owed)
-
-    samples = in_turn(
-        {name: call(search) for name, search in searches.items()}, Clock(device, "wall"), MOST,
-        before=restore, warm_up=SETTLING, least=LEAST, seconds=seconds,
-    )  # fmt: skip
+    samples = time_in_turns(
+        {name: make_call(search) for name, search in searches.items()},
+        Clock(device, "wall"),
+        MAX_REPEATS,
+        prepare=lambda name: torch._foreach_copy_(accs, residual),
+        warm_up=SETTLING_TURNS,
+        min_turns=MIN_REPEATS,
+        seconds=seconds,
+    ).wall_ms
     return {
         "k": sum(ks),
-        "kernels": names,
-        **{f"{name}_ms": spread([*samples[name].values()]) if name in samples else None for name in KERNELS},
-        **{f"torch_over_{name}": ratio(samples["torch"], samples.get(name)) for name in ("auto", "fused")},
-        "why_not_fused": why_not,
-        "samples_ms": {name: [rounded(ms) for ms in taken.values()] for name, taken in samples.items()},
+        "kernels": kernel_names,
+        **{
+            f"{name}_ms": summarise_spread([*samples[name].values()]) if name in samples else None
+            for name in CHOICES
+        },
+        **{
+            f"torch_over_{name}": summarise_turn_ratios(samples["torch"], samples.get(name))
+            for name in ("auto", "fused")
+        },
+        "why_not_fused": why_not_fused,
+        "samples_ms": {
+            name: [round_to_digits(ms) for ms in times.values()] for name, times in samples.items()
+        },
     }
 
 
-def ready(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
-    """The search of each row, and its kernels by name; and why there is none for `fused`, if so."""
-    alone, why = dict[str, list[SelectionKernel]](), None
-    for row in KERNELS:
+def make_searches(likes: list[Tensor]) -> tuple[dict[str, Search], dict[str, str], str | None]:
+    """Return the search and the kernels' names of each choice, and why there is none for `fused`, if so."""
+    searches = dict[str, Search]()
+    names = dict[str, str]()
+    why_not_fused = None
+    for choice in CHOICES:
         try:
-            alone[row] = [make_kernel(like, row) for like in likes]
+            kernels = [make_kernel(like, choice) for like in likes]
         except ValueError as error:  # of `fused` alone
-            why = str(error)
-    searches: dict[str, Search] = {row: partial(one_by_one, kernels) for row, kernels in alone.items()}
-    names = {row: " and ".join(sorted({kernel.name for kernel in kernels})) for row, kernels in alone.items()}
-    together = make_group_kernel(likes, alone["auto"])
-    if len(likes) > 1 and type(together) is not GroupKernel:
-        searches["auto"], names["auto"] = together.topk, together.name
-    return searches, names, why
+            why_not_fused = str(error)
+            continue
+        searches[choice] = partial(search_one_by_one, kernels)
+        names[choice] = " and ".join(sorted({kernel.name for kernel in kernels}))
+        if choice == "auto" and len(likes) > 1:
+            group_kernel = make_group_kernel(likes, kernels)
+            if type(group_kernel) is not GroupKernel:
+                searches[choice] = group_kernel.topk
+                names[choice] = group_kernel.name
+    return searches, names, why_not_fused
 
 
-def one_by_one(
+def search_one_by_one(
     kernels: Sequence[SelectionKernel], accs: Sequence[Tensor], grads: Sequence[Tensor], ks: Sequence[int]
 ) -> None:
     """Search one bucket after the other."""
@@ -140,21 +175,22 @@ def one_by_one(
         kernel.topk(acc, grad, k)
 
 
-def summary(found: list[Record], pays_from: int) -> Record:
-    """The last line."""
-    names = ("n", "buckets", "density", "kernels", "torch_over_auto", "torch_over_fused")
+def summarise(rows: list[Record], min_fused_n: int) -> Record:
+    """Return from which size on fused is taken, from which on it pays, and the ratios of all cases."""
+    fields = ("n", "buckets", "density", "kernels", "torch_over_auto", "torch_over_fused")
     return {
-        "fused_from": pays_from,
-        "fused_pays_from": crossing(found),
-        "least_torch_over_auto": min((record["torch_over_auto"]["median"] for record in found), default=None),
-        "cases": [{name: record[name] for name in names} for record in found],
+        "fused_from": min_fused_n,
+        "fused_pays_from": find_crossing(rows),
+        "least_torch_over_auto": min((row["torch_over_auto"]["median"] for row in rows), default=None),
+        "cases": [{field: row[field] for field in fields} for row in rows],
     }
 
 
-def crossing(found: list[Record]) -> int | None:
-    """The least n from which on fused was faster than torch in every case; None where it was not at the
-    largest, or is not to be had.
+def find_crossing(rows: list[Record]) -> int | None:
+    """Return the least n from which on fused was faster than torch in every case.
+
+    It is None where fused was slower at the largest n, or can't be had.
     """
-    alone = [(record["n"], record["torch_over_fused"]) for record in found if record["buckets"] == 1]
-    slower = max((n for n, torch_over in alone if not torch_over or torch_over["median"] <= 1), default=0)
-    return min((n for n, _ in alone if n > slower), default=None)
+    ratios = [(row["n"], row["torch_over_fused"]) for row in rows if row["buckets"] == 1]
+    slower = max((n for n, ratio in ratios if not ratio or ratio["median"] <= 1), default=0)
+    return min((n for n, _ in ratios if n > slower), default=None)

@@ -1,4 +1,4 @@
-"""Bytes on the wire."""
+"""Bytes on the wire: predicted, counted and published."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 from torch.nn import Parameter
 
 import sparsify
-from experiments.bench._runner import WRONG, Bench, Record
-from experiments.bench._timing import device_of, facts
+from experiments.bench._runner import WRONG, Benchmark, Record
+from experiments.bench._timing import choose_device, describe_machine
 from sparsify import cost
 from sparsify.comm import virtual
 from sparsify.method import Method
@@ -20,17 +20,20 @@ from sparsify.types import BucketStep, num_selected
 from sparsify.wrappers.aggregator import Aggregator
 from sparsify.wrappers.engine import StepReport
 
-WORKERS, DENSITIES, STEPS = (2, 4, 8, 16), (0.001, 0.01, 0.1), 3
-ROW = 100  # gradients are a matrix, as PowerSGD needs
-SCHEMES = {
+WORKERS = (2, 4, 8, 16)
+DENSITIES = (0.001, 0.01, 0.1)
+STEPS = 3
+WORD_BYTES = 4  # of the published costs
+ROW_LENGTH = 100  # gradients are a matrix, as PowerSGD needs
+PUBLISHED_SCHEMES = {  # by method, as `sparsify.cost.published_cost` names them
     "dense": "dense", "topk": "topka", "gaussiank": "gaussiank", "sparcml": "topkdsa", "gtopk": "gtopk",
     "oktopk": "oktopk", "randomk": "randomk allgather", "blockrandomk": "blockrandomk allgather",
     "scalecom": "scalecom",
 }  # fmt: skip
 
 
-def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
-    """Bytes on the wire: as each method promises, as the communicator counts, and as the literature has them.
+def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Benchmark:
+    """Compare bytes on the wire: as each method predicts, as the communicator counts, and as published.
 
     Every method sends one bucket of normal gradients, for several numbers of workers P and densities k/n.
     *promised* is what closed forms say, given how many elements each worker sent (a method's
@@ -44,29 +47,28 @@ def bytes(*, n: PositiveInt = 100_000, methods: str = "") -> Bench:
         n: elements, in rows of 100.
         methods: names, with commas; all by default.
     """
-    if n % ROW:
-        raise ValueError(f"--n {n}: {n} is no multiple of {ROW}, the length of a row")
-    names = named(methods)
+    if n % ROW_LENGTH:
+        raise ValueError(f"--n {n}: {n} is no multiple of {ROW_LENGTH}, the length of a row")
+    names = parse_methods(methods)
     cases = [
         {"method": name, "workers": size, "density": density, "n": n}
         for name in names
         for size in WORKERS
         for density in (DENSITIES if has_density(name) else DENSITIES[:1])
     ]
-    return Bench(
-        about=facts(device_of("cpu")),
+    return Benchmark(
+        machine=describe_machine(choose_device("cpu")),
         cases=cases,
         measure=measure,
-        heading="method | P | k | sent | promised | counted | kept | published",
-        row="{method} | {workers} | {k:,} | {sent:,} | {promised:,} | {counted:,} | {kept} | "
+        header="method | P | k | sent | promised | counted | kept | published",
+        row_format="{method} | {workers} | {k:,} | {sent:,} | {promised:,} | {counted:,} | {kept} | "
         "{published:,.0f}",
-        last=lambda rows: {"n": n, "other_than_promised": sum(bool(row[WRONG]) for row in rows)},
-        end=lambda line: [f"{line['other_than_promised']} of these promised other bytes than were counted"],
+        summarise=lambda rows: {"n": n, "other_than_promised": sum(bool(row[WRONG]) for row in rows)},
     )
 
 
-def named(methods: str) -> list[str]:
-    """The methods that are named with commas; all where none is.
+def parse_methods(methods: str) -> list[str]:
+    """Return the methods that are named with commas; all where none is.
 
     Raises:
         ValueError: there is no such method, or it is a strategy of local steps.
@@ -88,45 +90,47 @@ def has_density(method: str) -> bool:
     return "density" in sparsify.defaults(method)
 
 
-def built(method: str, density: float) -> Method:
-    """The method over the whole model, with this density, where it has these to be chosen."""
-    known, wanted = sparsify.defaults(method), {"density": density, "scope": "global"}
-    found: Method = sparsify.build(method, **{name: wanted[name] for name in wanted if name in known})
-    return found
+def build_method(name: str, density: float) -> Method:
+    """Return the method over the whole model, with this density, where it takes these options."""
+    options = {"density": density, "scope": "global"}
+    known = sparsify.defaults(name)
+    method: Method = sparsify.build(
+        name, **{option: options[option] for option in options if option in known}
+    )
+    return method
 
 
 def measure(case: Record) -> Iterator[Record]:
-    """Elements sent, bytes promised and bytes counted in the last of some steps, on rank 0."""
+    """Yield the elements sent, the bytes predicted and the bytes counted in rank 0's last step."""
     name, size, density, n = case.values()
-    method = built(name, density)
-    shape = (n // ROW, ROW)
+    method = build_method(name, density)
+    shape = (n // ROW_LENGTH, ROW_LENGTH)
 
-    def body(comm: virtual.VirtualComm) -> StepReport:
+    def run_steps(comm: virtual.VirtualComm) -> StepReport:
         aggregator = Aggregator(method, [("p", Parameter(torch.zeros(shape)))], comm)
-        own = torch.Generator().manual_seed(comm.rank)
+        rng = torch.Generator().manual_seed(comm.rank)
         for _ in range(STEPS):
-            aggregator.gradients.flat.copy_(torch.randn(n, generator=own) * 0.01)
+            aggregator.gradients.flat.copy_(torch.randn(n, generator=rng) * 0.01)
             report = aggregator.aggregate()
         return report
 
-    reports = virtual.run(size, body)
-    selected, counted = [report.selected for report in reports], reports[0].wire_bytes
+    reports = virtual.run(size, run_steps)
+    selected = [report.selected for report in reports]
+    counted = reports[0].wire_bytes
     k = num_selected(n, method.density_at(0))
-    promise = method.predict_bytes(BucketStep((shape,), k, torch.float32, size, STEPS - 1, selected))
-    is_kept = promise is not None and promise.least <= counted <= promise.most
+    prediction = method.predict_bytes(BucketStep((shape,), k, torch.float32, size, STEPS - 1, selected))
+    is_kept = prediction is not None and prediction.least <= counted <= prediction.most
+    nominal_k = num_selected(n, density)
+    published = None
+    if name in PUBLISHED_SCHEMES:
+        words = cost.published_cost(PUBLISHED_SCHEMES[name], n, nominal_k, size)[:2]
+        published = [float(WORD_BYTES * number) for number in words]
     yield {
-        "k": num_selected(n, density) if has_density(name) else None,
+        "k": nominal_k if has_density(name) else None,
         "sent": selected[0],
-        "promised": None if promise is None else [promise.least, promise.most],
+        "promised": None if prediction is None else [prediction.least, prediction.most],
         "counted": counted,
-        "published": published(name, n, num_selected(n, density), size, 4),
+        "published": published,
         "kept": "yes" if is_kept else "NO",
         WRONG: "" if is_kept else f"{name}, P = {size}, density {density:g}: {counted:,} bytes were counted",
     }
-
-
-def published(name: str, n: int, k: int, size: int, word: int = 1) -> list[float] | None:
-    """The literature's words, of so many bytes, least and most; None where it has none."""
-    if name not in SCHEMES:
-        return None
-    return [float(word * words) for words in cost.published_cost(SCHEMES[name], n, k, size)[:2]]

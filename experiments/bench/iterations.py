@@ -17,7 +17,7 @@ from experiments.config import compose
 from experiments.config.folders import ResultFolders
 from experiments.config.plan import plan_runs
 from experiments.training.loop import Trainer
-from experiments.worker.build import Built, build, prepare_device
+from experiments.worker.build import RunComponents, build_run, prepare_device
 from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
 from sparsify.ranges import PositiveInt
@@ -55,7 +55,7 @@ def iterations(settings: Sequence[str] = (), *, iterations: PositiveInt = 20) ->
     }  # fmt: skip
 
     def measure(case: Record) -> list[Record]:
-        run = build(config, planned.data_root, device)
+        run = build_run(config, planned.data_root, device)
         phases = measure_phases(run, iterations)
         iteration_ms = measure_iteration_ms(run, iterations)
         folder = ResultFolders().results / "bench" / "iterations"
@@ -98,7 +98,7 @@ class StepsInMemory(list[Record]):
     def flush(self) -> None: ...
 
 
-def train(run: Built, mode: str, steps: int, on_step: Callable[[int], None]) -> list[list[Record]]:
+def train(run: RunComponents, mode: str, steps: int, on_step: Callable[[int], None]) -> list[list[Record]]:
     """Train in this timing mode without validation, and return the steps of every rank.
 
     Args:
@@ -116,7 +116,7 @@ def train(run: Built, mode: str, steps: int, on_step: Callable[[int], None]) -> 
     return virtual.run(run.config.workers, train_rank, *run.simulated(mode))
 
 
-def measure_phases(run: Built, iterations: int) -> Record:
+def measure_phases(run: RunComponents, iterations: int) -> Record:
     """Measure steps in mode serialised.
 
     Returns milliseconds of each phase per rank and step; compression as a percentage of FP + BP; and an
@@ -149,7 +149,7 @@ def measure_phases(run: Built, iterations: int) -> Record:
     }
 
 
-def measure_iteration_ms(run: Built, iterations: int) -> Record:
+def measure_iteration_ms(run: RunComponents, iterations: int) -> Record:
     """Measure the time of all workers, one after the other, in mode production on the host's clock.
 
     Samples are means of windows, at whose ends alone the host waits for the device.
@@ -166,7 +166,7 @@ def measure_iteration_ms(run: Built, iterations: int) -> Record:
     return summarise_spread([1e3 * (end - start) / window for start, end in pairwise(ends_s)])
 
 
-def profile_iteration(run: Built, folder: Path, stem: str) -> str:
+def profile_iteration(run: RunComponents, folder: Path, stem: str) -> str:
     """Profile one iteration of all workers, write the table and the trace, and return the table."""
     is_cuda = run.settings.device.type == "cuda"
     activities = [ProfilerActivity.CPU]

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from experiments.bench import SIZES, Device
-from experiments.bench._runner import WRONG, Bench, Record, ratio, rounded, spread
-from experiments.bench._side_by_side import SelectCase, SideBySide, StepTimes, flush_bytes, same_magnitudes
-from experiments.bench._timing import REPEATS, Clock, Waits, captured, device_of, facts, in_turn, lacking
+from experiments.bench._compared_rows import Selection
+from experiments.bench._runner import (
+    WRONG,
+    Benchmark,
+    Record,
+    round_to_digits,
+    summarise_spread,
+    summarise_turn_ratios,
+)
+from experiments.bench._select_comparison import (
+    RowTimes,
+    SelectionComparison,
+    cache_flush_bytes,
+    has_same_magnitudes,
+)
+from experiments.bench._timing import (
+    DEFAULT_REPEATS,
+    Call,
+    Clock,
+    HostWaitError,
+    TimesByTurn,
+    capture_graph,
+    choose_device,
+    describe_machine,
+    explain_lack_of_memory,
+    time_in_turns,
+)
 from sparsify.kernels import TorchKernel
 from sparsify.ranges import PositiveInt, describe_unknown
 
 DENSITY = 0.001
-HELD = 24  # floats per element that all rows together hold, or pass
-PROFILED = 10  # replays whose kernels are looked at
+HELD_FLOATS = 24  # per element, that all rows together hold or allocate
+NUM_PROFILED_REPLAYS = 10
 STEPS = ("add", "fused", "fallback", "threshold", "eager")
-SELECT_K = ("fused", "fallback")  # these find what torch.topk finds
-RATIOS = {"fused_over_add": ("fused", "add"), "fallback_over_fused": ("fallback", "fused"),
-          "eager_over_fused": ("eager", "fused")}  # fmt: skip
+EXACT_STEPS = ("fused", "fallback")  # these find what torch.topk finds
+RATIOS = {
+    "fused_over_add": ("fused", "add"), "fallback_over_fused": ("fallback", "fused"),
+    "eager_over_fused": ("eager", "fused"),
+}  # fmt: skip
 
 
 def kernels(
@@ -31,8 +57,8 @@ def kernels(
     repeats: PositiveInt | None = None,
     device: Device | None = None,
     check: bool = False,
-) -> Bench:
-    """Every kernel in a CUDA graph: the device's time of a step beside the host's, and of each kernel in it.
+) -> Benchmark:
+    """Time every kernel in a CUDA graph: the device's time of a step, the host's, and that of each kernel.
 
     The device's time is that of a graph's replay, between events: no launch of the host's is in it. The
     host's is that of an ordinary call on an idle device, until it returns. Rows take turns; before each call
@@ -50,95 +76,115 @@ def kernels(
     for name in rows:
         if name not in STEPS:
             raise ValueError(describe_unknown("row", name, STEPS))
-    on = device_of(device)
-    cuda, times = on.type == "cuda", repeats or REPEATS[on.type]
-    return Bench(
-        about=facts(on),
-        head=f"{times} repetitions; medians with their spread",
+    on = choose_device(device)
+    repeats = repeats or DEFAULT_REPEATS[on.type]
+    device_column = "device, us, in a graph" if on.type == "cuda" else "host, us (a CPU has no graph)"
+
+    def summarise(all_rows: list[Record]) -> Record:
+        cases = []
+        for size in n:
+            ratios = {
+                name: row[name]
+                for row in all_rows if row["n"] == size for name in RATIOS if row.get(name)
+            }  # fmt: skip
+            cases.append({"n": size, **ratios})
+        return {"checked": not any(row.get(WRONG) for row in all_rows), "cases": cases}
+
+    return Benchmark(
+        machine=describe_machine(on),
+        description=f"{repeats} repetitions; medians with their spread",
         cases=[{"n": size, "density": DENSITY} for size in n],
-        setting={"rows": [*(rows or STEPS)], "repeats": times, "check": check},
-        measure=lambda case: measure(case["n"], rows or STEPS, 0 if check else times, on),
-        title=lambda case: f"n = {case['n']:,}, density {DENSITY:g}",
-        heading=f"row | {'device, us, in a graph' if cuda else 'host, us (a CPU has no graph)'} | "
-        "host, us, of a call",
-        row="{row} | {device_us}{no_graph} | {host_us}",
-        last=lambda found: {
-            "checked": not any(row.get(WRONG) for row in found),
-            "cases": [
-                {"n": size}
-                | {name: row[name] for row in found if row["n"] == size for name in RATIOS if row.get(name)}
-                for size in n
-            ],
-        },
+        settings={"rows": [*(rows or STEPS)], "repeats": repeats, "check": check},
+        measure=lambda case: measure(case["n"], rows or STEPS, 0 if check else repeats, on),
+        case_title=lambda case: f"n = {case['n']:,}, density {DENSITY:g}",
+        header=f"row | {device_column} | host, us, of a call",
+        row_format="{row} | {device_us}{no_graph} | {host_us}",
+        summarise=summarise,
     )
 
 
 def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> list[Record]:
-    """Look at what each row selects; with repetitions, take its times and those of the kernels in `fused`."""
-    if why := lacking(4 * HELD * n, device):
+    """Check what each row selects; with repetitions, time the rows and the kernels in `fused`."""
+    if why := explain_lack_of_memory(4 * HELD_FLOATS * n, device):
         return [{"row": "all", "why": why}]
-    lines, cuda = {name: StepTimes() for name in rows}, device.type == "cuda"
-    beside = SideBySide(SelectCase(n, DENSITY, "normal"), lines, set(), flush_bytes(device), Path(), device)
-    beside.guide = TorchKernel(beside.work)
-    beside.begin(0)
-    wrong = {name: fault(beside, name) for name in beside.made}
-    calls: dict[str, Callable[[], object]] = {
-        name: partial(made.step, beside.work, beside.grad) for name, made in beside.made.items()
+    times_by_row = {name: RowTimes() for name in rows}
+    comparison = SelectionComparison(
+        Selection(n, DENSITY, "normal"), times_by_row, set(), cache_flush_bytes(device), Path(), device
+    )
+    comparison.guide = TorchKernel(comparison.acc)
+    comparison.begin_turn(0)
+    faults = {name: find_fault(comparison, name) for name in comparison.steps}
+    calls: dict[str, Call] = {
+        name: partial(ready.take, comparison.acc, comparison.grad) for name, ready in comparison.steps.items()
     }
-    took, not_captured = dict[str, dict[str, dict[int, float]]](), dict[str, str]()
+    times = dict[str, dict[str, TimesByTurn]]()
+    uncaptured = dict[str, str]()
+
+    def time_calls(clock: Clock) -> dict[str, TimesByTurn]:
+        return time_in_turns(calls, clock, repeats, prepare=lambda name: comparison.restore_acc()).wall_ms
+
+    uses_graphs = device.type == "cuda" and repeats > 0
     if repeats:
-        took["host_us"] = in_turn(calls, Clock(device, "call"), repeats, before=beside.restore)
-        for name in beside.made if cuda else ():
+        times["host_us"] = time_calls(Clock(device, "call"))
+        for name in [*calls] if uses_graphs else ():
             try:
-                calls[name] = captured(calls[name])
-            except Waits as why_not:
-                not_captured[name] = f" (no graph: {why_not})"
-        took["device_us"] = in_turn(calls, Clock(device), repeats, before=beside.restore)
-    found: list[Record] = []
-    for name in beside.made:
-        of_device = took.get("device_us", {})
-        found.append({
+                calls[name] = capture_graph(calls[name])
+            except HostWaitError as error:
+                uncaptured[name] = f" (no graph: {error})"
+        times["device_us"] = time_calls(Clock(device))
+    records = list[Record]()
+    for name in calls:
+        device_times = times.get("device_us", {})
+        records.append({
             "row": name,
-            WRONG: wrong[name],
-            "in_graph": cuda and bool(repeats) and name not in not_captured,
-            "no_graph": not_captured.get(name),
-            **{key: spread([1e3 * ms for ms in rows[name].values()]) for key, rows in took.items()},
-            **{key: ratio(of_device.get(above), of_device.get(below))
-               for key, (above, below) in RATIOS.items() if above == name},
+            WRONG: faults[name],
+            "in_graph": uses_graphs and name not in uncaptured,
+            "no_graph": uncaptured.get(name),
+            **{
+                field: summarise_spread([1e3 * ms for ms in of_calls[name].values()])
+                for field, of_calls in times.items()
+            },
+            **{
+                field: summarise_turn_ratios(device_times.get(above), device_times.get(below))
+                for field, (above, below) in RATIOS.items() if above == name
+            },
         })  # fmt: skip
-        if name == "fused" and cuda and repeats:
-            found += kernels_within(calls[name])
-    if cuda:
+        if name == "fused" and uses_graphs:
+            records += profile_kernels(calls[name])
+    if device.type == "cuda":
         torch.cuda.empty_cache()
-    return found + [{"row": name, "why": f"not run: {line.why}"} for name, line in lines.items() if line.why]
+    for name, row_times in times_by_row.items():
+        if row_times.why_not_run:
+            records.append({"row": name, "why": f"not run: {row_times.why_not_run}"})
+    return records
 
 
-def fault(beside: SideBySide, name: str) -> str:
-    """A sentence where the row selects other magnitudes than torch.topk, or does not do what it is for."""
-    if name not in SELECT_K:
+def find_fault(comparison: SelectionComparison, name: str) -> str:
+    """Return a sentence where a row selects other magnitudes than torch.topk, or did not fall back."""
+    if name not in EXACT_STEPS:
         return ""
-    beside.restore()
-    step, kernel, _ = beside.made[name]
-    if not same_magnitudes(step(beside.work, beside.grad), beside.best):
-        return f"n = {beside.case.n:,}: {name} selects other magnitudes than torch.topk"
+    comparison.restore_acc()
+    step, kernel, _ = comparison.steps[name]
+    if not has_same_magnitudes(step(comparison.acc, comparison.grad), comparison.best):
+        return f"n = {comparison.case.n:,}: {name} selects other magnitudes than torch.topk"
     if name == "fallback" and kernel is not None and not kernel.stats().fallbacks:
-        return f"n = {beside.case.n:,}: {name} did not fall back"
+        return f"n = {comparison.case.n:,}: {name} did not fall back"
     return ""
 
 
-def kernels_within(replay: Callable[[], object]) -> list[Record]:
-    """The device's work in a replay: name, launches, microseconds of each kernel."""
+def profile_kernels(replay: Call) -> list[Record]:
+    """Return name, launches and microseconds of each kernel in a replay."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        for _ in range(PROFILED):
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(NUM_PROFILED_REPLAYS):
             replay()
         torch.cuda.synchronize()
     return [
         {
-            "row": f"- {event.key}, {event.count / PROFILED:g} x",
-            "device_us": rounded(event.self_device_time_total / PROFILED),
+            "row": f"- {event.key}, {event.count / NUM_PROFILED_REPLAYS:g} x",
+            "device_us": round_to_digits(event.self_device_time_total / NUM_PROFILED_REPLAYS),
         }
-        for event in seen.key_averages()
+        for event in profiler.key_averages()
         if event.self_device_time_total
     ]

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from experiments.bench._runner import Bench, Record, ratio, spread
-from experiments.bench._timing import Clock, device_of, facts, in_turn
+from experiments.bench._runner import Benchmark, Record, summarise_spread, summarise_turn_ratios
+from experiments.bench._timing import Clock, choose_device, describe_machine, time_in_turns
 from sparsify.ranges import PositiveInt
 
 DENSITY = 0.01
-WARM_UP = 20  # the first steps compile, and keep
+WARM_UP_TURNS = 20  # the first steps compile, and keep
 TARGET_US = 30
-HOST, RATIO = {"ordinary": "ordinary_host_us", "kept": "host_us"}, "ordinary_over_kept"
-SHARED_BYTES, THREADS = 232_448, 1024  # that a block may have on compute capability 9.0
+HOST_FIELDS = {"ordinary": "ordinary_host_us", "kept": "host_us"}
+RATIO_FIELD = "ordinary_over_kept"
+SHARED_MEMORY_BYTES = 232_448  # that a block may have on compute capability 9.0
+MAX_THREADS = 1024
 
-Start = Callable[..., None]  # what Triton calls to start a kernel
+StartKernel = Callable[..., None]  # what Triton calls to start a kernel
 
 
-def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Bench:
-    """Host time of one fused step on CUDA: acc += grad and its k largest, launched in two ways, side by side.
+def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Benchmark:
+    """Time the host in one fused step on CUDA, acc += grad and its k largest, launched in two ways.
 
     *ordinary*: every launch is Triton's own, kernel[grid](...). *kept*: compiled kernels are kept and
     launched directly, as `select=fused` does (sparsify/kernels/triton_launcher.py). Both take a step in every
@@ -36,46 +39,55 @@ def launch(*, n: PositiveInt = 100_010, repeats: PositiveInt = 1000) -> Bench:
     """
     import triton  # takes its time
 
-    device = device_of(None, threads=1)
+    device = choose_device(None, threads=1)
     versions = {
         "launcher": "the driver's" if device.type == "cuda" else "does nothing; no GPU",
         "python": ".".join(map(str, sys.version_info[:3])),
         "triton": triton.__version__,
     }
-    return Bench(
-        about=facts(device),
-        head=", ".join(f"{name}: {value}" for name, value in versions.items()),
+    return Benchmark(
+        machine=describe_machine(device),
+        description=", ".join(f"{name}: {value}" for name, value in versions.items()),
         cases=[{"n": n, "k": int(DENSITY * n)}],
-        setting={"repeats": repeats, **versions},
+        settings={"repeats": repeats, **versions},
         measure=lambda case: [versions | measure(case, repeats, device)],
-        heading="host time of a step, us | ordinary | kept | ordinary / kept | repetitions",
-        row="n = {n:,}, k = {k:,} | {ordinary_host_us:.1f} | {host_us:.1f} | {ordinary_over_kept:.1f} | "
-        "{host_us[n]}",
-        last=lambda rows: {
+        header="host time of a step, us | ordinary | kept | ordinary / kept | repetitions",
+        row_format="n = {n:,}, k = {k:,} | {ordinary_host_us:.1f} | {host_us:.1f} | "
+        "{ordinary_over_kept:.1f} | {host_us[n]}",
+        summarise=lambda rows: {
             "target_us": TARGET_US,
-            **{name: rows[0][name] for name in ("torch", "n", "k", *versions, *HOST.values(), RATIO)},
+            **{
+                field: rows[0][field]
+                for field in ("torch", "n", "k", *versions, *HOST_FIELDS.values(), RATIO_FIELD)
+            },
         },
     )
 
 
 def measure(case: Record, repeats: int, device: torch.device) -> Record:
-    """Microseconds of the host for each step of each kind."""
+    """Return the microseconds of the host for each kind of step."""
     from sparsify.kernels import triton_search
 
     if device.type == "cpu":
         replace_gpu()
-    acc, grad = torch.zeros(case["n"], device=device), torch.zeros(case["n"], device=device)
-    kernels = {name: triton_search.TritonKernel(acc) for name in HOST}
-    for name, kernel in kernels.items():
+    acc = torch.zeros(case["n"], device=device)
+    grad = torch.zeros(case["n"], device=device)
+    calls = dict[str, Callable[[], object]]()
+    for name in HOST_FIELDS:
+        kernel = triton_search.TritonKernel(acc)
         kernel.launch.keeps_compiled = name == "kept"
-    calls = {name: lambda each=each: each.topk(acc, grad, case["k"]) for name, each in kernels.items()}
-    took = in_turn(calls, Clock(device, "call"), repeats, warm_up=WARM_UP)
-    found = {HOST[name]: spread([1e3 * ms for ms in samples.values()]) for name, samples in took.items()}
-    return found | {RATIO: ratio(took["ordinary"], took["kept"])}
+        calls[name] = partial(kernel.topk, acc, grad, case["k"])
+    times = time_in_turns(calls, Clock(device, "call"), repeats, warm_up=WARM_UP_TURNS).wall_ms
+    row: Record = {
+        HOST_FIELDS[name]: summarise_spread([1e3 * ms for ms in by_turn.values()])
+        for name, by_turn in times.items()
+    }
+    return row | {RATIO_FIELD: summarise_turn_ratios(times["ordinary"], times["kept"])}
 
 
 def replace_gpu(
-    capability: int = 90, launcher: Callable[[str], Start] = lambda kernel: lambda *given: None
+    capability: int = 90,
+    make_start: Callable[[str], StartKernel] = lambda kernel: lambda *arguments: None,
 ) -> None:
     """Make `TritonKernel` take tensors on the CPU from now on, as if they were on such a GPU.
 
@@ -83,22 +95,23 @@ def replace_gpu(
     driver in the whole process, so it belongs in a process of its own.
 
     Args:
-        launcher: called once for each compiled kernel, by its name; the result, at every launch of it.
+        make_start: called once for each compiled kernel, by its name; the result, at every launch of it.
     """
     from triton.runtime.driver import driver
 
     from sparsify.kernels import triton_search
 
-    driver.set_active(AbsentGpu(capability, launcher))
+    driver.set_active(AbsentGpuDriver(capability, make_start))
     triton_search.INTERPRETED = True
 
 
-class AbsentGpu:
+class AbsentGpuDriver:
     """The part of a driver that Triton asks for when it compiles, loads and starts kernels."""
 
-    def __init__(self, capability: int, launcher: Callable[[str], Start]) -> None:
-        self.capability, self.utils = capability, self
-        self.launcher_cls = lambda source, metadata: launcher(source.fn.__name__)
+    def __init__(self, capability: int, make_start: Callable[[str], StartKernel]) -> None:
+        self.capability = capability
+        self.utils = self
+        self.launcher_cls = lambda source, metadata: make_start(source.fn.__name__)
 
     def get_current_device(self) -> int:
         return self.capability  # for each another device, since Triton keeps what it compiled by device
@@ -114,10 +127,10 @@ class AbsentGpu:
     # Of `utils`:
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"max_shared_mem": SHARED_BYTES}
+        return {"max_shared_mem": SHARED_MEMORY_BYTES}
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
-        """Module, function, registers, spilled bytes, threads that a block may have."""
-        return object(), 0, 0, 0, THREADS
+        """Return module, function, registers, spilled bytes, threads that a block may have."""
+        return object(), 0, 0, 0, MAX_THREADS
 
     def unload_module(self, module: object) -> None: ...

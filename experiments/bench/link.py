@@ -40,7 +40,7 @@ from experiments.config.run import Run
 from experiments.launch.local import acquire_emulation_lock, emulation_request, start_network
 from experiments.worker import connect, hardware
 from experiments.worker.build import prepare_device
-from experiments.worker.link_probe import ProbeCase, fitted, there_and_back
+from experiments.worker.link_probe import ProbeCase, fit_alpha_beta, ping_pong
 from slurm import environment, worker_process
 from slurm.local import LocalWorkers
 from slurm.worker_process import WorkerCommand
@@ -154,7 +154,7 @@ def measure_as_worker(
     worker_process.exit_with_parent()
     device = prepare_device(config, group.place)
     meeting_folder = ResultFolders().scratch / "joined" / environment.step_name()
-    comm = connect.join(config, group, meeting_folder, device)
+    comm = connect.join_launched_group(config, group, meeting_folder, device)
     rows = measure(comm, config, device, sizes, repeats)
     comm.close()
     return rows
@@ -212,7 +212,7 @@ def main(orders_file: Path, folder: Path) -> int:
     assert orders is not None, orders_file
     config = Config.of(orders["config"])
     device = prepare_device(config, place)
-    hardware.prepare(config, place, device, orders["network"])
+    hardware.prepare_machine(config, place, device, orders["network"])
     comm = connect.open_group(config, place, folder, True, None, device)
     rows = measure(comm, config, device, orders["sizes"], orders["repeats"])
     if place.rank == 0:
@@ -256,7 +256,7 @@ def make_case(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: t
     if kind != PING_PONG:
         return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
     data = torch.zeros(size // 4, device=device)
-    send = partial(there_and_back, comm, data, data, [pair])
+    send = partial(ping_pong, comm, data, data, [pair])
     return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)
 
 
@@ -295,12 +295,12 @@ class LinkFit(NamedTuple):
 def fit_link(costs: Sequence[CollectiveCost], samples: Sequence[Sequence[float]]) -> LinkFit:
     """Fit the median seconds of each cost; repetitions are resampled for the intervals."""
     medians = np.array([np.median(seconds) for seconds in samples])
-    alpha, beta = fitted(costs, medians)
+    alpha, beta = fit_alpha_beta(costs, medians)
     rng = np.random.default_rng(0)
     resampled_medians = np.array([
         np.median(rng.choice(seconds, (NUM_RESAMPLES, len(seconds))), axis=1) for seconds in samples
     ])  # fmt: skip
-    resampled_fits = [fitted(costs, seconds) for seconds in resampled_medians.T]
+    resampled_fits = [fit_alpha_beta(costs, seconds) for seconds in resampled_medians.T]
     low, high = np.quantile(resampled_fits, (0.025, 0.975), axis=0).tolist()
     predictions = np.array([Link(alpha, beta).transfer_seconds(cost) for cost in costs])
     return LinkFit(

@@ -1,52 +1,46 @@
-"""Local steps, beside the inner optimiser alone, and their exchange beside fused Top-k."""
+"""Local steps, beside the inner optimizer alone, and their exchange beside fused Top-k."""
 
 from __future__ import annotations
 
-import json
-import random
-import statistics
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from operator import truediv
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import spawn
 
 import sparsify
-from experiments.bench._runner import Bench, Record, rounded, spread
-from experiments.bench._step_launches import CLOCKS, WARM_UP, Samples, taken
-from experiments.bench._timing import device_of, facts, no_collection
+from experiments.bench._launches import (
+    LaunchPlan,
+    Samples,
+    Variant,
+    run_launches,
+    summarise_medians,
+    summarise_ratios,
+)
+from experiments.bench._runner import Benchmark, Record
+from experiments.bench._targets import Target
+from experiments.bench._timing import choose_device, describe_machine
 from experiments.training.language.networks import GPT
-from sparsify.comm import virtual
+from sparsify.comm import Comm
 from sparsify.ranges import PositiveFraction, PositiveInt
 from sparsify.wrappers.aggregator import Aggregator
 
 Part = Literal["exchange", "step"]
 NEVER = 10**9  # steps of a round that does not end
-HEADS, CONTEXT = 5, 64
-MORE = {"exchange": 1, "step": 10}  # times as many turns: of a step one percent is looked for
-# What is wanted at the default size: row, what it is divided by, and the most that it may be.
-TARGETS = (
-    ("sparseloco", "topk, global", 2.0),
-    ("sparseloco", "topk, layer", 2.0),
-    ("local step", "inner step", 1.01),
+HEADS = 5
+CONTEXT = 64
+TURNS_FACTOR = {"exchange": 1, "step": 10}  # a difference of one percent is looked for between steps
+COMPARED_PAIRS = (
+    ("sparseloco", "topk, global"),
+    ("sparseloco", "topk, layer"),
+    ("local step", "inner step"),
 )
-
-
-class LocalAsked(NamedTuple):
-    """What the process of a launch is told."""
-
-    part: Part
-    layers: int
-    width: int
-    vocabulary: int
-    density: float
-    turns: int
-    launch: int
+TARGETS = (  # at the default size
+    Target(path=("sparseloco / topk, global",), bound=2.0),
+    Target(path=("sparseloco / topk, layer",), bound=2.0),
+    Target(path=("local step / inner step",), bound=1.01),
+)
 
 
 def local(
@@ -58,10 +52,10 @@ def local(
     density: PositiveFraction = 1 / 64,
     launches: PositiveInt = 5,
     turns: PositiveInt = 20,
-) -> Bench:
-    """What local steps cost beside what they replace, for a decoder of 10 M parameters.
+) -> Benchmark:
+    """Time local steps beside what they replace, for a decoder of 10 M parameters.
 
-    *exchange*: SparseLoCo's exchange, with its look for NaN and Inf, beside `aggregate` of Top-k of as many
+    *exchange*: SparseLoCo's exchange, with its search for NaN and Inf, beside `aggregate` of Top-k of as many
     elements by the fused kernel, where k is that of the whole model and where it is that of each tensor.
     *step*: a step of AdamW within a round, beside AdamW's own.
 
@@ -80,130 +74,93 @@ def local(
         launches: processes.
         turns: of each exchange in a launch; ten times as many of each step.
     """
-    about = facts(device_of("cpu"), threads=1)
-    size = {"layers": layers, "width": width, "vocabulary": vocabulary}
-    is_default = (layers, width, vocabulary, density) == (8, 320, 1000, 1 / 64)
+    machine = describe_machine(choose_device("cpu"), threads=1)
+    machine["name"] = f"{machine['cpu']}, 1 thread a process"
+    size = {"layers": layers, "width": width, "vocabulary": vocabulary, "density": density}
+    is_default = [*size.values()] == [8, 320, 1000, 1 / 64]
 
     def measure(case: Record) -> Iterator[Record]:
-        asked = [
-            LocalAsked(case["part"], layers, width, vocabulary, density, turns, at) for at in range(launches)
-        ]
-        yield from rows_of([launched(one) for one in asked])
+        part = case["part"]
+        make_plan = plan_exchanges if part == "exchange" else plan_steps
+        reports = run_launches(make_plan, launches, 1, turns * TURNS_FACTOR[part], is_virtual=True, **size)
+        yield from comparison_rows([report["samples_ms"] for report in reports], reports[0]["n"])
 
-    return Bench(
-        about=about | {"name": f"{about['cpu']}, 1 thread a process"},
-        head=f"{launches} launches; ratios are medians over launches [smallest, largest]",
-        cases=[{"part": part, **size, "density": density} for part in parts],
-        setting={"launches": launches, "turns": turns},
+    return Benchmark(
+        machine=machine,
+        description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
+        cases=[{"part": part, **size} for part in parts],
+        settings={"launches": launches, "turns": turns},
         measure=measure,
-        heading="row | beside | n | CPU, ms | beside, ms | ratio | launches",
-        row="{row} | {beside} | {n:,} | {cpu_ms[median]:.3g} | {beside_ms[median]:.3g} | {ratio:.3f} | "
-        "{ratio[n]}",
-        last=lambda rows: {f"{row['row']} / {row['beside']}": row["ratio"] for row in rows},
-        end=lambda line: verdicts(line) if is_default else (),
+        header="row | beside | n | CPU, ms | beside, ms | ratio | launches",
+        row_format="{row} | {beside} | {n:,} | {cpu_ms[median]:.3g} | {beside_ms[median]:.3g} | "
+        "{ratio:.3f} | {ratio[n]}",
+        summarise=lambda rows: {f"{row['row']} / {row['beside']}": row["ratio"] for row in rows},
+        targets=lambda result: TARGETS if is_default else (),
     )
 
 
-def rows_of(launches: Sequence[Mapping[str, Any]]) -> Iterator[Record]:
-    """A row for each comparison that these launches made."""
-    for name, beside, _ in TARGETS:
-        pairs = [(one["samples_ms"].get(name), one["samples_ms"].get(beside)) for one in launches]
-        if not all(all(pair) for pair in pairs):
-            continue
-        yield {
-            "row": name, "beside": beside, "n": launches[0]["n"],
-            "cpu_ms": spread([statistics.median(ours["cpu"]) for ours, _ in pairs]),
-            "beside_ms": spread([statistics.median(theirs["cpu"]) for _, theirs in pairs]),
-            "ratio": spread([
-                statistics.median(map(truediv, ours["cpu"], theirs["cpu"])) for ours, theirs in pairs
-            ]),
-            "samples_ms": pairs,
-        }  # fmt: skip
+def comparison_rows(launches: Sequence[Samples], n: int) -> Iterator[Record]:
+    """Yield a row for each pair that these launches timed."""
+    for name, base in COMPARED_PAIRS:
+        if name in launches[0]:
+            yield {
+                "row": name, "beside": base, "n": n,
+                "cpu_ms": summarise_medians(launches, name),
+                "beside_ms": summarise_medians(launches, base),
+                "ratio": summarise_ratios(launches, name, base),
+                "samples_ms": [(samples[name], samples[base]) for samples in launches],
+            }  # fmt: skip
 
 
-def verdicts(line: Record) -> list[str]:
-    """A sentence for each target that was measured, by the medians."""
-    said = []
-    for name, beside, most in TARGETS:
-        if found := line.get(f"{name} / {beside}"):
-            met = "met" if found["median"] <= most else "MISSED"
-            within = f"{found['median']:.4g} [{found['low']:.4g}, {found['high']:.4g}], n = {found['n']}"
-            said.append(f"{name} / {beside}: at most {most:g} wanted, {within} measured: {met}")
-    return said
-
-
-def launched(asked: LocalAsked) -> Record:
-    """What a fresh process found."""
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(work, (asked, folder), nprocs=1)
-        found: Record = json.loads((Path(folder) / "found.json").read_text())
-    return found
-
-
-def work(rank: int, asked: LocalAsked, folder: str) -> None:
-    """The process of a launch."""
-    torch.set_num_threads(1)
-    (found,) = virtual.run(1, lambda comm: timed(asked, comm))
-    (Path(folder) / "found.json").write_text(json.dumps(found))
-
-
-def timed(asked: LocalAsked, comm: virtual.VirtualComm) -> Record:
-    """All rows of a part, in each turn in another order."""
-    ready = (exchanges if asked.part == "exchange" else steps)(asked, comm)
-    order = random.Random(asked.launch)
-    samples: Samples = {name: {clock: [] for clock in CLOCKS} for name in ready}
-    with no_collection():
-        for turn in range(-WARM_UP, asked.turns * MORE[asked.part]):
-            for name in order.sample([*ready], len(ready)):
-                prepare, do = ready[name]
-                prepare()
-                for clock, ms in zip(CLOCKS, taken(do), strict=True):
-                    if turn >= 0:
-                        samples[name][clock].append(rounded(ms))
-    return {"n": sum(p.numel() for p in decoder(asked).parameters()), "samples_ms": samples}
-
-
-Row = tuple[Callable[[], object], Callable[[], object]]  # what goes before, untimed, and what is timed
-
-
-def exchanges(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
-    """The exchange after one step of SGD, and Top-k of such gradients."""
-    found, draws = dict[str, Row](), torch.Generator().manual_seed(asked.launch)
-    model = decoder(asked)
-    strategy = sparsify.sparseloco(every=1, density=asked.density)
+def plan_exchanges(comm: Comm, options: Any) -> LaunchPlan:
+    """Plan to time SparseLoCo's exchange after one step of SGD, and Top-k of such gradients."""
+    rng = torch.Generator().manual_seed(options.launch)
+    model = make_decoder(options)
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimiser = sparsify.distribute(inner, model, strategy, comm, select="fused")
+    strategy = sparsify.sparseloco(every=1, density=options.density)
+    optimizer = sparsify.distribute(inner, model, strategy, comm, select="fused")
 
-    def stepped() -> None:
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=draws)
-        optimiser.step_locally()
+    def step_locally() -> None:
+        fill_gradients(model, rng)
+        optimizer.step_locally()
 
-    found["sparseloco"] = stepped, optimiser.exchange_if_due
+    variants = {"sparseloco": Variant(optimizer.exchange_if_due, step_locally)}
     for scope in ("global", "layer"):
-        method = sparsify.build("topk", density=asked.density, scope=scope)
-        aggregator = Aggregator(method, decoder(asked).named_parameters(), comm, select="fused")
-        drawn = partial(aggregator.gradients.flat.normal_, generator=draws)
-        found[f"topk, {scope}"] = drawn, aggregator.aggregate
-    return found
+        method = sparsify.build("topk", density=options.density, scope=scope)
+        parameters = make_decoder(options).named_parameters()
+        aggregator = Aggregator(method, parameters, comm, select="fused")
+        fill = partial(aggregator.gradients.flat.normal_, generator=rng)
+        variants[f"topk, {scope}"] = Variant(aggregator.aggregate, fill)
+    return LaunchPlan(variants, lambda: {"n": count_parameters(model)})
 
 
-def steps(asked: LocalAsked, comm: virtual.VirtualComm) -> dict[str, Row]:
-    """AdamW's step, and the same within a round, of the same parameters and moments: where these lie in
-    memory makes more of a difference than what is compared. The learning rate is 0, as the wrapper refuses
-    parameters that another optimiser changes.
+def plan_steps(comm: Comm, options: Any) -> LaunchPlan:
+    """Plan to time AdamW's step, alone and within a round, on the same parameters and moments.
+
+    Where these lie in memory makes more of a difference than what is compared. The learning rate is 0, as the
+    wrapper refuses parameters that another optimizer changes.
     """
-    model, draws = decoder(asked), torch.Generator().manual_seed(asked.launch)
-    for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=draws)
-    alone, inner = (torch.optim.AdamW(model.parameters(), lr=0.0) for _ in range(2))
-    optimiser = sparsify.distribute(inner, model, sparsify.sparseloco(every=NEVER), comm)
-    optimiser.step()
-    alone.state = inner.state
-    return {"inner step": (lambda: None, alone.step), "local step": (lambda: None, optimiser.step)}
+    model = make_decoder(options)
+    fill_gradients(model, torch.Generator().manual_seed(options.launch))
+    unwrapped = torch.optim.AdamW(model.parameters(), lr=0.0)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.0)
+    optimizer = sparsify.distribute(inner, model, sparsify.sparseloco(every=NEVER), comm)
+    optimizer.step()
+    unwrapped.state = inner.state
+    variants = {"inner step": Variant(unwrapped.step), "local step": Variant(optimizer.step)}
+    return LaunchPlan(variants, lambda: {"n": count_parameters(model)})
 
 
-def decoder(asked: LocalAsked) -> nn.Module:
-    """Alike whenever it is made."""
+def make_decoder(options: Any) -> nn.Module:
+    """Return a decoder with the same parameters at each call."""
     torch.manual_seed(0)
-    return GPT(asked.vocabulary, CONTEXT, asked.width, asked.layers, HEADS)
+    return GPT(options.vocabulary, CONTEXT, options.width, options.layers, HEADS)
+
+
+def fill_gradients(model: nn.Module, rng: torch.Generator) -> None:
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=rng)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

@@ -23,21 +23,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-VGG16 = 14_728_266  # parameters of Yoon and Oh's VGG-16 for CIFAR-10
-REPEATS = {"cuda": 50, "cpu": 10}
-WARM_UP = 3  # the first calls allocate, and load kernels
+VGG16_PARAMETERS = 14_728_266  # of Yoon and Oh's VGG-16 for CIFAR-10
+DEFAULT_REPEATS = {"cuda": 50, "cpu": 10}
+WARM_UP_CALLS = 3  # the first calls allocate, and load kernels
 
 
 def operators(
     *,
     device: str = "",
-    n: int = VGG16,
+    n: int = VGG16_PARAMETERS,
     density: float = 0.001,
     repeats: int = 0,
     threads: int = 1,
     only: Sequence[str] = (),
 ) -> int:
-    """Times of the operators that choose elements: top-k, a sort, a random permutation, the k-th value.
+    """Time the operators that choose elements: top-k, a sort, a random permutation, the k-th value.
 
     Prints a JSON line for each operator.
 
@@ -50,7 +50,7 @@ def operators(
         only: these operators only.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device not in REPEATS:
+    if device not in DEFAULT_REPEATS:
         raise ValueError(f"--device {device}: cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device cuda: torch {torch.__version__} finds no GPU here; say --device cpu")
@@ -60,10 +60,11 @@ def operators(
     if repeats < 0:
         raise ValueError(f"--repeats {repeats}: must be 1 or more")
     torch.set_num_threads(threads)
-    calls = calls_of(n, k, device)
-    if unknown := set(only) - set(calls):
+    calls = make_calls(n, k, device)
+    unknown = set(only) - set(calls)
+    if unknown:
         raise ValueError(f"--only {', '.join(sorted(unknown))}: there are: {', '.join(calls)}")
-    repeats = repeats or REPEATS[device]
+    repeats = repeats or DEFAULT_REPEATS[device]
     facts = {
         "bench": "operators", "torch": torch.__version__, "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -71,17 +72,21 @@ def operators(
         "threads": threads, "n": n, "k": k, "repeats": repeats,
     }  # fmt: skip
     for name in only or calls:
-        took = times(calls[name], repeats, device == "cuda")
-        median = statistics.median(took)
-        deviation = statistics.median([abs(each - median) for each in took])
-        found = {"median_ms": median, "mad_ms": deviation, "min_ms": min(took), "max_ms": max(took)}
-        rounded = {key: round(ms, 4) for key, ms in found.items()}
+        times_ms = time_calls(calls[name], repeats, device == "cuda")
+        median_ms = statistics.median(times_ms)
+        numbers = {
+            "median_ms": median_ms,
+            "mad_ms": statistics.median([abs(ms - median_ms) for ms in times_ms]),
+            "min_ms": min(times_ms),
+            "max_ms": max(times_ms),
+        }
+        rounded = {key: round(ms, 4) for key, ms in numbers.items()}
         print(json.dumps({**facts, "operator": name, **rounded}), flush=True)
     return 0
 
 
-def calls_of(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
-    """Name -> a call; selections are by magnitude, as the published code's are, of normal numbers."""
+def make_calls(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
+    """Return a call of each operator; selections are by magnitude, as the published code's are."""
     torch.manual_seed(0)
     magnitudes = torch.randn(n, device=device).abs()
     return {
@@ -90,37 +95,37 @@ def calls_of(n: int, k: int, device: str) -> dict[str, Callable[[], object]]:
         "sort": lambda: torch.sort(magnitudes, descending=True),
         "kthvalue": lambda: torch.kthvalue(magnitudes, n - k + 1),
         "randperm": lambda: torch.randperm(n, device=device),
-        "read": lambda: magnitudes.sum(),  # what merely reading all elements takes
+        "read": lambda: magnitudes.sum(),  # the time of merely reading all elements
     }
 
 
-def times(call: Callable[[], object], repeats: int, cuda: bool) -> list[float]:
-    """Milliseconds of each call: CUDA events on a GPU, so that the host's part is left out; else a clock."""
-    for _ in range(WARM_UP):
+def time_calls(call: Callable[[], object], repeats: int, is_cuda: bool) -> list[float]:
+    """Return milliseconds of each call: on a GPU between events, without the host's part; else by a clock."""
+    for _ in range(WARM_UP_CALLS):
         call()
-    if not cuda:
-        took = []
+    if not is_cuda:
+        times_ms = []
         for _ in range(repeats):
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             call()
-            took.append(1e3 * (time.perf_counter() - began))
-        return took
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+            times_ms.append(1e3 * (time.perf_counter() - start_s))
+        return times_ms
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()
-    for before, after in marks:
+    for before, after in events:
         before.record()
         call()
         after.record()
     torch.cuda.synchronize()
-    return [before.elapsed_time(after) for before, after in marks]
+    return [before.elapsed_time(after) for before, after in events]
 
 
 def main() -> int:
-    """The same by its path, where the rest of the project can't be imported."""
+    """Run the benchmark by its path, where the rest of the project can't be imported."""
     parser = argparse.ArgumentParser(description=(operators.__doc__ or "").partition("\n")[0])
     for name, default in (operators.__kwdefaults__ or {}).items():
-        how = {"nargs": "+"} if name == "only" else {"type": type(default)}
-        parser.add_argument(f"--{name}", default=default, **how)
+        kind = {"nargs": "+"} if name == "only" else {"type": type(default)}
+        parser.add_argument(f"--{name}", default=default, **kind)
     try:
         return operators(**vars(parser.parse_args()))
     except ValueError as error:

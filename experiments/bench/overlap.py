@@ -2,62 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import truediv
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.multiprocessing.spawn import spawn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
-from experiments.bench._runner import Bench, Record, spread
-from experiments.bench._timing import device_of, facts
+from experiments.bench._launches import LaunchPlan, Variant, run_launches, time_variants
+from experiments.bench._runner import Benchmark, Record, summarise_spread
+from experiments.bench._timing import choose_device, describe_machine
 from experiments.training import networks
-from sparsify.comm import CountingComm
+from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import CollectiveCost, Link
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 LINK = "simulated link: injected delay"
 NETWORKS = {"vgg16": networks.vgg16, "small_cnn": networks.small_cnn}
-PIXELS, CLASSES = 32, 10
-# Method and entry. dense under DDP is left to DDP, whose collectives can't be delayed.
-ENTRIES = {
+PIXELS = 32
+CLASSES = 10
+# Method and wrapper. dense under DDP is left to DDP, whose collectives can't be delayed.
+METHODS_AND_WRAPPERS = {
     "dense-distribute": ("dense", sparsify.distribute),
     "topk-distribute": ("topk", sparsify.distribute),
     "topk-register": ("topk", sparsify.register),
 }
-EntryName = Literal["dense-distribute", "topk-distribute", "topk-register"]
-CALIBRATIONS, WARM_UP = 7, 2  # backward passes whose median counts; steps before anything is counted
+RowName = Literal["dense-distribute", "topk-distribute", "topk-register"]
+CALIBRATION_TURNS = 7  # backward passes whose median counts
+SETTLING_STEPS = 2  # before one whose messages are counted
 
 
-class SlowComm(CountingComm):
-    """A communicator that is as slow as a link, and adds up what it was asked to send."""
+class DelayedComm(CountingComm):
+    """A communicator that sleeps as long as a link would take, and adds up the cost of its collectives."""
 
     link = Link(0.0, 0.0)
-    asked = CollectiveCost(0, 0)
+    total_cost = CollectiveCost(0, 0)
 
     def _count(self, kind: str, nbytes: int, size: int) -> None:
         super()._count(kind, nbytes, size)
-        collective = self.predict_cost(kind, nbytes, size).cost
-        self.asked += collective
-        time.sleep(self.link.transfer_seconds(collective))
+        cost = self.predict_cost(kind, nbytes, size).cost
+        self.total_cost += cost
+        time.sleep(self.link.transfer_seconds(cost))
 
 
 def overlap(
     *,
-    rows: Sequence[EntryName] = ("dense-distribute", "topk-distribute", "topk-register"),
+    rows: Sequence[RowName] = ("dense-distribute", "topk-distribute", "topk-register"),
     ratios: Sequence[PositiveFloat] = (0.25, 1.0, 4.0),
     latency_ms: PositiveFloat = 0.1,
     density: PositiveFraction = 0.01,
@@ -66,8 +63,8 @@ def overlap(
     batch: PositiveInt = 8,
     workers: PositiveInt = 2,
     repeats: PositiveInt = 9,
-) -> Bench:
-    """The gain of overlapping on a slow network: whole training steps with overlap and without, side by side.
+) -> Benchmark:
+    """Time whole training steps on a slow network with overlap and without, side by side.
 
     Worker processes of one thread each train VGG-16 on random images over loopback. *simulated link: injected
     delay*: before each collective a worker sleeps as long as a link of that latency and bandwidth would take
@@ -77,7 +74,7 @@ def overlap(
     last line is for the ratio nearest to 1.
 
     Args:
-        rows: method and entry.
+        rows: method and wrapper.
         ratios: communication / backward pass.
         latency_ms: of each message.
         density: k/n of topk.
@@ -87,139 +84,127 @@ def overlap(
         workers: processes, of one thread each.
         repeats: steps of each kind that are timed.
     """
-    asked = SimpleNamespace(**locals())  # what the workers are told
-    about = facts(device_of("cpu"), threads=1)
-    nearest = min(ratios, key=lambda ratio: abs(math.log(ratio)))
-    setting = {
-        name: getattr(asked, name) for name in ("network", "batch", "density", "bucket_mb", "latency_ms")
-    }
-    return Bench(
-        about=about | {"name": f"{about['cpu']}, {workers} workers of 1 thread"},
-        head=f"{network}, {batch} images a worker; {LINK}",
-        cases=[{"link": LINK, **setting}],
-        setting={"rows": [*rows], "ratios": [*ratios], "workers": workers, "repeats": repeats},
-        measure=lambda case: measure(asked),
-        heading="row | backward, ms | communication, ms | link, Mbit/s | without overlap, ms | with, ms | "
+    machine = describe_machine(choose_device("cpu"), threads=1)
+    machine["name"] = f"{machine['cpu']}, {workers} workers of 1 thread"
+    nearest_ratio = min(ratios, key=lambda ratio: abs(math.log(ratio)))
+    training: dict[str, Any] = {
+        "network": network, "batch": batch, "density": density, "bucket_mb": bucket_mb,
+        "latency_ms": latency_ms,
+    }  # fmt: skip
+    sweep: dict[str, Any] = {"rows": [*rows], "ratios": [*ratios]}
+
+    def measure(case: Record) -> Iterator[Record]:
+        (report,) = run_launches(plan_overlap, 1, workers, repeats, **training, **sweep)
+        for row in report["rows"]:
+            with_ms, without_ms = (report["samples_ms"][name]["wall"] for name in variant_names(row))
+            yield row | {
+                "without_ms": summarise_spread(without_ms),
+                "with_ms": summarise_spread(with_ms),
+                "without_over_with": summarise_spread([*map(truediv, without_ms, with_ms)]),
+                "samples_ms": [*zip(without_ms, with_ms, strict=True)],
+            }
+
+    return Benchmark(
+        machine=machine,
+        description=f"{network}, {batch} images a worker; {LINK}",
+        cases=[{"link": LINK, **training}],
+        settings={**sweep, "workers": workers, "repeats": repeats},
+        measure=measure,
+        header="row | backward, ms | communication, ms | link, Mbit/s | without overlap, ms | with, ms | "
         "without / with | n",
-        row="{row} | {backward_ms:.0f} | {communication_ms:.0f} | {link_mbit_per_s:.3g} | "
+        row_format="{row} | {backward_ms:.0f} | {communication_ms:.0f} | {link_mbit_per_s:.3g} | "
         "{without_ms[median]:.0f} | {with_ms[median]:.0f} | {without_over_with:.2f} | {without_over_with[n]}",
-        last=lambda found: {
+        summarise=lambda rows: {
             "link": LINK,
-            **setting,
-            "communication_over_backward": nearest,
+            **training,
+            "communication_over_backward": nearest_ratio,
             "without_over_with": {
-                row["row"]: row["without_over_with"] for row in found if row["asked_ratio"] == nearest
+                row["row"]: row["without_over_with"] for row in rows if row["asked_ratio"] == nearest_ratio
             },
         },
     )
 
 
-def measure(asked: SimpleNamespace) -> list[Record]:
-    """The rows that the first worker found."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(work, (asked, folder), nprocs=asked.workers)
-        found: list[Record] = json.loads((Path(folder) / "found.json").read_text())
-    return found
+def variant_names(row: Record) -> tuple[str, str]:
+    """Return the names of a row's variants with overlap and without."""
+    name = f"{row['row']} at {row['asked_ratio']:g}"
+    return f"{name}, overlap", name
 
 
-def work(rank: int, asked: SimpleNamespace, folder: str) -> None:
-    """One worker; rank 0 writes what was found."""
-    torch.set_num_threads(1)
-    comm = TorchComm.join(f"file://{folder}/rendezvous", rank, asked.workers, torch.device("cpu"))
-    model, loss_of = network(asked, rank)
-    alone_s = [seconds_of(loss_of(model).backward, comm) for _ in range(WARM_UP + CALIBRATIONS)]
-    backward_s = statistics.median(alone_s[WARM_UP:])  # without averaging
-    ways = {
-        (name, overlap): trained(name, overlap, asked, rank)
-        for name in asked.rows
-        for overlap in (False, True)
-    }
-    cases = list[tuple[str, float, CollectiveCost, Link]]()
-    for name in asked.rows:
-        slow, step = ways[name, False]
-        for _ in range(WARM_UP):  # what the last one sends counts
-            ways[name, True][1]()
-            slow.asked = CollectiveCost(0, 0)
+def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
+    """Measure a backward pass, and plan to time pairs of steps over links that are slow beside it."""
+    backward_s = measure_backward_s(comm, options)
+    variants = dict[str, Variant]()
+    rows = list[Record]()
+    for name in options.rows:
+        delayed, step = make_step(name, False, options, comm.rank)
+        overlap_delayed, overlap_step = make_step(name, True, options, comm.rank)
+        for _ in range(SETTLING_STEPS):
+            overlap_step()
+            delayed.total_cost = CollectiveCost(0, 0)
             step()
-        for ratio in asked.ratios:
-            link = link_of(ratio * backward_s, slow.asked, asked.latency_ms / 1e3)
-            cases.append((name, ratio, slow.asked, link))
-    took = {(at, overlap): list[float]() for at in range(len(cases)) for overlap in (False, True)}
-    order = random.Random(0)  # the same for all workers
-    for _ in range(asked.repeats):
-        for at in order.sample(range(len(cases)), len(cases)):
-            for overlap in order.sample([False, True], 2):
-                name, *_, link = cases[at]
-                slow, step = ways[name, overlap]
-                slow.link = link
-                took[at, overlap].append(1e3 * seconds_of(step, comm))
-    if rank == 0:
-        found = [
-            {
+        cost = delayed.total_cost
+        for ratio in options.ratios:
+            link = link_for_duration(ratio * backward_s, cost, options.latency_ms / 1e3)
+            row = {
                 "row": name,
                 "asked_ratio": ratio,
                 "backward_ms": 1e3 * backward_s,
-                "communication_ms": 1e3 * link.transfer_seconds(sent),
-                **sent._asdict(),
+                "communication_ms": 1e3 * link.transfer_seconds(cost),
+                **cost._asdict(),
                 "link_latency_ms": 1e3 * link.alpha_s,
                 "link_mbit_per_s": 8e-6 / link.beta_s_per_byte,
-                "without_ms": spread(took[at, False]),
-                "with_ms": spread(took[at, True]),
-                "without_over_with": spread(list(map(truediv, took[at, False], took[at, True]))),
-                "samples_ms": [*zip(took[at, False], took[at, True], strict=True)],
             }
-            for at, (name, ratio, sent, link) in enumerate(cases)
-        ]
-        (Path(folder) / "found.json").write_text(json.dumps(found))
-    comm.barrier()
-    comm.close()
+            rows.append(row)
+            overlap_name, plain_name = variant_names(row)
+            variants[overlap_name] = Variant(overlap_step, partial(setattr, overlap_delayed, "link", link))
+            variants[plain_name] = Variant(step, partial(setattr, delayed, "link", link))
+    return LaunchPlan(variants, lambda: {"rows": rows}, groups=[variant_names(row) for row in rows])
 
 
-def seconds_of(do: Callable[[], object], comm: TorchComm) -> float:
-    """Seconds of the slowest worker; all begin together."""
-    comm.barrier()
-    began = time.perf_counter()
-    do()
-    took = torch.tensor(time.perf_counter() - began, dtype=torch.float64)
-    return max(float(theirs) for theirs in comm.all_gather(took))
+def measure_backward_s(comm: Comm, options: Any) -> float:
+    """Return the median seconds of a backward pass of the slowest worker, without averaging."""
+    model, loss_of = make_model(options, comm.rank)
+    losses = list[Tensor]()
+    variant = Variant(lambda: losses.pop().backward(), lambda: losses.append(loss_of(model)))
+    samples = time_variants(comm, LaunchPlan({"backward": variant}), CALIBRATION_TURNS, seed=0)
+    return statistics.median(samples["backward"]["wall"]) / 1e3
 
 
-def network(asked: SimpleNamespace, rank: int) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """The same on all workers; and the loss on this one's images."""
+def make_model(options: Any, rank: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
+    """Return a model, equal on all workers, and its loss on this worker's images."""
     torch.manual_seed(0)
-    model = NETWORKS[asked.network](3, PIXELS, CLASSES)
-    own = torch.Generator().manual_seed(rank)
-    images = torch.randn(asked.batch, 3, PIXELS, PIXELS, generator=own)
-    labels = torch.randint(CLASSES, (asked.batch,), generator=own)
-    return model, lambda called: nn.functional.cross_entropy(called(images), labels)
+    model = NETWORKS[options.network](3, PIXELS, CLASSES)
+    rng = torch.Generator().manual_seed(rank)
+    images = torch.randn(options.batch, 3, PIXELS, PIXELS, generator=rng)
+    labels = torch.randint(CLASSES, (options.batch,), generator=rng)
+    return model, lambda model: nn.functional.cross_entropy(model(images), labels)
 
 
-def trained(
-    name: str, overlap: bool, asked: SimpleNamespace, rank: int
-) -> tuple[SlowComm, Callable[[], None]]:
-    """A model with its optimiser, to be trained in one way: its communicator, and a step."""
-    model, loss_of = network(asked, rank)
-    optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    method_name, entry = ENTRIES[name]
-    choices = {} if method_name == "dense" else {"density": asked.density}
-    scope = "layer" if entry is sparsify.register else asked.bucket_mb
-    method, comm = sparsify.build(method_name, scope=scope, **choices), SlowComm(TorchComm.with_new_group())
-    if entry is sparsify.register:
-        model = DistributedDataParallel(model, bucket_cap_mb=asked.bucket_mb)
-        sparsify.register(model, method, optimiser, comm, overlap=overlap)
+def make_step(name: str, overlap: bool, options: Any, rank: int) -> tuple[DelayedComm, Callable[[], None]]:
+    """Return a training step of a row, and the communicator that it uses."""
+    model, loss_of = make_model(options, rank)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    method_name, wrapper = METHODS_AND_WRAPPERS[name]
+    choices = {} if method_name == "dense" else {"density": options.density}
+    scope = "layer" if wrapper is sparsify.register else options.bucket_mb
+    method = sparsify.build(method_name, scope=scope, **choices)
+    comm = DelayedComm(TorchComm.with_new_group())
+    if wrapper is sparsify.register:
+        model = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
+        sparsify.register(model, method, optimizer, comm, overlap=overlap)
     else:
-        optimiser = sparsify.distribute(optimiser, model, method, comm, overlap=overlap)
+        optimizer = sparsify.distribute(optimizer, model, method, comm, overlap=overlap)
 
     def step() -> None:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss_of(model).backward()
-        optimiser.step()
+        optimizer.step()
 
     return comm, step
 
 
-def link_of(seconds: float, sent: CollectiveCost, latency_s: float) -> Link:
-    """The link on which all that a step sends takes so long; its latency is at most half of that."""
-    latency_s = min(latency_s, seconds / 2 / sent.messages)
-    return Link(latency_s, (seconds - sent.messages * latency_s) / sent.sent_bytes)
+def link_for_duration(seconds: float, cost: CollectiveCost, latency_s: float) -> Link:
+    """Return the link on which messages of this cost take so long; its latency is at most half of that."""
+    latency_s = min(latency_s, seconds / 2 / cost.messages)
+    return Link(latency_s, (seconds - cost.messages * latency_s) / cost.sent_bytes)

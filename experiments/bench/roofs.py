@@ -1,4 +1,4 @@
-"""How fast a device's memory is."""
+"""The bandwidth of a device's memory."""
 
 from __future__ import annotations
 
@@ -8,60 +8,69 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from experiments.bench import SIZES, Device
-from experiments.bench._runner import Bench, Record, spread
-from experiments.bench._timing import REPEATS, Clock, TimedCall, captured, device_of, facts, in_turn, lacking
+from experiments.bench._runner import Benchmark, Record, summarise_spread
+from experiments.bench._timing import (
+    DEFAULT_REPEATS,
+    Call,
+    Clock,
+    capture_graph,
+    choose_device,
+    describe_machine,
+    explain_lack_of_memory,
+    time_in_turns,
+)
 from sparsify.ranges import PositiveInt
 
-BYTES = {"copy": 8, "add": 12, "read": 4}  # per element
-HELD = 8  # bytes per element
+TRAFFIC_BYTES = {"copy": 8, "add": 12, "read": 4}  # per element
+HELD_BYTES = 8  # per element
 
 
 def roofs(
     *, n: Sequence[PositiveInt] = SIZES, repeats: PositiveInt | None = None, device: Device | None = None
-) -> Bench:
-    """Versions and roofs: how fast does this device's memory copy, add in place, and read?
+) -> Benchmark:
+    """Measure how fast this device's memory copies, adds in place, and reads; and list versions.
 
     Args:
         n: elements, float32.
         repeats: 11 on a CPU, 50 on a GPU.
         device: cuda where there is one.
     """
-    on = device_of(device)
-    times = repeats or REPEATS[on.type]
+    on = choose_device(device)
+    repeats = repeats or DEFAULT_REPEATS[on.type]
 
     def measure(case: Record) -> Iterator[Record]:
-        """GB/s of each."""
         size = case["n"]
-        if why := lacking(HELD * size, on):
+        if why := explain_lack_of_memory(HELD_BYTES * size, on):
             yield {"why": why}
             return
-        source, target = torch.full((size,), 1e-3, device=on), torch.zeros(size, device=on)
-        calls: dict[str, TimedCall] = {
+        source = torch.full((size,), 1e-3, device=on)
+        target = torch.zeros(size, device=on)
+        calls: dict[str, Call] = {
             "copy": lambda: target.copy_(source),
             "add": lambda: target.add_(source),
             "read": lambda: source.sum(),
         }
         if on.type == "cuda":
-            calls = {name: captured(call) for name, call in calls.items()}
-        taken = in_turn(calls, Clock(on), times)
+            calls = {name: capture_graph(call) for name, call in calls.items()}
+        times = time_in_turns(calls, Clock(on), repeats).wall_ms
         yield {
-            name: spread([1e-6 * BYTES[name] * size / ms for ms in samples.values()])
-            for name, samples in taken.items()
+            name: summarise_spread([1e-6 * TRAFFIC_BYTES[name] * size / ms for ms in by_turn.values()])
+            for name, by_turn in times.items()
         }
 
-    about = facts(on)
-    return Bench(
-        about=about,
+    machine = describe_machine(on)
+    return Benchmark(
+        machine=machine,
         cases=[{"n": size} for size in n],
-        setting={"repeats": times},
+        settings={"repeats": repeats},
         measure=measure,
-        heading="n | copy, GB/s | in-place add, GB/s | read, GB/s",
-        row="{n:,} | {copy} | {add} | {read}",
-        last=lambda rows: {
+        header="n | copy, GB/s | in-place add, GB/s | read, GB/s",
+        row_format="{n:,} | {copy} | {add} | {read}",
+        summarise=lambda rows: {
             "python": sys.version.split()[0],
             "capability": list(torch.cuda.get_device_capability(on)) if on.type == "cuda" else None,
             "cuda": torch.version.cuda,
-            "provenance": about["provenance"],
-            "cases": [{name: row.get(name) for name in ("n", *BYTES)} for row in rows],
+            "provenance": machine["provenance"],
+            "cases": [{name: row.get(name) for name in ("n", *TRAFFIC_BYTES)} for row in rows],
         },
     )

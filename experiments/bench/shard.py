@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sparsify
-from experiments.bench._runner import Bench, Record
-from experiments.bench._step_launches import CLOCKS, launched, meet, take_turns
-from experiments.bench._timing import device_of, facts
-from experiments.bench.step import times
+from experiments.bench._launches import CLOCKS, LaunchPlan, Variant, compare_with_base, run_launches
+from experiments.bench._runner import Benchmark, Record
+from experiments.bench._timing import choose_device, describe_machine
+from sparsify.comm import Comm
 from sparsify.method import Method
 from sparsify.ranges import PositiveFraction, PositiveInt
 
 HSDP = "hsdp"  # torch's own
-OURS: dict[str, Callable[[float], Method]] = {
+METHOD_MAKERS: dict[str, Callable[[float], Method]] = {
     "dense": lambda density: sparsify.dense(),
     "topk_bucket": lambda density: sparsify.topk(density=density, scope="bucket"),
     "topk_layer": lambda density: sparsify.topk(density=density, scope="layer"),
 }
-ShardedWay = Literal["dense", "topk_bucket", "topk_layer"]
+MethodName = Literal["dense", "topk_bucket", "topk_layer"]
 
 
 def shard(
     *,
-    ways: Sequence[ShardedWay] = ("dense", "topk_bucket", "topk_layer"),
+    ways: Sequence[MethodName] = ("dense", "topk_bucket", "topk_layer"),
     replicas: PositiveInt = 2,
     shards: PositiveInt = 2,
     width: PositiveInt = 256,
@@ -41,8 +39,8 @@ def shard(
     density: PositiveFraction = 0.01,
     launches: PositiveInt = 5,
     turns: PositiveInt = 20,
-) -> Bench:
-    """What `sparsify.shard` costs: whole steps of a transformer, sharded and replicated, side by side.
+) -> Benchmark:
+    """Time whole steps of a sharded transformer with `sparsify.shard` and with torch's HSDP, side by side.
 
     Worker processes of one thread each, over loopback. A launch is a fresh set of them; in it all ways take
     their steps in turns, in random order, and its ratio is the median of those within a turn. What is
@@ -58,26 +56,34 @@ def shard(
         launches: sets of processes.
         turns: steps of each way in a launch.
     """
-    about = facts(device_of("cpu"), threads=1)
-    own = {"width": width, "layers": layers, "batch": batch, "length": length, "density": density}
-    asked = SimpleNamespace(**own, workers=replicas * shards, grid=(replicas, shards), turns=turns, ways=ways)
+    machine = describe_machine(choose_device("cpu"), threads=1)
+    machine["name"] = f"{machine['cpu']}, {replicas * shards} workers of 1 thread"
+    size: dict[str, Any] = {
+        "width": width,
+        "layers": layers,
+        "batch": batch,
+        "length": length,
+        "density": density,
+    }
 
-    def measure(case: Record) -> list[Record]:
-        told = [SimpleNamespace(**vars(asked), launch=launch) for launch in range(launches)]
-        return [*times([launched(time_ways, one) for one in told], HSDP)]
+    def measure(case: Record) -> Iterator[Record]:
+        reports = run_launches(
+            plan_sharded_steps, launches, replicas * shards, turns,
+            **size, mesh_shape=(replicas, shards), methods=ways,
+        )  # fmt: skip
+        yield from compare_with_base([report["samples_ms"] for report in reports], HSDP)
 
-    return Bench(
-        about=about | {"name": f"{about['cpu']}, {replicas * shards} workers of 1 thread"},
-        head=f"a transformer of {layers} layers of {width}, {replicas} replicas of {shards} shards; "
+    return Benchmark(
+        machine=machine,
+        description=f"a transformer of {layers} layers of {width}, {replicas} replicas of {shards} shards; "
         f"{launches} launches; ratios are medians over launches [smallest, largest]",
-        cases=[{"replicas": replicas, "shards": shards, **own, "turns": turns}],
-        setting={"ways": [*ways], "launches": launches},
+        cases=[{"replicas": replicas, "shards": shards, **size, "turns": turns}],
+        settings={"ways": [*ways], "launches": launches},
         measure=measure,
-        heading="row | CPU, ms | CPU / HSDP | wall, ms | wall / HSDP",
-        row="{row} | {cpu_ms[median]:.0f} | {cpu_over_hsdp[median]:.3f} "
-        "[{cpu_over_hsdp[low]:.3f}, {cpu_over_hsdp[high]:.3f}] | {wall_ms[median]:.0f} | "
-        "{wall_over_hsdp[median]:.3f} [{wall_over_hsdp[low]:.3f}, {wall_over_hsdp[high]:.3f}]",
-        last=lambda rows: {
+        header="row | CPU, ms | CPU / HSDP | wall, ms | wall / HSDP",
+        row_format="{row} | {cpu_ms[median]:.0f} | {cpu_over_hsdp:.3f} | {wall_ms[median]:.0f} | "
+        "{wall_over_hsdp:.3f}",
+        summarise=lambda rows: {
             f"{clock}_over_hsdp": {
                 row["row"]: row[f"{clock}_over_hsdp"] for row in rows if row["row"] != HSDP
             }
@@ -86,36 +92,32 @@ def shard(
     )
 
 
-def time_ways(rank: int, asked: Any, folder: str) -> None:
-    """Steps of all ways, in each turn in another order, the same on all workers."""
-    comm = meet(rank, asked, folder)
-    mesh = init_device_mesh("cpu", asked.grid, mesh_dim_names=("replicate", "shard"))
-    steps = {name: step_of(name, mesh, asked) for name in (HSDP, *asked.ways)}
-    take_turns(comm, asked, steps, folder)
+def plan_sharded_steps(comm: Comm, options: Any) -> LaunchPlan:
+    """Plan to time the steps of HSDP and of all methods."""
+    mesh = init_device_mesh("cpu", options.mesh_shape, mesh_dim_names=("replicate", "shard"))
+    return LaunchPlan({
+        name: Variant(make_sharded_step(name, mesh, options)) for name in (HSDP, *options.methods)
+    })  # fmt: skip
 
 
-def step_of(name: str, mesh: DeviceMesh, asked: Any) -> Callable[[], None]:
-    """A step of one way, each with a model of its own."""
+def make_sharded_step(name: str, mesh: DeviceMesh, options: Any) -> Callable[[], None]:
+    """Return a training step of a sharded model of its own."""
     torch.manual_seed(0)
-    model = nn.Sequential(
-        *(
-            nn.TransformerEncoderLayer(asked.width, 4, 4 * asked.width, 0.0, batch_first=True)
-            for _ in range(asked.layers)
-        )
-    )
+    model = nn.Sequential()
+    for _ in range(options.layers):
+        model.append(nn.TransformerEncoderLayer(options.width, 4, 4 * options.width, 0.0, batch_first=True))
     for layer in model:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if name != HSDP:
-        sparsify.shard(model, optimiser, OURS[name](asked.density))
-    drawn = torch.Generator().manual_seed(mesh.get_rank())
-    inputs = torch.randn(asked.batch, asked.length, asked.width, generator=drawn)
-    return partial(step, model, optimiser, inputs)
+        sparsify.shard(model, optimizer, METHOD_MAKERS[name](options.density))
+    rng = torch.Generator().manual_seed(mesh.get_rank())
+    inputs = torch.randn(options.batch, options.length, options.width, generator=rng)
 
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
 
-def step(model: nn.Module, optimiser: torch.optim.Optimizer, inputs: Tensor) -> None:
-    """Forward, backward and the optimiser's own."""
-    optimiser.zero_grad()
-    model(inputs).square().mean().backward()
-    optimiser.step()
+    return step

@@ -16,15 +16,14 @@ import torch
 from torch.multiprocessing.spawn import start_processes
 
 from experiments.__main__ import main
-from experiments.bench import _step_launches, local, overlap
-from experiments.bench import _steps as steps
+from experiments.bench import _launches
+from experiments.bench._select_steps import STEP_KINDS
 from tests.conftest import THE_USERS
 
 SMALL = ("--n", "20000", "--flush", "1", "--device", "cpu", "--threads", "1", "--repeats", "2")
-ROWS = [name for name in steps.ROWS if name != "compile"]  # which takes half a minute
+ROWS = [name for name in STEP_KINDS if name != "compile"]  # which takes half a minute
 Record = dict[str, Any]
 RunBench = Callable[..., Record]
-STARTING = (_step_launches, local, overlap)  # modules that start processes
 
 
 def lines_of(results: Path, name: str) -> list[Record]:
@@ -41,15 +40,14 @@ def last_of(printed: str) -> Record:
 
 def call_bench(results: Path, *words: str) -> str:
     """Return what `bench` printed, with these results. Its workers are forked from a process with torch."""
-    multiprocessing.set_forkserver_preload([module.__name__ for module in STARTING])
+    multiprocessing.set_forkserver_preload([_launches.__name__])
     start = partial(start_processes, start_method="forkserver")
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
         for name in THE_USERS:
             patch.delenv(name, raising=False)
         patch.setenv("SPARSIFY_RESULTS", str(results))
         patch.setenv("GLOO_SOCKET_IFNAME", "lo")
-        for module in STARTING:
-            patch.setattr(module, "spawn", start)
+        patch.setattr(_launches, "spawn", start)
         assert main(["bench", *words]) == 0
     return printed.getvalue()
 

@@ -103,7 +103,7 @@ def test_every_part_is_planned_and_names_what_there_is_and_a_rehearsal_needs_no_
             assert find_spec(module), module
             if module == "experiments":
                 command = words.pop(0)
-                given = commands.make_parser(command, words).parsed(words)
+                given = commands.make_parser(command, words).parse_words(words)
                 assert {word for word in given.get("words", ()) if "=" not in word} <= {
                     *figures.files_by_item()
                 }

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from experiments.bench import link
-from experiments.bench.link import fit
+from experiments.bench.link import fit_link
 from sparsify.cost import CollectiveCost, Link
 from tests.bench.conftest import RunBench, lines_of
 
@@ -26,7 +26,7 @@ def noisy(spread: float) -> list[list[float]]:
 
 
 def test_a_fit_finds_the_link_behind_exact_times_and_intervals_hold_that_behind_noisy_ones() -> None:
-    exact, found = fit(COSTS, noisy(0.0)), fit(COSTS, noisy(0.1))
+    exact, found = fit_link(COSTS, noisy(0.0)), fit_link(COSTS, noisy(0.1))
     for name, true in NUMBERS.items():
         interval = getattr(found, name)
         assert getattr(exact, name) == pytest.approx((true,) * 3)
@@ -41,11 +41,11 @@ def test_small_messages_count_as_much_as_large_ones() -> None:
     for cost, seconds in zip(COSTS, times, strict=True):
         if cost.sent_bytes < 2**12:
             seconds[:] = [2 * each for each in seconds]
-    assert fit(COSTS, times).alpha_s.value > 1.3 * TRUE.alpha_s
+    assert fit_link(COSTS, times).alpha_s.value > 1.3 * TRUE.alpha_s
 
 
 def test_no_number_of_a_link_is_negative() -> None:
-    found = fit(COSTS, [[1.0 / (1 + at)] for at in range(len(COSTS))])
+    found = fit_link(COSTS, [[1.0 / (1 + at)] for at in range(len(COSTS))])
     assert found.alpha_s.value >= 0
     assert found.beta_s_per_byte.value >= 0
 
@@ -59,7 +59,7 @@ def test_loopback_is_measured_and_every_sample_recorded(bench: RunBench, tmp_pat
 
 
 def test_a_link_file_is_one_that_simulations_can_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "LOCAL", tmp_path / "link")
-    text = link.written("office", fit(COSTS, noisy(0.0)), "here").read_text()
+    monkeypatch.setattr(link, "LINK_FOLDER", tmp_path / "link")
+    text = link.write_link_file("office", fit_link(COSTS, noisy(0.0)), "here").read_text()
     assert text.startswith("# @package cluster.link\n")
     assert yaml.safe_load(text) == pytest.approx(NUMBERS)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.bench import _select_page, _step_page, step
-from experiments.bench._step_counts import Operators
-from experiments.bench._step_page import read
+from experiments.bench import step
+from experiments.bench._launches import compare_with_base
+from experiments.bench._operator_count import OperatorCounter
+from experiments.bench._pages import SELECT_PAGE, STEP_PAGE
 from tests.bench.conftest import Benched, call_bench, last_of
 from tests.conftest import ROOT
 
@@ -43,7 +44,7 @@ def test_the_last_line_has_the_ratios_and_the_collectives_that_laws_fix(stepped:
 
 
 def test_every_row_is_recorded_with_all_samples(stepped: Benched) -> None:
-    rows, (start,) = read(stepped.store)
+    rows, (start,) = STEP_PAGE.read(stepped.store)
     assert "host" not in start["provenance"]
     timed = [row for row in rows if row["part"] == "time"]
     assert [row["row"] for row in timed] == CHOSEN
@@ -58,7 +59,7 @@ def test_shipped_records_are_drawn_as_they_were(name: str, tmp_path: Path) -> No
     """Some are older than the fields that rows have today."""
     shipped = ROOT / "results" / "shipped"
     (store,) = (shipped / "bench").glob(f"{name}-*.jsonl")
-    {"select": _select_page.PAGE, "step": _step_page.PAGE}[name].draw_one(store, tmp_path)
+    {"select": SELECT_PAGE, "step": STEP_PAGE}[name].draw(store, tmp_path)
     page = f"{store.stem}.md"
     assert (tmp_path / page).read_text() == (shipped / "figures" / page).read_text()
 
@@ -72,7 +73,7 @@ def test_ratios_are_taken_within_turns_and_reported_over_launches() -> None:
         }
         for factor in (2, 3, 5)
     ]
-    _, own = step.times(launches, "ddp")
+    _, own = compare_with_base(launches, "ddp")
     ratio = own["cpu_over_ddp"]
     assert (ratio["low"], ratio["median"], ratio["high"], ratio["n"]) == (2, 3, 5, 3)
     assert own["wall_over_ddp"]["median"] == pytest.approx(1.1)
@@ -84,19 +85,20 @@ def test_targets_are_judged_by_medians_and_buckets_set_one_of_them() -> None:
         "cpu_over_ddp": {"linears": {"register_topk_layer": ratio}}, "ddp_buckets": {"resnet50": 5},
         "collectives": {"resnet50": {"register_topk_layer": 162}}, "aggregate_over_add": None,
     }  # fmt: skip
-    assert step.verdicts(line) == [
-        "cpu_over_ddp linears register_topk_layer: at most 1.3 wanted, 1.3 [0.1, 9], n = 5 measured: met",
-        "collectives resnet50 register_topk_layer: at most 6 wanted, 162 measured: MISSED",
-    ]
+    first, *others, last = [target.verdict(line) for target in step.targets(line)]
+    sentence = "at most 1.3 wanted, 1.3 [0.1, 9], n = 5 measured: met"
+    assert first == f"cpu_over_ddp linears register_topk_layer: {sentence}"
+    assert {sentence.rpartition(", ")[2] for sentence in others} == {"not measured"}
+    assert last == "collectives resnet50 register_topk_layer: at most 6 wanted, 162 measured: MISSED"
 
 
 def test_operators_are_counted_with_the_bytes_that_they_move() -> None:
     a, b, *others = (torch.ones(N) for _ in range(4))
-    with Operators() as count:
+    with OperatorCounter() as count:
         a.view(2, -1).unbind()
         torch.empty(N)
     assert (count.operations, count.nbytes) == (0, 0)
-    with Operators() as count:
+    with OperatorCounter() as count:
         a.add_(b)  # two read, one written
         a.zero_()  # one written
         a.copy_(b)  # one read, one written

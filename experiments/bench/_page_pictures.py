@@ -1,0 +1,173 @@
+"""Pictures of benchmarks: ratios of times, a line of dots for each row."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from analysis import plots
+from analysis.pictures import marks
+from analysis.pictures.captions import join_words
+from analysis.pictures.numbers import format_brief, format_number
+from experiments.bench._compared_rows import (
+    DDP,
+    FLOORS,
+    NETWORK_TITLES,
+    SELECT_ROWS,
+    STANDARD_SELECTION,
+    STEP_ROWS,
+    STYLES,
+)
+from experiments.bench._runner import Record
+from experiments.bench._targets import to_estimate
+
+BLUES = ("#A6CEE3", "#6BAED6", "#3787C0", "#1C5FA0", "#0B3C7C", "#041E42")  # smallest to largest n
+ORANGES = ("#FDC086", "#F58C2A", "#C75A08", "#6E2C00")  # sparsest to densest
+SELECT_ROW_INCHES = 0.4
+SELECT_MARGIN_INCHES = 1.25  # of titles, legends and axis
+STEP_ROW_INCHES = 0.19
+STEP_MARGIN_INCHES = 0.75
+USED_ROW_SHARE = 0.8  # of a row's height, for its dots below each other
+
+
+def find_floor(rows: Sequence[Record]) -> str:
+    """Return the row that no step can be faster than: the in-place add; in older records, the copy."""
+    return "add" if any(row.get("over_add") for row in rows) else "copy"
+
+
+def draw_selections(rows: Sequence[Record]) -> plots.Figure:
+    """Draw ratios to the floor: left for each n, right for each density."""
+    timed = [
+        row for row in rows
+        if "median_ms" in row and row["distribution"] == STANDARD_SELECTION.distribution
+    ]  # fmt: skip
+    floor = find_floor(timed)
+    by_n = [row for row in timed if row["density"] == STANDARD_SELECTION.density] or timed
+    n = choose_n_of_densities(timed)
+    by_density = [row for row in timed if row["n"] == n]
+    names = order_by_time(timed, by_n, n, floor)
+    densities = sorted({row["density"] for row in by_n}) or [STANDARD_SELECTION.density]
+    density_words = join_words(map(format_number, densities))
+    left = ratio_dots(
+        by_n, names, "n", floor, BLUES, labelled=n, title=f"by elements n (density {density_words})"
+    )
+    right = ratio_dots(
+        by_density, names, "density", floor, ORANGES, title=f"by density k/n (n = {format_number(n)})"
+    )
+    height = SELECT_MARGIN_INCHES + SELECT_ROW_INCHES * max(len(names), 3)
+    return plots.compose_figure([left, right], height, sharey=True)
+
+
+def order_by_time(timed: Sequence[Record], by_n: Sequence[Record], n: int, floor: str) -> list[str]:
+    """Return the rows that have a ratio but the floor, the quickest at this n first."""
+    over = f"over_{floor}"
+    medians = {row["row"]: row[over]["median"] for row in by_n if row["n"] == n and row.get(over)}
+    names = {row["row"] for row in timed if row.get(over)} - {floor}
+    order = [*SELECT_ROWS]
+    return sorted(names, key=lambda name: (medians.get(name, float("inf")), order.index(name)))
+
+
+def choose_n_of_densities(rows: Sequence[Record]) -> int:
+    """Return the n at which densities are compared: 25.6 million, else the one with the most densities."""
+    densities_by_n = defaultdict[int, set[float]](set)
+    for row in rows:
+        densities_by_n[row["n"]].add(row["density"])
+    if STANDARD_SELECTION.n in densities_by_n or not densities_by_n:
+        return STANDARD_SELECTION.n
+    return max(densities_by_n, key=lambda n: (len(densities_by_n[n]), n))
+
+
+@plots.panel_maker
+def ratio_dots(
+    axes: plots.Axes,
+    /,
+    rows: Sequence[Record],
+    names: Sequence[str],
+    field: str,
+    floor: str,
+    shades: Sequence[str],
+    labelled: int | None = None,
+    **words: Any,
+) -> None:
+    """Draw for each name a dot and its interval for each value of a field, below each other.
+
+    Args:
+        labelled: the value whose ratio is written beside its dot.
+    """
+    values = sorted({row[field] for row in rows})
+    step = USED_ROW_SHARE / max(len(values), 2)
+    last_shade = len(shades) - 1
+    colours = {
+        value: shades[round(index * last_shade / max(len(values) - 1, 1))]
+        for index, value in enumerate(values)
+    }
+    ratios = {(row["row"], row[field]): row.get(f"over_{floor}") for row in rows}
+    right_ends = dict.fromkeys(names, 0.0)
+    for (name, value), ratio in ratios.items():
+        if name not in names or not ratio:
+            continue
+        y = names.index(name) + (values.index(value) - (len(values) - 1) / 2) * step
+        line: dict[str, Any] = {"color": colours[value], "linewidth": 1, "solid_capstyle": "butt"}
+        axes.plot([ratio["low"], ratio["high"]], [y, y], zorder=2, **line)
+        axes.plot([ratio["median"]], [y], marker="o", color=colours[value], markersize=3.2, zorder=3)
+        right_ends[name] = max(right_ends[name], ratio["high"])
+    for index, name in enumerate(names):
+        axes.axhline(index - 0.5, color="#E6E6E6", linewidth=0.8, zorder=0)
+        if ratio := ratios.get((name, labelled)):
+            text = format_brief(ratio["median"])
+            place: dict[str, Any] = {"xytext": (4, 0), "ha": "left", "va": "center"}
+            marks.annotate_above(axes, right_ends[name], index, text, color=colours[labelled], **place)
+    axes.axvline(1, color=STYLES[floor].colour, linestyle="--", linewidth=0.8, zorder=1)
+    plots.set_row_labels(axes, [STYLES[name].label for name in names])
+    axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter(lambda tick, _: format_number(tick))
+    handles = marks.dot_legend_handles({format_number(v): ("o", colour) for v, colour in colours.items()})
+    axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.04), ncols=3, handletextpad=0.1)
+    plots.finish_axes(axes, grid="x", xlabel=f"Time / time of the {FLOORS[floor]}", **words)
+
+
+def draw_steps(rows: Sequence[Record]) -> plots.Figure:
+    """Draw ratios to plain DDP, a panel for each network, of the fewest workers that were timed."""
+    timed = [row for row in rows if row["part"] == "time" and row["row"] != DDP]
+    fewest_workers = min((row["workers"] for row in timed), default=1)
+    timed = [row for row in timed if row["workers"] == fewest_workers]
+    timed.sort(key=lambda row: network_order(row["network"]))
+    names = [name for name in STEP_ROWS if any(row["row"] == name for row in timed)]
+    panels = [
+        labelled_ratio_dots([*own], names, title=network) for network, own in groupby(timed, network_title)
+    ]
+    if not panels:
+        panels = [labelled_ratio_dots([], [*STEP_ROWS], title="no step was timed")]
+    height = STEP_MARGIN_INCHES + STEP_ROW_INCHES * max(len(names), 3)
+    return plots.compose_figure(panels, height, sharey=True)
+
+
+@plots.panel_maker
+def labelled_ratio_dots(
+    axes: plots.Axes, /, rows: Sequence[Record], names: Sequence[str], **words: Any
+) -> None:
+    """Draw a dot with its interval and its number for each row, and a line at 1."""
+    for row in rows:
+        look = STYLES[row["row"]]
+        ratio = to_estimate(row["cpu_over_ddp"])
+        rounded = ratio._replace(value=float(f"{ratio.value:.3g}"))  # there is little room
+        marks.draw_dot(axes, names.index(row["row"]), rounded, look.marker, look.colour)
+    axes.axvline(1, color=STYLES[DDP].colour, linestyle="--", linewidth=0.8, zorder=1)
+    plots.set_row_labels(axes, [STYLES[name].label for name in names])
+    marks.set_factor_axis(axes)
+    plots.finish_axes(axes, xlabel="CPU time / plain DDP", **words)
+
+
+def network_order(network: str) -> tuple[int, str]:
+    """Return a key that sorts networks, unknown ones last."""
+    names = [*NETWORK_TITLES]
+    return names.index(network) if network in names else len(names), network
+
+
+def network_title(row: Record) -> str:
+    """Return the network of a row, in words."""
+    title = NETWORK_TITLES.get(row["network"], str(row["network"]))
+    return f"{row['layers']} {title}" if row.get("layers") else title

@@ -1,0 +1,50 @@
+"""Targets of benchmarks: bounds on their results, and the one place that judges whether a bound is met."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from analysis.stats import Estimate
+
+
+class Target(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A bound on one number of a benchmark's result."""
+
+    path: tuple[str | int, ...]  # keys and indices that lead to the number
+    bound: float
+    is_lower_bound: bool = False
+
+    def find(self, result: Mapping[str, Any]) -> Estimate | None:
+        """Return the number with its interval; None where the result lacks it."""
+        number: Any = result
+        for key in self.path:
+            try:
+                number = number[key]
+            except (LookupError, TypeError):
+                return None
+        return number if number is None else to_estimate(number)
+
+    def is_met(self, value: Estimate) -> bool:
+        """Judge by the median. A median that equals the bound meets it; the interval decides nothing."""
+        return value.value >= self.bound if self.is_lower_bound else value.value <= self.bound
+
+    def verdict(self, result: Mapping[str, Any]) -> str:
+        """Return a sentence on the bound, the number and whether it is met."""
+        name = " ".join(map(str, self.path))
+        sentence = f"{name}: at {'least' if self.is_lower_bound else 'most'} {self.bound:g} wanted"
+        value = self.find(result)
+        if value is None:
+            return f"{sentence}, not measured"
+        interval = "" if value.low is None else f" [{value.low:.4g}, {value.high:.4g}], n = {value.n}"
+        word = "met" if self.is_met(value) else "MISSED"
+        return f"{sentence}, {value.value:.4g}{interval} measured: {word}"
+
+
+def to_estimate(number: Mapping[str, Any] | float) -> Estimate:
+    """Return a spread as a benchmark records it, or a single number, as a value with its interval."""
+    if isinstance(number, Mapping):
+        return Estimate(number["median"], number.get("low"), number.get("high"), number.get("n", 1))
+    return Estimate(number)
