@@ -14,8 +14,8 @@ from pathlib import Path
 from analysis.records.files import WatchedFolder
 from analysis.records.store import Attempt
 from experiments.training.stop import Preempted, Stop
-from experiments.worker.errors import leave_reason
-from experiments.worker.orders import Orders
+from experiments.worker.errors import write_failure
+from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
 
@@ -28,21 +28,21 @@ def main(
     end_with_starter()
     stop = Stop().listen()  # before torch is loaded, which takes seconds
     place, folder = environment.worker_place(), WatchedFolder(start_folder)
-    orders = Orders.read(orders_file)
+    orders = RunOrders.read(orders_file)
     if Attempt(Path(orders.attempt)).is_valid():
         return 0  # SLURM has started its job again, for another run or because the node died late
     try:
         with worker_process.keep_loaded_objects():
             from experiments.training.task import prepare_optimisers  # torch comes with it
-            from experiments.worker.run import execute
+            from experiments.worker.run import execute_run
 
         prepare_optimisers()
-        execute(orders, place, start_folder, stop)
+        execute_run(orders, place, start_folder, stop)
     except Preempted as preempted:
         print(preempted, file=sys.stderr)
         return worker_process.STOPPED
     except BaseException as error:
-        kind, _ = leave_reason(error, place.rank, folder)
+        kind, _ = write_failure(error, place.rank, folder)
         return 2 if kind == "bad_input" else 1
     return 0
 

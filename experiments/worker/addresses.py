@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 
-TRY_S = 3.0  # within which an address that is right accepts a connection
+CONNECT_TIMEOUT_S = 3.0  # within which an address that is right accepts a connection
 LOOPBACK = "127."
 KERNEL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def by_interface() -> dict[str, list[str]]:
+def addresses_by_interface() -> dict[str, list[str]]:
     """The IPv4 addresses of each network interface that has some."""
     found = {
         name: [address.address for address in listed if address.family == socket.AF_INET]
@@ -23,7 +23,7 @@ def by_interface() -> dict[str, list[str]]:
     return {name: listed for name, listed in found.items() if listed}
 
 
-def of_name() -> list[str]:
+def addresses_of_hostname() -> list[str]:
     """What this host's own name resolves to: on Debian's default 127.0.1.1, and nothing where no name service
     knows it.
     """
@@ -33,37 +33,37 @@ def of_name() -> list[str]:
         return []
 
 
-def addresses(interface: str | None) -> list[str]:
+def list_addresses(interface: str | None) -> list[str]:
     """This machine's IPv4 addresses: the interface's first, then its name's, then all others. Loopback leads
     another machine to itself, so it stands there only alone, or if it was asked for.
 
     Raises:
         ValueError: there is no such interface, or it has no address.
     """
-    known = by_interface()
+    known = addresses_by_interface()
     if interface and interface not in known:
         raise ValueError(
             f"cluster.interface={interface} has no IPv4 address on {platform.node()}; there are: "
             f"{', '.join(known)}"
         )
     wanted = known[interface] if interface else []
-    others = [*of_name(), *(address for listed in known.values() for address in listed)]
+    others = [*addresses_of_hostname(), *(address for listed in known.values() for address in listed)]
     reachable = [address for address in others if not address.startswith(LOOPBACK)]
     return list(dict.fromkeys([*wanted, *reachable])) or ["127.0.0.1"]
 
 
-def own_address_to(address: str, port: int) -> str | None:
+def local_address_towards(address: str, port: int) -> str | None:
     """The address from which this machine reaches another one's, if anything listens there; else None.
     Torch's own client would wait long for a machine that is silent.
     """
     try:
-        with socket.create_connection((address, port), timeout=TRY_S) as connection:
+        with socket.create_connection((address, port), timeout=CONNECT_TIMEOUT_S) as connection:
             return str(connection.getsockname()[0])
     except OSError:
         return None
 
 
-def listen(ports: range) -> socket.socket:
+def open_listening_socket(ports: range) -> socket.socket:
     """A socket that listens at one of these ports.
 
     Raises:
@@ -82,7 +82,7 @@ def listen(ports: range) -> socket.socket:
     )
 
 
-def kernel_ports() -> range | None:
+def ephemeral_ports() -> range | None:
     """The ports that the kernel gives to those who ask for any, as gloo and NCCL do, which can't be told to
     take others; None where it does not say.
     """
@@ -93,9 +93,9 @@ def kernel_ports() -> range | None:
     return range(first, last + 1)
 
 
-def beyond(ports: range | None) -> str:
+def warn_of_closed_ports(ports: range | None) -> str:
     """What to say where workers will take other ports than these, the open ones; else nothing."""
-    taken = kernel_ports()
+    taken = ephemeral_ports()
     if ports is None or taken is None or (taken.start >= ports.start and taken.stop <= ports.stop):
         return ""
     return (
@@ -105,6 +105,6 @@ def beyond(ports: range | None) -> str:
     )
 
 
-def interface_with(address: str) -> str | None:
+def interface_with_address(address: str) -> str | None:
     """The interface of this machine that has the address; None where none has it."""
-    return next((name for name, listed in by_interface().items() if address in listed), None)
+    return next((name for name, listed in addresses_by_interface().items() if address in listed), None)

@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp64": torch.float64, "
 FIRST_WITH_TF32 = (8, 0)  # compute capability: Ampere
 
 
-class Built(NamedTuple):
+class RunComponents(NamedTuple):
     """All that a config describes, on this worker's device."""
 
     config: Config
@@ -42,7 +42,7 @@ class Built(NamedTuple):
     method: Method | LocalSteps
     settings: LoopSettings
     steps_per_epoch: int
-    variants: Mapping[str, Built] = {}  # where several take turns, with the same data
+    variants: Mapping[str, RunComponents] = {}  # where several take turns, with the same data
 
     @property
     def turns(self) -> Turns:
@@ -88,7 +88,7 @@ class Built(NamedTuple):
             torch.cuda.synchronize()
 
 
-def build(config: Config, data_root: Path | None, device: torch.device) -> Built:
+def build_run(config: Config, data_root: Path | None, device: torch.device) -> RunComponents:
     """Task, data and method of a config, and of each of its variants.
 
     Raises:
@@ -101,16 +101,16 @@ def build(config: Config, data_root: Path | None, device: torch.device) -> Built
     if config.train.validate_on:
         data = data.validated_on(config.train.validate_on)
     turns = bool(config.variants)
-    variants = {each.name: build_on(data, each.config, device, turns) for each in config.variants}
-    return build_on(data, config, device, turns)._replace(variants=variants)
+    variants = {each.name: build_on_data(data, each.config, device, turns) for each in config.variants}
+    return build_on_data(data, config, device, turns)._replace(variants=variants)
 
 
-def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -> Built:
+def build_on_data(data: Dataset, config: Config, device: torch.device, turns: bool) -> RunComponents:
     """The same without variants, on data that were loaded; with `turns`, trained until these are over."""
     task: Task = TASKS.build(config.task.name, config.task.arguments)
     method: Method | LocalSteps = METHODS.build(config.method.name, config.method.arguments)
     if isinstance(method, LocalSteps):
-        check_local(config)
+        check_local_steps(config)
     train = config.train
     if train.validate != "never" and not task.has_metric:
         raise ValueError(
@@ -130,10 +130,10 @@ def build_on(data: Dataset, config: Config, device: torch.device, turns: bool) -
         recorder=CudaRecorder(device) if device.type == "cuda" and config.cuda_graph else None,
         late=config.late,
     )
-    return Built(config, task, data, method, settings, steps_per_epoch)
+    return RunComponents(config, task, data, method, settings, steps_per_epoch)
 
 
-def check_local(config: Config) -> None:
+def check_local_steps(config: Config) -> None:
     """Refuse settings that say how every step's gradients are averaged, where none are.
 
     Raises:
@@ -179,11 +179,11 @@ def prepare_device(config: Config, place: WorkerPlace) -> torch.device:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False  # as published
-    prepare_precision(config.precision, device)
+    set_precision(config.precision, device)
     return device
 
 
-def precision_of(asked: str, device: torch.device) -> str:
+def effective_precision(asked: str, device: torch.device) -> str:
     """The precision that this device multiplies in when it is asked for one: GPUs before Ampere have no TF32,
     and multiply in fp32, as the published code did on them.
     """
@@ -191,9 +191,9 @@ def precision_of(asked: str, device: torch.device) -> str:
     return "fp32" if asked == "tf32" and is_too_old else asked
 
 
-def prepare_precision(asked: str, device: torch.device) -> None:
+def set_precision(asked: str, device: torch.device) -> None:
     """Let a GPU multiply as asked, or say why it can't."""
-    got = precision_of(asked, device)
+    got = effective_precision(asked, device)
     for backend in tf32_backends():
         backend.fp32_precision = "tf32" if got == "tf32" else "ieee"
     if got != asked:

@@ -28,8 +28,14 @@ from experiments.config.config import Config
 from experiments.config.machines import Container, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware
-from experiments.worker.addresses import addresses, beyond, interface_with, listen, own_address_to
-from experiments.worker.orders import Orders
+from experiments.worker.addresses import (
+    interface_with_address,
+    list_addresses,
+    local_address_towards,
+    open_listening_socket,
+    warn_of_closed_ports,
+)
+from experiments.worker.orders import RunOrders
 from slurm import environment
 from slurm.environment import LauncherGroup, WorkerPlace
 from sparsify.comm import JoinCancelled, WorkerLost
@@ -40,12 +46,16 @@ if TYPE_CHECKING:  # importing it without Horovod is an error
 
     AnyComm = TorchComm | HorovodComm
 
-PATIENCE = timedelta(minutes=10)  # for the last worker to start; its container may have to be loaded first
+START_TIMEOUT = timedelta(
+    minutes=10
+)  # for the last worker to start; its container may have to be loaded first
 # Who starts processes that can meet without our help: the rest needs a folder that all of them see.
-MEETS = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch"}
-NOTE = "meet.json"
+COMM_BY_LAUNCHER = {"horovodrun": "horovod", "mpirun": "horovod", "torchrun": "torch"}
+ADDRESS_FILE = "meet.json"
 POLL_S = 0.05
-ANSWER = timedelta(seconds=60)  # that the server may take for a request; rank 0 may be loading its data
+REQUEST_TIMEOUT = timedelta(
+    seconds=60
+)  # that the server may take for a request; rank 0 may be loading its data
 
 
 def say_to_stderr(line: str) -> None:
@@ -54,7 +64,12 @@ def say_to_stderr(line: str) -> None:
 
 
 def connect(
-    config: Config, orders: Orders, place: WorkerPlace, start_folder: Path, device: torch.device, stop: Stop
+    config: Config,
+    orders: RunOrders,
+    place: WorkerPlace,
+    start_folder: Path,
+    device: torch.device,
+    stop: Stop,
 ) -> AnyComm:
     """The group of workers that our launcher started, which may be told to stop while they wait for it.
 
@@ -72,7 +87,7 @@ def connect(
         raise
 
 
-def join(
+def join_launched_group(
     config: Config,
     group: LauncherGroup,
     folder: Path,
@@ -112,20 +127,20 @@ def join(
             f"processes that {group.launcher} started can't enter container={config.container.name} any "
             f"more; add container=none and let {group.launcher} start them inside the image, or leave it out"
         )
-    if MEETS.get(group.launcher, kind) != kind:
-        others = " or ".join(starter for starter, meets in MEETS.items() if meets == kind)
+    if COMM_BY_LAUNCHER.get(group.launcher, kind) != kind:
+        others = " or ".join(starter for starter, meets in COMM_BY_LAUNCHER.items() if meets == kind)
         raise ValueError(
             f"processes that {group.launcher} starts can't meet with comm={kind}; take "
-            f"comm={MEETS[group.launcher]}, or {others}, or start one process, which starts the workers"
+            f"comm={COMM_BY_LAUNCHER[group.launcher]}, or {others}, or start one process, which starts the workers"
         )
     if group.launcher == "srun":
         folder.mkdir(parents=True, exist_ok=True)
         interface = getattr(cluster, "interface", None)
         return open_group(config, place, folder, False, interface, device, give_up, say)
     if kind == "torch":
-        store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=PATIENCE))
+        store, rank, size = next(dist.rendezvous("env://", place.rank, place.size, timeout=START_TIMEOUT))
         return TorchComm.join_at_store(
-            store, rank, size, device, PATIENCE, arrive(store, place, give_up, say)
+            store, rank, size, device, START_TIMEOUT, announce_arrival(store, place, give_up, say)
         )
     from sparsify.comm.horovod import HorovodComm
 
@@ -136,13 +151,13 @@ def open_group(
     config: Config,
     place: WorkerPlace,
     folder: Path,
-    here: bool,
+    same_host: bool,
     interface: str | None,
     device: torch.device,
     give_up: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = say_to_stderr,
 ) -> AnyComm:
-    """The communicator of a worker that our launcher, or srun, started; see `open_store`.
+    """The communicator of a worker that our launcher, or srun, started; see `open_rendezvous_store`.
 
     Args:
         say: is told for whom this worker waits.
@@ -153,34 +168,36 @@ def open_group(
     rank, size, _ = place
     cluster = config.cluster
     ports = cluster.open_ports() if isinstance(cluster, SlurmCluster) else None
-    for_rank_0 = telling(give_up, lambda: "worker 0", say)
-    meeting = open_store(folder, place, here, interface, PATIENCE, for_rank_0, ports)
+    for_rank_0 = with_waiting_message(give_up, lambda: "worker 0", say)
+    meeting = open_rendezvous_store(folder, place, same_host, interface, START_TIMEOUT, for_rank_0, ports)
     store = meeting.store
-    give_up = arrive(store, place, give_up, say)
-    if device.type == "cuda" and not here:
-        refuse_shared_gpu(store, rank, size, hardware.identity(device), give_up)
-    if not here and not interface:
-        interface = found_interface(meeting, rank, size, give_up)
+    give_up = announce_arrival(store, place, give_up, say)
+    if device.type == "cuda" and not same_host:
+        check_gpus_differ(store, rank, size, hardware.gpu_identity(device), give_up)
+    if not same_host and not interface:
+        interface = find_common_interface(meeting, rank, size, give_up)
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface} if interface else {})
     elif interface:
         environment.set_default_variables({"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface})
     if config.comm == "torch":
         try:
-            return TorchComm.join_at_store(store, rank, size, device, PATIENCE, give_up)
+            return TorchComm.join_at_store(store, rank, size, device, START_TIMEOUT, give_up)
         except RuntimeError as error:  # gloo has no type for it
             raise WorkerLost(
-                "; ".join(filter(None, (_unconnected(rank, size, error), beyond(ports))))
+                "; ".join(
+                    filter(None, (_explain_failed_connection(rank, size, error), warn_of_closed_ports(ports)))
+                )
             ) from error
     from sparsify.comm.horovod import HorovodComm
 
-    interface, tell = "lo" if here else interface, environment.set_horovod_variables
+    interface, tell = "lo" if same_host else interface, environment.set_horovod_variables
     node = environment.node_name()
     return HorovodComm.join_at_store(
-        store, meeting.address, rank, size, node, interface, tell, device, PATIENCE, give_up
+        store, meeting.address, rank, size, node, interface, tell, device, START_TIMEOUT, give_up
     )
 
 
-def telling(
+def with_waiting_message(
     give_up: Callable[[], bool], name_missing: Callable[[], str], say: Callable[[str], None]
 ) -> Callable[[], bool]:
     """Return `give_up` for a wait that begins now, which also says once, after TELL_S, for whom it waits."""
@@ -198,10 +215,10 @@ def telling(
     return ask
 
 
-def arrive(
+def announce_arrival(
     store: Store, place: WorkerPlace, give_up: Callable[[], bool], say: Callable[[str], None]
 ) -> Callable[[], bool]:
-    """Note in the store that this worker has come; on rank 0 return `telling` of those that have not."""
+    """Note in the store that this worker has come; on rank 0 return `with_waiting_message` of those that have not."""
     store.set(f"begun/{place.rank}", "")
     if place.rank:
         return give_up
@@ -210,10 +227,10 @@ def arrive(
         missing = [str(rank) for rank in range(place.size) if not store.check([f"begun/{rank}"])]
         return f"workers {', '.join(missing)}" if missing else ""
 
-    return telling(give_up, name_missing, say)
+    return with_waiting_message(give_up, name_missing, say)
 
 
-class MeetingPlace(NamedTuple):
+class RendezvousStore(NamedTuple):
     """The store by which workers speak before they are a group."""
 
     store: Store
@@ -221,7 +238,7 @@ class MeetingPlace(NamedTuple):
     own: str | None = None  # this worker's address towards it; None on rank 0's own node
 
 
-def refuse_shared_gpu(
+def check_gpus_differ(
     store: Store, rank: int, size: int, mine: str, give_up: Callable[[], bool] = lambda: False
 ) -> None:
     """Make sure that no other worker computes on this one's GPU. Returns when all came.
@@ -231,7 +248,7 @@ def refuse_shared_gpu(
         WorkerLost: somebody did not come.
     """
     store.set(f"gpu/{rank}", mine)
-    wait_for_workers(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
     used = [store.get(f"gpu/{other}").decode() for other in range(size)]
     for gpu in used:
         if used.count(gpu) > 1:
@@ -243,8 +260,8 @@ def refuse_shared_gpu(
             )
 
 
-def found_interface(
-    meeting: MeetingPlace, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
+def find_common_interface(
+    meeting: RendezvousStore, rank: int, size: int, give_up: Callable[[], bool] = lambda: False
 ) -> str | None:
     """This node's interface to the others; None where all workers are on one node. Returns when all came.
 
@@ -258,27 +275,27 @@ def found_interface(
     """
     store = meeting.store
     store.set(f"came/{rank}", meeting.address if meeting.own else "")
-    wait_for_workers(store, rank, size, PATIENCE, give_up)
+    wait_for_workers(store, rank, size, START_TIMEOUT, give_up)
     ways = [way for other in range(size) if (way := store.get(f"came/{other}").decode())]
     if not ways:
         return None
-    return interface_with(meeting.own or max(ways, key=ways.count))
+    return interface_with_address(meeting.own or max(ways, key=ways.count))
 
 
-def open_store(
+def open_rendezvous_store(
     folder: Path,
     place: WorkerPlace,
-    here: bool,
+    same_host: bool,
     interface: str | None,
-    patience: timedelta,
+    timeout: timedelta,
     give_up: Callable[[], bool] = lambda: False,
     ports: range | None = None,
-) -> MeetingPlace:
+) -> RendezvousStore:
     """Where workers speak before they are a group.
 
     Args:
         folder: shared by the workers, and fresh.
-        here: all workers are on this machine.
+        same_host: all workers are on this machine.
         interface: of the network to use; None for any that works.
         give_up: asked while waiting; True ends the wait as if the patience were over.
         ports: that are open between machines; None: all.
@@ -287,39 +304,44 @@ def open_store(
         WorkerLost: rank 0 can't be found.
         ValueError: there is no such interface, or no free port.
     """
-    if here:
+    if same_host:
         if locks.supports_locks(file := folder / "rendezvous"):  # which torch locks
-            return MeetingPlace(FileStore(str(file), place.size), "127.0.0.1")
+            return RendezvousStore(FileStore(str(file), place.size), "127.0.0.1")
         interface = environment.gloo_interface()
     if place.rank == 0:
-        listed = addresses(interface)
-        how: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": ANSWER, "port": 0}
+        listed = list_addresses(interface)
+        how: dict[str, Any] = {
+            "is_master": True,
+            "wait_for_workers": False,
+            "timeout": REQUEST_TIMEOUT,
+            "port": 0,
+        }
         if ports is not None:
-            with listen(ports) as listener:  # which is then the store's
+            with open_listening_socket(ports) as listener:  # which is then the store's
                 how |= {"port": listener.getsockname()[1], "master_listen_fd": listener.detach()}
         store = TCPStore("localhost", **how)
         where = {"host": platform.node(), "node": environment.node_name()}
-        write_json(folder / NOTE, {"addresses": listed, "port": store.port, **where})
-        return MeetingPlace(store, listed[0])
-    deadline, tried = time.monotonic() + patience.total_seconds(), None
+        write_json(folder / ADDRESS_FILE, {"addresses": listed, "port": store.port, **where})
+        return RendezvousStore(store, listed[0])
+    deadline, tried = time.monotonic() + timeout.total_seconds(), None
     while True:
         # Listing the folder makes a network file system look again.
-        if NOTE in os.listdir(folder) and (tried := read_json_or_none(folder / NOTE)):
+        if ADDRESS_FILE in os.listdir(folder) and (tried := read_json_or_none(folder / ADDRESS_FILE)):
             for address in tried["addresses"]:
-                if (own := own_address_to(address, tried["port"])) is not None:
-                    store = TCPStore(address, tried["port"], is_master=False, timeout=ANSWER)
+                if (own := local_address_towards(address, tried["port"])) is not None:
+                    store = TCPStore(address, tried["port"], is_master=False, timeout=REQUEST_TIMEOUT)
                     beside = tried["node"] == environment.node_name()
-                    return MeetingPlace(store, address, None if beside else own)
+                    return RendezvousStore(store, address, None if beside else own)
         if time.monotonic() > deadline or give_up():
-            raise WorkerLost(_in_vain(place, folder, tried))
+            raise WorkerLost(_explain_missing_rank_0(place, folder, tried))
         time.sleep(POLL_S)
 
 
-def _in_vain(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -> str:
+def _explain_missing_rank_0(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -> str:
     who = f"worker {place.rank} of {place.size}, on {platform.node()},"
     if note is None:
         return (
-            f"{who} found no {NOTE} of rank 0 in {folder}: rank 0 has not started (its log may say why), or "
+            f"{who} found no {ADDRESS_FILE} of rank 0 in {folder}: rank 0 has not started (its log may say why), or "
             "its node does not share this folder; results must lie where all nodes see them"
         )
     return (
@@ -328,7 +350,7 @@ def _in_vain(place: WorkerPlace, folder: Path, note: Mapping[str, Any] | None) -
     )
 
 
-def _unconnected(rank: int, size: int, error: RuntimeError) -> str:
+def _explain_failed_connection(rank: int, size: int, error: RuntimeError) -> str:
     set_to, said = environment.gloo_interface(), str(error).partition("\n")[0].strip()
     taken = f"its network interface {set_to}" if set_to else "the address of its host's name"
     return (

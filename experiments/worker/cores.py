@@ -13,7 +13,7 @@ from typing import NamedTuple
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
-class OwnCores(NamedTuple):
+class WorkerCores(NamedTuple):
     """The cores on which one worker may run."""
 
     host: str
@@ -21,10 +21,10 @@ class OwnCores(NamedTuple):
     cores: list[str]  # each by its CPUs, as Linux lists them
 
     @classmethod
-    def of_this_process(cls, threads: int) -> OwnCores:
+    def from_this_process(cls, threads: int) -> WorkerCores:
         """Those that the system leaves to it; none where it does not say."""
         cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-        return cls(platform.node(), threads, sorted({siblings(cpu) for cpu in cpus}))
+        return cls(platform.node(), threads, sorted({sibling_cpus(cpu) for cpu in cpus}))
 
 
 def cpu_model() -> str:
@@ -37,7 +37,7 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def siblings(cpu: int) -> str:
+def sibling_cpus(cpu: int) -> str:
     """The CPUs of this one's core, as Linux lists them; the CPU alone, where it does not."""
     try:
         return Path(SIBLINGS.format(cpu)).read_text().strip()
@@ -45,23 +45,23 @@ def siblings(cpu: int) -> str:
         return str(cpu)
 
 
-def all_cpus() -> set[int]:
+def assignable_cpus() -> set[int]:
     """The machine's CPUs; none where nobody can deal them out, or somebody has already."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_setaffinity") else set[int]()
     return cpus if len(cpus) == os.cpu_count() else set()
 
 
-def spare(wanted: int) -> list[int]:
+def spare_core_cpus(wanted: int) -> list[int]:
     """The CPUs of the machine's last core, where the others are as many as are wanted; else none."""
     cores = dict[str, list[int]]()
-    for cpu in sorted(all_cpus()):
-        cores.setdefault(siblings(cpu), []).append(cpu)
+    for cpu in sorted(assignable_cpus()):
+        cores.setdefault(sibling_cpus(cpu), []).append(cpu)
     return [*cores.values()][-1] if len(cores) > wanted else []
 
 
-def crowded(workers: Sequence[OwnCores]) -> list[str]:
+def describe_shared_cores(workers: Sequence[WorkerCores]) -> list[str]:
     """A sentence for each group of workers that have fewer cores among them than they compute with."""
-    groups = list[tuple[set[tuple[str, str]], list[OwnCores]]]()
+    groups = list[tuple[set[tuple[str, str]], list[WorkerCores]]]()
     for worker in workers:
         own, together = {(worker.host, core) for core in worker.cores}, [worker]
         apart = [group for group in groups if not own & group[0]]

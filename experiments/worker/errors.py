@@ -30,7 +30,7 @@ NO_PORT = re.compile(
     "bind: Address already in use|connect: Cannot assign requested address|port: 0,.* address already in use"
 )
 # The Python packages that commands need.
-OURS = ("analysis", "experiments", "slurm", "sparsify", "tests")
+OWN_PACKAGES = ("analysis", "experiments", "slurm", "sparsify", "tests")
 # As they are imported; requirements/ has their names on package indices.
 LIBRARY = ("numpy", "torch")
 FIGURES = (
@@ -38,22 +38,22 @@ FIGURES = (
     "numpy", "omegaconf", "pandas", "pyarrow", "pynvml", "rich", "scipy",
 )  # fmt: skip
 TRAIN = ("greenlet", "psutil", "sklearn", "submitit", "torchvision", *LIBRARY)
-LONGEST = 300  # characters of a reason; some packages write a page
+MAX_CHARACTERS = 300  # characters of a reason; some packages write a page
 # What the loader of libraries says where an address space (ulimit -v) or a machine is too small.
-NO_ROOM = ("failed to map segment", "cannot allocate memory")
+TOO_LARGE = ("failed to map segment", "cannot allocate memory")
 
 
-def explain(error: BaseException) -> tuple[str, str]:
+def explain_failure(error: BaseException) -> tuple[str, str]:
     """The class of a failure, one of KINDS, and a sentence for people."""
-    if isinstance(error, ImportError) and (trouble := trouble_of_import(error)):
+    if isinstance(error, ImportError) and (trouble := explain_import_error(error)):
         return trouble
     if isinstance(error, ValueError):
         return getattr(error, "kind", "bad_input"), str(error)
-    if _is(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):
+    if _is_instance(error, "sparsify.wrappers.engine", "NonFiniteGradientError"):
         return "non_finite", f"{error}; lower task.lr, or look at the data"
     if isinstance(error, RuntimeError | OSError) and NO_PORT.search(str(error)):
-        return "error", _without_ports()
-    if _is(error, "sparsify.comm", "WorkerLost"):
+        return "error", _explain_missing_ports()
+    if _is_instance(error, "sparsify.comm", "WorkerLost"):
         return "lost", str(error)
     if isinstance(error, OSError) and error.errno in NO_SPACE:
         return "disk", NO_SPACE[error.errno]
@@ -62,11 +62,11 @@ def explain(error: BaseException) -> tuple[str, str]:
     return "error", f"{type(error).__name__}: {error}"
 
 
-def _without_ports() -> str:
+def _explain_missing_ports() -> str:
     """Return the sentence for a machine that has no TCP port left."""
-    from experiments.worker.addresses import kernel_ports
+    from experiments.worker.addresses import ephemeral_ports
 
-    ports = kernel_ports()
+    ports = ephemeral_ports()
     which = f", {ports.start}-{ports.stop - 1}" if ports else ""
     return (
         f"{platform.node()} has too few free TCP ports: programs have taken those that the kernel gives "
@@ -74,9 +74,9 @@ def _without_ports() -> str:
     )
 
 
-def leave_reason(error: BaseException, rank: int, folder: WatchedFolder) -> tuple[str, str]:
-    """Print the traceback, and leave the reason in the folder of this start; returns what `explain` says."""
-    kind, why = explain(error)
+def write_failure(error: BaseException, rank: int, folder: WatchedFolder) -> tuple[str, str]:
+    """Print the traceback, and leave the reason in the folder of this start; returns what `explain_failure` says."""
+    kind, why = explain_failure(error)
     traceback.print_exception(error)
     if folder.is_there():  # else the starter says that it is not
         with contextlib.suppress(OSError):  # a full disk may refuse it
@@ -84,7 +84,7 @@ def leave_reason(error: BaseException, rank: int, folder: WatchedFolder) -> tupl
     return kind, why
 
 
-def _is(error: BaseException, module: str, name: str) -> bool:
+def _is_instance(error: BaseException, module: str, name: str) -> bool:
     """Tell whether it is of this class, whose module may not be loaded, for want of torch."""
     return isinstance(error, getattr(sys.modules.get(module), name, ()))
 
@@ -98,18 +98,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
-def trouble_of_import(error: ImportError) -> tuple[str, str] | None:
+def explain_import_error(error: ImportError) -> tuple[str, str] | None:
     """The class of this failure and a sentence for people; None where the error is in our own code."""
     package = (error.name or "").partition(".")[0]
-    if package in OURS or "partially initialized module" in str(error):
+    if package in OWN_PACKAGES or "partially initialized module" in str(error):
         return None
     if isinstance(error, ModuleNotFoundError):
         return (
             "environment",
-            f"the Python package {package} is not installed in {sys.prefix}: {_install(package)}",
+            f"the Python package {package} is not installed in {sys.prefix}: {_suggest_install(package)}",
         )
-    said = " ".join(str(error).split())[:LONGEST]
-    if any(words in said.lower() for words in NO_ROOM):
+    said = " ".join(str(error).split())[:MAX_CHARACTERS]
+    if any(words in said.lower() for words in TOO_LARGE):
         return (
             "memory",
             f"a Python package does not fit into memory ({said}); see `ulimit -v`, or cluster.mem_gb",
@@ -120,7 +120,7 @@ def trouble_of_import(error: ImportError) -> tuple[str, str] | None:
     )
 
 
-def _install(package: str) -> str:
+def _suggest_install(package: str) -> str:
     """The command that installs a package."""
     if package in FIGURES:
         return "`make .venv/.figures` installs what figures need, `make .venv/.train` what runs need"

@@ -16,15 +16,15 @@ import torch
 from experiments.config.config import Config
 from experiments.config.machines import AnyCluster, EmulatedCluster, SlurmCluster, VirtualCluster
 from experiments.worker import link_probe
-from experiments.worker.cores import OwnCores, all_cpus, crowded
+from experiments.worker.cores import WorkerCores, assignable_cpus, describe_shared_cores
 from experiments.worker.hardware_claims import (
-    NO_CLAIM,
-    OTHERWISE,
-    Worker,
+    LABEL_ADVICE,
+    UNCHECKED,
     WorkerGroup,
-    between,
-    kind_of,
-    mismatches,
+    WorkerHardware,
+    connection_between,
+    describe_mismatches,
+    link_kind,
 )
 from slurm import environment, gpus
 from slurm.environment import WorkerPlace
@@ -36,14 +36,14 @@ WARMUPS, REPEATS = 2, 5
 # Over PCIe, through the host's memory. NCCL can't refuse NVLink and keep peer-to-peer over PCIe: it maps the
 # other GPU's memory, and CUDA takes NVLink where there is one, whatever NCCL_P2P_LEVEL says (NVIDIA/nccl #777
 # and #1358, nccl-tests #250). The others keep it from NVSwitch's reductions and from NVLink between nodes.
-NO_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0"}
+NCCL_WITHOUT_PEERS = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MNNVL_ENABLE": "0"}
 SLICE_S = 1e-4  # the shortest that Linux grants
 # Linux, uapi/asm/unistd.h: sched_setattr and sched_getattr, for which the C library has no functions.
-CALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
+SYSCALLS = {"x86_64": (314, 315), "aarch64": (274, 275)}
 GPU_LINKS = ("nvlink", "pcie")
-ON_CPU = (
+GPU_LINK_ON_CPU = (
     "link={link} was asked for, but it joins GPUs, and device=cpu; choose device=cuda, link=loopback on one "
-    f"machine or link=ethernet on several, {OTHERWISE}"
+    f"machine or link=ethernet on several, {LABEL_ADVICE}"
 )
 
 
@@ -53,16 +53,16 @@ class MachineMismatch(ValueError):
     kind = "machine"
 
 
-def settings(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
+def nccl_variables(link: str, node: Mapping[str, gpus.NodeGpu]) -> dict[str, str]:
     """Variables that NCCL must be told so that `link` is true on this node: on NVLink, pcie is a downgrade.
 
     A node without NVLink is left to NCCL, which uses peer-to-peer below one PCIe switch.
     """
     has_nvlink = any(gpu.nvlinks or any(map(gpus.count_nvlinks, gpu.links.values())) for gpu in node.values())
-    return NO_PEERS if kind_of(link) == "pcie" and (has_nvlink or not node) else {}
+    return NCCL_WITHOUT_PEERS if link_kind(link) == "pcie" and (has_nvlink or not node) else {}
 
 
-def prepare(
+def prepare_machine(
     config: Config, place: WorkerPlace, device: torch.device, network: Mapping[str, Any] | None = None
 ) -> None:
     """Make the link true, before the group starts. Under Horovod, NCCL reads the same variables.
@@ -72,12 +72,12 @@ def prepare(
     """
     if is_emulated(config.cluster):
         per_node, of_relay = config.workers_per_node, (network or {}).get("relay_cpus", ())
-        take_cores(place.rank // per_node, -(-place.size // per_node), of_relay)
+        pin_to_cores(place.rank // per_node, -(-place.size // per_node), of_relay)
     if device.type == "cuda" and not isinstance(config.cluster, VirtualCluster):
-        environment.set_default_variables(settings(config.cluster.link.name, gpus.gpus_by_bus_id()))
+        environment.set_default_variables(nccl_variables(config.cluster.link.name, gpus.gpus_by_bus_id()))
 
 
-def check(
+def check_machine(
     config: Config, device: torch.device, comm: Comm, network: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Facts about the machine, for the record. Collective; costs nothing on CPUs and for virtual ranks, but a
@@ -96,28 +96,28 @@ def check(
     found: dict[str, Any] = {}
     if is_emulated(cluster) and comm.size > 1:
         asked = config.launch.probe == "collectives"
-        seen = link_probe.probe(comm, cluster.link, config.workers_per_node, asked)
-        found = {"link": {**seen.recorded(), **core_facts(), **(network or {})}}
-        wrong = link_probe.mismatches(link, seen, cluster.link.loss > 0)
+        seen = link_probe.probe_link(comm, cluster.link, config.workers_per_node, asked)
+        found = {"link": {**seen.recorded(), **describe_cores(), **(network or {})}}
+        wrong = link_probe.describe_mismatches(link, seen, cluster.link.loss > 0)
     elif device.type == "cpu":
-        gpu, link = "none", link if kind_of(link) in GPU_LINKS else "none"
-        wrong = [ON_CPU.format(link=link)] if link != "none" else []
+        gpu, link = "none", link if link_kind(link) in GPU_LINKS else "none"
+        wrong = [GPU_LINK_ON_CPU.format(link=link)] if link != "none" else []
     else:
-        mine = facts(device)
-        workers = [mine] if simulated else [Worker(*seen) for seen in gather_json(comm, mine, device)]
-        seconds = gather_json(comm, probe(comm, device), device) if len(workers) > 1 else None
-        group = WorkerGroup(workers, bus_bandwidth(seconds) if seconds else None)
-        found, wrong = {**fingerprint(group), "probe_s": seconds}, mismatches(gpu, link, group)
+        mine = describe_worker(device)
+        workers = [mine] if simulated else [WorkerHardware(*seen) for seen in gather_json(comm, mine, device)]
+        seconds = gather_json(comm, time_all_reduces(comm, device), device) if len(workers) > 1 else None
+        group = WorkerGroup(workers, bus_bandwidth_gb_s(seconds) if seconds else None)
+        found, wrong = {**describe_group(group), "probe_s": seconds}, describe_mismatches(gpu, link, group)
     if wrong and config.launch.on_mismatch == "stop":
         raise MachineMismatch("; ".join(wrong))
-    checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in NO_CLAIM]
+    checked = [name for name, claim in (("gpu", gpu), ("link", link)) if claim not in UNCHECKED]
     return {"checked": checked, **found, **({"mismatch": wrong} if wrong else {})}
 
 
-def shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
+def report_shared_cores(threads: int, comm: Comm, device: torch.device) -> dict[str, list[str]]:
     """What must be said of workers that share cores, for the record. Collective."""
-    everybody = gather_json(comm, OwnCores.of_this_process(threads), device)
-    few = crowded([OwnCores(*own) for own in everybody])
+    everybody = gather_json(comm, WorkerCores.from_this_process(threads), device)
+    few = describe_shared_cores([WorkerCores(*own) for own in everybody])
     if comm.rank == 0:
         for text in few:
             print(text, file=sys.stderr)
@@ -129,25 +129,25 @@ def is_emulated(cluster: AnyCluster) -> bool:
     return isinstance(cluster, EmulatedCluster) or (isinstance(cluster, SlurmCluster) and bool(cluster.enter))
 
 
-def facts(device: torch.device) -> Worker:
+def describe_worker(device: torch.device) -> WorkerHardware:
     """The machine as this worker sees it."""
-    own, mine = torch.cuda.get_device_properties(device), bus(device.index)
+    own, mine = torch.cuda.get_device_properties(device), gpu_bus_id(device.index)
     others = [index for index in range(torch.cuda.device_count()) if index != device.index]
     told = gpus.gpus_by_bus_id().get(mine)
     by_driver = {name: getattr(told, name, None) for name in ("driver", "pcie", "nvlinks", "idle_nvlinks")}
-    return Worker(
+    return WorkerHardware(
         host=platform.node(),
         gpu=own.name,
         memory_gib=round(own.total_memory / 2**30, 1),
         bus=mine,
         **by_driver,
         links=told.links if told else {},
-        peers={bus(index): torch.cuda.can_device_access_peer(device, index) for index in others},
+        peers={gpu_bus_id(index): torch.cuda.can_device_access_peer(device, index) for index in others},
         nccl=environment.nccl_settings(),
     )
 
 
-def probe(comm: Comm, device: torch.device) -> list[float]:
+def time_all_reduces(comm: Comm, device: torch.device) -> list[float]:
     """Seconds that each of a few all-reduces took on this worker's clock. Collective."""
     data, seconds = torch.zeros(PROBE_BYTES // 4, device=device), []
     for _ in range(WARMUPS + REPEATS):
@@ -159,7 +159,7 @@ def probe(comm: Comm, device: torch.device) -> list[float]:
     return seconds[WARMUPS:]
 
 
-def bus_bandwidth(seconds: Sequence[Sequence[float]]) -> float:
+def bus_bandwidth_gb_s(seconds: Sequence[Sequence[float]]) -> float:
     """GB/s by nccl-tests' convention: what each worker's link carries, however many they are.
 
     The last worker to enter a collective does not wait: the shortest time of a round is its transfer.
@@ -168,7 +168,7 @@ def bus_bandwidth(seconds: Sequence[Sequence[float]]) -> float:
     return round(2 * (len(seconds) - 1) / len(seconds) * PROBE_BYTES / transfer / 1e9, 1)
 
 
-def fingerprint(group: WorkerGroup) -> dict[str, Any]:
+def describe_group(group: WorkerGroup) -> dict[str, Any]:
     """The facts as the record keeps them: of links, those between the GPUs that take part, by rank."""
     workers, apart = group.workers, ("links", "peers", "nccl")
     return {
@@ -176,24 +176,26 @@ def fingerprint(group: WorkerGroup) -> dict[str, Any]:
         "workers": [
             {name: fact for name, fact in worker._asdict().items() if name not in apart} for worker in workers
         ],
-        "topology": [["X" if a is b else between(a, b) for b in workers] for a in workers],
+        "topology": [["X" if a is b else connection_between(a, b) for b in workers] for a in workers],
         "peer_access": [["X" if a is b else a.peers.get(b.bus) for b in workers] for a in workers],
         "nccl": workers[0].nccl,
         "bus_bandwidth": group.measured,  # GB/s
     }
 
 
-def bus(index: int) -> str:
+def gpu_bus_id(index: int) -> str:
     """The name of a CUDA device that the driver knows too, whatever renumbers them."""
     own: Any = torch.cuda.get_device_properties(index)  # torch's types do not list all that it has
     return gpus.format_bus_id(own.pci_domain_id, own.pci_bus_id, own.pci_device_id)
 
 
-def identity(device: torch.device) -> str:
+def gpu_identity(device: torch.device) -> str:
     """A GPU's name among all GPUs of all nodes, whatever numbers processes have for it. Slices of one (MIG)
     share its bus.
     """
-    return f"{bus(device.index)} on {platform.node()} ({torch.cuda.get_device_properties(device).uuid})"
+    return (
+        f"{gpu_bus_id(device.index)} on {platform.node()} ({torch.cuda.get_device_properties(device).uuid})"
+    )
 
 
 # Workers that stand for several machines and share the cores of one: as if each machine had its own.
@@ -215,7 +217,7 @@ class SchedAttr(ctypes.Structure):
     )  # fmt: skip
 
 
-def take_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
+def pin_to_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
     """Let this thread, and those that it starts, run on the cores of this node only, in short slices.
 
     Nothing happens where the system has no such thing, or somebody has dealt out cores already.
@@ -223,12 +225,12 @@ def take_cores(node: int, nodes: int, of_relay: Sequence[int] = ()) -> None:
     Args:
         of_relay: CPUs that no node has.
     """
-    shorten()
-    if cores := sorted(all_cpus() - {*of_relay}):
-        os.sched_setaffinity(0, share_of_cores(cores, node, nodes))
+    set_time_slice()
+    if cores := sorted(assignable_cpus() - {*of_relay}):
+        os.sched_setaffinity(0, cores_of_node(cores, node, nodes))
 
 
-def share_of_cores(cores: Sequence[int], node: int, nodes: int) -> list[int]:
+def cores_of_node(cores: Sequence[int], node: int, nodes: int) -> list[int]:
     """The cores of a node: as many for each, where there are enough, else one that it shares with as many
     others as each node does. All cores where that comes out uneven.
     """
@@ -239,34 +241,34 @@ def share_of_cores(cores: Sequence[int], node: int, nodes: int) -> list[int]:
     return [cores[node % count]] if nodes % count == 0 else list(cores)
 
 
-def shorten(seconds: float = SLICE_S) -> None:
+def set_time_slice(seconds: float = SLICE_S) -> None:
     """Ask for time slices of so many seconds, for this thread and those that it starts. Nothing happens where
-    the kernel has none that could be asked for; see `slice_s`.
+    the kernel has none that could be asked for; see `time_slice_s`.
     """
-    had = _asked()
+    had = _read_scheduling()
     if had is not None and had.policy == os.SCHED_OTHER:
         had.runtime = round(1e9 * seconds)  # all else stays, nice too
-        ctypes.CDLL(None).syscall(CALLS[platform.machine()][0], 0, ctypes.byref(had), 0)
+        ctypes.CDLL(None).syscall(SYSCALLS[platform.machine()][0], 0, ctypes.byref(had), 0)
 
 
-def slice_s() -> float | None:
+def time_slice_s() -> float | None:
     """Seconds of this thread's slices; None where Linux does not tell: before 6.12, in a sandbox that forbids
     to ask, with another scheduling policy than the usual, or on another system.
     """
-    had = _asked()
+    had = _read_scheduling()
     return had.runtime / 1e9 or None if had is not None and had.policy == os.SCHED_OTHER else None
 
 
-def core_facts() -> dict[str, Any]:
+def describe_cores() -> dict[str, Any]:
     """Facts for the record."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ()
-    return {"slice_s": slice_s(), "cores_of_a_node": len(cores) or None}
+    return {"slice_s": time_slice_s(), "cores_of_a_node": len(cores) or None}
 
 
-def _asked() -> SchedAttr | None:
-    if platform.system() != "Linux" or platform.machine() not in CALLS:
+def _read_scheduling() -> SchedAttr | None:
+    if platform.system() != "Linux" or platform.machine() not in SYSCALLS:
         return None
     found = SchedAttr()
     size = ctypes.sizeof(SchedAttr)
-    _, look = CALLS[platform.machine()]
+    _, look = SYSCALLS[platform.machine()]
     return None if ctypes.CDLL(None).syscall(look, 0, ctypes.byref(found), size, 0) else found

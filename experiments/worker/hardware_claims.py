@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from slurm import gpus
 
-NO_CLAIM = ("none", "any")
-OTHERWISE = "or launch.on_mismatch=label to go on and have it recorded as a label"
+UNCHECKED = ("none", "any")
+LABEL_ADVICE = "or launch.on_mismatch=label to go on and have it recorded as a label"
 
 
-class Worker(NamedTuple):
+class WorkerHardware(NamedTuple):
     """One worker's view: its GPU, and what lies between that and the others that its process may see."""
 
     host: str
@@ -35,7 +35,7 @@ class Worker(NamedTuple):
 class WorkerGroup(NamedTuple):
     """All workers, by rank, and the bus bandwidth measured over all of them."""
 
-    workers: list[Worker]
+    workers: list[WorkerHardware]
     measured: float | None  # GB/s
 
     @property
@@ -44,7 +44,7 @@ class WorkerGroup(NamedTuple):
         return list(dict.fromkeys(worker.host for worker in self.workers))
 
     @property
-    def pairs(self) -> list[tuple[Worker, Worker]]:
+    def pairs(self) -> list[tuple[WorkerHardware, WorkerHardware]]:
         """Pairs of workers on the same node."""
         return [(a, b) for a, b in combinations(self.workers, 2) if a.host == b.host]
 
@@ -55,31 +55,31 @@ class WorkerGroup(NamedTuple):
         return max(known) if len(known) == len(self.workers) and len(self.hosts) == 1 else None
 
 
-def between(a: Worker, b: Worker) -> str | None:
+def connection_between(a: WorkerHardware, b: WorkerHardware) -> str | None:
     """NV12, PIX, SYS ..., or `net` between nodes; None where a can't see b's GPU."""
     return "net" if a.host != b.host else a.links.get(b.bus)
 
 
-def without_peers(worker: Worker) -> bool:
+def is_peer_access_disabled(worker: WorkerHardware) -> bool:
     """Tell whether the environment keeps NCCL from peer-to-peer, and so from NVLink."""
     off = {("NCCL_P2P_DISABLE", "1"), ("NCCL_P2P_LEVEL", "LOC"), ("NCCL_P2P_LEVEL", "0")}
     return bool(off & worker.nccl.items())
 
 
-def mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
+def describe_mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
     """A sentence for each of the two claims that does not hold: what was asked, what there is, what to do."""
     found = []
     wrong = [
-        worker for worker in group.workers if gpu not in NO_CLAIM and not gpus.is_gpu_model(gpu, worker.gpu)
+        worker for worker in group.workers if gpu not in UNCHECKED and not gpus.is_gpu_model(gpu, worker.gpu)
     ]
     if wrong:
         models, hosts = sorted({worker.gpu for worker in wrong}), WorkerGroup(wrong, None).hosts
         there = f"{', '.join(hosts)} has {' and '.join(models)}"
-        advice = f"choose another partition or constraint, correct cluster.gpu, {OTHERWISE}"
+        advice = f"choose another partition or constraint, correct cluster.gpu, {LABEL_ADVICE}"
         found.append(f"gpu={gpu} was asked for, but {there}; {advice}")
-    if (kind := kind_of(link)) and len(group.workers) > 1:
-        for there, instead in LINKS[kind](group):
-            advice = f"choose {instead}, another partition, {OTHERWISE}"
+    if (kind := link_kind(link)) and len(group.workers) > 1:
+        for there, instead in CHECKS_BY_LINK_KIND[kind](group):
+            advice = f"choose {instead}, another partition, {LABEL_ADVICE}"
             found.append(f"link={link} was asked for, but {there}; {advice}")
             break  # the first says it best; what follows is mostly its consequence
     return found
@@ -89,27 +89,31 @@ def mismatches(gpu: str, link: str, group: WorkerGroup) -> list[str]:
 # NVLinks that could carry twice as much as the slot, and carried no more than it can, were not used.
 
 
-def _nvlink(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_nvlink_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if not group.pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
     for a, b in group.pairs:
-        if b not in _reached(a, group):
+        if b not in _nvlink_component(a, group):
             ranks = f"{group.workers.index(a)} and {group.workers.index(b)}"
-            entry = between(a, b) or "no NVLink"
+            entry = connection_between(a, b) or "no NVLink"
             refused = " without peer access" if gpus.count_nvlinks(entry) else ""
             yield f"workers {ranks} on {a.host} are joined by {entry}{refused}", "link=pcie"
-    if any(map(without_peers, group.workers)):
+    if any(map(is_peer_access_disabled, group.workers)):
         yield "NCCL_P2P_DISABLE or NCCL_P2P_LEVEL forbids it", "link=pcie, to unset them"
-    slot, offered = group.slot, min(_nvlink_rate(worker, group) for worker in group.workers)
+    slot, offered = group.slot, min(_nvlink_gb_s(worker, group) for worker in group.workers)
     if slot and group.measured and offered >= 2 * slot >= 2 * group.measured:
         rates = f"{group.measured} GB/s, where NVLink offers {offered:.0f} and PCIe {slot}"
         yield f"an all-reduce ran at {rates}", "link=pcie, to let NCCL_DEBUG=INFO tell what NCCL takes"
 
 
-def _pcie(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_pcie_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if not group.pairs:
         yield "every worker has a node of its own", "link=ethernet, more workers to a node"
-    free = [a.host for a, b in group.pairs if gpus.count_nvlinks(between(a, b)) and not without_peers(a)]
+    free = [
+        a.host
+        for a, b in group.pairs
+        if gpus.count_nvlinks(connection_between(a, b)) and not is_peer_access_disabled(a)
+    ]
     if free:
         yield f"NVLink joins workers on {free[0]} and NCCL may use it", "link=nvlink, NCCL_P2P_DISABLE=1"
     if group.slot and group.measured and group.measured > group.slot:
@@ -117,51 +121,53 @@ def _pcie(group: WorkerGroup) -> Iterator[tuple[str, str]]:
         yield f"an all-reduce ran at {rates}", "link=nvlink"
 
 
-def _ethernet(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_ethernet_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if len(group.hosts) == 1:
         yield f"all workers are on {group.hosts[0]}", "link=nvlink or link=pcie, fewer workers to a node"
 
 
-def _loopback(group: WorkerGroup) -> Iterator[tuple[str, str]]:
+def _find_loopback_faults(group: WorkerGroup) -> Iterator[tuple[str, str]]:
     if len(group.hosts) > 1:
         yield f"the workers are on {len(group.hosts)} nodes", "link=ethernet or link=nvlink"
 
 
-LINKS: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
-    "nvlink": _nvlink,
-    "pcie": _pcie,
-    "ethernet": _ethernet,
-    "infiniband": _ethernet,
-    "loopback": _loopback,
+CHECKS_BY_LINK_KIND: dict[str, Callable[[WorkerGroup], Iterator[tuple[str, str]]]] = {
+    "nvlink": _find_nvlink_faults,
+    "pcie": _find_pcie_faults,
+    "ethernet": _find_ethernet_faults,
+    "infiniband": _find_ethernet_faults,
+    "loopback": _find_loopback_faults,
 }
 
 
-def kind_of(link: str) -> str | None:
-    """The one of `LINKS` that a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g
+def link_kind(link: str) -> str | None:
+    """The one of `CHECKS_BY_LINK_KIND` that a link of conf/link is: its name begins with it, as nvlink4 and ethernet_10g
     do. None: one that nothing is claimed of.
     """
-    return next((kind for kind in LINKS if link.startswith(kind)), None)
+    return next((kind for kind in CHECKS_BY_LINK_KIND if link.startswith(kind)), None)
 
 
-def _reached(start: Worker, group: WorkerGroup) -> list[Worker]:
+def _nvlink_component(start: WorkerHardware, group: WorkerGroup) -> list[WorkerHardware]:
     """Workers that NVLinks join to it, directly or over others: in a DGX-1 many pairs have no link."""
     reached = [start]
     for worker in reached:  # grows meanwhile
-        reached += [other for other in group.workers if other not in reached and _neighbours(worker, other)]
+        reached += [
+            other for other in group.workers if other not in reached and _are_joined_by_nvlink(worker, other)
+        ]
     return reached
 
 
-def _neighbours(a: Worker, b: Worker) -> bool:
-    entry = between(a, b)
+def _are_joined_by_nvlink(a: WorkerHardware, b: WorkerHardware) -> bool:
+    entry = connection_between(a, b)
     if entry is None:  # SLURM may show each task its own GPU only; then at least both have NVLinks
         return a.nvlinks != [] and b.nvlinks != []
     return gpus.count_nvlinks(entry) > 0 and a.peers.get(b.bus) is not False
 
 
-def _nvlink_rate(worker: Worker, group: WorkerGroup) -> float:
+def _nvlink_gb_s(worker: WorkerHardware, group: WorkerGroup) -> float:
     """GB/s of the NVLinks that lead from one GPU to those of the other workers; 0 where that is not known.
 
     NV12 to each of seven others is twelve links in all, through switches.
     """
-    used = sum(gpus.count_nvlinks(between(worker, other)) for other in group.workers)
+    used = sum(gpus.count_nvlinks(connection_between(worker, other)) for other in group.workers)
     return sum(sorted(worker.nvlinks or [])[:used])

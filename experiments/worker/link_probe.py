@@ -17,7 +17,7 @@ from torch import Tensor
 
 from analysis.records.files import read_struct_or_none
 from experiments.config.machines import LinkSettings
-from experiments.worker.hardware_claims import OTHERWISE
+from experiments.worker.hardware_claims import LABEL_ADVICE
 from slurm.emulated import counters
 from slurm.emulated.network import LONG_DELAY_S
 from sparsify.comm import Comm, CountingComm, gather_json
@@ -26,12 +26,15 @@ from sparsify.cost import TEXTBOOK, CollectiveCost, Link
 
 CPU = torch.device("cpu")
 COMPUTED, PASSES = 2**20, 16  # elements, and how often they are passed over: some ms of computing
-TRANSFER_S, WAYS = 0.1, 20  # that a transfer takes at the bandwidth asked for, at least: seconds, delays
-LEAST_BYTES, MOST_BYTES = 2**18, 2**26
+MIN_TRANSFER_S, MIN_DELAYS = (
+    0.1,
+    20,
+)  # that a transfer takes at the bandwidth asked for, at least: seconds, delays
+MIN_BYTES, MAX_BYTES = 2**18, 2**26
 TOLERANCE = 0.1  # of the bandwidth asked for; headers take 0.05 of Ethernet's
 
 
-class Effort(NamedTuple):
+class ProbeEffort(NamedTuple):
     """How often and how much is sent."""
 
     round_trips: int
@@ -43,9 +46,9 @@ class Effort(NamedTuple):
 
 
 # From 1 MiB on, gloo's two directions of a connection may take turns.
-NEAR = Effort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
+NEAR = ProbeEffort(20, 5, (2**9, 2**13, 2**16, 2**18, 2**19), 11, small=2)
 # Waiting for cores is nothing beside a long way.
-FAR = Effort(3, 2, (2**9, 2**17, 2**19), 2, small=0, direct=True)
+FAR = ProbeEffort(3, 2, (2**9, 2**17, 2**19), 2, small=0, direct=True)
 
 
 class ProbedLink(NamedTuple):
@@ -56,7 +59,7 @@ class ProbedLink(NamedTuple):
     together_gbit_s: float  # of the slowest, with all nodes sending to the next and receiving at once
     asked_latency_s: float
     latency_s: float  # half of a round trip of a few bytes between two workers, the largest of all pairs
-    # As in `Calibrated`, if that was asked for.
+    # As in `CollectiveFits`, if that was asked for.
     kinds: dict[str, tuple[float, float]] | None = None
     computing_s: float | None = None
     direct: dict[str, tuple[float, float]] | None = None
@@ -72,7 +75,7 @@ class ProbedLink(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
-def probe(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = True) -> ProbedLink:
+def probe_link(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = True) -> ProbedLink:
     """Collective. Takes about 5 seconds at 4 nodes and 1 Gbit/s, and several times that where a way is long.
 
     Args:
@@ -86,33 +89,35 @@ def probe(comm: Comm, link: LinkSettings, per_node: int, collectives: bool = Tru
     first = range(0, comm.size, per_node)
     ring = [(node, first[(at + 1) % len(first)]) for at, node in enumerate(first)]
     effort = NEAR if link.alpha_s < LONG_DELAY_S else FAR
-    size = round(min(max(max(TRANSFER_S, WAYS * link.alpha_s) / beta_s_per_byte, LEAST_BYTES), MOST_BYTES))
+    size = round(
+        min(max(max(MIN_TRANSFER_S, MIN_DELAYS * link.alpha_s) / beta_s_per_byte, MIN_BYTES), MAX_BYTES)
+    )
     few, many = torch.zeros(1), torch.zeros(size // 4)
     # Over a long way every second node at once, which takes as long as one: none sends to two, or hears two.
     at_once = [*filter(None, (ring[::2], ring[1::2]))] if effort is FAR else [[pair] for pair in ring]
     comm.permute(many, ring)  # connections are made, and TCP's windows opened
     ping_pong, pairs = (
-        _fastest(comm, [partial(there_and_back, comm, data, few, those) for those in at_once], rounds)
+        _fastest_seconds(comm, [partial(ping_pong, comm, data, few, those) for those in at_once], rounds)
         for data, rounds in ((few, effort.round_trips), (many, effort.repeats))
     )
-    together = min(_fastest(comm, [partial(comm.permute, many, ring)] * effort.repeats, rounds=1))
+    together = min(_fastest_seconds(comm, [partial(comm.permute, many, ring)] * effort.repeats, rounds=1))
     return ProbedLink(
-        asked_gbit_s=gbit_s(1.0, beta_s_per_byte),
-        pairs_gbit_s=[gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
-        together_gbit_s=gbit_s(size, together - max(ping_pong)),
+        asked_gbit_s=to_gbit_s(1.0, beta_s_per_byte),
+        pairs_gbit_s=[to_gbit_s(size, seconds - way) for seconds, way in zip(pairs, ping_pong, strict=True)],
+        together_gbit_s=to_gbit_s(size, together - max(ping_pong)),
         asked_latency_s=link.alpha_s,
         latency_s=max(ping_pong) / 2,
-        **(vars(calibrated(comm, ring[0], effort)) if collectives else {}),
+        **(vars(fit_collectives(comm, ring[0], effort)) if collectives else {}),
     )
 
 
-def there_and_back(comm: Comm, data: Tensor, answer: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+def ping_pong(comm: Comm, data: Tensor, answer: Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Those who send know from the answer that the data have come."""
     comm.permute(data, pairs)
     comm.permute(answer, [(receiver, sender) for sender, receiver in pairs])
 
 
-def _fastest(comm: Comm, transfers: Sequence[Callable[[], object]], rounds: int) -> list[float]:
+def _fastest_seconds(comm: Comm, transfers: Sequence[Callable[[], object]], rounds: int) -> list[float]:
     """Seconds of each transfer, which all workers begin together, until the last one has ended it. What else
     the machine does can only make it slower: the fastest of several rounds is the link's.
     """
@@ -130,7 +135,7 @@ def _fastest(comm: Comm, transfers: Sequence[Callable[[], object]], rounds: int)
 
 
 @dataclass(frozen=True)
-class Calibrated:
+class CollectiveFits:
     """What collectives take; the same on all workers."""
 
     kinds: dict[str, tuple[float, float]]  # of each: alpha and beta, fitted to a few sizes
@@ -141,7 +146,7 @@ class Calibrated:
     direct_bytes: dict[str, float] = field(default_factory=dict)
 
 
-def calibrated(comm: Comm, pair: tuple[int, int], effort: Effort = NEAR) -> Calibrated:
+def fit_collectives(comm: Comm, pair: tuple[int, int], effort: ProbeEffort = NEAR) -> CollectiveFits:
     """Each kind of collective, with all that workers on this machine's cores wait for each other; who has
     left one to compute takes a core from those who still receive. Of those that may be sent to everybody at
     once (`sparsify.comm.direct`) also that, and the bytes up to which it was quicker than the backend's own
@@ -156,27 +161,31 @@ def calibrated(comm: Comm, pair: tuple[int, int], effort: Effort = NEAR) -> Cali
     at_once = DIRECT_KINDS if effort.direct else ()
     ways = [*((comm, kind) for kind in TEXTBOOK), *((DirectComm(comm), kind) for kind in at_once)]
     cases = [[ProbeCase.of(of, kind, size, pair) for size in effort.sizes] for of, kind in ways]
-    seconds = np.split(_measured(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
+    seconds = np.split(_median_seconds(comm, [*chain(*cases)], effort.rounds, passes=0), len(ways))
     own = dict(zip(TEXTBOOK, seconds, strict=False))
-    found = Calibrated({kind: _fitted(those, own[kind]) for kind, those in zip(own, cases, strict=False)})
+    found = CollectiveFits(
+        {kind: _fit_cases(those, own[kind]) for kind, those in zip(own, cases, strict=False)}
+    )
     for kind, those, taken in zip(at_once, cases[len(own) :], seconds[len(own) :], strict=True):
         slower = (taken >= own[kind]) & (comm.size > 2)
         tried = int(np.argmax(slower)) if slower.any() else len(slower)  # the first so many are quicker
         if tried:
-            found.direct[kind] = _fitted(those[:tried], taken[:tried])
+            found.direct[kind] = _fit_cases(those[:tried], taken[:tried])
             found.direct_bytes[kind] = float(those[tried - 1].nbytes)
     if not effort.small:
         return found
-    beside = _measured(comm, [case for each in cases for case in each[: effort.small]], effort.rounds, PASSES)
+    beside = _median_seconds(
+        comm, [case for each in cases for case in each[: effort.small]], effort.rounds, PASSES
+    )
     longer = beside - np.concatenate([taken[: effort.small] for taken in seconds])
     return replace(found, computing_s=max(0.0, float(np.median(longer))))
 
 
-def _fitted(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, float]:
-    return fitted([case.cost for case in cases], seconds)
+def _fit_cases(cases: Sequence[ProbeCase], seconds: np.ndarray) -> tuple[float, float]:
+    return fit_alpha_beta([case.cost for case in cases], seconds)
 
 
-def _measured(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) -> np.ndarray:
+def _median_seconds(comm: Comm, cases: Sequence[ProbeCase], rounds: int, passes: int) -> np.ndarray:
     """(cases,) seconds of each, from when the last worker enters a collective until the last one leaves it:
     the median of its rounds but the first. The workers are processes of one machine, whose clock they share.
     Collective.
@@ -228,7 +237,7 @@ class ProbeCase(NamedTuple):
         return cls(kind, size, do[kind], cost, sent)
 
 
-def fitted(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:
+def fit_alpha_beta(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float, float]:
     """Alpha and beta, neither negative, with the least sum of squared relative errors.
 
     Args:
@@ -242,39 +251,39 @@ def fitted(costs: Sequence[CollectiveCost], seconds: np.ndarray) -> tuple[float,
     return float(alpha / scale[0]), float(beta / scale[1])
 
 
-def gbit_s(size: float, seconds: float) -> float:
+def to_gbit_s(size: float, seconds: float) -> float:
     """Gbit/s of so many bytes in so many seconds."""
     return float(f"{8e-9 * size / seconds:.3g}")
 
 
-def over_link(comm: Comm, how: str, found: Mapping[str, Any] | None) -> Comm:
+def choose_collectives(comm: Comm, collectives: str, probed: Mapping[str, Any] | None) -> Comm:
     """The communicator whose collectives travel as `collectives` asks.
 
     Args:
-        how: auto, backend or direct.
-        found: a `ProbedLink` as it is recorded; None where nothing was probed.
+        collectives: auto, backend or direct.
+        probed: a `ProbedLink` as it is recorded; None where nothing was probed.
     """
-    direct = links_of(found, "direct")
-    if how == "direct":
+    direct = read_fitted_links(probed, "direct")
+    if collectives == "direct":
         return DirectComm(comm, links=direct)
-    if how != "auto" or not found or not direct:
+    if collectives != "auto" or not probed or not direct:
         return comm
     # Of two workers each has one that sends to it, and no queue overflows, whatever the size.
-    return DirectComm(comm, found["direct_bytes"] if comm.size > 2 else None, direct)
+    return DirectComm(comm, probed["direct_bytes"] if comm.size > 2 else None, direct)
 
 
-def links_of(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
+def read_fitted_links(found: Mapping[str, Any] | None, which: str) -> dict[str, Link]:
     """What collectives took, as it is recorded under `which`; nothing where nobody asked."""
     return {kind: Link(*fit) for kind, fit in (found or {}).get(which, {}).items()}
 
 
-def of_relay(statistics: str | None) -> dict[str, Any]:
+def read_relay_statistics(statistics: str | None) -> dict[str, Any]:
     """What the relay of an emulated network has told last, for the record; nothing where there is none."""
     found = read_struct_or_none(Path(statistics), dict[str, float]) if statistics else None
     return {"relay": found} if found else {}
 
 
-def mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
+def describe_mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
     """A sentence where the link is not what was asked for. Where it `loses` packets, TCP may be slower."""
     off = found.gbit_s / found.asked_gbit_s - 1
     if abs(off) <= TOLERANCE or (loses and off < 0):
@@ -282,14 +291,14 @@ def mismatches(name: str, found: ProbedLink, loses: bool = False) -> list[str]:
     return [
         f"link={name} was asked for, {found.asked_gbit_s:g} Gbit/s, and the workers found {found.gbit_s:g} "
         "between nodes; choose a link that this machine's cores can carry, wait until it is quiet, "
-        f"{OTHERWISE}"
+        f"{LABEL_ADVICE}"
     ]
 
 
 # --- bytes of the interface, beside those that were counted
 
 
-class Meter(CountingComm):
+class TrafficMeter(CountingComm):
     """Counts the bytes that this worker really sends, beside what `sparsify.cost` says of collectives: in a
     permutation and a broadcast not all send.
     """

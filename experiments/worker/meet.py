@@ -12,8 +12,8 @@ from pathlib import Path
 
 from analysis.records.files import WatchedFolder, write_json
 from experiments.config.config import Config
-from experiments.worker.errors import leave_reason
-from experiments.worker.orders import Orders
+from experiments.worker.errors import write_failure
+from experiments.worker.orders import RunOrders
 from slurm import environment, worker_process
 
 
@@ -27,14 +27,14 @@ def main(orders_file: Path, start_folder: Path) -> int:
         from experiments.worker.build import prepare_device
         from experiments.worker.connect import open_group
 
-        orders = Orders.read(orders_file)
+        orders = RunOrders.read(orders_file)
         config = Config.of(orders.config)
         device = prepare_device(config, place)
         comm = open_group(config, place, start_folder, orders.same_host, orders.interface, device)
         met = int(comm.all_reduce(torch.ones(1, device=device)))
         comm.close()
     except BaseException as error:
-        leave_reason(error, place.rank, WatchedFolder(start_folder))
+        write_failure(error, place.rank, WatchedFolder(start_folder))
         return 1
     interface = environment.gloo_interface()
     note = {

@@ -17,19 +17,21 @@ from torch import Generator, Tensor
 from experiments.training.loop import LoopSettings
 from experiments.training.replicas.local import LocalReplica
 from experiments.training.task import Task
-from experiments.worker.build import Built
+from experiments.worker.build import RunComponents
 from sparsify.comm import virtual
 from sparsify.core.timer import PhaseTimer
 from sparsify.local.strategy import LocalSteps
 from sparsify.method import Method
 from sparsify.wrappers.aggregator import Aggregator
 
-SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
-TENSORS = 5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers
-CLEARLY = 4  # times: where even that fits so often, nobody needs to look closer
+USABLE_SHARE = 0.9  # of the free memory; the rest is for what one rank computes with at a time
+TENSORS_PER_RANK = (
+    5  # as large as the gradient, that a rank may need: itself, residual, momentum, and work buffers
+)
+SAFETY_FACTOR = 4  # times: where even that fits so often, nobody needs to look closer
 
 
-def check(parts: Sequence[Built], workers: int) -> None:
+def check_memory(parts: Sequence[RunComponents], workers: int) -> None:
     """Refuse more virtual ranks than there is memory for.
 
     Args:
@@ -38,17 +40,17 @@ def check(parts: Sequence[Built], workers: int) -> None:
     Raises:
         ValueError: with the largest number that fits.
     """
-    free = SHARE * free_bytes(parts[0].settings.device)
+    free = USABLE_SHARE * free_bytes(parts[0].settings.device)
     models = [
         part.task.model(part.data, part.settings.seed, part.settings.device, part.settings.dtype)
         for part in parts
     ]
     parameters = sum(p.nbytes for model in models for p in model.parameters())
     remembered = sum(
-        remembered_bytes(part.task.optimiser(model)) for part, model in zip(parts, models, strict=True)
+        optimizer_state_bytes(part.task.optimiser(model)) for part, model in zip(parts, models, strict=True)
     )
     shared = parameters + remembered
-    if CLEARLY * (shared + workers * TENSORS * parameters) <= free:
+    if SAFETY_FACTOR * (shared + workers * TENSORS_PER_RANK * parameters) <= free:
         return
     if shared + parameters > free:  # not even one rank's gradient: no trial, which might end the process
         raise ValueError(
@@ -70,7 +72,7 @@ def check(parts: Sequence[Built], workers: int) -> None:
     )
 
 
-def remembered_bytes(optimiser: torch.optim.Optimizer) -> int:
+def optimizer_state_bytes(optimiser: torch.optim.Optimizer) -> int:
     """Bytes that an optimiser will hold: momentum, and of Adam's kind, which has betas, a second moment."""
     groups = optimiser.param_groups
     return sum((2 if "betas" in group else 1) * p.nbytes for group in groups for p in group["params"])
@@ -104,7 +106,7 @@ def rank_bytes(
             parts = [*aggregator.states, aggregator.group_kernels]
         storages = {
             storage.data_ptr(): storage.nbytes()
-            for tensor in tensors([flat, *held, *parts])
+            for tensor in iterate_tensors([flat, *held, *parts])
             if (storage := tensor.untyped_storage())
         }
         return sum(storages.values())
@@ -112,7 +114,7 @@ def rank_bytes(
     return virtual.run(1, body)[0]
 
 
-def tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+def iterate_tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
     """All tensors that an object holds, at any depth."""
     seen = set() if seen is None else seen
     if isinstance(tree, Tensor):
@@ -128,10 +130,10 @@ def tensors(tree: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
     else:
         branches = vars(tree).values() if hasattr(tree, "__dict__") else ()
     for branch in branches:
-        yield from tensors(branch, seen)
+        yield from iterate_tensors(branch, seen)
 
 
-def peak(device: torch.device) -> dict[str, float]:
+def peak_memory_gib(device: torch.device) -> dict[str, float]:
     """The most memory that this process had, in GiB; all virtual ranks are one process."""
     used = {"host_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts in KiB
     if device.type == "cuda":

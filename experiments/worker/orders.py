@@ -11,7 +11,7 @@ from analysis.records.files import write_atomic
 from analysis.records.log import InterferenceError
 
 
-class Orders(msgspec.Struct, frozen=True):
+class RunOrders(msgspec.Struct, frozen=True):
     """The orders of one run; of the processes of one job all get the same."""
 
     config: dict[str, Any]  # as it is recorded
@@ -28,7 +28,7 @@ class Orders(msgspec.Struct, frozen=True):
         write_atomic(path, msgspec.json.encode(self))
 
     @classmethod
-    def read(cls, path: Path) -> Orders:
+    def read(cls, path: Path) -> RunOrders:
         """The orders in this file.
 
         Raises:

@@ -15,14 +15,14 @@ import torch
 
 from experiments.config import code_version
 from experiments.worker.cores import cpu_model
-from experiments.worker.hardware import bus
+from experiments.worker.hardware import gpu_bus_id
 from slurm import environment, gpus
 from sparsify.core import huge_pages
 
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "submitit", "greenlet", "triton", "horovod")
 
 
-def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[str, Any]:
+def collect_provenance(data_name: str, data_digest: str, device: torch.device) -> dict[str, Any]:
     """The facts that a reader needs in order to trust, compare or repeat a record."""
     return {
         "host": platform.node(),
@@ -31,11 +31,11 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "huge_pages": huge_pages.system_setting(),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "before": state(device),
-        "topology": _output(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,
+        "before": machine_state(device),
+        "topology": _run_command(["nvidia-smi", "topo", "-m"]) if device.type == "cuda" else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if device.type == "cuda" else None,
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "versions": {"python": platform.python_version(), **versions()},
+        "versions": {"python": platform.python_version(), **package_versions()},
         **code_version.git_state(),
         "data": {"name": data_name, "digest": data_digest},
         "slurm": environment.recorded_variables("SLURM"),
@@ -44,16 +44,16 @@ def provenance(data_name: str, data_digest: str, device: torch.device) -> dict[s
     }
 
 
-def state(device: torch.device) -> dict[str, Any]:
+def machine_state(device: torch.device) -> dict[str, Any]:
     """Facts that may drift while a run goes on; taken before and after."""
     return {
         "load": round(os.getloadavg()[0], 2),
         # Users of clusters can't lock clocks, so we note them.
-        "gpu": gpus.gpu_state(bus(device.index)) if device.type == "cuda" else None,
+        "gpu": gpus.gpu_state(gpu_bus_id(device.index)) if device.type == "cuda" else None,
     }
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Versions of the packages that are installed."""
     found = {}
     for name in PACKAGES:
@@ -64,7 +64,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _output(command: list[str]) -> str | None:
+def _run_command(command: list[str]) -> str | None:
     """The output of a command, or None where it is absent or fails: a record without it is still a record."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

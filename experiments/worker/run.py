@@ -26,12 +26,17 @@ from experiments.training.checkpoint import Checkpointer
 from experiments.training.loop import TrainedModel, Trainer
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import hardware, memory
-from experiments.worker.build import Built, build, precision_of, prepare_device
+from experiments.worker.build import RunComponents, build_run, effective_precision, prepare_device
 from experiments.worker.connect import connect
-from experiments.worker.hardware_claims import OTHERWISE
-from experiments.worker.link_probe import Meter, links_of, of_relay, over_link
-from experiments.worker.orders import Orders
-from experiments.worker.provenance import provenance, state
+from experiments.worker.hardware_claims import LABEL_ADVICE
+from experiments.worker.link_probe import (
+    TrafficMeter,
+    choose_collectives,
+    read_fitted_links,
+    read_relay_statistics,
+)
+from experiments.worker.orders import RunOrders
+from experiments.worker.provenance import collect_provenance, machine_state
 from slurm.emulated import counters
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
@@ -57,7 +62,7 @@ class RunOutcome(NamedTuple):
     graph: str | None  # of rank 0, see `loop.TrainedModel`
     alternated: dict[str, Any] | None = None  # how the turns ended, and what became of each variant
     diverged: dict[str, Any] | None = None  # a `schema.Divergence`
-    interface: dict[str, float] | None = None  # bytes over an emulated link, see `link_probe.Meter`
+    interface: dict[str, float] | None = None  # bytes over an emulated link, see `link_probe.TrafficMeter`
 
     def facts(self) -> dict[str, Any]:
         """All fields by name, without what did not happen."""
@@ -65,20 +70,20 @@ class RunOutcome(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name not in special or value}
 
 
-class Started(NamedTuple):
+class StartedRun(NamedTuple):
     """One start of a run in this process."""
 
-    run: Built
+    run: RunComponents
     attempt: Attempt
     stop: Stop
-    progress: ProgressNote
+    progress: ProgressFile
     facts: dict[str, Any]  # provenance; what is found out about the machine is added
     network: Mapping[str, Any] | None  # facts about the emulated one, if there is one
     owned: contextlib.ExitStack  # logs, which are this process's until the manifest is written
 
 
-def execute(
-    orders: Orders, place: WorkerPlace, start_folder: Path, stop: Stop, comm: AnyComm | None = None
+def execute_run(
+    orders: RunOrders, place: WorkerPlace, start_folder: Path, stop: Stop, comm: AnyComm | None = None
 ) -> None:
     """Carry out the run that the orders are for, as the worker at `place`, and finish it on rank 0.
 
@@ -93,24 +98,24 @@ def execute(
     """
     config, attempt = Config.of(orders.config), Attempt(Path(orders.attempt))
     device = prepare_device(config, place)
-    hardware.prepare(config, place, device, orders.network)
-    run = build(config, Path(orders.data_root) if orders.data_root else None, device)
+    hardware.prepare_machine(config, place, device, orders.network)
+    run = build_run(config, Path(orders.data_root) if orders.data_root else None, device)
     if is_virtual := isinstance(config.cluster, VirtualCluster):
-        memory.check([*run.variants.values()] or [run], config.workers)
-    facts = {**provenance(run.data.name, run.data.digest, device), "image": orders.image}
-    facts["precision"] = precision_of(config.precision, device)
+        memory.check_memory([*run.variants.values()] or [run], config.workers)
+    facts = {**collect_provenance(run.data.name, run.data.digest, device), "image": orders.image}
+    facts["precision"] = effective_precision(config.precision, device)
     facts["forked"] = multiprocessing.parent_process() is not None  # from a process that had loaded torch
-    progress = ProgressNote(start_folder / "progress.json", run.num_steps)
+    progress = ProgressFile(start_folder / "progress.json", run.num_steps)
     with contextlib.ExitStack() as owned:
-        started = Started(run, attempt, stop, progress, facts, orders.network, owned)
+        started = StartedRun(run, attempt, stop, progress, facts, orders.network, owned)
         try:
             if is_virtual:
                 network = run.simulated(config.timing.mode)
-                outcome, *_ = virtual.run(config.workers, partial(record, started), *network)
+                outcome, *_ = virtual.run(config.workers, partial(train_and_record, started), *network)
             else:
                 if comm is None:
                     comm = connect(config, orders, place, start_folder, device, stop)
-                outcome = record(started, comm)
+                outcome = train_and_record(started, comm)
                 comm.barrier()  # every rank's log is on the disk before rank 0 declares them whole
                 comm.close()
         except Preempted as preempted:
@@ -120,48 +125,48 @@ def execute(
                 comm.close()
             raise
         if place.rank == 0:
-            after, peak = state(device), memory.peak(device)
-            facts = {**outcome.facts(), **of_relay(orders.relay)}
+            after, peak = machine_state(device), memory.peak_memory_gib(device)
+            facts = {**outcome.facts(), **read_relay_statistics(orders.relay)}
             attempt.finish(config.workers, simulated=is_virtual, after=after, memory=peak, **facts)
 
 
-def record(started: Started, comm: Comm) -> RunOutcome:
+def train_and_record(started: StartedRun, comm: Comm) -> RunOutcome:
     """Train as one rank of the group, and leave its log in the attempt."""
     run, attempt, stop, facts = started.run, started.attempt, started.stop, started.facts
     config, settings = run.config, run.settings
-    path, told = attempt.rank_path(comm.rank), no_progress
+    path, told = attempt.rank_path(comm.rank), ignore_progress
     log = started.owned.enter_context(RankLog(path, LOCK_TIMEOUT_S, lambda: stop.told))
     if comm.rank == 0:
         attempt.check_open()
         started.progress.newest, told = log.progress, started.progress
-    facts["machine"] = hardware.check(config, settings.device, comm, started.network)
+    facts["machine"] = hardware.check_machine(config, settings.device, comm, started.network)
     if not isinstance(config.cluster, VirtualCluster):
-        facts["machine"] |= hardware.shared_cores(config.threads, comm, settings.device)
+        facts["machine"] |= hardware.report_shared_cores(config.threads, comm, settings.device)
     link = facts["machine"].get("link")
     meter = None
     if isinstance(comm, TorchComm) and link:
-        comm.links = links_of(link, "kinds")
-        comm = meter = Meter(comm)
+        comm.links = read_fitted_links(link, "kinds")
+        comm = meter = TrafficMeter(comm)
     checkpointer = Checkpointer(attempt, comm, log, stop, config.launch.checkpoint_min, settings.device)
     done = checkpointer.find()
     if comm.rank == 0:
         attempt.mark_running(done, facts["host"], steps=run.num_steps, provenance=facts)
     try:
         if run.variants:
-            outcome = take_turns(run, comm, link, log, told, stop)
+            outcome = train_variants(run, comm, link, log, told, stop)
         else:
             outcome = train(run, comm, link, log, told, checkpointer, done)
     finally:
         log.flush(durable=True)
     # Workers of one node reach each other past its interface.
     return (
-        outcome._replace(interface=metered(meter, config))
+        outcome._replace(interface=check_traffic(meter, config))
         if meter and config.workers_per_node == 1
         else outcome
     )
 
 
-def metered(meter: Meter, config: Config) -> dict[str, float] | None:
+def check_traffic(meter: TrafficMeter, config: Config) -> dict[str, float] | None:
     """The bytes that all interfaces sent, beside those that were counted. Collective.
 
     Raises:
@@ -171,14 +176,14 @@ def metered(meter: Meter, config: Config) -> dict[str, float] | None:
     found = meter.found()
     if found and (why := counters.explain_uncounted_bytes(found, meter.size)):
         if config.launch.on_mismatch == "stop":
-            raise hardware.MachineMismatch(f"{why}: please report it, {OTHERWISE}")
+            raise hardware.MachineMismatch(f"{why}: please report it, {LABEL_ADVICE}")
         if meter.rank == 0:
             print(why, file=sys.stderr)
     return found
 
 
 def train(
-    run: Built,
+    run: RunComponents,
     comm: Comm,
     link: Mapping[str, Any] | None,
     log: RankLog,
@@ -192,7 +197,10 @@ def train(
         link: what the probe found, if it did.
     """
     config = run.config
-    timer, over = run.timer(config.timing.mode, comm, done), over_link(comm, config.collectives, link)
+    timer, over = (
+        run.timer(config.timing.mode, comm, done),
+        choose_collectives(comm, config.collectives, link),
+    )
     training = Trainer(run.task, run.data, run.method, over, timer, log, run.settings, checkpointer)
     try:
         trained, diverged = training.run(told), None
@@ -202,16 +210,16 @@ def train(
             raise
         trained = training.give_up()
         diverged = {"step": error.step, "made": training.done, "why": error.where}
-    outcome = outcome_of(trained, comm, run.num_steps, run.steps_per_epoch)
+    outcome = summarize_training(trained, comm, run.num_steps, run.steps_per_epoch)
     return outcome._replace(diverged=diverged)
 
 
-def no_progress(step: int) -> None:
+def ignore_progress(step: int) -> None:
     """Tell nobody: rank 0 does."""
 
 
-def take_turns(
-    run: Built,
+def train_variants(
+    run: RunComponents,
     comm: Comm,
     link: Mapping[str, Any] | None,
     log: RankLog,
@@ -224,9 +232,9 @@ def take_turns(
         link: what the probe found, if it did.
     """
 
-    def variant(name: str, built: Built) -> VariantTraining:
+    def variant(name: str, built: RunComponents) -> VariantTraining:
         own, timer = TurnLog(log, name), built.timer(built.config.timing.mode, comm)
-        over = over_link(comm, built.config.collectives, link)
+        over = choose_collectives(comm, built.config.collectives, link)
         training = Trainer(built.task, built.data, built.method, over, timer, own, built.settings)
         return VariantTraining(training, own)
 
@@ -235,18 +243,18 @@ def take_turns(
         return stop.told
 
     variants = {name: variant(name, built) for name, built in run.variants.items()}
-    words = over_link(comm, run.config.collectives, link)  # what is gathered between turns
+    words = choose_collectives(comm, run.config.collectives, link)  # what is gathered between turns
     ended = alternate(variants, words, run.turns, run.settings.device, after_block)
     steps = run.turns.steps(ended.blocks)
     outcomes = {
-        name: outcome_of(training.finish(), words, steps, run.steps_per_epoch)
+        name: summarize_training(training.finish(), words, steps, run.steps_per_epoch)
         for name, (training, _) in variants.items()
     }
     became = {name: outcome.facts() for name, outcome in outcomes.items()}
     return next(iter(outcomes.values()))._replace(alternated={**ended._asdict(), "variants": became})
 
 
-def outcome_of(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:
+def summarize_training(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: int) -> RunOutcome:
     """Compare the final weights over the ranks, bit for bit. Collective."""
     parameters = [p.detach() for p in trained.model.parameters()]
     digest, device = hashlib.sha256(), parameters[0].device
@@ -254,19 +262,19 @@ def outcome_of(trained: TrainedModel, comm: Comm, steps: int, steps_per_epoch: i
         digest.update(p.cpu().contiguous().numpy().tobytes())
     weights, size = digest.hexdigest(), sum(p.numel() for p in parameters)
     agreed = trained.agreed and len({*gather_json(comm, weights, device)}) == 1
-    kernels = names_of_all(trained.searching["kernel"] or "", comm, device)
+    kernels = gather_distinct_names(trained.searching["kernel"] or "", comm, device)
     searching = {**trained.searching, "kernel": " and ".join(kernels) or None}
     return RunOutcome(
         steps, steps_per_epoch, size, len(parameters), weights, agreed, searching, trained.graph
     )
 
 
-def names_of_all(name: str, comm: Comm, device: torch.device) -> list[str]:
+def gather_distinct_names(name: str, comm: Comm, device: torch.device) -> list[str]:
     """Every rank's name, each once: machines may differ in their processors and compilers. Collective."""
     return [name for name in dict.fromkeys(gather_json(comm, name, device)) if name]
 
 
-class ProgressNote:
+class ProgressFile:
     """Tells the starting side, now and then, how far the run is."""
 
     def __init__(self, path: Path, num_steps: int) -> None:

@@ -12,7 +12,7 @@ from experiments.config.folders import ResultFolders
 from experiments.config.plan import PlannedRun
 from experiments.launch.attempt import resume_or_create_attempt, start_attempt, worker_command
 from experiments.launch.diagnosis import CANCEL_FILE
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 
 WORDS = ("method=topk", "task=cnn_digits", "profile=smoke", "cluster=local")
 
@@ -36,7 +36,7 @@ def test_a_new_attempt_is_submitted_and_its_workers_know_what_to_do(tmp_path: Pa
     manifest = begun.attempt.manifest
     assert (manifest["state"], manifest["alone"], manifest["sweep"]) == ("submitted", True, None)
     assert begun.folder == folders.launch(begun.attempt)
-    orders = Orders.read(Path(begun.orders))
+    orders = RunOrders.read(Path(begun.orders))
     assert Config.of(orders.config).as_dict() == run.config.as_dict()
     assert (orders.attempt, orders.same_host) == (str(begun.attempt.path), True)
     shared = start_attempt(run, folders, exclusive=False)  # other jobs may run on the same nodes

@@ -15,7 +15,7 @@ from analysis.records.store import Store
 from experiments.config import code_version
 from experiments.launch import job_hooks
 from experiments.launch.diagnosis import AS_OFTEN_AS_ALLOWED, RELAY_OVERRUN, contention_warnings, diagnose
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from slurm.worker_process import ORDERS_FILE, JobSpec, WorkerCommand
 from tests.analysis import synthetic
 
@@ -29,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder = tmp_path / "launch"
     (folder / "start-7-0").mkdir(parents=True)
     write_json(folder / "start-7-0" / "failure0.json", {"rank": 0, "kind": "held", "why": "by another"})
-    Orders({}, str(attempt.path)).write(folder / ORDERS_FILE)
+    RunOrders({}, str(attempt.path)).write(folder / ORDERS_FILE)
     return str(folder)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from experiments.worker.hardware_claims import Worker
+from experiments.worker.hardware_claims import WorkerHardware
 from slurm import gpus
 from slurm.gpus import format_bus_id
 
@@ -171,11 +171,11 @@ def workers(
     pcie: float | None = 31.5,
     nvlinks: list[float] | None = None,
     nccl: dict[str, str] | None = None,
-) -> list[Worker]:
+) -> list[WorkerHardware]:
     """The workers of a node: worker r has the GPU `chosen[r]` of the matrix."""
     rows = topology(matrix)
     return [
-        Worker(
+        WorkerHardware(
             host=host,
             gpu=model,
             memory_gib=79.3,
@@ -201,9 +201,9 @@ def full(entry: str, size: int = 4) -> str:
 
 A100_LINKS = [25.0] * 12
 OFF = {"NCCL_P2P_DISABLE": "1"}
-APART = [Worker(f"n{rank}", *workers(full("NV12"))[rank][1:]) for rank in range(2)]
+APART = [WorkerHardware(f"n{rank}", *workers(full("NV12"))[rank][1:]) for rank in range(2)]
 
 
-def v100s(chosen: tuple[int, ...], host: str = "gpu33", matrix: str = DGX1) -> list[Worker]:
+def v100s(chosen: tuple[int, ...], host: str = "gpu33", matrix: str = DGX1) -> list[WorkerHardware]:
     """Workers on a DGX-1."""
     return workers(matrix, chosen, model="Tesla V100-SXM2-32GB", host=host, pcie=15.8, nvlinks=[25.781] * 6)

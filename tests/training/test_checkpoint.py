@@ -21,7 +21,7 @@ from analysis.records.store import Attempt, Store
 from experiments.training import checkpoint
 from experiments.training.stop import Preempted
 from experiments.worker import errors, run
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from sparsify.wrappers.engine import NonFiniteGradientError
 from tests.worker.runs import StopAt, carry_out, orders, recorded, stopped_and_straight
 
@@ -52,7 +52,7 @@ def test_a_nan_that_nobody_has_looked_at_is_never_saved(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def interrupted(tmp_path: Path, every_step: None) -> tuple[Orders, Attempt]:
+def interrupted(tmp_path: Path, every_step: None) -> tuple[RunOrders, Attempt]:
     """A run of `STEPS` steps that saved after most of them, kept two checkpoints and was told to stop."""
     told, attempt = orders(Store(tmp_path / "runs"), *VIRTUAL, "launch.checkpoint_min=1e-6")
     with pytest.raises(Preempted):
@@ -65,7 +65,7 @@ def saved_steps(attempt: Attempt) -> list[int]:
     return sorted(int(path.parent.name) for path in attempt.checkpoints.glob("*/whole.json"))
 
 
-def goes_on(told: Orders, attempt: Attempt, folder: Path) -> list[int]:
+def goes_on(told: RunOrders, attempt: Attempt, folder: Path) -> list[int]:
     """Finish it; it must come to the weights of a run that nothing happened to, every step recorded once.
     Returns the steps from which it went on."""
     carry_out(told, attempt, folder / "b")
@@ -85,7 +85,7 @@ def straight_weights() -> str:
 
 
 def test_a_checkpoint_is_plain_data_and_a_foreign_file_beside_it_is_let_be(
-    interrupted: tuple[Orders, Attempt], tmp_path: Path
+    interrupted: tuple[RunOrders, Attempt], tmp_path: Path
 ) -> None:
     told, attempt = interrupted
     saved = torch.load(next(attempt.checkpoints.glob("*/rank1.pt")), weights_only=True)
@@ -126,7 +126,7 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_broken_checkpoint_is_passed_over_for_the_one_before(
-    harm: str, interrupted: tuple[Orders, Attempt], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    harm: str, interrupted: tuple[RunOrders, Attempt], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, attempt = interrupted
     older, newest = saved_steps(attempt)
@@ -154,7 +154,7 @@ def test_ranks_that_drifted_apart_save_everything_of_their_own(
 
 
 def test_without_a_whole_checkpoint_the_run_begins_again(
-    interrupted: tuple[Orders, Attempt], tmp_path: Path
+    interrupted: tuple[RunOrders, Attempt], tmp_path: Path
 ) -> None:
     told, attempt = interrupted
     for path in attempt.checkpoints.glob("*/shared0.pt"):
@@ -164,14 +164,14 @@ def test_without_a_whole_checkpoint_the_run_begins_again(
 
 def act_after(monkeypatch: pytest.MonkeyPatch, last: int, act: Callable[[], None]) -> None:
     """Do something after this step."""
-    progress = run.ProgressNote.__call__
+    progress = run.ProgressFile.__call__
 
-    def note(self: run.ProgressNote, step: int) -> None:
+    def note(self: run.ProgressFile, step: int) -> None:
         progress(self, step)
         if step == last:
             act()
 
-    monkeypatch.setattr(run.ProgressNote, "__call__", note)
+    monkeypatch.setattr(run.ProgressFile, "__call__", note)
 
 
 def test_a_killed_run_goes_on_from_its_last_save(
@@ -207,6 +207,6 @@ def test_a_full_disk_leaves_the_older_checkpoints_and_is_named(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     monkeypatch.undo()
-    assert errors.explain(full.value) == ("disk", errors.FILE_LIMIT)
+    assert errors.explain_failure(full.value) == ("disk", errors.FILE_LIMIT)
     assert len(saved_steps(attempt)) == len([*attempt.checkpoints.iterdir()]) == 2
     goes_on(told, attempt, tmp_path)

@@ -12,7 +12,7 @@ from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.training.task import Task
 from experiments.training.vector import drawn, most_square
-from experiments.worker.build import build
+from experiments.worker.build import build_run
 from sparsify.types import BucketContext
 from tests.conftest import there
 from tests.training.tasks import CPU, backward, model_of
@@ -71,4 +71,4 @@ def test_tensors_of_different_sizes_are_refused() -> None:
 def test_there_is_nothing_to_validate() -> None:
     config = compose.resolve(["task=vector", "profile=smoke"])
     with pytest.raises(ValueError, match=r"task=vector learns nothing .* take train.validate=never"):
-        build(config, None, CPU)
+        build_run(config, None, CPU)

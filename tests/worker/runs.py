@@ -21,7 +21,7 @@ from experiments.config import compose
 from experiments.config.config import Config
 from experiments.training.stop import Preempted, Stop
 from experiments.worker import run
-from experiments.worker.orders import Orders
+from experiments.worker.orders import RunOrders
 from slurm.environment import WorkerPlace
 from slurm.worker_process import STOP_SIGNALS, open_lifeline
 from tests.conftest import ROOT, environment_for
@@ -29,11 +29,11 @@ from tests.conftest import ROOT, environment_for
 CLOCKS = ("start_s", "step_s", "phases", "spans", "wall_s")  # of a record, what differs from run to run
 
 
-def orders(store: Store, *words: str) -> tuple[Orders, Attempt]:
+def orders(store: Store, *words: str) -> tuple[RunOrders, Attempt]:
     """What the workers of such a run are told, and the attempt that they are to fill."""
     config = compose.resolve(["task=cnn_digits", "profile=smoke", *words])
     attempt = store.begin_attempt(config)
-    return Orders(config.as_dict(), str(attempt.path)), attempt
+    return RunOrders(config.as_dict(), str(attempt.path)), attempt
 
 
 def claiming(on_mismatch: str, **cluster: Any) -> Config:
@@ -42,10 +42,10 @@ def claiming(on_mismatch: str, **cluster: Any) -> Config:
     return Config.built({"cluster": cluster, "launch": {"on_mismatch": on_mismatch}, **names})
 
 
-def carry_out(told: Orders, attempt: Attempt, folder: Path, stop: Stop | None = None) -> None:
+def carry_out(told: RunOrders, attempt: Attempt, folder: Path, stop: Stop | None = None) -> None:
     """Be the only worker of this run; virtual ranks need no other."""
     folder.mkdir(exist_ok=True)
-    run.execute(replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or Stop())
+    run.execute_run(replace(told, attempt=str(attempt.path)), WorkerPlace(0, 1, 0), folder, stop or Stop())
 
 
 def stopped_and_straight(folder: Path, times: int, *words: str) -> tuple[Attempt, Attempt]:
@@ -129,7 +129,7 @@ class Workers(NamedTuple):
                 process.wait()
 
 
-def start_workers(told: Orders, folder: Path, size: int) -> Workers:
+def start_workers(told: RunOrders, folder: Path, size: int) -> Workers:
     """The run's workers, as a launcher starts them."""
     folder.mkdir()
     told.write(folder / "launch.json")

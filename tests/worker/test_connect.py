@@ -36,27 +36,29 @@ def open_store(
     interface: str | None = None,
     patience: timedelta = SOON,
     **ports: Any,
-) -> connect.MeetingPlace:
-    return connect.open_store(folder, WorkerPlace(rank, 2, 0), is_one_node, interface, patience, **ports)
+) -> connect.RendezvousStore:
+    return connect.open_rendezvous_store(
+        folder, WorkerPlace(rank, 2, 0), is_one_node, interface, patience, **ports
+    )
 
 
 def test_where_only_some_ports_are_open_rank_0_listens_at_a_free_one_of_them(tmp_path: Path) -> None:
-    with addresses.listen(range(20_000, 30_000)) as listener:
+    with addresses.open_listening_socket(range(20_000, 30_000)) as listener:
         taken = listener.getsockname()[1]
         ports = range(taken, taken + 100)
         first, second = (open_store(tmp_path, rank, ports=ports).store for rank in (0, 1))
-        assert taken < there(read_json_or_none(tmp_path / connect.NOTE))["port"] < taken + 100
+        assert taken < there(read_json_or_none(tmp_path / connect.ADDRESS_FILE))["port"] < taken + 100
         first.set("word", "heard")
         assert second.get("word") == b"heard"
         with pytest.raises(ValueError, match=rf"cluster.ports={taken}-{taken}: none of them is free"):
-            addresses.listen(range(taken, taken + 1))
+            addresses.open_listening_socket(range(taken, taken + 1))
 
 
 def test_whoever_waits_in_vain_says_for_what(tmp_path: Path) -> None:
     at_once = timedelta(seconds=0.2)
     with pytest.raises(WorkerLost, match=r"found no meet.json of rank 0 in .*all nodes see them"):
         open_store(tmp_path, 1, patience=at_once)
-    write_json(tmp_path / connect.NOTE, {"addresses": ["127.0.0.1"], "port": 1, "host": "elsewhere"})
+    write_json(tmp_path / connect.ADDRESS_FILE, {"addresses": ["127.0.0.1"], "port": 1, "host": "elsewhere"})
     with pytest.raises(
         WorkerLost, match=r"can't reach rank 0 on elsewhere at 127.0.0.1, port 1; set cluster"
     ):
@@ -74,11 +76,11 @@ def test_whoever_is_told_while_waiting_alone_ends_as_told(
     monkeypatch.setattr(stop_rules, "ALONE_S", 0.0)
     told, attempt = orders(Store(tmp_path / "runs"), "cluster=local", "workers=2", "method=dense")
     with pytest.raises(Preempted):
-        run.execute(told, WorkerPlace(0, 2, 0), tmp_path, Stop(told_at=0.0))
+        run.execute_run(told, WorkerPlace(0, 2, 0), tmp_path, Stop(told_at=0.0))
     assert (attempt.state, attempt.manifest["step"]) == ("preempted", 0)
     # Who comes later finds that out, told or not.
     with pytest.raises(Preempted):
-        run.execute(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
+        run.execute_run(told, WorkerPlace(1, 2, 0), tmp_path, Stop())
 
 
 def test_whoever_waits_tells_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +102,7 @@ def test_no_two_workers_share_a_gpu() -> None:
 
         def ask(rank: int) -> str:
             try:
-                connect.refuse_shared_gpu(store, rank, 2, gpus[rank])
+                connect.check_gpus_differ(store, rank, 2, gpus[rank])
             except ValueError as error:
                 return str(error)
             return ""

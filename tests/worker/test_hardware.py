@@ -11,8 +11,15 @@ import torch
 
 from experiments.config.config import Config
 from experiments.worker import hardware
-from experiments.worker.hardware import NO_PEERS, PROBE_BYTES, MachineMismatch, bus_bandwidth, check, settings
-from experiments.worker.hardware_claims import Worker
+from experiments.worker.hardware import (
+    NCCL_WITHOUT_PEERS,
+    PROBE_BYTES,
+    MachineMismatch,
+    bus_bandwidth_gb_s,
+    check_machine,
+    nccl_variables,
+)
+from experiments.worker.hardware_claims import WorkerHardware
 from slurm import environment, gpus
 from slurm.environment import WorkerPlace
 from sparsify.comm import Comm, gather_json, virtual
@@ -32,16 +39,26 @@ def test_pcie_is_made_true_where_there_is_nvlink(monkeypatch: pytest.MonkeyPatch
     bare = surveyed(monkeypatch, Driver(SWITCHED.replace("NV18", "PHB")))
     # Under SLURM a task may see no other GPU than its own.
     active = surveyed(monkeypatch, Driver(ALONE, [[25.0] * 18], is_switched=True))
-    assert settings("pcie", linked) == settings("pcie", active) == settings("pcie", {}) == NO_PEERS
-    assert settings("pcie4", linked) == NO_PEERS
-    assert settings("pcie", bare) == settings("nvlink", linked) == settings("loopback", linked) == {}
+    assert (
+        nccl_variables("pcie", linked)
+        == nccl_variables("pcie", active)
+        == nccl_variables("pcie", {})
+        == NCCL_WITHOUT_PEERS
+    )
+    assert nccl_variables("pcie4", linked) == NCCL_WITHOUT_PEERS
+    assert (
+        nccl_variables("pcie", bare)
+        == nccl_variables("nvlink", linked)
+        == nccl_variables("loopback", linked)
+        == {}
+    )
 
 
 def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "os.environ", {"NCCL_P2P_DISABLE": "0", "NCCL_TOPO_FILE": "/etc/topo.xml", "HOME": "/"}
     )
-    environment.set_default_variables(NO_PEERS)
+    environment.set_default_variables(NCCL_WITHOUT_PEERS)
     told = {"NCCL_MNNVL_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "NCCL_P2P_DISABLE": "0"}
     assert environment.nccl_settings() == {**told, "NCCL_TOPO_FILE": "a file"}
 
@@ -49,7 +66,7 @@ def test_what_the_user_exported_stays_and_files_are_not_named(monkeypatch: pytes
 def test_bandwidth_is_that_of_nccl_tests_and_no_workers_wait_counts() -> None:
     """8 A100 on Azure: 64 MiB in 579.2 us are 202.78 GB/s. Seven workers came early and waited."""
     late = [[579.2e-6] * 5] + [[1.0] * 5] * 7
-    assert bus_bandwidth(late) == 202.8
+    assert bus_bandwidth_gb_s(late) == 202.8
     assert PROBE_BYTES == 67108864
 
 
@@ -58,16 +75,16 @@ def config(on_mismatch: str = "stop", **cluster: Any) -> Config:
     return claiming(on_mismatch, **{**a100, **cluster})
 
 
-def act(monkeypatch: pytest.MonkeyPatch, seen: list[Worker], asked: Config) -> list[Any]:
+def act(monkeypatch: pytest.MonkeyPatch, seen: list[WorkerHardware], asked: Config) -> list[Any]:
     """What each rank is given, where rank r sees `seen[r]` and the last comes late to every collective."""
     turn = itertools.count()
-    monkeypatch.setattr(hardware, "facts", lambda device: seen[next(turn)])
+    monkeypatch.setattr(hardware, "describe_worker", lambda device: seen[next(turn)])
     monkeypatch.setattr(hardware, "gather_json", lambda comm, mine, device: gather_json(comm, mine, CPU))
-    monkeypatch.setattr(hardware, "probe", lambda comm, device: [(1 + comm.rank) * 1e-3] * 5)
+    monkeypatch.setattr(hardware, "time_all_reduces", lambda comm, device: [(1 + comm.rank) * 1e-3] * 5)
 
     def body(comm: virtual.VirtualComm) -> Any:
         try:
-            return check(asked, GPU, comm)
+            return check_machine(asked, GPU, comm)
         except MachineMismatch as mismatch:
             return f"{mismatch.kind}: {mismatch}"
 
@@ -114,23 +131,23 @@ def test_on_cpus_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "nvml_session", lambda: pytest.fail("the driver was asked"))
     for where, link in (("local", "loopback"), ("slurm", "ethernet_1g"), ("virtual", "ethernet")):
         asked = config(where=where, gpu="none", link={"name": link})
-        hardware.prepare(asked, WorkerPlace(0, 2, 0), CPU)
-        assert check(asked, CPU, SILENT) == {"checked": []}
+        hardware.prepare_machine(asked, WorkerPlace(0, 2, 0), CPU)
+        assert check_machine(asked, CPU, SILENT) == {"checked": []}
 
 
 def test_on_cpus_no_link_of_gpus_can_be_claimed() -> None:
     with pytest.raises(MachineMismatch, match=r"link=nvlink4 .* device=cpu; choose .* link=loopback"):
-        check(config(where="local", gpu="none", link={"name": "nvlink4"}), CPU, SILENT)
-    labelled = check(config("label"), CPU, SILENT)
+        check_machine(config(where="local", gpu="none", link={"name": "nvlink4"}), CPU, SILENT)
+    labelled = check_machine(config("label"), CPU, SILENT)
     assert labelled["checked"] == ["link"]
     assert len(labelled["mismatch"]) == 1
 
 
 def test_virtual_ranks_claim_a_gpu_but_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "facts", lambda device: workers(full("SYS"), (0,))[0])
-    assert check(config(where="virtual"), GPU, SILENT)["checked"] == ["gpu"]
+    monkeypatch.setattr(hardware, "describe_worker", lambda device: workers(full("SYS"), (0,))[0])
+    assert check_machine(config(where="virtual"), GPU, SILENT)["checked"] == ["gpu"]
     with pytest.raises(MachineMismatch, match="gpu=h200 was asked for, but gpu33 has NVIDIA A100"):
-        check(config(where="virtual", gpu="h200"), GPU, SILENT)
+        check_machine(config(where="virtual", gpu="h200"), GPU, SILENT)
 
 
 def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +162,7 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda device, other: True)
-    seen = hardware.facts(GPU)
+    seen = hardware.describe_worker(GPU)
     assert (seen.bus, seen.nvlinks, seen.peers) == (bus(2), [14.0] * 18, {bus(1): True})
     assert seen.links == {bus(0): "NV18", bus(1): "NV18"}
 
@@ -153,6 +170,6 @@ def test_devices_are_found_by_their_bus_however_they_are_numbered(monkeypatch: p
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_real_gpu_is_what_the_driver_says() -> None:
-    seen, node = hardware.facts(GPU), gpus.gpus_by_bus_id()
+    seen, node = hardware.describe_worker(GPU), gpus.gpus_by_bus_id()
     assert node[seen.bus].name == seen.gpu.partition(" MIG ")[0]
     assert seen.driver

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from experiments.worker.hardware_claims import Worker, WorkerGroup, mismatches
+from experiments.worker.hardware_claims import WorkerGroup, WorkerHardware, describe_mismatches
 from tests.config.refusals import check_parts
 from tests.slurm.gpu_nodes import A100_LINKS, APART, BRIDGED, OFF, full, v100s, workers
 
@@ -13,7 +13,7 @@ SYS = full("SYS")
 LINKED = workers(NV12, nvlinks=A100_LINKS)
 BARRED = workers(NV12, nccl=OFF)
 Claim = tuple[
-    str, Sequence[Worker], float | None
+    str, Sequence[WorkerHardware], float | None
 ]  # a link, what workers see, and the GB/s that they measured
 TRUE_CLAIMS: list[Claim] = [
     ("nvlink3", LINKED, 203.0),
@@ -51,7 +51,7 @@ FALSE_CLAIMS: list[tuple[Claim, str]] = [
 
 def sentences(gpu: str, claim: Claim) -> list[str]:
     link, seen, measured = claim
-    return mismatches(gpu, link, WorkerGroup([*seen], measured))
+    return describe_mismatches(gpu, link, WorkerGroup([*seen], measured))
 
 
 def test_true_claims_pass() -> None:

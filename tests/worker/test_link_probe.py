@@ -13,7 +13,7 @@ import torch
 from experiments.config.machines import LinkSettings
 from experiments.worker import hardware, link_probe
 from experiments.worker.hardware import MachineMismatch
-from experiments.worker.link_probe import Meter, ProbedLink, mismatches
+from experiments.worker.link_probe import ProbedLink, TrafficMeter, describe_mismatches
 from slurm.emulated import counters
 from slurm.emulated.counters import InterfaceCounters
 from sparsify.comm import Comm, CountingComm, virtual
@@ -42,11 +42,11 @@ def probed(gbit_s: Sequence[float], together: float) -> ProbedLink:
 
 def test_a_tenth_off_and_no_less_is_said_with_the_worst_that_was_found() -> None:
     for most, least in ((0.96, 0.91), (1.09, 0.95)):  # headers and noise
-        assert mismatches("ethernet_1g", probed([0.95, most], least)) == []
+        assert describe_mismatches("ethernet_1g", probed([0.95, most], least)) == []
     for gbit_s, together, worst in (([0.95, 0.4], 0.95, 0.4), ([0.95, 0.95], 0.7, 0.7), ([3.0, 3.0], 3.0, 3)):
         link = probed(gbit_s, together)
-        assert bool(mismatches("wifi", link, loses=True)) == (worst > 1)
-        (said,) = mismatches("ethernet_1g", link)
+        assert bool(describe_mismatches("wifi", link, loses=True)) == (worst > 1)
+        (said,) = describe_mismatches("ethernet_1g", link)
         check_parts(
             said, f"link=ethernet_1g was asked for, 1 Gbit/s, ... found {worst} ... on_mismatch=label"
         )
@@ -54,19 +54,19 @@ def test_a_tenth_off_and_no_less_is_said_with_the_worst_that_was_found() -> None
 
 def test_a_slower_link_stops_the_run_or_labels_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = probed([0.95], 0.5)
-    monkeypatch.setattr(link_probe, "probe", lambda *_: slow)
+    monkeypatch.setattr(link_probe, "probe_link", lambda *_: slow)
     pair = cast(Comm, SimpleNamespace(rank=0, size=2))
 
     def check(on_mismatch: str) -> dict[str, Any]:
         emulated = {"where": "slurm", "enter": ["devcluster/enter"], "workers_per_node": 1}
         asked = claiming(on_mismatch, name="mine", gpu="none", link=LINK, **emulated)
-        return hardware.check(asked, torch.device("cpu"), pair, {"delay_s": 0.0})
+        return hardware.check_machine(asked, torch.device("cpu"), pair, {"delay_s": 0.0})
 
     with pytest.raises(MachineMismatch, match=r"workers found 0\.5 between nodes"):
         check("stop")
     noted = check("label")
     assert (noted["checked"], len(noted["mismatch"])) == (["link"], 1)
-    assert noted["link"] == {**slow._asdict(), **hardware.core_facts(), "delay_s": 0.0}
+    assert noted["link"] == {**slow._asdict(), **hardware.describe_cores(), "delay_s": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -88,27 +88,27 @@ def test_every_pair_of_neighbours_is_asked_once_and_all_find_the_same(
 
     link = LinkSettings("slow", alpha_s, 1e-6)
     first, *others = virtual.run(
-        6, lambda comm: link_probe.probe(Noting(comm), link, per_node=2, collectives=False)
+        6, lambda comm: link_probe.probe_link(Noting(comm), link, per_node=2, collectives=False)
     )
     assert all(other == first for other in others)
     assert len(first.pairs_gbit_s) == len(at_once)
     assert first.latency_s > 0
     # Of the link alone nothing is recorded of collectives.
-    assert {*first.recorded()}.isdisjoint(vars(link_probe.Calibrated({})))
+    assert {*first.recorded()}.isdisjoint(vars(link_probe.CollectiveFits({})))
     back = [tuple((receiver, sender) for sender, receiver in pairs) for pairs in at_once]
     assert routes == {((0, 2), (2, 4), (4, 0)), *at_once, *back}
 
 
 def calibrate(
     monkeypatch: pytest.MonkeyPatch, size: int, own: Sequence[float], direct: Sequence[float]
-) -> link_probe.Calibrated:
+) -> link_probe.CollectiveFits:
     """Return what workers find where collectives take these seconds at each of some sizes: the backend's own,
     and those that are sent directly.
     """
     seconds = np.array([*own] * len(TEXTBOOK) + [*direct] * len(DIRECT_KINDS), dtype=float)
-    monkeypatch.setattr(link_probe, "_measured", lambda *_, **__: seconds)
-    effort = link_probe.Effort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
-    first, *others = virtual.run(size, lambda comm: link_probe.calibrated(comm, (0, 1), effort))
+    monkeypatch.setattr(link_probe, "_median_seconds", lambda *_, **__: seconds)
+    effort = link_probe.ProbeEffort(1, 1, (40, 400, 4000)[: len(own)], 1, small=0, direct=True)
+    first, *others = virtual.run(size, lambda comm: link_probe.fit_collectives(comm, (0, 1), effort))
     assert all(other == first for other in others)
     return first
 
@@ -138,7 +138,7 @@ def test_the_word_collectives_decides_how_they_travel() -> None:
 
     def body(comm: virtual.VirtualComm) -> list[list[int]]:
         """Return which of two sizes are sent directly, in each case."""
-        ways = [link_probe.over_link(comm, *case) for case in cases]
+        ways = [link_probe.choose_collectives(comm, *case) for case in cases]
         return [
             [size for size in (10, 2000) if isinstance(way, DirectComm) and way.is_direct("all_gather", size)]
             for way in ways
@@ -152,7 +152,7 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
     monkeypatch.setattr(counters, "read_counters", lambda: InterfaceCounters(1000, 3))
 
     def body(comm: virtual.VirtualComm) -> Any:
-        meter = Meter(comm)
+        meter = TrafficMeter(comm)
         ten = torch.zeros(10)  # 40 bytes
         DirectComm(meter).all_gather(ten)  # to three others
         meter.all_reduce(ten)  # 60 bytes each
@@ -168,7 +168,7 @@ def test_a_meter_counts_what_each_worker_really_sends(monkeypatch: pytest.Monkey
 
 def test_without_a_node_of_its_own_nothing_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "read_counters", lambda: None)
-    assert virtual.run(2, lambda comm: Meter(comm).found()) == [None, None]
+    assert virtual.run(2, lambda comm: TrafficMeter(comm).found()) == [None, None]
 
 
 def test_more_than_headers_is_told_and_so_is_less_than_was_counted() -> None:

@@ -9,19 +9,19 @@ from experiments.config import compose
 from experiments.tasks import REGISTRY as TASKS
 from experiments.training import datasets
 from experiments.worker import memory
-from experiments.worker.build import Built, build
+from experiments.worker.build import RunComponents, build_run
 from tests.conftest import Command, refused
 
 CPU = torch.device("cpu")
 MB = 2**20
 
 
-def built(*words: str) -> Built:
-    return build(compose.resolve(["task=vector", "train.validate=never", *words]), None, CPU)
+def built(*words: str) -> RunComponents:
+    return build_run(compose.resolve(["task=vector", "train.validate=never", *words]), None, CPU)
 
 
-def check(run: Built, workers: int) -> None:
-    memory.check([run], workers)
+def check(run: RunComponents, workers: int) -> None:
+    memory.check_memory([run], workers)
 
 
 def rank_mb(*words: str) -> float:
@@ -62,7 +62,7 @@ def test_the_most_that_fit_are_named_and_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match=f"workers={fitting}$"):
         check(run, fitting + 1)
     with pytest.raises(ValueError, match=f"workers={fitting} virtual ranks need"):
-        memory.check([run, run], fitting)  # variants are counted together
+        memory.check_memory([run, run], fitting)  # variants are counted together
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_parameters_that_are_not_trained_are_no_gradient(monkeypatch: pytest.Mon
     size = sum(p.nbytes for p in part.task.model(part.data, 0, CPU, torch.float32).parameters())
     monkeypatch.setattr(memory, "free_bytes", lambda device: 12 * size)
     with pytest.raises(ValueError, match=r"which is enough for workers=(4|3)$"):
-        memory.check([part], 8)
+        memory.check_memory([part], 8)
 
 
 def test_a_run_that_does_not_fit_ends_with_a_sentence(here: Command) -> None:

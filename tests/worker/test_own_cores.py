@@ -12,12 +12,12 @@ import torch
 
 from experiments.config import compose
 from experiments.worker import hardware
-from experiments.worker.hardware import SLICE_S, share_of_cores, shorten, slice_s, take_cores
+from experiments.worker.hardware import SLICE_S, cores_of_node, pin_to_cores, set_time_slice, time_slice_s
 from slurm.environment import WorkerPlace
 
 T = TypeVar("T")
 needs_slices = pytest.mark.skipif(
-    slice_s() is None, reason="this kernel has no slices that could be asked for"
+    time_slice_s() is None, reason="this kernel has no slices that could be asked for"
 )
 
 
@@ -29,20 +29,20 @@ def in_a_thread(do: Callable[[], T]) -> T:
 
 @needs_slices
 def test_short_slices_are_those_of_the_threads_started_afterwards_and_of_no_other() -> None:
-    before = slice_s()
+    before = time_slice_s()
 
     def shortened() -> tuple[float | None, float | None, int]:
         niceness = os.nice(3)  # a nice thread stays nice
-        shorten()
-        return slice_s(), in_a_thread(slice_s), os.nice(0) - niceness
+        set_time_slice()
+        return time_slice_s(), in_a_thread(time_slice_s), os.nice(0) - niceness
 
     assert in_a_thread(shortened) == (SLICE_S, SLICE_S, 0)
-    assert slice_s() == before != SLICE_S
+    assert time_slice_s() == before != SLICE_S
 
 
 def test_cores_are_dealt_out_evenly_or_not_at_all() -> None:
     def shares(nodes: int) -> list[list[int]]:
-        return [share_of_cores(range(4), node, nodes) for node in range(nodes)]
+        return [cores_of_node(range(4), node, nodes) for node in range(nodes)]
 
     assert shares(2) == [[0, 1], [2, 3]]
     assert shares(3) == [[0], [1], [2]]
@@ -61,10 +61,10 @@ def test_a_node_has_its_cores_and_what_it_starts_has_no_others() -> None:
         pytest.skip("somebody has dealt out this machine's cores already")
 
     def taken() -> tuple[set[int], set[int], bool]:
-        take_cores(1, 2)
-        return cores(), in_a_thread(cores), slice_s() in (SLICE_S, None)
+        pin_to_cores(1, 2)
+        return cores(), in_a_thread(cores), time_slice_s() in (SLICE_S, None)
 
-    share = {*share_of_cores(sorted(before), 1, 2)}
+    share = {*cores_of_node(sorted(before), 1, 2)}
     assert in_a_thread(taken) == (share, share, True)
     assert cores() == before
 
@@ -75,7 +75,7 @@ def test_cores_that_somebody_has_dealt_out_are_left(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "cpu_count", lambda: count + 1)
 
     def taken() -> set[int]:
-        take_cores(1, count)
+        pin_to_cores(1, count)
         return cores()
 
     assert in_a_thread(taken) == cores()
@@ -86,11 +86,11 @@ def test_workers_of_an_emulated_node_take_its_cores_and_none_of_the_relay_s(
 ) -> None:
     taken = list[list[int]]()
     monkeypatch.setattr(hardware, "all_cpus", lambda: set(range(6)))
-    monkeypatch.setattr(hardware, "shorten", lambda: None)
+    monkeypatch.setattr(hardware, "set_time_slice", lambda: None)
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cpus: taken.append([*cpus]))
     for cluster in (["cluster=local"], ["cluster=netns", "cluster.workers_per_node=2"]):
         config = compose.resolve(["task=vector", "train.validate=never", "workers=3", *cluster])
         for rank in range(3):
             for noted in ({"relay_cpus": [2, 5]}, {}):
-                hardware.prepare(config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted)
+                hardware.prepare_machine(config, WorkerPlace(rank, 3, rank), torch.device("cpu"), noted)
     assert taken == [[0, 1], [0, 1, 2], [0, 1], [0, 1, 2], [3, 4], [3, 4, 5]]

@@ -12,8 +12,8 @@ from analysis.records.files import read_struct
 from analysis.records.log import RankLog
 from analysis.records.schema import Progress
 from experiments.config import compose
-from experiments.worker.build import precision_of, prepare_device, prepare_precision, tf32_backends
-from experiments.worker.run import ProgressNote, names_of_all
+from experiments.worker.build import effective_precision, prepare_device, set_precision, tf32_backends
+from experiments.worker.run import ProgressFile, gather_distinct_names
 from slurm.environment import WorkerPlace
 from sparsify.comm import virtual
 
@@ -22,7 +22,7 @@ def test_who_searched_on_any_rank_is_told() -> None:
     """One node without a compiler makes the others wait."""
 
     def told(*names: str) -> list[list[str]]:
-        return virtual.run(3, lambda comm: names_of_all(names[comm.rank], comm, torch.device("cpu")))
+        return virtual.run(3, lambda comm: gather_distinct_names(names[comm.rank], comm, torch.device("cpu")))
 
     assert told("native avx2", "numpy", "native avx2") == [["native avx2", "numpy"]] * 3
     assert told("", "", "") == [[]] * 3
@@ -49,11 +49,11 @@ def test_tf32_is_taken_where_there_is_some_and_what_was_got_is_said(
         (9, "fp64", "fp64", "ieee"),
     ):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, of=version: (of, 0))
-        prepare_precision(asked, device)
-        assert precision_of(asked, device) == got
+        set_precision(asked, device)
+        assert effective_precision(asked, device) == got
         assert {backend.fp32_precision for backend in tf32_backends()} == {products}
         assert ("Tesla V100 has no TF32" in capsys.readouterr().err) is (asked != got)
-        assert precision_of(asked, torch.device("cpu")) == asked
+        assert effective_precision(asked, torch.device("cpu")) == asked
 
 
 def test_a_worker_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_worker_without_a_gpu_of_its_own_is_told(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_note_of_progress_has_the_newest_loss_and_accuracy_that_are_numbers(tmp_path: Path) -> None:
-    note = ProgressNote(tmp_path / "progress.json", 100)
+    note = ProgressFile(tmp_path / "progress.json", 100)
     with RankLog(tmp_path / "rank0.jsonl") as log:
         note.newest = log.progress
         log.add("step", step=0, loss=2.5)

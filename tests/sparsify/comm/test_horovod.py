@@ -140,7 +140,9 @@ def test_processes_that_can_not_be_the_workers_are_told_why(tmp_path: Path) -> N
     for starter, words, sentence in rows:
         group = environment.LauncherGroup(starter, environment.WorkerPlace(0, 2, 0))
         with pytest.raises(ValueError, match=re.escape(sentence)):
-            connect.join(compose.resolve([*WORDS, *words]), group, tmp_path, torch.device("cpu"))
+            connect.join_launched_group(
+                compose.resolve([*WORDS, *words]), group, tmp_path, torch.device("cpu")
+            )
     with pytest.raises(ValueError, match="cluster=virtual runs all workers in one; take cluster=local"):
         compose.resolve(["cluster=virtual", "comm=horovod"])
 

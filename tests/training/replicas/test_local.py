@@ -14,7 +14,7 @@ from torch import nn
 from analysis.records.store import Attempt, Store
 from experiments.config import compose
 from experiments.training.task import Metrics, Task
-from experiments.worker.build import build
+from experiments.worker.build import build_run
 from tests.worker.runs import carry_out, orders, recorded
 
 WORDS = (
@@ -76,4 +76,4 @@ def test_the_outer_momentum_is_not_the_inner_one() -> None:
 def test_settings_that_say_nothing_to_local_steps_are_refused(words: tuple[str, ...], told: str) -> None:
     config = compose.resolve([*WORDS, "cluster=virtual", *words])
     with pytest.raises(ValueError, match=rf"{told}.* method=diloco averages every 5 steps"):
-        build(config, None, torch.device("cpu"))
+        build_run(config, None, torch.device("cpu"))
