@@ -220,8 +220,8 @@ def _decode_line(line: bytes, schema: Any, path: Path, where: str) -> Any:
 def gather_unknown_fields(content: Any) -> Any:
     """Return a line of a log with unknown fields under `more`, as leaves: numbers, texts, lists as JSON."""
     kind = content.get("kind") if isinstance(content, dict) else None
-    known = FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None
-    if known is None or content.keys() <= known:
+    fields = FIELDS_BY_KIND.get(kind) if isinstance(kind, str) else None
+    if fields is None or content.keys() <= fields:
         return content
-    more = flatten({name: value for name, value in content.items() if name not in known})
-    return {**{name: content[name] for name in content.keys() & known}, "more": more}
+    more = flatten({name: value for name, value in content.items() if name not in fields})
+    return {**{name: content[name] for name in content.keys() & fields}, "more": more}

@@ -255,9 +255,9 @@ class Attempt:
         for path in self.rank_paths():
             check_logged_steps(path, made or 0, [*variants] or [None])
         # Of an attempt that was taken up again they tell why it had ended, or where.
-        kept = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
+        facts = {name: value for name, value in manifest.items() if name not in ("why", "failure", "step")}
         end = {"state": "ok", "ended": utc_now(), "files": self.size_and_digest_by_log(), "steps": steps}
-        self._write({**kept, **self._identity_facts(), **end, **summary})
+        self._write({**facts, **self._identity_facts(), **end, **summary})
         shutil.rmtree(self.checkpoints, ignore_errors=True)  # if some remain, they only cost space
 
     def size_and_digest_by_log(self) -> dict[str, dict[str, Any]]:
