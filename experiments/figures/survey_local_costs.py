@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import marks, style
 from analysis.pictures.numbers import format_number
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Estimate
 from analysis.tables import Table
-from experiments.config.run import Run
+from experiments.figures._published import exact_estimate, no_runs
 from experiments.figures.papers import claim, value
 
 TITLE = "What local steps and coded messages save, by arithmetic, beside what is published"
@@ -27,21 +27,25 @@ FP32, BF16 = 4.0, 2.0  # bytes of an element
 FP4 = 0.5
 TOPK, TOPK_ENTRY = 0.001, 8  # density; bytes of an fp32 and of an int32
 SPARSELOCO: dict[str, int] = value("sarfi2025.message")
+CHUNK = SPARSELOCO["chunk"]  # elements
 DEMO: dict[str, int] = value("peng2024.message")
 COEFFICIENT = DEMO["place"] + DEMO["value"]  # bytes
 PERIODS: dict[str, int] = value("iacob2025.periods")
 DESLOC_EVERY = 256  # inferred: the power of two at which the published 170 times come out
-GBIT: dict[str, dict[int, float]] = value("douillard2025.gbit")
-LOSS: dict[str, dict[int, float]] = value("douillard2025.loss")
-EXCHANGED: dict[str, dict[int, float]] = value("douillard2025.exchanged")
-HOURS: dict[str, dict[int, float]] = value("douillard2025.hours")
+# Tables of Streaming DiLoCo, a column for each method: 4 by percent of utilisation, 5 by millions of
+# parameters, and 1 by billions of tokens.
+GBIT = pd.DataFrame(value("douillard2025.gbit"))
+LOSS = pd.DataFrame(value("douillard2025.loss"))
+EXCHANGED = pd.DataFrame(value("douillard2025.exchanged"))
+HOURS = pd.DataFrame(value("douillard2025.hours"))
 GBIT_PER_HOUR = 3600  # through 1 Gbit/s
 GB, MEGABIT = 1e9, 1e6
 MODEL = 1_000_000_000  # elements in the picture
 EVERY = np.geomspace(1, 1000, 31)
+runs = no_runs
 
 
-class Scheme(NamedTuple):
+class ExchangeScheme(NamedTuple):
     """A way to exchange, and its look."""
 
     look: style.MethodStyle
@@ -50,33 +54,34 @@ class Scheme(NamedTuple):
     line: str = "-"
 
 
-def sparseloco_bytes(bits: int) -> float:
-    """Of a chunk, with so many bits a value."""
+def sparseloco_chunk_bytes(bits: int) -> float:
+    """Return the bytes of a chunk, with so many bits a value."""
     return SPARSELOCO["chosen"] * (SPARSELOCO["place"] + bits) / 8
 
 
-def demo_bytes(k: int) -> float:
-    """Of a chunk, as its code sends it."""
+def demo_chunk_bytes(k: int) -> float:
+    """Return the bytes of a chunk of k coefficients, as its code sends it."""
     return float(k * COEFFICIENT)
 
 
-PACKED, UNPACKED = (sparseloco_bytes(SPARSELOCO[name]) for name in ("value", "unpacked"))
-CHUNK = SPARSELOCO["chunk"]
+PACKED, UNPACKED = (sparseloco_chunk_bytes(SPARSELOCO[name]) for name in ("value", "unpacked"))
 SCHEMES = {
-    "fp32": Scheme(style.MethodStyle("data parallel, fp32", "#000000", "", ""), FP32, False),
-    "bf16": Scheme(style.MethodStyle("data parallel, bf16", "#000000", "", ""), BF16, False, "--"),
-    "demo": Scheme(
+    "fp32": ExchangeScheme(style.MethodStyle("data parallel, fp32", "#000000", "", ""), FP32, False),
+    "bf16": ExchangeScheme(style.MethodStyle("data parallel, bf16", "#000000", "", ""), BF16, False, "--"),
+    "demo": ExchangeScheme(
         style.MethodStyle("DeMo, k = 32, 12 B each", "#CC79A7", "", ""),
-        demo_bytes(DEMO["chosen"]) / DEMO["chunk"],
+        demo_chunk_bytes(DEMO["chosen"]) / DEMO["chunk"],
         False,
     ),
-    "topk": Scheme(style.MethodStyle("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK * TOPK_ENTRY, False),
-    "diloco": Scheme(style.MethodStyle("DiLoCo, fp32", "#D55E00", "", ""), FP32, True),
-    "fp4": Scheme(style.MethodStyle("DiLoCo, FP4", "#D55E00", "", ""), FP4, True, "--"),
-    "unpacked": Scheme(
+    "topk": ExchangeScheme(
+        style.MethodStyle("Top-k 0.1 %, 8 B each", "#0072B2", "", ""), TOPK * TOPK_ENTRY, False
+    ),
+    "diloco": ExchangeScheme(style.MethodStyle("DiLoCo, fp32", "#D55E00", "", ""), FP32, True),
+    "fp4": ExchangeScheme(style.MethodStyle("DiLoCo, FP4", "#D55E00", "", ""), FP4, True, "--"),
+    "unpacked": ExchangeScheme(
         style.MethodStyle("SparseLoCo, not packed", "#009E73", "", ""), UNPACKED / CHUNK, True, "--"
     ),
-    "packed": Scheme(style.MethodStyle("SparseLoCo", "#009E73", "", ""), PACKED / CHUNK, True),
+    "packed": ExchangeScheme(style.MethodStyle("SparseLoCo", "#009E73", "", ""), PACKED / CHUNK, True),
 }  # fmt: skip
 # What is marked on the left: its name there, and where that stands.
 STARS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -90,7 +95,7 @@ DECADES, FACTORS = (1, 10, 100, 1000), (2, 5, 10, 20, 50, 100, 200, 500)
 PUBLISHED, OURS = style.MethodStyle("", "#000000", "*", ""), style.MethodStyle("", "#0072B2", "s", "")
 
 
-class Ratio(NamedTuple):
+class ByteRatio(NamedTuple):
     """How many times fewer bytes, as published and by arithmetic; at which H and of what it is drawn."""
 
     label: str
@@ -101,52 +106,51 @@ class Ratio(NamedTuple):
     more: float = 1  # by which H divides besides, where the ratio leaves H out
 
 
-def ratios() -> list[Ratio]:
-    parallel, local_adam = value("iacob2025.less")["parallel"], value("iacob2025.less")["local_adam"]
+def byte_ratios() -> list[ByteRatio]:
+    """Return the published ratios, each with ours."""
     every, inner = value("douillard2023.every"), value("sarfi2025.every")
-    streams = value("douillard2025.every")
-    return [
-        Ratio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
-        Ratio(
-            "Streaming, H 100, FP4 / bf16", value("douillard2025.less"), streams * BF16 / FP4, BF16, streams
-        ),
-        Ratio("Streaming's peak, 3 layers / 24", value("douillard2025.peak"), peak(), FP32, 1),
-        Ratio("Covenant-72B, packed / fp32", value("lidin2026.less"), sparseloco(PACKED), FP32, inner, inner),
-        Ratio("the same, not packed", value("lidin2026.less"), sparseloco(UNPACKED), FP32, inner, inner),
-        Ratio(
-            "the same, packed / bf16", value("lidin2026.less"), sparseloco(PACKED, BF16), BF16, inner, inner
-        ),
-        Ratio("DeMo, k 16 / fp32", value("peng2024.less"), demo(16, FP32), FP32, 1),
-        Ratio("DeMo, k 32 / fp32", value("peng2024.less"), demo(DEMO["chosen"], FP32), FP32, 1),
-        Ratio("DeMo, k 1 / bf16", demo_told(), demo(1, BF16), BF16, 1),
-        Ratio("DES-LOC, K 256", parallel, desloc(), FP32, DESLOC_EVERY),
-        Ratio("DES-LOC / Local Adam", local_adam, desloc_over_local_adam(), 3 * FP32, 1),
-        Ratio("MuLoCo, 2 bits / bf16", value("therien2025.less"), muloco(), BF16, inner, inner),
-        Ratio("ZeRO++", value("wang2023.less"), zeropp(), BF16, 1),
-    ]
-
-
-def sparseloco(nbytes: float, of: float = FP32) -> float:
-    return CHUNK * of / nbytes
-
-
-def demo(k: int, of: float) -> float:
-    return DEMO["chunk"] * of / demo_bytes(k)
-
-
-def demo_told() -> float:
+    streams, covenant, demo = value("douillard2025.every"), value("lidin2026.less"), value("peng2024.less")
+    parallel, local_adam = value("iacob2025.less")["parallel"], value("iacob2025.less")["local_adam"]
     told = value("peng2024.megabytes")
-    return float(told["dense"] / told["least"])
+    return [
+        ByteRatio("DiLoCo, H 500", value("douillard2023.less"), every, FP32, every),
+        ByteRatio(
+            "Streaming, H 100, FP4 / bf16", value("douillard2025.less"), streaming_ratio(), BF16, streams
+        ),
+        ByteRatio("Streaming's peak, 3 layers / 24", value("douillard2025.peak"), peak_ratio(), FP32, 1),
+        ByteRatio("Covenant-72B, packed / fp32", covenant, sparseloco_ratio(PACKED), FP32, inner, inner),
+        ByteRatio("the same, not packed", covenant, sparseloco_ratio(UNPACKED), FP32, inner, inner),
+        ByteRatio("the same, packed / bf16", covenant, sparseloco_ratio(PACKED, BF16), BF16, inner, inner),
+        ByteRatio("DeMo, k 16 / fp32", demo, demo_ratio(16, FP32), FP32, 1),
+        ByteRatio("DeMo, k 32 / fp32", demo, demo_ratio(DEMO["chosen"], FP32), FP32, 1),
+        ByteRatio("DeMo, k 1 / bf16", told["dense"] / told["least"], demo_ratio(1, BF16), BF16, 1),
+        ByteRatio("DES-LOC, K 256", parallel, desloc_ratio(), FP32, DESLOC_EVERY),
+        ByteRatio("DES-LOC / Local Adam", local_adam, desloc_over_local_adam(), 3 * FP32, 1),
+        ByteRatio("MuLoCo, 2 bits / bf16", value("therien2025.less"), muloco_ratio(), BF16, inner, inner),
+        ByteRatio("ZeRO++", value("wang2023.less"), zeropp_ratio(), BF16, 1),
+    ]  # fmt: skip
 
 
-def peak() -> float:
-    """Of streaming DiLoCo: all layers over those of a fragment."""
+def sparseloco_ratio(chunk_bytes: float, element_bytes: float = FP32) -> float:
+    return CHUNK * element_bytes / chunk_bytes
+
+
+def demo_ratio(k: int, element_bytes: float) -> float:
+    return DEMO["chunk"] * element_bytes / demo_chunk_bytes(k)
+
+
+def streaming_ratio() -> float:
+    return float(value("douillard2025.every") * BF16 / FP4)
+
+
+def peak_ratio() -> float:
+    """Return all layers over those of a fragment, of streaming DiLoCo."""
     layers = value("douillard2025.layers")
     return float(layers["model"] / layers["fragment"])
 
 
-def desloc() -> float:
-    """Against a gradient every step."""
+def desloc_ratio() -> float:
+    """Return the ratio against a gradient every step."""
     return DESLOC_EVERY / sum(1 / period for period in PERIODS.values())
 
 
@@ -154,133 +158,150 @@ def desloc_over_local_adam() -> float:
     return len(PERIODS) / sum(1 / period for period in PERIODS.values())
 
 
-def muloco() -> float:
+def muloco_ratio() -> float:
     return float(8 * BF16 / value("therien2025.bits"))
 
 
-def zeropp() -> float:
-    """Weights forward and back and gradients, by weights in 8 bits, none, and gradients in 4."""
+def zeropp_ratio() -> float:
+    """Return weights forward and back and gradients, by weights in 8 bits, none, and gradients in 4."""
     return 3 * BF16 / (1 + 0 + FP4)
 
 
-def upload_s(nbytes: float) -> float:
-    """Seconds for one message of Covenant-72B, with so many bytes a chunk."""
-    bits = 8 * value("lidin2026.elements") * nbytes / CHUNK
+def upload_s(chunk_bytes: float) -> float:
+    """Return the seconds for one message of Covenant-72B, with so many bytes a chunk."""
+    bits = 8 * value("lidin2026.elements") * chunk_bytes / CHUNK
     return float(bits / (MEGABIT * value("lidin2026.uplink")))
 
 
-def bandwidths(method: str) -> np.ndarray:
-    """(utilisations,): of data parallelism over those of the method."""
-    return np.array([GBIT["parallel"][share] / GBIT[method][share] for share in GBIT["parallel"]])
+def bandwidth_ratios(method: str) -> pd.Series[float]:
+    """Return the bandwidth of data parallelism over that of the method, by utilisation."""
+    ratios: pd.Series[float] = GBIT["parallel"] / GBIT[method]
+    return ratios
 
 
-def losses(method: str, other: str) -> np.ndarray:
-    """(sizes,): of Streaming DiLoCo's Table 5, by how much the method's is above the other's."""
-    return np.array([round(LOSS[method][size] - LOSS[other][size], 2) for size in LOSS[other]])
+def loss_above(method: str, other: str) -> pd.Series[float]:
+    """Return by how much a method's loss is above another's in Table 5, by parameters."""
+    differences: pd.Series[float] = (LOSS[method] - LOSS[other]).round(2)
+    return differences
 
 
-def through_1_gbit_s() -> np.ndarray:
-    """(budgets,): the hours of data parallelism over those that its terabytes take, by the same table."""
-    takes = [8 * 1e3 * terabytes / GBIT_PER_HOUR for terabytes in EXCHANGED["parallel"].values()]
-    return np.array([*HOURS["parallel"].values()]) / takes
+def hours_ratios() -> pd.Series[float]:
+    """Return the hours of data parallelism over those that its terabytes take at 1 Gbit/s, by tokens."""
+    ratios: pd.Series[float] = HOURS["parallel"] / (8 * 1e3 * EXCHANGED["parallel"] / GBIT_PER_HOUR)
+    return ratios
 
 
-def noloco() -> dict[str, float]:
-    """The DiLoCo that NoLoCo is compared with, over it: local steps, and bytes of a worker and step."""
-    steps = {name: each["every"] for name, each in value("kolehmainen2025.configurations").items()}
+def noloco_ratios() -> dict[str, float]:
+    """Return the DiLoCo of NoLoCo's comparison over it: local steps, and bytes of a worker and step."""
+    steps = {name: entry["every"] for name, entry in value("kolehmainen2025.configurations").items()}
     models = value("kolehmainen2025.messages")
-    nbytes = {name: models[name] / steps[name] for name in steps}
-    return {"every": steps["diloco"] / steps["noloco"], "bytes": nbytes["diloco"] / nbytes["noloco"]}
-
-
-def runs(profile: str) -> list[Run]:
-    return []
+    step_bytes = {name: models[name] / steps[name] for name in steps}
+    every = steps["diloco"] / steps["noloco"]
+    return {"every": every, "bytes": step_bytes["diloco"] / step_bytes["noloco"]}
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    keys = marks.dot_legend_handles(
-        {"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)}
-    )
-    return plots.compose_figure([_lines, _ratios], 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
+    origins = {"published ratio": ("*", "#000000"), "by arithmetic (right)": ("s", OURS.colour)}
+    keys = marks.dot_legend_handles(origins)
+    panels = [_bytes_panel, _ratios_panel]
+    return plots.compose_figure(panels, 3.5, keys=keys, ncols=4, width_ratios=(1.15, 1))
 
 
-def _lines(axes: plots.Axes) -> None:
-    """Megabytes of a worker and step against H."""
+def _bytes_panel(axes: plots.Axes) -> None:
+    """Draw megabytes of a worker and step against H."""
     megabytes = MODEL / 1e6
-    lines = [
-        plots.Curve(
-            each.look, EVERY, megabytes * each.element / (EVERY if each.is_local else np.ones_like(EVERY)),
-            {"linestyle": each.line},
-        )
-        for each in SCHEMES.values()
-    ]  # fmt: skip
-    stars = [each for each in ratios() if each.label in STARS]
+    lines = []
+    for scheme in SCHEMES.values():
+        steps = EVERY if scheme.is_local else np.ones_like(EVERY)
+        line = {"linestyle": scheme.line}
+        lines.append(plots.Curve(scheme.look, EVERY, megabytes * scheme.element / steps, line))
     plots.curves_panel(
         lines, log=(0.01, 0.1, 1, 10, 100, 1000), xlabel="H, local steps between exchanges", xscale="log",
         ylabel="MB of one worker and step, 1 billion elements", title="a worker's own messages",
     )(axes)  # fmt: skip
     axes.set_xlim(0.7, 3500)
-    axes.set_xticks(DECADES, [format_number(each) for each in DECADES])
-    axes.minorticks_off()
-    behind = {"boxstyle": "square,pad=0.1", "facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.8}
-    for each, (name, place) in zip(stars, STARS.values(), strict=True):
-        x, y = each.every, megabytes * each.of / each.published / each.more
+    _set_ticks(axes, DECADES)
+    box = {"boxstyle": "square,pad=0.1", "facecolor": "#FFFFFF", "edgecolor": "none", "alpha": 0.8}
+    stars = [ratio for ratio in byte_ratios() if ratio.label in STARS]
+    for ratio, (name, place) in zip(stars, STARS.values(), strict=True):
+        x, y = ratio.every, megabytes * ratio.of / ratio.published / ratio.more
         axes.plot(x, y, color="#000000", marker="*", linestyle="", mfc="white", ms=8, zorder=5)
-        text = f"{name} {format_number(round(each.published))}x"
-        plots.annotate_above(axes, x, y, text, **place, bbox=behind, zorder=4)
+        text = f"{name} {format_number(round(ratio.published))}x"
+        plots.annotate_above(axes, x, y, text, **place, bbox=box, zorder=4)
 
 
-def _ratios(axes: plots.Axes) -> None:
-    """Published and re-derived ratios, a row each."""
-    found = ratios()
-    y = range(len(found))
+def _ratios_panel(axes: plots.Axes) -> None:
+    """Draw published and re-derived ratios, a row each."""
+    ratios = byte_ratios()
+    rows = range(len(ratios))
+    dots = [
+        plots.Curve(OURS, [ratio.ours for ratio in ratios], rows, {"label": None, "ms": 4}),
+        plots.Curve(
+            PUBLISHED, [ratio.published for ratio in ratios], rows, {"label": None, "mfc": "none", "ms": 8}
+        ),
+    ]
     plots.dots_panel(
-        [
-            plots.Curve(OURS, [each.ours for each in found], y, {"label": None, "ms": 4}),
-            plots.Curve(
-                PUBLISHED, [each.published for each in found], y, {"label": None, "mfc": "none", "ms": 8}
-            ),
-        ],
-        rows=[each.label for each in found], xlabel="Times fewer bytes", xscale="log",
+        dots, rows=[ratio.label for ratio in ratios], xlabel="Times fewer bytes", xscale="log",
         title="as published, and by arithmetic", grid="x",
     )(axes)  # fmt: skip
-    axes.set_xticks(FACTORS, [format_number(each) for each in FACTORS])
+    _set_ticks(axes, FACTORS)
+
+
+def _set_ticks(axes: plots.Axes, ticks: Sequence[float]) -> None:
+    axes.set_xticks(ticks, [format_number(tick) for tick in ticks])
     axes.minorticks_off()
 
 
 def table(frames: Frames) -> list[Table]:
-    """Messages, ratios, uploads, and what Streaming DiLoCo's Tables 1, 4 and 5 say of each other."""
-    return [_of_schemes(), _of_ratios(), _of_uploads(), _of_bandwidths(), _of_losses(), _of_hours()]
+    """Return messages, ratios, uploads, and what Streaming DiLoCo's Tables 1, 4 and 5 say of each other."""
+    ratio_rows = [
+        {"ratio": ratio.label, "published": ratio.published, "by arithmetic": ratio.ours}
+        for ratio in byte_ratios()
+    ]
+    bandwidths = pd.DataFrame({
+        "utilisation": GBIT.index, "data parallel over DiLoCo": bandwidth_ratios("diloco").array,
+        "data parallel over streaming": bandwidth_ratios("streaming").array,
+    })  # fmt: skip
+    losses = {
+        "parallel": "data parallel", "diloco_30": "DiLoCo, H 30", "streaming_30": "streaming, H 30",
+        "streaming_100": "streaming, H 100",
+    }  # fmt: skip
+    loss_frame = LOSS[[*losses]].rename(columns=losses).rename_axis("parameters").reset_index()
+    return [
+        _schemes_table(),
+        Table.from_rows("Times fewer bytes", ratio_rows),
+        _uploads_table(),
+        Table(
+            "Bandwidth for one utilisation, ratio", bandwidths, {"utilisation": "%"},
+            "By Streaming DiLoCo's Table 4, which is its authors' simulation of 1 billion parameters.",
+        ),
+        Table("Loss on C4", loss_frame, {"parameters": "million"}, "Streaming DiLoCo's Table 5."),
+        _hours_table(),
+    ]  # fmt: skip
 
 
-def _of_schemes() -> Table:
-    rows: list[dict[str, Any]] = [
+def _schemes_table() -> Table:
+    rows = [
         {
-            "scheme": each.look.label,
-            "of 4096 elements": CHUNK * each.element,
-            "sent": "every H steps" if each.is_local else "every step",
-            "fp32 over it": FP32 / each.element,
-            "bf16 over it": BF16 / each.element,
-            "fp32 over it, H = 30": FP32 / each.element * (30 if each.is_local else 1),
+            "scheme": scheme.look.label,
+            "of 4096 elements": CHUNK * scheme.element,
+            "sent": "every H steps" if scheme.is_local else "every step",
+            "fp32 over it": FP32 / scheme.element,
+            "bf16 over it": BF16 / scheme.element,
+            "fp32 over it, H = 30": FP32 / scheme.element * (30 if scheme.is_local else 1),
         }
-        for each in SCHEMES.values()
+        for scheme in SCHEMES.values()
     ]
     return Table.from_rows("A worker's message", rows, {"of 4096 elements": "B"})
 
 
-def _of_ratios() -> Table:
-    rows = [
-        {"ratio": each.label, "published": each.published, "by arithmetic": each.ours} for each in ratios()
-    ]
-    return Table.from_rows("Times fewer bytes", rows)
-
-
-def _of_uploads() -> Table:
-    told, bound = value("lidin2026.communication"), value("lidin2026.elements") / CHUNK / GB
+def _uploads_table() -> Table:
+    round_s = value("lidin2026.communication")
+    chunks = value("lidin2026.elements") / CHUNK / GB
     rows = [
         {
-            "message": label, "size": bound * nbytes, "upload": upload_s(nbytes), "told of a round": told,
-            "uplink for that": 8 * 1e3 * bound * nbytes / told,
+            "message": label, "size": chunks * nbytes, "upload": upload_s(nbytes), "told of a round": round_s,
+            "uplink for that": 8 * 1e3 * chunks * nbytes / round_s,
         }
         for label, nbytes in (("packed", PACKED), ("not packed", UNPACKED), ("bf16, dense", CHUNK * BF16))
     ]  # fmt: skip
@@ -290,113 +311,77 @@ def _of_uploads() -> Table:
     return Table.from_rows("One message of 72.7 billion parameters", rows, units)
 
 
-def _of_bandwidths() -> Table:
-    rows = [
-        {
-            "utilisation": share,
-            "data parallel over DiLoCo": diloco,
-            "data parallel over streaming": streaming,
-        }
-        for share, diloco, streaming in zip(
-            GBIT["parallel"], bandwidths("diloco"), bandwidths("streaming"), strict=True
-        )
-    ]
-    note = "By Streaming DiLoCo's Table 4, which is its authors' simulation of 1 billion parameters."
-    return Table.from_rows("Bandwidth for one utilisation, ratio", rows, {"utilisation": "%"}, note)
-
-
-def _of_losses() -> Table:
-    rows = [
-        {
-            "parameters": size, "data parallel": LOSS["parallel"][size],
-            "DiLoCo, H 30": LOSS["diloco_30"][size], "streaming, H 30": LOSS["streaming_30"][size],
-            "streaming, H 100": LOSS["streaming_100"][size],
-        }
-        for size in LOSS["parallel"]
-    ]  # fmt: skip
-    return Table.from_rows("Loss on C4", rows, {"parameters": "million"}, "Streaming DiLoCo's Table 5.")
-
-
-def _of_hours() -> Table:
-    rows = [
-        {
-            "tokens": tokens, "data parallel": terabytes, "streaming": EXCHANGED["streaming"][tokens],
-            "times fewer": terabytes / EXCHANGED["streaming"][tokens],
-            "data parallel over 1 Gbit/s": HOURS["parallel"][tokens],
-            "that these bytes take": HOURS["parallel"][tokens] / share,
-        }
-        for (tokens, terabytes), share in zip(
-            EXCHANGED["parallel"].items(), through_1_gbit_s(), strict=True
-        )
-    ]  # fmt: skip
+def _hours_table() -> Table:
+    frame = pd.DataFrame({
+        "tokens": EXCHANGED.index,
+        "data parallel": EXCHANGED["parallel"].array,
+        "streaming": EXCHANGED["streaming"].array,
+        "times fewer": (EXCHANGED["parallel"] / EXCHANGED["streaming"]).array,
+        "data parallel over 1 Gbit/s": HOURS["parallel"].array,
+        "that these bytes take": (HOURS["parallel"] / hours_ratios()).array,
+    })  # fmt: skip
     units = {
         "tokens": "billion", "data parallel": "TB", "streaming": "TB", "data parallel over 1 Gbit/s": "h",
         "that these bytes take": "h",
     }  # fmt: skip
     note = "Streaming DiLoCo's Table 1; how many times fewer and the last column are computed."
-    return Table.from_rows("Bytes and hours", rows, units, note)
+    return Table("Bytes and hours", frame, units, note)
 
 
 def facts(frames: Frames) -> dict[str, object]:
+    ratios = bandwidth_ratios("diloco")
     return {
         "packed": format_number(PACKED), "unpacked": format_number(UNPACKED), "chosen": SPARSELOCO["chosen"],
         "chunk": CHUNK, "upload": format_number(round(upload_s(PACKED))),
-        "upload_unpacked": format_number(round(upload_s(UNPACKED))),
-        "half": format_number(bandwidths("diloco")[0]),
-        "most": format_number(bandwidths("diloco")[-1]), "coefficient": COEFFICIENT,
-        "hours": format_number(round(1 / through_1_gbit_s()[0])),
+        "upload_unpacked": format_number(round(upload_s(UNPACKED))), "half": format_number(ratios.iloc[0]),
+        "most": format_number(ratios.iloc[-1]), "coefficient": COEFFICIENT,
+        "hours": format_number(round(1 / hours_ratios().iloc[0])),
     }  # fmt: skip
 
 
 def claims() -> list[Claim]:
-    """What the published numbers say of each other."""
-    told = value("lidin2026.communication")
-    computing = value("lidin2026.computing")
-    evaluated, replicas = value("douillard2025.evaluated"), value("douillard2025.replicas")
-    inner = [round(evaluated[name] - evaluated["outer"], 2) for name in ("replica", "mean")]
-    four = [round(replicas[4][tokens] - loss, 2) for tokens, loss in replicas[2].items()]
-    found: dict[str, float | tuple[float, int]] = {
-        "lidin2026.local-costs.packed": sparseloco(PACKED),
-        "lidin2026.local-costs.unpacked": sparseloco(UNPACKED),
-        "lidin2026.local-costs.bf16": sparseloco(PACKED, BF16),
-        "lidin2026.local-costs.utilisation": 100 * computing / (computing + told),
-        "lidin2026.local-costs.upload": told / upload_s(PACKED),
-        "lidin2026.local-costs.upload-unpacked": told / upload_s(UNPACKED),
-        "peng2024.local-costs.demo": demo(16, FP32),
-        "peng2024.local-costs.demo-reference": demo(DEMO["chosen"], FP32),
-        "peng2024.local-costs.demo-least": demo(1, BF16),
-        "douillard2023.local-costs.diloco": float(value("douillard2023.every")),
-        "douillard2025.local-costs.streaming-loss": _most(
-            100 * losses("diloco_30", "parallel") / [*LOSS["parallel"].values()]
-        ),
-        "douillard2025.local-costs.streaming-fp4": _least(losses("diloco_30", "streaming_30")),
+    """Return what the published numbers say of each other."""
+    round_s, computing_s = value("lidin2026.communication"), value("lidin2026.computing")
+    evaluated = pd.Series(value("douillard2025.evaluated"))
+    inner = (evaluated[["replica", "mean"]] - evaluated["outer"]).round(2)
+    replicas = pd.DataFrame(value("douillard2025.replicas"))
+    values: dict[str, float | tuple[float, int]] = {
+        "lidin2026.local-costs.packed": sparseloco_ratio(PACKED),
+        "lidin2026.local-costs.unpacked": sparseloco_ratio(UNPACKED),
+        "lidin2026.local-costs.bf16": sparseloco_ratio(PACKED, BF16),
+        "lidin2026.local-costs.utilisation": 100 * computing_s / (computing_s + round_s),
+        "lidin2026.local-costs.upload": round_s / upload_s(PACKED),
+        "lidin2026.local-costs.upload-unpacked": round_s / upload_s(UNPACKED),
+        "peng2024.local-costs.demo": demo_ratio(16, FP32),
+        "peng2024.local-costs.demo-reference": demo_ratio(DEMO["chosen"], FP32),
+        "peng2024.local-costs.demo-least": demo_ratio(1, BF16),
+        "douillard2023.local-costs.diloco": value("douillard2023.every"),
+        "douillard2025.local-costs.streaming-loss":
+            _most(100 * loss_above("diloco_30", "parallel") / LOSS["parallel"]),
+        "douillard2025.local-costs.streaming-fp4": _least(loss_above("diloco_30", "streaming_30")),
         "douillard2025.local-costs.streaming-outer": _least(inner),
-        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidths("streaming")),
-        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidths("diloco")),
-        "douillard2025.local-costs.streaming-exchanged": value("douillard2025.every") * BF16 / FP4,
-        "douillard2025.local-costs.streaming-peak": peak(),
-        "douillard2025.local-costs.streaming-hours": _most(through_1_gbit_s()),
-        "douillard2025.local-costs.streaming-replicas": _least(four),
-        "therien2025.local-costs.muloco": muloco(),
+        "douillard2025.local-costs.streaming-bandwidth": _least(bandwidth_ratios("streaming")),
+        "douillard2025.local-costs.diloco-bandwidth": _least(bandwidth_ratios("diloco")),
+        "douillard2025.local-costs.streaming-exchanged": streaming_ratio(),
+        "douillard2025.local-costs.streaming-peak": peak_ratio(),
+        "douillard2025.local-costs.streaming-hours": _most(hours_ratios()),
+        "douillard2025.local-costs.streaming-replicas": _least((replicas[4] - replicas[2]).round(2)),
+        "therien2025.local-costs.muloco": muloco_ratio(),
         "iacob2025.local-costs.desloc-local-adam": desloc_over_local_adam(),
-        "iacob2025.local-costs.desloc": desloc(),
-        "kolehmainen2025.local-costs.noloco-every": noloco()["every"],
-        "kolehmainen2025.local-costs.noloco-bytes": noloco()["bytes"],
-        "wang2023.local-costs.zeropp": zeropp(),
-    }
+        "iacob2025.local-costs.desloc": desloc_ratio(),
+        "kolehmainen2025.local-costs.noloco-every": noloco_ratios()["every"],
+        "kolehmainen2025.local-costs.noloco-bytes": noloco_ratios()["bytes"],
+        "wang2023.local-costs.zeropp": zeropp_ratio(),
+    }  # fmt: skip
     return [
-        claim(name, _exact, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
-        for name, ours in found.items()
-    ]  # fmt: skip
+        claim(name, exact_estimate, *(ours if isinstance(ours, tuple) else (float(ours), 1)))
+        for name, ours in values.items()
+    ]
 
 
-def _least(several: Sequence[float] | np.ndarray) -> tuple[float, int]:
-    return float(min(several)), len(several)
+def _least(ratios: pd.Series[float]) -> tuple[float, int]:
+    return float(ratios.min()), int(ratios.count())
 
 
-def _most(several: Sequence[float] | np.ndarray) -> tuple[float, int]:
-    return float(max(several)), len(several)
-
-
-def _exact(frames: Frames, ours: float, count: int) -> Estimate:
-    return Estimate.exact(ours, count, PRINTED)
+def _most(ratios: pd.Series[float]) -> tuple[float, int]:
+    return float(ratios.max()), int(ratios.count())

@@ -22,10 +22,10 @@ from analysis.published.rederived import (
 )
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
-from analysis.stats import PERCENT, UNBOUNDED, Bounds, Estimate
+from analysis.stats import PERCENT, Estimate
 from analysis.tables import Table
-from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._published import JobName, no_runs
 from experiments.figures.papers import claim, of_methods
 
 TITLE = "Breakdown of an iteration, and waiting, from the authors' logs"
@@ -36,123 +36,122 @@ PHASES = ("forward", "backward", "select", "synchronize", "wait", "transfer", "i
 SCATTERED = (("A100", "topk"), ("V100", "topk"), ("A100", "randomk"))
 READABLE = 0.06  # of the axis: a part smaller than this carries no number
 INSIDE = 0.995  # share of the iterations that a scatter's axes show
-
-
-def runs(profile: str) -> list[Run]:
-    return []
+runs = no_runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    panels = [*map(_bars, METHODS), *(_scatter(*each) for each in SCATTERED)]
+    panels = [*map(_bars_panel, METHODS), *(_scatter_panel(*job) for job in SCATTERED)]
     return plots.compose_figure(
         panels, 5.2, rows=2, ylabel=("Time per iteration (ms)", "Communication (ms)"),
         keys=marks.phase_legend_handles(PHASES), loc="outside upper center", ncols=4, height_ratios=(1.25, 1),
     )  # fmt: skip
 
 
-def as_published(gpu: str, method: str) -> dict[str, float]:
-    """The parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
+def published_parts_ms(gpu: str, method: str) -> dict[str, float]:
+    """Return the parts of their bar in ms, bottom first, and what it leaves out of the logged time."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
     communication = rederived.filtered_communication_ms(job)
     wait = communication.dense if method == "dense" else communication.sparse
-    return _parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
+    return _complete_parts(job, {"synchronize": wait}, rederived.published_iteration_ms(job))
 
 
-def without_validation(gpu: str, method: str) -> dict[str, float]:
-    """The parts of an iteration in which nobody validates, ms, bottom first."""
+def validation_free_parts_ms(gpu: str, method: str) -> dict[str, float]:
+    """Return the parts of an iteration in which nobody validates in ms, bottom first."""
     job = JOB_BY_GPU_AND_METHOD[gpu, method]
-    waits, sends = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
-    own = {"wait": waits - sends, "transfer": sends, "io": float(_row(job)["io_ms"])}
-    return _parts(job, own, validation_free_step_ms(job).value)
+    waiting_ms, sending_ms = float(communication_ms(job)[0]), float(rederived.last_rank_ms(job)[0])
+    parts = {"wait": waiting_ms - sending_ms, "transfer": sending_ms, "io": float(_job_row(job)["io_ms"])}
+    return _complete_parts(job, parts, validation_free_step_ms(job).value)
 
 
-def _parts(job: int, own: dict[str, float], whole: float) -> dict[str, float]:
-    """Computing, a bar's own parts, and the rest of the whole."""
-    row, select = _row(job), float(compression_ms(job)[0])
-    computing = {"forward": float(row["fp_ms"]), "backward": float(row["bp_ms"]) - select, "select": select}
-    parts = computing | own
-    return parts | {"unaccounted": whole - sum(parts.values())}
+def _complete_parts(job: int, parts: dict[str, float], whole_ms: float) -> dict[str, float]:
+    """Return computing, a bar's own parts, and the rest of the whole."""
+    row, select_ms = _job_row(job), float(compression_ms(job)[0])
+    backward_ms = float(row["bp_ms"]) - select_ms
+    parts = {"forward": float(row["fp_ms"]), "backward": backward_ms, "select": select_ms, **parts}
+    return parts | {"unaccounted": whole_ms - sum(parts.values())}
 
 
-def _row(job: int) -> dict[str, float]:
+def _job_row(job: int) -> dict[str, float]:
     row: dict[str, float] = published.job_table().set_index("job").loc[job].to_dict()
     return row
 
 
 def table(frames: Frames) -> list[Table]:
-    """Every number of the picture, and their intervals."""
+    """Return every number of the picture, and their intervals."""
     jobs = {yoon2022.job_label(gpu, method): job for (gpu, method), job in JOB_BY_GPU_AND_METHOD.items()}
     tables = []
     for title, rows, unit in (("Times", TIMES, "ms"), ("Waiting for the last rank", SHARES, "")):
-        cells = {of: [cell(job) for cell in rows.values()] for of, job in jobs.items()}
+        cells = {label: [quantity(job) for quantity in rows.values()] for label, job in jobs.items()}
         frame = pd.DataFrame({"quantity": list(rows), **cells})
         tables.append(Table(title, frame, dict.fromkeys(jobs, unit)))
     return tables
 
 
-def _of_job(
-    of: Callable[[int], JackknifeParts], selecting: bool = False, bounds: Bounds = UNBOUNDED
+def _job_estimate(
+    parts: Callable[[int], JackknifeParts], selecting: bool = False
 ) -> Callable[[int], Estimate | None]:
-    """An estimate of each job; where it is about selecting, of those that select."""
-    return lambda job: (
-        jackknife_estimate(of(job), bounds) if compression_ms(job)[0] or not selecting else None
-    )
+    """Return an estimate of each job; where it is about selecting, of those that select."""
+    return lambda job: jackknife_estimate(parts(job)) if compression_ms(job)[0] or not selecting else None
 
 
-def _of_line(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
-    """A part of the line of least squares: communication against the lateness of the last rank."""
-    return _of_job(lambda job: getattr(lateness_line(job, loop_starts), part), selecting=True)
+def _line_estimate(part: str, loop_starts: bool = True) -> Callable[[int], Estimate | None]:
+    """Return a part of the line of least squares: communication against the lateness of the last rank."""
+    return _job_estimate(lambda job: getattr(lateness_line(job, loop_starts), part), selecting=True)
 
 
 # What the tables show of each job.
 TIMES: dict[str, Callable[[int], Estimate | float | None]] = {
     "iteration, as published": rederived.published_iteration_ms,
     "iteration without validation": validation_free_step_ms,
-    "one validation": _of_job(rederived.stall_ms),
-    "compression": _of_job(compression_ms, selecting=True),
-    "lateness of the last rank in it": _of_job(rederived.lateness_ms, selecting=True),
-    "communication without stalls": _of_job(communication_ms),
-    "of it the last rank's": _of_job(rederived.last_rank_ms),
+    "one validation": _job_estimate(rederived.stall_ms),
+    "compression": _job_estimate(compression_ms, selecting=True),
+    "lateness of the last rank in it": _job_estimate(rederived.lateness_ms, selecting=True),
+    "communication without stalls": _job_estimate(communication_ms),
+    "of it the last rank's": _job_estimate(rederived.last_rank_ms),
     "communication, sparse filter": lambda job: rederived.filtered_communication_ms(job).sparse,
     "communication, dense filter, at least": lambda job: rederived.filtered_communication_ms(job).dense,
-    "communication at no lateness": _of_line("intercept"),
-    "the same without loops' first iterations": _of_line("intercept", loop_starts=False),
+    "communication at no lateness": _line_estimate("intercept"),
+    "the same without loops' first iterations": _line_estimate("intercept", loop_starts=False),
 }
 SHARES: dict[str, Callable[[int], Estimate | None]] = {
-    "share of waiting in the communication": _of_job(rederived.mean_waiting_share),
-    "communication per lateness": _of_line("slope"),
-    "their correlation": _of_line("correlation"),
-    "communication per lateness without loops' first iterations": _of_line("slope", loop_starts=False),
-    "their correlation without them": _of_line("correlation", loop_starts=False),
+    "share of waiting in the communication": _job_estimate(rederived.mean_waiting_share),
+    "communication per lateness": _line_estimate("slope"),
+    "their correlation": _line_estimate("correlation"),
+    "communication per lateness without loops' first iterations": _line_estimate("slope", loop_starts=False),
+    "their correlation without them": _line_estimate("correlation", loop_starts=False),
 }
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    """The stalls, and communication under one filter for both."""
+    """Return the stalls, and communication under one filter for both."""
     (stalls,) = set(published.iteration_table().groupby("job")["long_waits"].sum())  # the same in every job
     dense, randomk = (
-        rederived.filtered_communication_ms(JOB_BY_GPU_AND_METHOD["A100", each])
-        for each in ("dense", "randomk")
+        rederived.filtered_communication_ms(JOB_BY_GPU_AND_METHOD["A100", method])
+        for method in ("dense", "randomk")
     )
-    filtered = {"dense": dense.sparse, "randomk": randomk.sparse, "least": randomk.dense}
-    words = {name: format_number(ms) for name, ms in filtered.items()}
-    return {"stalls": stalls, "inside": format_number(100 * INSIDE), **words, **yoon2022.BLOCK_FACTS}
+    return {
+        "stalls": stalls, "inside": format_number(100 * INSIDE), "dense": format_number(dense.sparse),
+        "randomk": format_number(randomk.sparse), "least": format_number(randomk.dense),
+        **yoon2022.BLOCK_FACTS,
+    }  # fmt: skip
 
 
-def _bars(method: str) -> plots.Panel:
-    """The bar as published (P) and without validation (V), of each GPU."""
-    gpus = [gpu for gpu, of in JOB_BY_GPU_AND_METHOD if of == method]
-    bars = [(part, part(gpu, method)) for gpu in gpus for part in (as_published, without_validation)]
+def _bars_panel(method: str) -> plots.Panel:
+    """Return the bar as published (P) and without validation (V), of each GPU."""
+    gpus = [gpu for gpu, job_method in JOB_BY_GPU_AND_METHOD if job_method == method]
+    bars = []
+    for gpu in gpus:
+        bars += [("P", published_parts_ms(gpu, method)), ("V", validation_free_parts_ms(gpu, method))]
     highest = max(sum(parts.values()) for _, parts in bars)
-    places = [i + 0.5 * (i // 2) for i in range(len(bars))]
+    places = [bar + 0.5 * (bar // 2) for bar in range(len(bars))]
 
     def panel(axes: plots.Axes) -> None:
-        for x, (part, parts) in zip(places, bars, strict=True):
+        for x, (letter, parts) in zip(places, bars, strict=True):
             top = marks.draw_stacked_bar(
-                axes, x, parts, width=0.8, faint=part is as_published, least=READABLE * highest
+                axes, x, parts, width=0.8, faint=letter == "P", least=READABLE * highest
             )
             plots.annotate_above(axes, x, top, format_number(top))
-        plots.set_place_labels(axes, ["P" if part is as_published else "V" for part, _ in bars])
+        plots.set_place_labels(axes, [letter for letter, _ in bars])
         axes.set_xticks(places)
         for i, gpu in enumerate(gpus):
             plots.annotate_above(axes, 2.5 * i + 0.5, 0, f"8 {gpu}", xytext=(0, -14), va="top")
@@ -161,16 +160,17 @@ def _bars(method: str) -> plots.Panel:
     return panel
 
 
-def _scatter(gpu: str, method: str) -> plots.Panel:
-    """Communication against lateness in every iteration, with the line of least squares."""
+def _scatter_panel(gpu: str, method: str) -> plots.Panel:
+    """Return communication against lateness in every iteration, with the line of least squares."""
     job, look = JOB_BY_GPU_AND_METHOD[gpu, method], style.method_style(method)
     table = rederived.settled_iterations(job)
     table = table[table["long_waits"] == 0]
     late, wait = (table["comp_max_ms"] - table["comp_mean_ms"]).to_numpy(), table["comm_mean_ms"].to_numpy()
     starts = rederived.is_first_of_loop(table)
     right, top = (float(np.quantile(values, INSIDE)) for values in (late, wait))
-    inside, every = lateness_line(job, loop_starts=False), lateness_line(job).correlation[0]
-    ends, (slope, intercept, r) = np.array([0.0, right]), (part[0] for part in inside)
+    slope, intercept, correlation = (part[0] for part in lateness_line(job, loop_starts=False))
+    with_starts = lateness_line(job).correlation[0]
+    ends = np.array([0.0, right])
     small: dict[str, Any] = {"rasterized": True, "mew": 0, "linestyle": "", "label": None}
     dots = {"marker": ".", "markersize": 1.2, "alpha": 0.25}
     crosses = {"marker": "x", "color": "#777777", "markersize": 2.5, "mew": 0.4}
@@ -181,11 +181,11 @@ def _scatter(gpu: str, method: str) -> plots.Panel:
             style.MethodStyle("", "#111111", "", ""), ends, intercept + slope * ends, {"linewidth": 1.0}
         ),
     ]
-    text = f"y = {format_number(slope)} x + {format_number(intercept)} ms, r = {format_number(r)}"
+    text = f"y = {format_number(slope)} x + {format_number(intercept)} ms, r = {format_number(correlation)}"
     return plots.curves_panel(
         lines, grid=None, title=yoon2022.job_label(gpu, method, ", "),
         xlabel="Lateness of the last rank (ms)",
-        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {format_number(every)}",
+        xlim=(0, right), ylim=(0, 1.8 * top), note=f"{text}\nwith the crosses r = {format_number(with_starts)}",
     )  # fmt: skip
 
 
@@ -217,29 +217,33 @@ MEASURES: dict[str, Callable[..., Estimate]] = {
 }
 
 
-def measured(_: Frames, name: str, *jobs: tuple[str, str]) -> Estimate:
-    """One of `MEASURES`, of the jobs of these GPUs and methods."""
+def job_measure(_: Frames, name: str, *jobs: JobName) -> Estimate:
+    """Return one of `MEASURES`, of the jobs of these GPUs and methods."""
     return MEASURES[name](*(JOB_BY_GPU_AND_METHOD[job] for job in jobs))
 
 
-def on_a100(frames: Frames, method: str, name: str) -> Estimate:
-    """One of `MEASURES`, of a method's job on 8 A100."""
-    return measured(frames, name, ("A100", method))
+def a100_measure(frames: Frames, method: str, name: str) -> Estimate:
+    """Return one of `MEASURES`, of a method's job on 8 A100."""
+    return job_measure(frames, name, ("A100", method))
 
 
 def claims() -> list[Claim]:
-    def of_gpus(name: str, measure: str) -> list[Claim]:
-        about = f"yoon2022.fig4-logs.{name}"
-        return [claim(about, measured, measure, (gpu, "topk"), case=gpu, gpu=gpu) for gpu in GPUS]
-
+    family = "yoon2022.fig4-logs"
     topk, other, dense = ("A100", "topk"), ("V100", "topk"), ("A100", "dense")
-    longer = ("more communication", topk, dense)
+    by_gpu = {
+        "compression-dominates": "compression over all else",
+        "lateness-explains": "variance explained by lateness",
+    }
+    dominates, explains = (
+        [claim(f"{family}.{name}", job_measure, measure, (gpu, "topk"), case=gpu, gpu=gpu) for gpu in GPUS]
+        for name, measure in by_gpu.items()
+    )
     return [
-        *of_gpus("compression-dominates", "compression over all else"),
-        *of_methods("yoon2022.fig4-logs.small-part", on_a100, METHODS, "communication below a tenth"),
-        *of_methods("yoon2022.fig4-logs.communication", on_a100, METHODS, "communication"),
-        claim("yoon2022.fig4-logs.topk-communicates-longer", measured, *longer),
-        *of_gpus("lateness-explains", "variance explained by lateness"),
-        claim("yoon2022.fig4-logs.randomk-not-late", on_a100, "randomk", "variance left inside loops"),
-        claim("yoon2022.fig4-logs.a100-not-faster", measured, "longer compression", topk, other),
+        *dominates,
+        *of_methods(f"{family}.small-part", a100_measure, METHODS, "communication below a tenth"),
+        *of_methods(f"{family}.communication", a100_measure, METHODS, "communication"),
+        claim(f"{family}.topk-communicates-longer", job_measure, "more communication", topk, dense),
+        *explains,
+        claim(f"{family}.randomk-not-late", a100_measure, "randomk", "variance left inside loops"),
+        claim(f"{family}.a100-not-faster", job_measure, "longer compression", topk, other),
     ]

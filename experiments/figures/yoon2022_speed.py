@@ -9,7 +9,6 @@ from analysis.claims import Claim
 from analysis.pictures import captions, marks, style
 from analysis.pictures.numbers import format_number
 from analysis.published import rederived
-from analysis.published.block_intervals import combine_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import validation_free_step_ms
 from analysis.records.frames import Frames
@@ -17,6 +16,7 @@ from analysis.stats import Estimate
 from analysis.tables import Table
 from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._published import step_ratio
 from experiments.figures.papers import claim, of_methods, value
 
 TITLE = "Training speed of dense, Top-k and Random-k SGD"
@@ -36,40 +36,30 @@ def runs(profile: str) -> list[Run]:
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    theirs = {
+    published = {
         method: {
             "published, 8 A100": Estimate(value("yoon2022.speed-a100")["dense"] / speed),
             "published, corrected": _without_validation(method),
         }
         for method, speed in value("yoon2022.speed-a100").items()
     }
-    return picture(frames, _modes(frames), theirs)
+    return draw_speeds(frames, _modes(frames), published)
 
 
-def picture(
-    frames: Frames, modes: Sequence[str], theirs: Mapping[str, Mapping[str, Estimate]] = {}
+def draw_speeds(
+    frames: Frames, modes: Sequence[str], published: Mapping[str, Mapping[str, Estimate]] = {}
 ) -> plots.Figure:
-    """Samples per second of every method, and time per iteration relative to dense beside the paper's."""
-    methods, simulated = yoon2022.measured_methods(frames), captions.simulated_suffix(frames)
-
-    def groups(found: Mapping[str, Mapping[str, Estimate | None]]) -> plots.BarGroups:
-        looks = {method: style.method_style(method) for method in found}
-        return {
-            looks[method].label: [(looks[method], origin, each) for origin, each in own.items() if each]
-            for method, own in found.items()
-        }
-
-    speeds = groups({
-        method: {ORIGIN[mode]: yoon2022.method_speed(frames, method, mode) for mode in modes}
-        for method in methods
-    })  # fmt: skip
-    ratios = groups({
-        method: {ORIGIN[mode]: yoon2022.step_ratio(frames, method, mode=mode) for mode in modes}
-        | dict(theirs.get(method, {}))
-        for method in methods
-        if method != "dense"
-    })  # fmt: skip
+    """Draw samples per second of every method, and time per iteration relative to dense beside the paper's."""
+    speeds, ratios = {}, {}
+    for method in yoon2022.measured_methods(frames):
+        look = style.method_style(method)
+        speed_by_origin = {ORIGIN[mode]: yoon2022.method_speed(frames, method, mode) for mode in modes}
+        speeds[look.label] = _bars(look, speed_by_origin)
+        if method != "dense":
+            ratio_by_origin = {ORIGIN[mode]: yoon2022.step_ratio(frames, method, mode=mode) for mode in modes}
+            ratios[look.label] = _bars(look, {**ratio_by_origin, **published.get(method, {})})
     shown = {origin for group in (*speeds.values(), *ratios.values()) for _, origin, _ in group}
+    simulated = captions.simulated_suffix(frames)
     return plots.compose_figure(
         [
             plots.grouped_bars_panel(speeds, ylabel=f"Samples per second{simulated}"),
@@ -77,19 +67,25 @@ def picture(
         ],
         2.6,
         keys=marks.origin_legend_handles(
-            origin for origin in marks.FILL_BY_ORIGIN if theirs and origin in shown
+            origin for origin in marks.FILL_BY_ORIGIN if published and origin in shown
         ),
-        width_ratios=(2, 3) if theirs else (1, 1),
+        width_ratios=(2, 3) if published else (1, 1),
     )
 
 
+def _bars(
+    look: style.MethodStyle, by_origin: Mapping[str, Estimate | None]
+) -> list[tuple[style.MethodStyle, str, Estimate]]:
+    return [(look, origin, estimate) for origin, estimate in by_origin.items() if estimate]
+
+
 def table(frames: Frames) -> Table:
-    """Speed and slowdown per method and mode, with intervals."""
-    return speeds(frames, _modes(frames))
+    """Return speed and slowdown per method and mode, with intervals."""
+    return speed_table(frames, _modes(frames))
 
 
-def speeds(frames: Frames, modes: Sequence[str]) -> Table:
-    """Samples per second and time per iteration relative to dense, a row per mode and method."""
+def speed_table(frames: Frames, modes: Sequence[str]) -> Table:
+    """Return samples per second and time per iteration relative to dense, a row per mode and method."""
     rows = []
     for mode in modes:
         for method in yoon2022.measured_methods(frames, mode):
@@ -103,7 +99,7 @@ def speeds(frames: Frames, modes: Sequence[str]) -> Table:
 
 
 def claims() -> list[Claim]:
-    found = [
+    listed = [
         claim("yoon2022.speed.faster.dense-topk", yoon2022.percent_longer, "topk"),
         claim("yoon2022.speed.faster.dense-randomk", yoon2022.percent_longer, "randomk"),
         claim("yoon2022.speed.faster.randomk-topk", yoon2022.percent_longer, "topk", "randomk"),
@@ -111,14 +107,14 @@ def claims() -> list[Claim]:
     ]
     for method in SPARSE:
         corrected = round(_without_validation(method).value, 2)
-        found += of_methods("yoon2022.speed.corrected", yoon2022.step_ratio, [method], paper=corrected)
+        listed += of_methods("yoon2022.speed.corrected", yoon2022.step_ratio, [method], paper=corrected)
     for method in yoon2022.METHODS:
         free = format_number(
             rederived.samples_per_s(validation_free_step_ms(JOB_BY_GPU_AND_METHOD["A100", method]).value)
         )
-        found += of_methods("yoon2022.speed.speed.a100", _speed, [method], free=free)
+        listed += of_methods("yoon2022.speed.speed.a100", _speed, [method], free=free)
     return [
-        *found,
+        *listed,
         claim("yoon2022.speed.speed.v100.dense", _speed, "dense"),
         claim("yoon2022.speed.speed.v100.topk", _speed, "topk"),
         claim("yoon2022.speed.ratio.topk.v100", _ratio, "topk"),
@@ -126,26 +122,23 @@ def claims() -> list[Claim]:
 
 
 def _without_validation(method: str) -> Estimate:
-    """Time per iteration relative to dense, from the logs of their 8 A100."""
-    job, dense = JOB_BY_GPU_AND_METHOD["A100", method], JOB_BY_GPU_AND_METHOD["A100", "dense"]
-    return combine_estimates(
-        lambda long, short: long / short, validation_free_step_ms(job), validation_free_step_ms(dense)
-    )
+    """Return the time per iteration relative to dense, from the logs of their 8 A100."""
+    return step_ratio(("A100", method), ("A100", "dense"))
 
 
 def _modes(frames: Frames) -> list[str]:
-    found = set(frames.runs["timing.mode"]) if len(frames.runs) else set()
-    return [mode for mode in ORIGIN if mode in found]
+    modes = captions.distinct_values(frames, "timing.mode")
+    return [mode for mode in ORIGIN if mode in modes]
 
 
-def _comparable(frames: Frames) -> str:
-    """The mode to hold beside the published numbers: theirs, where it was run."""
-    return _modes(frames)[-1] if _modes(frames) else MODE
+def _comparable_mode(frames: Frames) -> str:
+    """Return the mode to hold beside the published numbers: theirs, where it was run."""
+    return [MODE, *_modes(frames)][-1]
 
 
 def _speed(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.method_speed(frames, method, _comparable(frames))
+    return yoon2022.method_speed(frames, method, _comparable_mode(frames))
 
 
 def _ratio(frames: Frames, method: str) -> Estimate | None:
-    return yoon2022.step_ratio(frames, method, mode=_comparable(frames))
+    return yoon2022.step_ratio(frames, method, mode=_comparable_mode(frames))

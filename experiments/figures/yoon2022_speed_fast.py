@@ -22,17 +22,17 @@ BUCKETED = "topk-buckets-fused"
 def runs(profile: str) -> list[Run]:
     # Virtual ranks can't overlap anything.
     is_virtual = scale("timing-fast", profile)["cluster"] == "virtual"
-    found = variants("fig4-fast") if is_virtual else yoon2022.bucketed_variants("speed-fast", profile)
-    return yoon2022.timing_runs(profile, MODE, found, item="timing-fast")
+    chosen = variants("fig4-fast") if is_virtual else yoon2022.bucketed_variants("speed-fast", profile)
+    return yoon2022.timing_runs(profile, MODE, chosen, item="timing-fast")
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    return speed.picture(frames, [MODE])
+    return speed.draw_speeds(frames, [MODE])
 
 
 def table(frames: Frames) -> Table:
-    """Speed and slowdown per method, with intervals."""
-    return speed.speeds(frames, [MODE])
+    """Return speed and slowdown per method, with intervals."""
+    return speed.speed_table(frames, [MODE])
 
 
 def claims() -> list[Claim]:

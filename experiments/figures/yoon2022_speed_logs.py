@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from analysis import plots
 from analysis.claims import Claim
 from analysis.pictures import marks, style
@@ -11,10 +13,10 @@ from analysis.published.block_intervals import combine_estimates
 from analysis.published.rederived import JOB_BY_GPU_AND_METHOD
 from analysis.published.validation_free import stall_line, validation_free_step_ms, validation_free_windows_ms
 from analysis.records.frames import Frames
-from analysis.stats import PRINTED, Estimate
+from analysis.stats import Estimate
 from analysis.tables import Table
-from experiments.config.run import Run
 from experiments.figures import _yoon2022 as yoon2022
+from experiments.figures._published import JobName, exact_estimate, no_runs, step_ratio
 from experiments.figures.papers import claim, value
 
 TITLE = "Training speed from the authors' logs, with and without validation in the timed loop"
@@ -41,43 +43,40 @@ PAPERS = {
 }
 LINKED = ("dense", "topk")
 COMPUTING = style.MethodStyle("", "#E69F00", "", "")
-JobName = tuple[str, str]  # a job by its GPU and method
-
-
-def runs(profile: str) -> list[Run]:
-    return []
+runs = no_runs
 
 
 def draw(frames: Frames, profile: str) -> plots.Figure:
-    between = (
-        (BETWEEN_METHODS, "Between methods, 8 A100 or V100", "Time per iteration, ratio"),
-        (BETWEEN_MACHINES, "8 V100 / 8 A100", ""),
-    )
-    panels = []
-    for ratios, title, ylabel in between:
-        groups = {}
-        for name, (slower, quicker, _) in ratios.items():
-            look, both = style.method_style(slower[1]), (slower, quicker)
-            values = (Estimate(as_published(*both)), corrected(*both))
-            place = name.partition(", V100 /")[0].replace("/ ", "/\n")
-            groups[place] = [(look, *each) for each in zip(ORIGINS, values, strict=True)]
-        panels.append(plots.grouped_bars_panel(groups, level=1, title=title, ylabel=ylabel))
+    panels = [
+        _ratios_panel(BETWEEN_METHODS, "Between methods, 8 A100 or V100", "Time per iteration, ratio"),
+        _ratios_panel(BETWEEN_MACHINES, "8 V100 / 8 A100"),
+        _links_panel,
+    ]
     keys, widths = marks.origin_legend_handles(ORIGINS), (4, 2.4, 2.4)
-    return plots.compose_figure(
-        [*panels, _links], 2.7, keys=keys, loc="outside lower left", width_ratios=widths
-    )
+    return plots.compose_figure(panels, 2.7, keys=keys, loc="outside lower left", width_ratios=widths)
 
 
-def _links(axes: plots.Axes) -> None:
-    """Milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
+def _ratios_panel(
+    ratios: Mapping[str, tuple[JobName, JobName, tuple[int, ...]]], title: str, ylabel: str = ""
+) -> plots.Panel:
+    groups = {}
+    for name, (slower, quicker, _) in ratios.items():
+        look = style.method_style(slower[1])
+        values = (Estimate(published_ratio(slower, quicker)), step_ratio(slower, quicker))
+        place = name.partition(", V100 /")[0].replace("/ ", "/\n")
+        groups[place] = [(look, origin, ratio) for origin, ratio in zip(ORIGINS, values, strict=True)]
+    return plots.grouped_bars_panel(groups, level=1, title=title, ylabel=ylabel)
+
+
+def _links_panel(axes: plots.Axes) -> None:
+    """Draw the milliseconds by which an iteration, and computing in it, took longer on the PCIe node."""
     groups = {}
     for method in LINKED:
         look, change = style.method_style(method), rederived.link_change(method)
         values = ((look, change.iteration), (COMPUTING, change.computing))
-        groups[look.label] = [(each, ORIGINS[0], Estimate(ms)) for each, ms in values]
-    plots.grouped_bars_panel(groups, title="PCIe node less NVLink node", ylabel="Change per iteration (ms)")(
-        axes
-    )
+        groups[look.label] = [(bar_look, ORIGINS[0], Estimate(ms)) for bar_look, ms in values]
+    title, ylabel = "PCIe node less NVLink node", "Change per iteration (ms)"
+    plots.grouped_bars_panel(groups, title=title, ylabel=ylabel)(axes)
     axes.margins(y=0.4)
     keys = [
         marks.Patch(facecolor=colour, alpha=0.3, edgecolor=colour, label=label)
@@ -86,49 +85,41 @@ def _links(axes: plots.Axes) -> None:
     axes.legend(handles=keys, loc="upper left", borderpad=0)
 
 
-def as_published(slower: JobName, quicker: JobName) -> float:
-    """Ratio of the times of an iteration, which is the inverse ratio of the published speeds."""
-    return rederived.published_iteration_ms(JOB_BY_GPU_AND_METHOD[slower]) / rederived.published_iteration_ms(
-        JOB_BY_GPU_AND_METHOD[quicker]
+def published_ratio(slower: JobName, quicker: JobName) -> float:
+    """Return the ratio of the times of an iteration, which is the inverse ratio of the published speeds."""
+    slow_ms, quick_ms = (
+        rederived.published_iteration_ms(JOB_BY_GPU_AND_METHOD[job]) for job in (slower, quicker)
     )
-
-
-def corrected(slower: JobName, quicker: JobName) -> Estimate:
-    """The same of the times without validation."""
-    return combine_estimates(
-        lambda long, short: long / short,
-        validation_free_step_ms(JOB_BY_GPU_AND_METHOD[slower]),
-        validation_free_step_ms(JOB_BY_GPU_AND_METHOD[quicker]),
-    )
+    return slow_ms / quick_ms
 
 
 def table(frames: Frames) -> list[Table]:
-    """Speeds per job, then ratios, then the lines behind them, then the two nodes."""
+    """Return speeds per job, then ratios, then the lines behind them, then the two nodes."""
     speeds = [
         {
-            "job": yoon2022.job_label(*of),
+            "job": yoon2022.job_label(*name),
             "as published": rederived.samples_per_s(rederived.published_iteration_ms(job)),
             "without validation": combine_estimates(rederived.samples_per_s, validation_free_step_ms(job)),
         }
-        for of, job in JOB_BY_GPU_AND_METHOD.items()
+        for name, job in JOB_BY_GPU_AND_METHOD.items()
     ]
     ratios = [
         {
             "jobs": f"{yoon2022.job_label(*slower)} / {yoon2022.job_label(*quicker)}",
-            "as published": as_published(slower, quicker),
-            "without validation": corrected(slower, quicker),
+            "as published": published_ratio(slower, quicker),
+            "without validation": step_ratio(slower, quicker),
         }
         for slower, quicker, _ in RATIOS.values()
     ]
     lines = [
         {
-            "job": yoon2022.job_label(*of),
+            "job": yoon2022.job_label(*name),
             "without validation": stall_line(job).without,
             "per ms of stall": stall_line(job).slope,
             "correlation of neighbours": stall_line(job).correlation,
             "windows without validation": ", ".join(map(format_number, validation_free_windows_ms(job))),
         }
-        for of, job in JOB_BY_GPU_AND_METHOD.items()
+        for name, job in JOB_BY_GPU_AND_METHOD.items()
     ]
     links = [
         {
@@ -137,7 +128,8 @@ def table(frames: Frames) -> list[Table]:
             "iteration": change.iteration,
             "FP + BP + compression": change.computing,
         }
-        for method, change in zip(LINKED, map(rederived.link_change, LINKED), strict=True)
+        for method in LINKED
+        for change in [rederived.link_change(method)]
     ]
     change_units = {"iteration, relative": "%", "iteration": "ms", "FP + BP + compression": "ms"}
     line_units = {"without validation": "ms", "windows without validation": "ms"}
@@ -150,38 +142,35 @@ def table(frames: Frames) -> list[Table]:
 
 
 def facts(frames: Frames) -> dict[str, object]:
-    """What changed between the two nodes, and iterations without validation, logged and on the line."""
-    found: dict[str, object] = dict(yoon2022.BLOCK_FACTS)
+    """Return what changed between the two nodes, and iterations without validation, logged and on the line."""
+    correlations = [stall_line(job).correlation for job in JOB_BY_GPU_AND_METHOD.values()]
+    numbers = {"least_alike": min(correlations), "most_alike": max(correlations)}
+    windows = {}
     for method in LINKED:
-        change = rederived.link_change(method)
-        found[f"{method}_slower"] = format_number(100 * (change.slower - 1))
-        found |= {f"{method}_iteration": format_number(change.iteration)}
-        found |= {f"{method}_computing": format_number(change.computing)}
-    lines = [stall_line(job) for job in JOB_BY_GPU_AND_METHOD.values()]
-    correlations = sorted(line.correlation for line in lines)
-    found |= {"least_alike": format_number(correlations[0]), "most_alike": format_number(correlations[-1])}
-    for method in ("dense", "topk"):
-        job = JOB_BY_GPU_AND_METHOD["A100", method]
-        found[f"{method}_free"] = " to ".join(
-            format_number(ms) for ms in sorted(validation_free_windows_ms(job))[::2]
-        )
-        found[f"{method}_line"] = format_number(validation_free_step_ms(job).value)
-    return found
+        change, job = rederived.link_change(method), JOB_BY_GPU_AND_METHOD["A100", method]
+        numbers |= {
+            f"{method}_slower": 100 * (change.slower - 1), f"{method}_iteration": change.iteration,
+            f"{method}_computing": change.computing, f"{method}_line": validation_free_step_ms(job).value,
+        }  # fmt: skip
+        shown = sorted(validation_free_windows_ms(job))[::2]
+        windows[f"{method}_free"] = " to ".join(map(format_number, shown))
+    texts = {name: format_number(number) for name, number in numbers.items()}
+    return {**yoon2022.BLOCK_FACTS, **texts, **windows}
 
 
 def claims() -> list[Claim]:
     ratios = [
         claim(
-            "yoon2022.speed-logs.ratio", _ratio, slower, quicker, case=name.replace(" / ", "-"), name=name,
+            "yoon2022.speed-logs.ratio", _corrected, slower, quicker, case=name.replace(" / ", "-"), name=name,
             section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers),
-            paper=round(as_published(slower, quicker), 3),
+            paper=round(published_ratio(slower, quicker), 3),
         )
         for name, (slower, quicker, answers) in RATIOS.items()
     ]  # fmt: skip
     published = [
         claim(
-            "yoon2022.speed-logs.published", _as_published, slower, quicker, case=name.replace(" / ", "-"),
+            "yoon2022.speed-logs.published", _published, slower, quicker, case=name.replace(" / ", "-"),
             name=name, section="training speed" if name in BETWEEN_METHODS else "GPU capability",
             answers=tuple(f"yoon2022.{answer}" for answer in answers), paper=PAPERS[name],
         )
@@ -196,12 +185,12 @@ def claims() -> list[Claim]:
     ]
 
 
-def _ratio(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
-    return corrected(slower, quicker)
+def _corrected(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
+    return step_ratio(slower, quicker)
 
 
-def _as_published(_: Frames, slower: JobName, quicker: JobName) -> Estimate:
-    return Estimate.exact(as_published(slower, quicker), 2, PRINTED)
+def _published(frames: Frames, slower: JobName, quicker: JobName) -> Estimate:
+    return exact_estimate(frames, published_ratio(slower, quicker), 2)
 
 
 def _longer_on_pcie(_: Frames, method: str) -> Estimate:

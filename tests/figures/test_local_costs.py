@@ -23,7 +23,7 @@ def test_a_chunk_of_sparseloco_is_what_the_library_packs(code: LevelCode, bits: 
     k = costs.SPARSELOCO["chosen"]
     scales = SCALE.itemsize * code.num_scales
     sent = code.nbytes([k], torch.float32) - scales + packed_places_nbytes(k)
-    assert sent == costs.sparseloco_bytes(costs.SPARSELOCO[bits])
+    assert sent == costs.sparseloco_chunk_bytes(costs.SPARSELOCO[bits])
     assert (costs.PACKED, costs.UNPACKED) == (112, 160)
     assert packed_nbytes(1000, E3M0.bits) == 1000 * costs.FP4
 
