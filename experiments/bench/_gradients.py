@@ -162,8 +162,8 @@ def train(name: str, dataset: str, root: Path, device: torch.device) -> dict[str
     losses = list[float]()
 
     def train_worker(comm: virtual.VirtualComm) -> Tensor:
-        model = task.model(data, 0, device, torch.float32)
-        optimizer = task.optimiser(model)
+        model = task.make_model(data, 0, device, torch.float32)
+        optimizer = task.make_optimizer(model)
         method = sparsify.build("topk", density=DENSITY)
         aggregator = Aggregator(method, model.named_parameters(), comm)
         augmentation = BucketContext(0, comm.rank, -1).make_generator_for_rank(device)

@@ -120,8 +120,9 @@ def time_variants(comm: Comm, plan: LaunchPlan, turns: int, seed: int) -> Sample
     return samples
 
 
-def compare_with_base(launches: Sequence[Samples], base: str) -> Iterator[Record]:
-    """Yield the row of each variant: its times, and their ratios to those of `base`."""
+def compare_with_base(reports: Sequence[Record], base: str) -> Iterator[Record]:
+    """Yield the row of each variant: its times in these launches, and their ratios to those of `base`."""
+    launches = [report["samples_ms"] for report in reports]
     for name in launches[0]:
         row: Record = {"row": name}
         for clock in CLOCKS:

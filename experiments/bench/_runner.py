@@ -28,6 +28,7 @@ from analysis.records.log import read_json_lines
 from experiments.bench._targets import Target
 from experiments.config import code_version
 from experiments.config.folders import ResultFolders
+from sparsify.ranges import describe_unknown
 
 Record = dict[str, Any]
 
@@ -152,6 +153,13 @@ class Benchmark:
         return [target, *([self.draw(target, folders.shipped / "figures")] if self.draw else [])]
 
 
+def check_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse names that are not known, with the nearest one that is."""
+    for name in names:
+        if name not in known:
+            raise ValueError(describe_unknown(kind, name, [*known]))
+
+
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
     """Let SIGTERM raise KeyboardInterrupt in the block, as Ctrl-C does."""
@@ -261,6 +269,11 @@ def summarise_spread(values: Sequence[float]) -> Record:
         "n": len(values),
         "spread": spread,
     }
+
+
+def summarise_turns(time_by_turn: Mapping[int, float] | None, factor: float = 1) -> Record | None:
+    """Return the spread of a call's times, times a factor; None where there are none."""
+    return summarise_spread([factor * ms for ms in time_by_turn.values()]) if time_by_turn else None
 
 
 def round_to_digits(value: float, digits: int = 5) -> float:

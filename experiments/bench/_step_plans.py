@@ -27,8 +27,9 @@ NUM_COPIES = 3  # of the gradient around the search, which take turns
 
 def make_setup(comm: Comm, options: Any, around_averaging: Any = None) -> StepSetup:
     return StepSetup(
-        options.network, options.layers, options.density, options.bucket_mb, comm.rank, around_averaging
-    )
+        options.network, options.layers, options.density, options.bucket_mb, comm.rank,
+        around_averaging=around_averaging,
+    )  # fmt: skip
 
 
 def plan_whole_steps(comm: Comm, options: Any) -> LaunchPlan:

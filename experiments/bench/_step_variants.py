@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sparsify
 from experiments.training import networks
+from sparsify.comm import Comm
 from sparsify.method import Method
 
 NetworkName: TypeAlias = Literal["linears", "resnet50", "vgg16"]
@@ -50,6 +51,7 @@ NETWORKS: dict[str, BenchmarkNetwork] = {
     "linears": BenchmarkNetwork(make_linears, 8, (LINEAR_WIDTH,), LINEAR_WIDTH, 40),
     "resnet50": BenchmarkNetwork(lambda _: networks.imagenet_resnet50(3, 64, 1000), 2, (3, 64, 64), 1000, 9),
     "vgg16": BenchmarkNetwork(lambda _: networks.vgg16(3, 32, 10), 8, (3, 32, 32), 10, 9),
+    "small_cnn": BenchmarkNetwork(lambda _: networks.small_cnn(3, 32, 10), 8, (3, 32, 32), 10, 9),
 }
 
 
@@ -62,6 +64,8 @@ class StepSetup:
     density: float
     bucket_mb: float
     rank: int
+    batch: int | None = None  # samples a worker; by default the network's
+    comm: Comm | None = None  # by default of all workers
     around_averaging: Callable[[], AbstractContextManager[object]] | None = None  # entered to average
 
     def make_model(self) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
@@ -70,8 +74,9 @@ class StepSetup:
         torch.manual_seed(0)
         model = network.make(self.layers)
         rng = torch.Generator().manual_seed(self.rank)
-        samples = torch.randn(network.batch, *network.shape, generator=rng)
-        labels = torch.randint(network.classes, (network.batch,), generator=rng)
+        batch = self.batch or network.batch
+        samples = torch.randn(batch, *network.shape, generator=rng)
+        labels = torch.randint(network.classes, (batch,), generator=rng)
         return model, lambda model: cross_entropy(model(samples), labels)
 
     def make_topk(self, scope: str | None) -> Method:
@@ -121,19 +126,23 @@ def make_ddp_step(setup: StepSetup, add_hook: AddHook, bucket_mb: float | None =
 MakeMethod: TypeAlias = Callable[[StepSetup], Method]
 
 
-def make_registered_step(setup: StepSetup, make_method: MakeMethod, overlap: bool = False) -> Step:
+def make_registered_step(
+    setup: StepSetup, make_method: MakeMethod, overlap: bool = False, bucket_mb: float | None = None
+) -> Step:
     """Return a training step under DDP whose gradients `sparsify.register` averages."""
     method = make_method(setup)
-    return make_ddp_step(
-        setup, lambda model, optimizer: sparsify.register(model, method, optimizer, overlap=overlap)
-    )
+
+    def register(model: DistributedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+        sparsify.register(model, method, optimizer, setup.comm, overlap=overlap)
+
+    return make_ddp_step(setup, register, bucket_mb)
 
 
-def make_distributed_step(setup: StepSetup, make_method: MakeMethod) -> Step:
+def make_distributed_step(setup: StepSetup, make_method: MakeMethod, overlap: bool = False) -> Step:
     """Return a training step of an optimizer that `sparsify.distribute` lets average gradients."""
     model, loss_of = setup.make_model()
     inner = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    optimizer = sparsify.distribute(inner, model, make_method(setup))
+    optimizer = sparsify.distribute(inner, model, make_method(setup), setup.comm, overlap=overlap)
 
     def step() -> None:
         optimizer.zero_grad()

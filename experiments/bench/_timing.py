@@ -46,6 +46,12 @@ def choose_device(kind: Device | None, threads: int | None = None) -> torch.devi
     return torch.device("cpu")
 
 
+def describe_workers(workers: str) -> Record:
+    """Return the description of CPU workers of one thread each, named by the CPU and these words."""
+    machine = describe_machine(torch.device("cpu"), threads=1)
+    return machine | {"name": f"{machine['cpu']}, {workers}"}
+
+
 def describe_machine(device: torch.device, threads: int | None = None) -> Record:
     """Return what records say of the machine and the code, without the host's name."""
     cuda = device.type == "cuda"

@@ -15,8 +15,8 @@ from experiments.bench._runner import (
     Benchmark,
     Record,
     round_to_digits,
-    summarise_spread,
     summarise_turn_ratios,
+    summarise_turns,
 )
 from experiments.bench._select_comparison import num_gradients
 from experiments.bench._timing import (
@@ -131,10 +131,7 @@ def measure(sizes: Sequence[int], density: float, device: torch.device, seconds:
     return {
         "k": sum(ks),
         "kernels": kernel_names,
-        **{
-            f"{name}_ms": summarise_spread([*samples[name].values()]) if name in samples else None
-            for name in CHOICES
-        },
+        **{f"{name}_ms": summarise_turns(samples.get(name)) for name in CHOICES},
         **{
             f"torch_over_{name}": summarise_turn_ratios(samples["torch"], samples.get(name))
             for name in ("auto", "fused")

@@ -29,14 +29,13 @@ from analysis.records.files import read_json_or_none, write_atomic, write_json
 from analysis.records.store import utc_now
 from analysis.stats import Estimate
 from experiments.bench._pages import render_template
-from experiments.bench._runner import Record
+from experiments.bench._runner import Record, check_names
 from experiments.bench._targets import Target
 from experiments.config import code_version, data_root
 from experiments.config.folders import ROOT, ResultFolders
 from experiments.launch.local import EndSignals
 from slurm import environment, gpus
 from slurm.worker_process import open_lifeline, prepare_child_process
-from sparsify.ranges import describe_unknown
 
 REHEARSAL = "rehearsal-cpu"
 REHEARSAL_LIMIT_MIN = 5.0  # of a part, on two idle cores
@@ -132,11 +131,8 @@ def gpu_first(
     if unknown := [word for word in settings if word != DEVICE]:
         raise ValueError(f"gpu-first takes {DEVICE}, and no {unknown[0]}")
     is_rehearsal = device == "cpu" or bool(settings)
-    names = [part.name for part in PARTS]
     chosen = parts.split(",") if parts else []
-    for name in chosen:
-        if name not in names:
-            raise ValueError(describe_unknown("part", name, names))
+    check_names("part", chosen, [part.name for part in PARTS])
     all_parts = [part.rehearse() if is_rehearsal else part for part in PARTS]
     if plan:
         planned = [part for part in all_parts if not chosen or part.name in chosen]

@@ -104,16 +104,16 @@ def train(run: RunComponents, mode: str, steps: int, on_step: Callable[[int], No
     Args:
         on_step: called on rank 0 with the number of finished steps.
     """
-    train_settings = run.settings.train.having("validate", "never")
+    train_settings = run.settings.train.with_setting("validate", "never")
     settings = run.settings._replace(num_steps=steps, train=train_settings)
 
     def train_rank(comm: virtual.VirtualComm) -> list[Record]:
         log = StepsInMemory()
-        trainer = Trainer(run.task, run.data, run.method, comm, run.timer(mode, comm), log, settings)
+        trainer = Trainer(run.task, run.data, run.method, comm, run.make_timer(mode, comm), log, settings)
         trainer.run(on_step if comm.rank == 0 else (lambda step: None))
         return log
 
-    return virtual.run(run.config.workers, train_rank, *run.simulated(mode))
+    return virtual.run(run.config.workers, train_rank, *run.virtual_run_arguments(mode))
 
 
 def measure_phases(run: RunComponents, iterations: int) -> Record:

@@ -14,9 +14,10 @@ from experiments.bench._runner import (
     WRONG,
     Benchmark,
     Record,
+    check_names,
     round_to_digits,
-    summarise_spread,
     summarise_turn_ratios,
+    summarise_turns,
 )
 from experiments.bench._select_comparison import (
     RowTimes,
@@ -37,7 +38,7 @@ from experiments.bench._timing import (
     time_in_turns,
 )
 from sparsify.kernels import TorchKernel
-from sparsify.ranges import PositiveInt, describe_unknown
+from sparsify.ranges import PositiveInt
 
 DENSITY = 0.001
 HELD_FLOATS = 24  # per element, that all rows together hold or allocate
@@ -73,9 +74,7 @@ def kernels(
         device: cuda where there is one.
         check: compare what is selected, and time nothing.
     """
-    for name in rows:
-        if name not in STEPS:
-            raise ValueError(describe_unknown("row", name, STEPS))
+    check_names("row", rows, STEPS)
     on = choose_device(device)
     repeats = repeats or DEFAULT_REPEATS[on.type]
     device_column = "device, us, in a graph" if on.type == "cuda" else "host, us (a CPU has no graph)"
@@ -141,7 +140,7 @@ def measure(n: int, rows: Sequence[str], repeats: int, device: torch.device) -> 
             "in_graph": uses_graphs and name not in uncaptured,
             "no_graph": uncaptured.get(name),
             **{
-                field: summarise_spread([1e3 * ms for ms in of_calls[name].values()])
+                field: summarise_turns(of_calls[name], 1e3)
                 for field, of_calls in times.items()
             },
             **{

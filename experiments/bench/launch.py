@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench._runner import Benchmark, Record, summarise_spread, summarise_turn_ratios
+from experiments.bench._runner import Benchmark, Record, summarise_turn_ratios, summarise_turns
 from experiments.bench._timing import Clock, choose_device, describe_machine, time_in_turns
 from sparsify.ranges import PositiveInt
 
@@ -78,10 +78,7 @@ def measure(case: Record, repeats: int, device: torch.device) -> Record:
         kernel.launch.keeps_compiled = name == "kept"
         calls[name] = partial(kernel.topk, acc, grad, case["k"])
     times = time_in_turns(calls, Clock(device, "call"), repeats, warm_up=WARM_UP_TURNS).wall_ms
-    row: Record = {
-        HOST_FIELDS[name]: summarise_spread([1e3 * ms for ms in by_turn.values()])
-        for name, by_turn in times.items()
-    }
+    row: Record = {HOST_FIELDS[name]: summarise_turns(times[name], 1e3) for name in HOST_FIELDS}
     return row | {RATIO_FIELD: summarise_turn_ratios(times["ordinary"], times["kept"])}
 
 

@@ -127,7 +127,7 @@ def compose_config(settings: Sequence[str]) -> Config:
     Raises:
         ValueError: a setting is wrong, or the ranks are virtual, whose link is a model.
     """
-    run = Run.of(settings)
+    run = Run.coerce(settings)
     defaults = Run(DEFAULTS)
     if "cluster" in run.settings:
         defaults = defaults.without("link")
@@ -210,7 +210,7 @@ def main(orders_file: Path, folder: Path) -> int:
     place = environment.worker_place()
     orders = read_json_or_none(orders_file)
     assert orders is not None, orders_file
-    config = Config.of(orders["config"])
+    config = Config.from_record(orders["config"])
     device = prepare_device(config, place)
     hardware.prepare_machine(config, place, device, orders["network"])
     comm = connect.open_group(config, place, folder, True, None, device)
@@ -254,7 +254,7 @@ def measure(comm: Comm, config: Config, device: torch.device, sizes: list[int], 
 def make_case(comm: Comm, kind: str, size: int, pair: tuple[int, int], device: torch.device) -> ProbeCase:
     """Return one kind of message or collective at one size."""
     if kind != PING_PONG:
-        return ProbeCase.of(comm, kind, size // comm.size, pair, device)._replace(size=size)
+        return ProbeCase.create(comm, kind, size // comm.size, pair, device)._replace(size=size)
     data = torch.zeros(size // 4, device=device)
     send = partial(ping_pong, comm, data, data, [pair])
     return ProbeCase(kind, size, send, CollectiveCost(2, 2 * data.nbytes), data.nbytes)

@@ -20,7 +20,7 @@ from experiments.bench._launches import (
 )
 from experiments.bench._runner import Benchmark, Record
 from experiments.bench._targets import Target
-from experiments.bench._timing import choose_device, describe_machine
+from experiments.bench._timing import describe_workers
 from experiments.training.language.networks import GPT
 from sparsify.comm import Comm
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -74,8 +74,6 @@ def local(
         launches: processes.
         turns: of each exchange in a launch; ten times as many of each step.
     """
-    machine = describe_machine(choose_device("cpu"), threads=1)
-    machine["name"] = f"{machine['cpu']}, 1 thread a process"
     size = {"layers": layers, "width": width, "vocabulary": vocabulary, "density": density}
     is_default = [*size.values()] == [8, 320, 1000, 1 / 64]
 
@@ -86,7 +84,7 @@ def local(
         yield from comparison_rows([report["samples_ms"] for report in reports], reports[0]["n"])
 
     return Benchmark(
-        machine=machine,
+        machine=describe_workers("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"part": part, **size} for part in parts],
         settings={"launches": launches, "turns": turns},

@@ -5,35 +5,33 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import truediv
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 import sparsify
 from experiments.bench._launches import LaunchPlan, Variant, run_launches, time_variants
 from experiments.bench._runner import Benchmark, Record, summarise_spread
-from experiments.bench._timing import choose_device, describe_machine
-from experiments.training import networks
+from experiments.bench._step_variants import (
+    Step,
+    StepSetup,
+    make_distributed_step,
+    make_registered_step,
+    topk_of_scope,
+)
+from experiments.bench._timing import describe_workers
 from sparsify.comm import Comm, CountingComm
 from sparsify.comm.torch import TorchComm
 from sparsify.cost import CollectiveCost, Link
+from sparsify.method import Method
 from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 LINK = "simulated link: injected delay"
-NETWORKS = {"vgg16": networks.vgg16, "small_cnn": networks.small_cnn}
-PIXELS = 32
-CLASSES = 10
-# Method and wrapper. dense under DDP is left to DDP, whose collectives can't be delayed.
-METHODS_AND_WRAPPERS = {
-    "dense-distribute": ("dense", sparsify.distribute),
-    "topk-distribute": ("topk", sparsify.distribute),
-    "topk-register": ("topk", sparsify.register),
-}
+# dense under DDP is left to DDP, whose collectives can't be delayed.
 RowName = Literal["dense-distribute", "topk-distribute", "topk-register"]
 CALIBRATION_TURNS = 7  # backward passes whose median counts
 SETTLING_STEPS = 2  # before one whose messages are counted
@@ -84,8 +82,6 @@ def overlap(
         workers: processes, of one thread each.
         repeats: steps of each kind that are timed.
     """
-    machine = describe_machine(choose_device("cpu"), threads=1)
-    machine["name"] = f"{machine['cpu']}, {workers} workers of 1 thread"
     nearest_ratio = min(ratios, key=lambda ratio: abs(math.log(ratio)))
     training: dict[str, Any] = {
         "network": network, "batch": batch, "density": density, "bucket_mb": bucket_mb,
@@ -105,7 +101,7 @@ def overlap(
             }
 
     return Benchmark(
-        machine=machine,
+        machine=describe_workers(f"{workers} workers of 1 thread"),
         description=f"{network}, {batch} images a worker; {LINK}",
         cases=[{"link": LINK, **training}],
         settings={**sweep, "workers": workers, "repeats": repeats},
@@ -133,12 +129,13 @@ def variant_names(row: Record) -> tuple[str, str]:
 
 def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
     """Measure a backward pass, and plan to time pairs of steps over links that are slow beside it."""
-    backward_s = measure_backward_s(comm, options)
+    setup = StepSetup(options.network, 0, options.density, options.bucket_mb, comm.rank, options.batch)
+    backward_s = measure_backward_s(comm, setup)
     variants = dict[str, Variant]()
     rows = list[Record]()
     for name in options.rows:
-        delayed, step = make_step(name, False, options, comm.rank)
-        overlap_delayed, overlap_step = make_step(name, True, options, comm.rank)
+        delayed, step = make_step(name, setup, overlap=False)
+        overlap_delayed, overlap_step = make_step(name, setup, overlap=True)
         for _ in range(SETTLING_STEPS):
             overlap_step()
             delayed.total_cost = CollectiveCost(0, 0)
@@ -162,46 +159,28 @@ def plan_overlap(comm: Comm, options: Any) -> LaunchPlan:
     return LaunchPlan(variants, lambda: {"rows": rows}, groups=[variant_names(row) for row in rows])
 
 
-def measure_backward_s(comm: Comm, options: Any) -> float:
+def measure_backward_s(comm: Comm, setup: StepSetup) -> float:
     """Return the median seconds of a backward pass of the slowest worker, without averaging."""
-    model, loss_of = make_model(options, comm.rank)
+    model, loss_of = setup.make_model()
     losses = list[Tensor]()
     variant = Variant(lambda: losses.pop().backward(), lambda: losses.append(loss_of(model)))
     samples = time_variants(comm, LaunchPlan({"backward": variant}), CALIBRATION_TURNS, seed=0)
     return statistics.median(samples["backward"]["wall"]) / 1e3
 
 
-def make_model(options: Any, rank: int) -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """Return a model, equal on all workers, and its loss on this worker's images."""
-    torch.manual_seed(0)
-    model = NETWORKS[options.network](3, PIXELS, CLASSES)
-    rng = torch.Generator().manual_seed(rank)
-    images = torch.randn(options.batch, 3, PIXELS, PIXELS, generator=rng)
-    labels = torch.randint(CLASSES, (options.batch,), generator=rng)
-    return model, lambda model: nn.functional.cross_entropy(model(images), labels)
-
-
-def make_step(name: str, overlap: bool, options: Any, rank: int) -> tuple[DelayedComm, Callable[[], None]]:
+def make_step(name: str, setup: StepSetup, overlap: bool) -> tuple[DelayedComm, Step]:
     """Return a training step of a row, and the communicator that it uses."""
-    model, loss_of = make_model(options, rank)
-    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    method_name, wrapper = METHODS_AND_WRAPPERS[name]
-    choices = {} if method_name == "dense" else {"density": options.density}
-    scope = "layer" if wrapper is sparsify.register else options.bucket_mb
-    method = sparsify.build(method_name, scope=scope, **choices)
     comm = DelayedComm(TorchComm.with_new_group())
-    if wrapper is sparsify.register:
-        model = DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
-        sparsify.register(model, method, optimizer, comm, overlap=overlap)
-    else:
-        optimizer = sparsify.distribute(optimizer, model, method, comm, overlap=overlap)
+    setup = replace(setup, comm=comm)
+    if name == "topk-register":
+        return comm, make_registered_step(setup, topk_of_scope("layer"), overlap, setup.bucket_mb)
+    make_method = make_dense_buckets if name == "dense-distribute" else topk_of_scope(None)
+    return comm, make_distributed_step(setup, make_method, overlap)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        loss_of(model).backward()
-        optimizer.step()
 
-    return comm, step
+def make_dense_buckets(setup: StepSetup) -> Method:
+    method: Method = sparsify.build("dense", scope=setup.bucket_mb)
+    return method
 
 
 def link_for_duration(seconds: float, cost: CollectiveCost, latency_s: float) -> Link:

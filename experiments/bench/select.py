@@ -23,9 +23,11 @@ from experiments.bench._runner import (
     WRONG,
     Benchmark,
     Record,
+    check_names,
     round_to_digits,
     summarise_spread,
     summarise_turn_ratios,
+    summarise_turns,
 )
 from experiments.bench._select_comparison import (
     RowTimes,
@@ -37,7 +39,7 @@ from experiments.bench._select_steps import STEP_KINDS
 from experiments.bench._targets import Target
 from experiments.bench._timing import DEFAULT_REPEATS, choose_device, describe_machine
 from experiments.config.folders import ResultFolders
-from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, describe_unknown
+from sparsify.ranges import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt
 from sparsify.types import num_selected
 
 SIZES = (270_000, 11_200_000, 14_700_000, 25_600_000, 138_000_000, 345_000_000)
@@ -103,9 +105,7 @@ def select(
         flush: MiB that are read before each step; more than the last cache holds by default.
         gradients: folder where real ones are kept.
     """
-    for name in rows:
-        if name not in STEP_KINDS:
-            raise ValueError(describe_unknown("row", name, list(STEP_KINDS)))
+    check_names("row", rows, STEP_KINDS)
     names = [name for name in STEP_KINDS if name in (rows or STEP_KINDS)]
     cases = plan_cases(n, density, distribution)
     on = choose_device(device, threads)
@@ -156,9 +156,7 @@ def plan_cases(n: Sequence[int], density: Sequence[float], distribution: Sequenc
     names = list[str]()
     for name in distribution:
         names += NETWORKS if name == REAL else [name]
-    for name in names:
-        if name not in DISTRIBUTIONS:
-            raise ValueError(describe_unknown("distribution", name, [*DISTRIBUTIONS, REAL]))
+    check_names("distribution", names, [*DISTRIBUTIONS, REAL])
     size, share, normal = STANDARD_SELECTION
     if n or density or names:
         plan = [*product(n or (size,), density or (share,), names or (normal,))]
@@ -202,7 +200,7 @@ def make_row(
         "repeats": repeats,
         **{f"{number}_ms": spread[number] for number in ("median", "low", "high")},
         "spread": spread["spread"],
-        "cpu_ms": summarise_spread([*times.cpu_ms.values()]) if times.cpu_ms else None,
+        "cpu_ms": summarise_turns(times.cpu_ms),
     }
     others = {other: times_by_row.get(other, RowTimes()) for other in (*FLOORS, *EAGER_ROWS)}
     for clock, field in (("", "wall_ms"), ("cpu_", "cpu_ms")):

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 import sparsify
 from experiments.bench._launches import CLOCKS, LaunchPlan, Variant, compare_with_base, run_launches
 from experiments.bench._runner import Benchmark, Record
-from experiments.bench._timing import choose_device, describe_machine
+from experiments.bench._timing import describe_workers
 from sparsify.comm import Comm
 from sparsify.method import Method
 from sparsify.ranges import PositiveFraction, PositiveInt
@@ -56,8 +56,6 @@ def shard(
         launches: sets of processes.
         turns: steps of each way in a launch.
     """
-    machine = describe_machine(choose_device("cpu"), threads=1)
-    machine["name"] = f"{machine['cpu']}, {replicas * shards} workers of 1 thread"
     size: dict[str, Any] = {
         "width": width,
         "layers": layers,
@@ -71,10 +69,10 @@ def shard(
             plan_sharded_steps, launches, replicas * shards, turns,
             **size, mesh_shape=(replicas, shards), methods=ways,
         )  # fmt: skip
-        yield from compare_with_base([report["samples_ms"] for report in reports], HSDP)
+        yield from compare_with_base(reports, HSDP)
 
     return Benchmark(
-        machine=machine,
+        machine=describe_workers(f"{replicas * shards} workers of 1 thread"),
         description=f"a transformer of {layers} layers of {width}, {replicas} replicas of {shards} shards; "
         f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=[{"replicas": replicas, "shards": shards, **size, "turns": turns}],

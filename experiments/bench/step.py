@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeAlias
 from experiments.bench._compared_rows import AROUND_ROWS, DDP
 from experiments.bench._launches import CLOCKS, compare_with_base, run_launches
 from experiments.bench._pages import STEP_PAGE, step_case_title
-from experiments.bench._runner import Benchmark, Record, summarise_spread
+from experiments.bench._runner import Benchmark, Record, check_names, summarise_spread
 from experiments.bench._step_plans import plan_around_search, plan_counts, plan_whole_steps
 from experiments.bench._step_variants import NETWORKS, STEP_MAKERS, NetworkName
 from experiments.bench._targets import Target
-from experiments.bench._timing import choose_device, describe_machine
-from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt, describe_unknown
+from experiments.bench._timing import describe_workers
+from sparsify.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 Part: TypeAlias = Literal["time", "counts", "around"]
 DENSITY_AROUND_SEARCH = 0.001  # that of BENCH=select
@@ -72,13 +72,9 @@ def step(
         bucket_mb: scope of the ways that have one in MB.
         layers: of linears.
     """
-    for name in ways:
-        if name not in STEP_MAKERS:
-            raise ValueError(describe_unknown("way", name, [*STEP_MAKERS]))
+    check_names("way", ways, STEP_MAKERS)
     timed = [name for name in STEP_MAKERS if name == DDP or name in (ways or STEP_MAKERS)]
     counted = [name for name in timed if name == DDP or ("topk" in name and "overlap" not in name)]
-    machine = describe_machine(choose_device("cpu"), threads=1)
-    machine["name"] = f"{machine['cpu']}, 1 thread a process"
     sizes = {name: sum(p.numel() for p in NETWORKS[name].make(layers).parameters()) for name in networks}
     largest = max(sizes, key=lambda name: sizes[name])
     cases = list[Record]()
@@ -109,14 +105,14 @@ def step(
             reports = run_launches(
                 plan_whole_steps, launches, case["workers"], case["turns"], **options, ways=timed
             )
-            yield from compare_with_base([report["samples_ms"] for report in reports], DDP)
+            yield from compare_with_base(reports, DDP)
         else:
             yield from around_search_rows(
                 run_launches(plan_around_search, launches, 1, case["turns"], **options)
             )
 
     return Benchmark(
-        machine=machine,
+        machine=describe_workers("1 thread a process"),
         description=f"{launches} launches; ratios are medians over launches [smallest, largest]",
         cases=cases,
         settings={"ways": timed, "launches": launches, "bucket_mb": bucket_mb, "layers": layers},
@@ -138,7 +134,7 @@ def count_rows(counts: Mapping[str, Record]) -> Iterator[Record]:
 def around_search_rows(reports: Sequence[Record]) -> Iterator[Record]:
     """Yield the row of the in-place add, and of the parts of a step that are compared with it."""
     first = reports[0]
-    rows = {row["row"]: row for row in compare_with_base([report["samples_ms"] for report in reports], "add")}
+    rows = {row["row"]: row for row in compare_with_base(reports, "add")}
     ratios = [report["candidates_over_k"] for report in reports if report["candidates_over_k"] is not None]
     rows["aggregate"]["candidates_over_k"] = summarise_spread(ratios) if ratios else None
     over_add = rows["around"]["cpu_over_add"]

@@ -73,7 +73,7 @@ def test_ratios_are_taken_within_turns_and_reported_over_launches() -> None:
         }
         for factor in (2, 3, 5)
     ]
-    _, own = compare_with_base(launches, "ddp")
+    _, own = compare_with_base([{"samples_ms": samples} for samples in launches], "ddp")
     ratio = own["cpu_over_ddp"]
     assert (ratio["low"], ratio["median"], ratio["high"], ratio["n"]) == (2, 3, 5, 3)
     assert own["wall_over_ddp"]["median"] == pytest.approx(1.1)
